@@ -172,7 +172,7 @@ class Offering:
         """Waits a moment for the CDI specifications that the newest offer needs and the one served does without."""
         with anyio.move_on_after(SPECS_PATIENCE):
             while self._next is not None and self._inventory.awaits_specs(self._next):
-                await self._inventory.specs_told.wait()
+                await self._inventory.specs_changed.wait()
 
     async def _withdraw(self, holding: Holding, asked: float, about: Mapping[tuple[str, str], float]) -> None:
         """Takes in an answer to a question `about` these, of the time `asked`; of what was retired since it says nothing."""
@@ -214,7 +214,7 @@ class Offering:
                 heard=self._heard,
             )
         if again:
-            store.tell_again(again)
+            store.resend(again)
         self._writes = bool(kept) and (changed or bool(again))
 
     def _say_what_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:

@@ -185,7 +185,7 @@ def marks_news(marks: Marks) -> tuple[object, ...]:
 
 def _written(latch: AnyLatch) -> Memory:
     memory: Memory = latch.memory
-    return memory.written() if latch.verdict is Verdict.OK else memory.held()
+    return memory.stored() if latch.verdict is Verdict.OK else memory.stored_open()
 
 
 def _memory(entry: Evidence) -> Memory:

@@ -31,9 +31,9 @@ class Graded(Memory, frozen=True):
     @property
     def counted(self) -> object:
         """The same as is kept."""
-        return self.held()
+        return self.stored_open()
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """Without the looks that speak for a better verdict since."""
         return replace(self, looks=self.looks[-self.worse :] if self.worse else (), row=self.worse)
 
@@ -65,9 +65,9 @@ def graded(
     """
     if latch is None and grade is Verdict.OK:
         return None
-    held = latch is not None and latch.verdict is not Verdict.OK
+    is_open = latch is not None and latch.verdict is not Verdict.OK
     if grade is None:
-        if latch is None or not held:
+        if latch is None or not is_open:
             return None
         memory = latch.memory
         return replace(latch, memory=memory.after_boot()) if memory.looks else latch
@@ -76,16 +76,16 @@ def graded(
     risen = min(looks[-enter:]) if len(looks) >= enter else Verdict.OK
     if risen > known.verdict:
         memory = _noted(known.memory, looks, risen)
-        if held:
+        if is_open:
             return known.renewed(memory, verdict=risen, detail=detail)
         return Latch(memory, risen, detail, ctx.now, recovery=Recovery(ctx.marks))
-    if held and len(looks) >= leave and max(looks[-leave:]) < known.verdict and grade is max(looks[-leave:]):
+    if is_open and len(looks) >= leave and max(looks[-leave:]) < known.verdict and grade is max(looks[-leave:]):
         if grade is Verdict.OK:
             return None
         return replace(known, verdict=grade, detail=detail, memory=_noted(known.memory, looks, grade))
-    if not held and max(looks) is Verdict.OK:
+    if not is_open and max(looks) is Verdict.OK:
         return None
-    words = detail if held and grade is known.verdict else known.detail
+    words = detail if is_open and grade is known.verdict else known.detail
     changed = replace(known, detail=words, memory=_noted(known.memory, looks, known.verdict))
     return latch if changed == latch else changed
 

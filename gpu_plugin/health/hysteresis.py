@@ -27,7 +27,7 @@ class Level(Memory, frozen=True):
         """Whether there were bad readings, which are not enough yet: the next process goes on from them."""
         return self.row > 0
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """Without the good readings since."""
         return _restarted(self)
 

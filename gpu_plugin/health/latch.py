@@ -168,17 +168,17 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What of it is worth writing down when it changes, while something is held: what counts towards more."""
         return None
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """As a restart is to know it while nothing is held against the GPU."""
         return self
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """As a restart is to know it of an open latch: progress towards its end is left out, and gathered again."""
-        return self.written()
+        return self.stored()
 
     def after_boot(self) -> Self:
         """As of an open latch after a boot: whatever was gathered since is gathered again."""
-        return self.held()
+        return self.stored_open()
 
     def joined(self, _other: Self) -> Self:
         """With what the same signal remembered of the same GPU under another name, as far as it counts towards more."""

@@ -157,9 +157,9 @@ class HealthLedger:
             record.marks, record.action, record.xids, record.unseen = UNMARKED, None, {}, first_look.unseen()
             changed: Changed = {}
             for key, latch in list(record.latches.items()):
-                held = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
+                stays = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
                 recovery = Recovery(latch.recovery.marks, reset=True, rebound=True)
-                after = latch.renewed(latch.memory.after_boot(), recovery=recovery) if held else None
+                after = latch.renewed(latch.memory.after_boot(), recovery=recovery) if stays else None
                 self.revision += record.put(key, after, changed)
             found += self._transitions(uuid, record, changed)
         return tuple(found)
@@ -177,7 +177,7 @@ class HealthLedger:
         """Why a GPU, or one MIG device of it, is not to be handed out, worded for people; empty where it may be."""
         record = self._records.get(uuid)
         fatal = [
-            (latch.since, latch.detail or k.signal) for k, latch, v in self._held(record, device) if v is Verdict.FATAL
+            (latch.since, latch.detail or k.signal) for k, latch, v in self._open(record, device) if v is Verdict.FATAL
         ]
         if not fatal and record is not None and record.unseen is not None:  # what else there is says more
             return record.unseen.detail
@@ -187,8 +187,8 @@ class HealthLedger:
         """The latches that stand against a GPU, or against one MIG device of it, or (None) against it and all of them."""
         record = self._records.get(uuid)
         unseen = record.unseen if record is not None else None
-        held = self._held(record, device)
-        return held if unseen is None else [*held, (_FIRST_LOOK, unseen, Verdict.FATAL)]
+        latches = self._open(record, device)
+        return latches if unseen is None else [*latches, (_FIRST_LOOK, unseen, Verdict.FATAL)]
 
     def unfit(self, uuid: str) -> tuple[str, ...]:
         """The signals that call a GPU FATAL by their own readings, and not by the operator's word: no look is clean then."""
@@ -221,8 +221,8 @@ class HealthLedger:
         known = self._records.setdefault(new, record)
         if known is record:
             return
-        for at, told in record.xids.items():
-            known.xids[at] = max(told, known.xids.get(at, told))
+        for xid_and_device, at in record.xids.items():
+            known.xids[xid_and_device] = max(at, known.xids.get(xid_and_device, at))
         for key, latch in record.latches.items():
             mine = known.latches.get(key, latch)
             worse, other = (latch, mine) if latch.verdict > mine.verdict else (mine, latch)
@@ -259,7 +259,7 @@ class HealthLedger:
             if (number := xid_number(key)) is not None:
                 record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
 
-    def _held(self, record: GpuRecord | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
+    def _open(self, record: GpuRecord | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
         """What `standing` has, but for the first look."""
         if record is None:
             return []
@@ -302,8 +302,8 @@ class HealthLedger:
             fatal = self._standing(key, record.latches.get(key)) is Verdict.FATAL
             if fatal and self._standing(key, old) is not Verdict.FATAL:
                 guard = LatchKey(flapping.NAME, f"{key.signal} {key.part}".strip(), key.device)
-                held = flapping.fell(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
-                self.revision += record.put(guard, held, changed)
+                dropped = flapping.after_drop(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
+                self.revision += record.put(guard, dropped, changed)
 
     def _transitions(self, uuid: str, record: GpuRecord, changed: Changed) -> tuple[Transition, ...]:
         return tuple(

@@ -95,7 +95,7 @@ class Sample(msgspec.Struct, frozen=True):
     remapped_uncorrectable: int | None = None
     asked: frozenset[str] | None = None
 
-    def tells(self, field: str) -> bool:
+    def asked_for(self, field: str) -> bool:
         """Whether this look asked for that field."""
         return self.asked is None or field in self.asked
 

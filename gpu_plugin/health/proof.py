@@ -40,7 +40,7 @@ def after_recovery(latch: Latch[M], seen: Sample, ctx: Context) -> Latch[M] | No
     news = (reset, rebound) != (known.reset, known.rebound)
     if seen.fault or ctx.unfit or fatal_action(seen.recovery_action):
         clean = 0
-    elif ctx.facts.says_action and not seen.tells("recovery_action"):
+    elif ctx.facts.says_action and not seen.asked_for("recovery_action"):
         clean = 0 if news else known.clean  # nobody asked whether the look was clean
     else:
         clean = 1 if news else min(known.clean + 1, CLEAN_SAMPLES)

@@ -79,7 +79,7 @@ class GpuRecord(msgspec.Struct):
         if isinstance(seen, Sample):
             self.marks = self.marks.after(seen, now)
             self.recalled = self.recalled and bool(seen.fault)
-            if not seen.fault and seen.tells("recovery_action"):
+            if not seen.fault and seen.asked_for("recovery_action"):
                 self.action = seen.recovery_action
         elif isinstance(seen, Order) and seen.verb == "resume":
             # What was done meanwhile proves something for what was open before, and nothing for what comes

@@ -66,7 +66,7 @@ def read(known: Counted | None, seen: Sample, first: str, second: str) -> Totals
     if seen.asked is None:
         return now
     before = known.totals if known is not None and known.totals else (None, None)
-    return (now[0] if seen.tells(first) else before[0], now[1] if seen.tells(second) else before[1])
+    return (now[0] if seen.asked_for(first) else before[0], now[1] if seen.asked_for(second) else before[1])
 
 
 def grown(last: Totals, now: Totals) -> tuple[tuple[int, ...], Totals]:

@@ -41,7 +41,7 @@ class Inventory:
         """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
         self._mps_down: dict[str, str] = {}
         self._cdi: CdiReadiness | None = None
-        self.specs_told = Pulse()
+        self.specs_changed = Pulse()
         """Rung whenever it is told which devices CDI specifications have."""
 
     @property
@@ -178,7 +178,7 @@ class Inventory:
     def cdi_changed(self, state: "CdiReadiness") -> None:
         """Publishes which devices the container runtime can be told of by CDI name."""
         self._cdi = state
-        self.specs_told.ring()
+        self.specs_changed.ring()
         views = self.store.current.resources
         if not self.unpublished and self.offer.access.by_cdi:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})

@@ -137,12 +137,12 @@ class SnapshotStore:
         self.changed.ring()
         return self.current
 
-    def tell_again(self, resource: str) -> None:
+    def resend(self, resource: str) -> None:
         """Has the list of a resource sent once more as it is, and wakes who waits."""
         self._again[resource] += 1
         self.changed.ring()
 
-    def told_again(self, resource: str) -> int:
+    def resends(self, resource: str) -> int:
         """How often that was asked for."""
         return self._again[resource]
 

@@ -145,7 +145,7 @@ class Journal(Generic[T, R]):
                 self._kept = None
 
     @property
-    def stands(self) -> bool:
+    def in_place(self) -> bool:
         """Whether what was appended last is under the file's name still: it may have been removed, renamed or cut short.
 
         While something is being appended it counts as there: nobody waits for that.

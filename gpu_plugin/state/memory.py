@@ -49,9 +49,9 @@ class Memory:
         """Allocates room for what is held against GPUs, which a full disk takes then. Says where it cannot. Blocks."""
         self._journal.reserve()
 
-    def stands(self) -> bool:
+    def in_place(self) -> bool:
         """Whether all that was written is where a restart looks for it: it may have been removed, renamed or replaced since."""
-        return (self._health is None or self._journal.stands) and all(map(self._is_there, [*self._written]))
+        return (self._health is None or self._journal.in_place) and all(map(self._is_there, [*self._written]))
 
     def _is_there(self, name: str) -> bool:
         return identity(self._state.path / name) == self._written[name][1]
@@ -108,7 +108,11 @@ class Memory:
         `write_durably` has it outlive a power failure too, of which most is of no use: that is a new boot.
         """
         former = self._health
-        if former is None or (former.boot_id, former.evidence) != (self._boot_id, evidence) or not self._journal.stands:
+        if (
+            former is None
+            or (former.boot_id, former.evidence) != (self._boot_id, evidence)
+            or not self._journal.in_place
+        ):
             newer = HealthMemory(self._boot_id, evidence, self._sequence + 1)
             if not self._journal.append(newer):
                 self._health = None
@@ -138,15 +142,15 @@ class Memory:
         wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
             wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: devices}
-        held = True
+        all_written = True
         for name, content in wanted.items():
             if self._holds(name, content):
                 continue
             if self._state.write(name, content):
                 self._written[name] = content, identity(self._state.path / name)
             else:
-                held = False
+                all_written = False
                 self._written.pop(name, None)  # whatever is there now, it is not known to be this
         if HEALTH_FILE in self._written:
             self._journal.settle(health)
-        return held
+        return all_written

@@ -83,7 +83,7 @@ class Recorder:
 
     def look(self) -> None:
         """Has all that is known written down again where something of it is gone. From the event loop's thread."""
-        if not self._memory.stands():
+        if not self._memory.in_place():
             self._unsaved.ring()
 
     @property

@@ -69,7 +69,7 @@ class Errors(Memory, frozen=True):
 
     counted = news  # it lasts from the last one on
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """The errors."""
         return replace(self, unasked=0) if self.unasked else self
 
@@ -136,7 +136,7 @@ def application_errors(
     if known.recovery.reset and not latch.recovery.reset:
         # What failed before a reset says nothing of the GPU after it
         known = replace(known, memory=replace(known.memory, owned=(), unknown=()))
-    if seen.tells("recovery_action"):
+    if seen.asked_for("recovery_action"):
         clean = seen.recovery_action == 0 and not seen.fault and not ctx.unfit
         unasked = known.memory.unasked + 1 if clean else 0
         if unasked >= CLEAN_SAMPLES:

@@ -48,8 +48,8 @@ def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) ->
     slow = reasons is not None and bool(reasons & (THERMAL | POWER_BRAKE))
     if latch is not None and latch.verdict is not Verdict.OK:
         bad = None if reasons is None else slow
-        held = level(latch, ctx, latch.memory, bad=bad, verdict=Verdict.DEGRADED, detail="", leave_seconds=WINDOW)
-        return held or Latch(SlowMinutes(watched=ctx.now - WINDOW))
+        after = level(latch, ctx, latch.memory, bad=bad, verdict=Verdict.DEGRADED, detail="", leave_seconds=WINDOW)
+        return after or Latch(SlowMinutes(watched=ctx.now - WINDOW))
     if reasons is None:
         unread = latch is None or latch.memory.last is None
         return latch if unread or latch is None else replace(latch, memory=replace(latch.memory, last=None))
@@ -59,7 +59,7 @@ def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) ->
         return latch
     watched = ctx.now if latch.memory.watched is None else latch.memory.watched
     minutes = _minutes(latch.memory, watched, ctx.now, slow=slow)
-    seconds = sum(held * min(1.0, (start + MINUTE - (ctx.now - WINDOW)) / MINUTE) for start, held in minutes)
+    seconds = sum(slow_for * min(1.0, (start + MINUTE - (ctx.now - WINDOW)) / MINUTE) for start, slow_for in minutes)
     whole = ctx.now - watched >= WINDOW
     if whole and seconds >= SHARE * WINDOW - 1e-3:  # sums of seconds are not exact
         fresh = SlowMinutes(watched=watched)

@@ -36,7 +36,7 @@ class Quiet(Memory, frozen=True):
 
     quiet_since: float | None = None
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """Nothing: nobody listened meanwhile."""
         return replace(self, quiet_since=None)
 

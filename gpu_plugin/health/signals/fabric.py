@@ -52,7 +52,7 @@ def fabric(latch: Latch[Graded] | None, seen: Sample, ctx: Context) -> Latch[Gra
     """
     if ctx.facts.mig:
         return None
-    if not seen.fault and not seen.tells("nvlinks"):  # a GPU without links says something of a fabric, too
+    if not seen.fault and not seen.asked_for("nvlinks"):  # a GPU without links says something of a fabric, too
         return latch
     found = seen.fabric
     if found is None or seen.nvlinks is None:

@@ -30,7 +30,7 @@ class HealthDrops(Memory, frozen=True):
 
     @property
     def news(self) -> object:
-        """How long it was held: another fall is news by what fell."""
+        """For how long it was held back: another drop is news by the signal that dropped."""
         return self.hold
 
     def joined(self, other: Self) -> Self:
@@ -58,7 +58,7 @@ def clears(case: Case) -> str:
 def flapping(latch: Latch[HealthDrops] | None, seen: Sample, ctx: Context) -> Latch[HealthDrops] | None:
     """Closes on a good look once its time, from `since` on, is over, and is remembered for a day of calm.
 
-    It opens by `fell`, whichever signal it was; there is one latch for each, of which `key.part` is the name. A new boot,
+    It opens by `after_drop`, whichever signal it was; there is one latch for each, of which `key.part` is the name. A new boot,
     and an operator who wants no guard, end it early.
     """
     if latch is None:
@@ -81,7 +81,7 @@ def until(latch: Latch[HealthDrops]) -> float:
     return latch.since + latch.memory.hold
 
 
-def fell(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float) -> Latch[HealthDrops]:
+def after_drop(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float) -> Latch[HealthDrops]:
     """The guard's latch after a signal became FATAL: `hold` seconds for the third time in an hour, double for the next.
 
     Where it is no flapping yet, `verdict` is OK and the times count.

@@ -36,7 +36,7 @@ class Gone(Memory, frozen=True):
     opening: int | None = None
     answers: bool = False
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """Through which opening it was lost."""
         return replace(self, answers=False)
 

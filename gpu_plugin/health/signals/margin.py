@@ -30,9 +30,9 @@ class Trusted(Measured, frozen=True):
         """How bad it was, and whether the next look may make it worse."""
         return self.near, super().counted
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """How bad it was, and whether the next look may make it worse."""
-        return replace(super().held(), row=int(self.near))
+        return replace(super().stored_open(), row=int(self.near))
 
 
 def cooled(case: Case) -> str:

@@ -49,11 +49,11 @@ class Answers(Memory, frozen=True):
         """How many failed."""
         return len(self.failures)
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """The failures, and no good looks in a row."""
         return replace(self, row=0)
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """The failures, and no good looks in a row."""
         return replace(self, row=0, looks=self.looks | 1)
 

@@ -85,7 +85,7 @@ class Occurrences(Memory, frozen=True):
         """What became of it, how often, and when at last: by the minute, so that a storm is not written down all the time."""
         return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """All but that a look is due: a process begins with one."""
         return replace(self, look=False) if self.look else self
 
@@ -207,7 +207,7 @@ def _looked(latch: Latch[Occurrences], seen: Sample, ctx: Context) -> Latch[Occu
         if after is None:
             return None
         latch, recovery = after, after.recovery
-        if seen.recovery_action is None and seen.tells("recovery_action") and recovery.clean and not recovery.reset:
+        if seen.recovery_action is None and seen.asked_for("recovery_action") and recovery.clean and not recovery.reset:
             # Before a reset, looks count in which the driver says that it asks for nothing
             latch = replace(latch, recovery=replace(recovery, clean=0))
         asks_nothing = seen.recovery_action == 0 and latch.recovery.clean >= CLEAN_SAMPLES and not asked

@@ -277,11 +277,11 @@ async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again(settings, m
     async with serving(settings) as served:
         served.take(node(2))
         await served.until(lambda: GPU in served.inventory.store.current.resources)
-        assert served.inventory.store.told_again(GPU) == 0
+        assert served.inventory.store.resends(GPU) == 0
         served.take(node(1), gpu_names=(NamePattern("*", "nvidia.com/x"),))
-        await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
+        await served.until(lambda: served.inventory.store.resends(GPU) == 1)
         await anyio.sleep(0.05)
-        assert served.inventory.store.told_again(GPU) == 1  # not at every question
+        assert served.inventory.store.resends(GPU) == 1  # not at every question
 
 
 async def test_the_first_offer_waits_for_what_pods_hold_whatever_is_remembered(settings, monkeypatch):
@@ -388,7 +388,7 @@ async def test_what_was_given_away_and_is_in_no_record_has_a_list_sent_again(set
         await served.until(lambda: GPU in served.inventory.store.current.resources)
         served.inventory.store.recent.note(GPU, ["GPU-00"], anyio.current_time())
         served.take(node(1), **RENAMED)
-        await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
+        await served.until(lambda: served.inventory.store.resends(GPU) == 1)
 
 
 class Witnesses:

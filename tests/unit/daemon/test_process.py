@@ -299,7 +299,8 @@ async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, n
     stalled = threading.Event()
     async with running(directory, node) as (daemon, _, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        monkeypatch.setattr(daemon._memory, "write", lambda *_: stalled.wait(30))
+        for write in ("write_evidence", "write_durably"):
+            monkeypatch.setattr(daemon._memory, write, lambda *_: stalled.wait(30))
         node.post(2, 8, 48)
         await kubelet.wait_for(healthy(kubelet, 7))
         began = time.monotonic()

@@ -4,7 +4,7 @@ from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals.flapping import fell
+from gpu_plugin.health.signals.flapping import after_drop
 from tests.unit.health.ledgers import GUARDED, H200, HUNG, UNGUARDED, A, B, hear, ledger
 
 HOUR, DAY = 3_600.0, 86_400.0
@@ -231,4 +231,8 @@ def test_a_slice_that_flaps_leaves_the_others_alone():
 
 def test_shorter_holds_are_told_in_minutes_and_seconds():
     for hold, words in ((120.0, "for 2 min"), (45.0, "for 45 s")):
-        assert fell(fell(fell(None, "hung", 1.0, hold), "hung", 2.0, hold), "hung", 3.0, hold).detail.endswith(words)
+        latch = None
+        for at in (1.0, 2.0, 3.0):
+            latch = after_drop(latch, "hung", at, hold)
+        assert latch is not None
+        assert latch.detail.endswith(words)

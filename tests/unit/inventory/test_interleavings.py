@@ -111,7 +111,7 @@ class Machine:
                 answered=holding.answered,
             )
         ):
-            store.tell_again(again)
+            store.resend(again)
         self.send()
 
     def send(self) -> None:
@@ -119,8 +119,8 @@ class Machine:
         store = self.inventory.store
         lists = {}
         for name, view in store.current.resources.items():
-            if self.sent.get(name) is not view.resource or self.repeats.get(name, 0) < store.told_again(name):
-                self.sent[name], self.repeats[name] = view.resource, store.told_again(name)
+            if self.sent.get(name) is not view.resource or self.repeats.get(name, 0) < store.resends(name):
+                self.sent[name], self.repeats[name] = view.resource, store.resends(name)
                 lists[name] = [device.id for device in view.resource.devices if device.healthy]
         self.kubelet.receive(lists)
         for name in self.kubelet.healthy.keys() - store.current.resources.keys():

@@ -362,11 +362,11 @@ def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
 def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(state, name, how):
     known = memory(state)
     assert write(known, EVERYTHING, NODE, LISTED)
-    assert known.stands()
+    assert known.in_place()
     (state / name).unlink() if how == "removed" else (state / name).write_text("")
-    assert not known.stands()
+    assert not known.in_place()
     assert write(known, EVERYTHING, NODE, LISTED)
-    assert known.stands()
+    assert known.in_place()
     for file in (HEALTH_FILE, JOURNAL_FILE):
         (state / file).rename(state / "kept")
         assert memory(state).evidence() == EVERYTHING  # each of the two has all of it
