@@ -301,7 +301,7 @@ async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, n
         await kubelet.wait_for(healthy(kubelet, 8))
         for write in ("write_evidence", "write_durably"):
             monkeypatch.setattr(daemon._memory, write, lambda *_: stalled.wait(30))
-        node.post(2, 8, 48)
+        node.post(2, 8, 79)
         await kubelet.wait_for(healthy(kubelet, 7))
         began = time.monotonic()
     assert time.monotonic() - began < 2
