@@ -49,11 +49,11 @@ class Recorder:
     What is held against GPUs is written on a thread of its own: it comes before others are told, and waits for no disk.
     """
 
-    def __init__(self, memory: Memory, known: Callable[[], Known], revision: Callable[[], int] | None = None) -> None:
+    def __init__(self, memory: Memory, known: Callable[[], Known], revision: Callable[[], int]) -> None:
         """Takes where to write, and how to learn at any time what is known, and of which `revision` that is alone."""
         self._memory = memory
         self._known = known
-        self._revision = revision or (lambda: known().revision)
+        self._revision = revision
         self._unsaved = Pulse()
         self._turned = Pulse()
         self._tried = 0

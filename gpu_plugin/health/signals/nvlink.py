@@ -10,15 +10,14 @@ from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
-from gpu_plugin.health.totals import Counted, read, unread
+from gpu_plugin.health.totals import Counted, Counters, counted
 from gpu_plugin.health.xid_advice import RESET
 
 CRC_ERRORS = 100  # more than this are too many
 WITHIN = 3600.0  # seconds in which CRC errors are counted
 QUIET = 3600.0  # seconds without too many, and without a failed recovery, that close
 
-COUNTERS = ("nvlink_failed_recoveries", "nvlink_crc_errors")
-"""Fields of a Sample, in the order of the totals."""
+COUNTERS = Counters("nvlink_failed_recoveries", "nvlink_crc_errors", CRC_ERRORS, WITHIN)
 
 
 class Links(Memory, frozen=True):
@@ -98,7 +97,7 @@ def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Link
     SignalKind.EVENT,
     "look at nvidia-smi nvlink --errorcounters -i {gpu}, and at the links' cables or bridges",
     memory=Counted(),
-    asks=COUNTERS,
+    asks=COUNTERS[:2],
     clears="an hour without a failed recovery and with few CRC errors",
 )
 def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
@@ -106,26 +105,13 @@ def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> L
 
     The totals are failed recoveries and CRC errors, the times those of the last CRC errors.
     """
-    now = read(None if latch is None else latch.memory, seen, *COUNTERS)
-    if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
-        return latch
-    known = latch or Latch(Counted())
-    (failed, errors), memory = known.memory.after(now, ctx.now, WITHIN, CRC_ERRORS)
-    fresh = replace(memory, row=0, quiet_since=None)
-    bad = bool(failed) or (errors > 0 and len(memory.times) > CRC_ERRORS)
-    words = "an NVLink failed to recover" if failed else f"more than {CRC_ERRORS} CRC errors on NVLinks within an hour"
-    judged = level(
-        replace(known, memory=memory),
-        ctx,
-        fresh,
-        bad=bad or (None if unread(memory.totals, now) else False),
-        verdict=Verdict.DEGRADED,
-        detail=words,
-        leave_seconds=QUIET,
-    )
-    if judged is None:
-        judged = None if memory.totals == (None, None) else Latch(fresh)
-    return latch if judged == latch else judged
+
+    def judge(known: Latch[Counted], fresh: Counted, failed: int, bad: bool | None) -> Latch[Counted] | None:  # noqa: FBT001
+        words = f"more than {CRC_ERRORS} CRC errors on NVLinks within an hour"
+        words = "an NVLink failed to recover" if failed else words
+        return level(known, ctx, fresh, bad=bad, verdict=Verdict.DEGRADED, detail=words, leave_seconds=QUIET)
+
+    return counted(latch, seen, ctx, COUNTERS, judge)
 
 
 def _mask(links: Sequence[bool]) -> int:

@@ -184,7 +184,7 @@ class Disk:
         self.at = Known(0, (), Node(), ())
         self.writes: list[tuple[Evidence, ...]] = []
         self.fails = False
-        self.recorder = Recorder(Memory(StateDirectory(directory), "one"), lambda: self.at)
+        self.recorder = Recorder(Memory(StateDirectory(directory), "one"), lambda: self.at, lambda: self.at.revision)
         monkeypatch.setattr(Memory, "write_evidence", self.write)
         monkeypatch.setattr(Memory, "write_durably", lambda *_: True)
 
@@ -277,7 +277,7 @@ async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypat
     monkeypatch.setattr(Journal, "append", slow)
     monkeypatch.setattr(Memory, "write_durably", watched)
     known = Known(1, (XID,), NODE, LISTED)
-    recorder = Recorder(memory(state), lambda: known)
+    recorder = Recorder(memory(state), lambda: known, lambda: known.revision)
 
     async def until(signal):
         with anyio.fail_after(10):
@@ -377,7 +377,7 @@ def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(sta
 
 async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else(state):
     made = memory(state)
-    recorder = Recorder(made, lambda: Known(1, EVERYTHING, NODE, LISTED))
+    recorder = Recorder(made, lambda: Known(1, EVERYTHING, NODE, LISTED), lambda: 1)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
         with anyio.fail_after(10):
