@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.device import MIG, Device, Resource, withhold
 from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.recent_allocations import Key
 
 SETTLE = 5.0
 """Seconds that a retired device stays listed at least: a pod that was being given it when it went shows up meanwhile."""
 
-Allocated = frozenset[tuple[str, str]]
+Allocated = frozenset[Key]
 """(resource name, device id) of devices that pods hold or may hold."""
 
 NOT_ON_NODE = "it is not on this node any more"
@@ -31,9 +32,9 @@ class Retirement(msgspec.Struct, frozen=True):
     them is no part of the others. `back` are replicas that are held back in place of former ones.
     """
 
-    since: Mapping[tuple[str, str], float] = msgspec.field(default_factory=dict)
+    since: Mapping[Key, float] = msgspec.field(default_factory=dict)
     free: Allocated = frozenset()
-    beside: Mapping[tuple[str, str], frozenset[str]] = msgspec.field(default_factory=dict)
+    beside: Mapping[Key, frozenset[str]] = msgspec.field(default_factory=dict)
     back: Allocated = frozenset()
 
 
@@ -43,7 +44,7 @@ def retire(
     before: Retirement,
     allocated: Allocated | None,
     now: float,
-    recent: Collection[tuple[str, str]] = (),
+    recent: Collection[Key] = (),
     elsewhere: Iterable[Device] = (),
 ) -> tuple[tuple[Resource, ...], Retirement]:
     """The planned resources, with what was listed before and is gone added at the end of each, unhealthy.
@@ -65,7 +66,7 @@ def retire(
     """
     listed = tuple(listed)
     wanted = {resource.name: resource for resource in planned}
-    since: dict[tuple[str, str], float] = {}
+    since: dict[Key, float] = {}
     leaving: dict[str, list[Device]] = {}
     for resource in listed:
         present = {d.id for d in wanted[resource.name].devices} if resource.name in wanted else frozenset[str]()
@@ -115,8 +116,8 @@ def _replicas_back(
     devices: Iterable[Device],
     busy: "_Busy",
     before: Allocated,
-    allocated: Collection[tuple[str, str]],
-    recent: Collection[tuple[str, str]],
+    allocated: Collection[Key],
+    recent: Collection[Key],
 ) -> Mapping[str, Device]:
     """The replicas that are held back in place of former ones, by id, each with a former one.
 
@@ -146,9 +147,9 @@ def gone(device: Device) -> Device:
 
 def _beside(
     listed: Iterable[Resource],
-    retired: Collection[tuple[str, str]],
-    before: Mapping[tuple[str, str], frozenset[str]],
-) -> Mapping[tuple[str, str], frozenset[str]]:
+    retired: Collection[Key],
+    before: Mapping[Key, frozenset[str]],
+) -> Mapping[Key, frozenset[str]]:
     """What each retired MIG device had beside it on its GPU when it was last planned; no entry where that is not known."""
     together: dict[str, set[str]] = {}
     fresh = []
