@@ -193,7 +193,7 @@ class DevicePluginService:
         """
         now = self._clock()
         for ids in containers:
-            self._store.given.note(self.resource, self._listed(ids), now)
+            self._store.recent.note(self.resource, self._listed(ids), now)
         view = self._view()  # read after that was noted: what it says may be given is not freed behind its back
         answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
         if sentence := self._pairs.allocated(self.resource, view.access.strategies, now):
