@@ -10,8 +10,7 @@ import anyio
 
 from gpu_plugin.access.cdi import names
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
-from gpu_plugin.access.cdi.reading import gpu_nodes, other_names
-from gpu_plugin.access.cdi.spec import Spec, faults
+from gpu_plugin.access.cdi.spec import Spec, faults, gpu_nodes, other_names
 from gpu_plugin.cdi.directory import OURS, Outcome, SpecDirectory, said
 from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.runtime.pulse import Pulse

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.access.cdi.reading import device_nodes, host_paths
-from gpu_plugin.access.cdi.spec import DeviceNode, Spec
+from gpu_plugin.access.cdi.spec import DeviceNode, Spec, device_nodes, host_paths
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.port import HostView
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.build import Built, CdiOptions
+    from gpu_plugin.access.cdi.build import Built
     from gpu_plugin.access.cdi.found import HostDevices
+    from gpu_plugin.access.cdi.options import CdiOptions
     from gpu_plugin.host.driver_root.search import Search
     from gpu_plugin.host.driver_root.tegra import TegraSearch
     from gpu_plugin.host.driver_root.wsl import WslSearch
@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True):
 
     gpus: tuple[Gpu, ...]
     driver_version: str
-    wishes: "CdiOptions"
+    options: "CdiOptions"
     complaints: tuple[str, ...] = ()
     """Sentences on what was asked for, to be said with those on what was found."""
 
@@ -51,12 +51,12 @@ class SpecSource:
         """The specifications for a request. Raises OSError where a directory of the driver root cannot be read."""
         host = self._host.devices(gpu.pci_bus_id for gpu in request.gpus)
         files, driver_root, make = self._found(request, host)
-        hook, complaint = self._hook(request.wishes.hook)
-        wishes = replace(request.wishes, driver_root=driver_root, hook=hook)
-        inputs = (request, files, host, wishes)
+        hook, complaint = self._hook(request.options.hook)
+        options = replace(request.options, driver_root=driver_root, hook=hook)
+        inputs = (request, files, host, options)
         if self._last is not None and self._last[0] == inputs:
             return self._last[1]
-        built = make(wishes)
+        built = make(options)
         more = (*request.complaints, *([complaint] if complaint else []))
         if more:
             built = replace(built, complaints=(*built.complaints, *more))
@@ -75,18 +75,18 @@ class SpecSource:
 
             self._wsl = self._wsl or WslSearch(self.roots)
             on_windows = self._wsl.files()
-            return on_windows, self._wsl.host_root, lambda wishes: wsl_specs(on_windows, host, wishes)
+            return on_windows, self._wsl.host_root, lambda options: wsl_specs(on_windows, host, options)
         if TEGRA_GPU in uuids:
             from gpu_plugin.access.cdi.tegra import tegra_specs  # noqa: PLC0415
             from gpu_plugin.host.driver_root.tegra import TegraSearch  # noqa: PLC0415
 
             self._tegra = self._tegra or TegraSearch(self.roots)
             on_tegra = self._tegra.files()
-            return on_tegra, self._tegra.host_root, lambda wishes: tegra_specs(on_tegra, wishes)
+            return on_tegra, self._tegra.host_root, lambda options: tegra_specs(on_tegra, options)
         from gpu_plugin.access.cdi.build import build  # noqa: PLC0415 - 15 ms for which no pod need wait: see `holds`
 
         files = self.search.files(request.driver_version)
-        return files, self.search.host_root, lambda wishes: build(request.gpus, host, files, wishes)
+        return files, self.search.host_root, lambda options: build(request.gpus, host, files, options)
 
     @property
     def roots(self) -> Roots:

@@ -19,7 +19,7 @@ from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tegra import TegraSearch
 from gpu_plugin.nvml.library import SONAME
 from gpu_plugin.nvml.platforms.choice import Platform, choose
-from gpu_plugin.nvml.platforms.traces import look
+from gpu_plugin.nvml.platforms.driver import look
 from gpu_plugin.nvml.port import HostView
 
 NO_MIG = (

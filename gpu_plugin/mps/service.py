@@ -18,10 +18,9 @@ from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import mps_resources
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
-from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.finding import Finder
+from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
@@ -30,9 +29,6 @@ from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
-
-PROBE_PATIENCE = 5.0
-"""Seconds a GPU may take to describe itself before the daemons are planned without it."""
 
 SHM = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
 """Where MPS servers and their clients share memory, each in its own container."""

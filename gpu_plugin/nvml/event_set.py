@@ -6,10 +6,10 @@ from typing import Any
 import anyio
 import msgspec
 
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.events import EventWaiter
 from gpu_plugin.nvml.port import EventSet, Handle
 from gpu_plugin.nvml.registration import Outcome, Registered
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.threads import Job, settled
 
 STABLE_AFTER = 180.0

@@ -1,5 +1,6 @@
 """What the node's own /sys, /dev and /proc say about its GPUs."""
 
+import logging
 import os
 import re
 import stat
@@ -7,6 +8,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_plugin.nvml.port import HostView
+from gpu_plugin.nvml.session import DriverCalls
+from gpu_plugin.runtime.slow_call import SlowCall
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
@@ -231,3 +238,45 @@ def _device_file(path: Path) -> "DeviceFile | None":
         return None
     numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
     return DeviceFile(*numbers, stat.S_IMODE(status.st_mode) & 0o777, status.st_gid)
+
+
+log = logging.getLogger(__name__)
+
+
+class HostSight(msgspec.Struct, frozen=True):
+    """What the host said at one time. None: it was not asked, or could not tell."""
+
+    device_nodes: frozenset[str]
+    mig_minors: Mapping[str, int] | None
+    bindings: Mapping[str, int] | None
+    boot_id: str
+
+
+class HostWatch:
+    """Asks the host; while one question is under way there is no other."""
+
+    def __init__(self, host: HostView, calls: DriverCalls) -> None:
+        self._host = host
+        self._asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
+
+    async def see(self, patience: float, *, sliced: bool) -> HostSight | None:
+        """What the host says now, within `patience` seconds; the minors of MIG devices only where GPUs are `sliced`.
+
+        None where it cannot be asked, or takes longer: its answer is then what the next call gives.
+        """
+        host = self._host
+        try:
+            return await self._asking.joined(lambda: _see(host, sliced=sliced), patience)
+        except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
+            log.debug("the host cannot be asked: %r", error)
+            return None
+
+
+def _see(host: HostView, *, sliced: bool) -> HostSight:
+    """Blocks."""
+    try:
+        bindings = host.bindings()
+    except OSError as error:
+        log.debug("the driver's bindings cannot be read now: %s", error)
+        bindings = None
+    return HostSight(host.device_nodes(), host.mig_minors() if sliced else None, bindings, host.boot_id())

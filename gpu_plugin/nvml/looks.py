@@ -7,12 +7,11 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.finding import failed, probing, replaced
 from gpu_plugin.nvml.port import Driver, Handle, HostView
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.sample import Look, look
-from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.nvml.watched import Found, Probed, Watched
 from gpu_plugin.runtime.threads import Job, settled
 

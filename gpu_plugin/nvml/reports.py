@@ -8,9 +8,9 @@ import anyio
 
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, Event, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)

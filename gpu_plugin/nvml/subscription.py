@@ -14,7 +14,6 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.event_set import (
     FIRST_REBUILD_PAUSE,
     FREE_REBUILDS,
@@ -26,6 +25,7 @@ from gpu_plugin.nvml.event_set import (
 from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, WaitFailures
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.slow_call import SlowCall

@@ -6,8 +6,7 @@ from functools import partial
 
 from gpu_plugin.access.cdi import driver
 from gpu_plugin.access.cdi.found import DriverFiles, Listing, Seen
-from gpu_plugin.host.driver_root.first_root import FirstRoot
-from gpu_plugin.host.driver_root.tree import Tree
+from gpu_plugin.host.driver_root.tree import FirstRoot, Tree
 
 
 class Search(FirstRoot[DriverFiles]):

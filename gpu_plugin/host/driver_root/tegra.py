@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi import l4t_lists, tegra
 from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
-from gpu_plugin.host.driver_root.first_root import FirstRoot
 from gpu_plugin.host.driver_root.inside import resolve
-from gpu_plugin.host.driver_root.tree import Tree, stamp
+from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, stamp
 from gpu_plugin.runtime.regular_file import open_file
 
 MAX_PATHS = 5_000

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from gpu_plugin.access.cdi.build import Built, CdiOptions
+from gpu_plugin.access.cdi.build import Built
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.cdi import keeper as keeper_module
 from gpu_plugin.cdi.keeper import SpecKeeper, readiness

@@ -6,12 +6,11 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.nvml import monitor, session
-from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.host_sight import HostWatch
+from gpu_plugin.nvml.host import HostWatch
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS
-from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
