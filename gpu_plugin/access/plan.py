@@ -20,8 +20,7 @@ _CLASS_DRIVERS = {
 def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
     """What Allocate gives containers on this node; `dev_root` is the host directory whose dev/ holds the device nodes.
 
-    Raises:
-        ConfigError: an IMEX channel is required and the node has none.
+    Raises ConfigError where an IMEX channel is required and the node has none.
     """
     assert AUTO not in settings.device_list_strategy, "the strategy is chosen before anything is planned"
     features = enabled_features(settings, node.device_nodes)
@@ -46,10 +45,10 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
 
 def access_warnings(settings: Settings, node: Node) -> tuple[str, ...]:
     """A sentence for each thing that the operator asks for without `auto` and the node does not have."""
-    return (*_missing_features(settings, node), *_left_out_channels(settings, node))
+    return tuple(_access_warnings(settings, node))
 
 
-def _missing_features(settings: Settings, node: Node) -> Iterator[str]:
+def _access_warnings(settings: Settings, node: Node) -> Iterator[str]:
     asked = tuple(name for name, enabled in _wanted(settings).items() if enabled is True)
     found = cdi_classes(asked, node.device_nodes)
     for name in asked:
@@ -58,9 +57,6 @@ def _missing_features(settings: Settings, node: Node) -> Iterator[str]:
                 f"--{name}-enabled is set and there is no device node {CLASS_NODES[name][0]}* on this node: containers are "
                 f"told that they have it all the same; load {_CLASS_DRIVERS[name]}, or run with --{name}-enabled=auto"
             )
-
-
-def _left_out_channels(settings: Settings, node: Node) -> Iterator[str]:
     for channel in missing_channels(settings, node):
         yield (
             f"IMEX channel {channel} is left out: {imex_node(channel)} does not exist on this node; start nvidia-imex, "

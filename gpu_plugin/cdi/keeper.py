@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -14,12 +14,11 @@ from gpu_plugin.access.cdi.spec import Spec, faults, gpu_nodes, other_names
 from gpu_plugin.cdi.directory import OURS, Outcome, SpecDirectory, said
 from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.threads import Job, begin, settled
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import begin, settled
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.build import Built
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class SpecKeeper:
         self._told = CdiReadiness()
         self._looked = False
         self._said: frozenset[str] = frozenset()
-        self._under_way: Job[Any] | None = None
+        self._call: SlowCall[Any] = SlowCall(partial(begin, name="cdi-specs"))
 
     def ask(self) -> None:
         """Has the specifications brought up to date now. From the event loop's thread."""
@@ -75,14 +74,15 @@ class SpecKeeper:
 
         It holds where every file that it names is still there. Waits a moment at most.
         """
-        job = self._begin(self._left)
-        if not await settled(job, RECALL_PATIENCE):
+        try:
+            left = await self._call.joined(self._left, RECALL_PATIENCE)
+        except TimeoutError:
             log.warning("what CDI specifications there are already could not be read within %g s", RECALL_PATIENCE)
-        elif (error := job.done.exception()) is not None:
+        except Exception as error:  # noqa: BLE001 - the first round tells of it
             log.warning("what CDI specifications there are already cannot be read: %r", error)
-        elif job.done.result() and self._told == CdiReadiness():
-            left = job.done.result()
-            self._tell(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
+        else:
+            if left and self._told == CdiReadiness():
+                self._tell(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
 
     async def remove(self) -> None:
         """Takes the specifications away, as the last thing that is done with them. Waits a moment at most, cancelled or not."""
@@ -107,35 +107,29 @@ class SpecKeeper:
                 self._looked = False
                 await self._wait(None)
                 continue
-            if self._under_way is not None:
-                await self._back(self._under_way)
+            if self._call.begun:  # what an earlier process left is still being read
+                await self._wait_for_call()
+                self._call.forget()
             self._looked = True
-            await self._take(self._begin(partial(self._round, request)))
+            self._call.begin(partial(self._round, request))
+            await self._take_round()
             await self._wait(LOOK_EVERY)
-
-    def _begin(self, call: Callable[[], T]) -> "Job[T]":
-        """Starts a call. There is one at a time: those before have come back."""
-        job = begin(call, "cdi-specs")
-        self._under_way = job
-        return job
 
     async def _wait(self, seconds: float | None) -> None:
         if not self._due:
             await self._asked.wait(seconds)
 
-    async def _back(self, job: "Job[Any]") -> None:
-        """Waits for a call, and tells that no device can be used where it takes too long."""
-        if not await settled(job, PATIENCE):
-            self._tell(
-                CdiReadiness(
-                    trouble=f"its CDI specification could not be made within {PATIENCE:g} s: does a disk hang?"
-                )
-            )
-            await settled(job)
+    async def _wait_for_call(self) -> None:
+        """Waits for the call under way, and tells that no device can be used where it takes too long."""
+        if not await self._call.wait(PATIENCE):
+            trouble = f"its CDI specification could not be made within {PATIENCE:g} s: does a disk hang?"
+            self._tell(CdiReadiness(trouble=trouble))
+            await self._call.wait()
 
-    async def _take(self, job: "Job[tuple[Built, Outcome]]") -> None:
+    async def _take_round(self) -> None:
         """Tells of a round's outcome, and that there is none yet where it takes too long."""
-        await self._back(job)
+        await self._wait_for_call()
+        job = self._call.take()
         error = job.done.exception()
         if error is not None:
             text = said(error) if isinstance(error, OSError) else repr(error)

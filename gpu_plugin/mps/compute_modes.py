@@ -67,10 +67,7 @@ class ComputeModes:
     async def make_exclusive(self, uuid: str) -> None:
         """One process alone, the MPS server, may use the GPU from here on.
 
-        A part that has no compute modes stays as it is.
-
-        Raises:
-            MpsError: the driver refuses, or does not answer in time.
+        A part that has no compute modes stays as it is. Raises MpsError where the driver refuses, or does not answer in time.
         """
         try:
             mode = await self._run(lambda: self._driver.compute_mode(self._driver.handle_by_uuid(uuid)))

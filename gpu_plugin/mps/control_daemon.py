@@ -59,8 +59,7 @@ class ControlDaemon:
     async def start(self) -> None:
         """Starts it in the foreground, in a process group of its own; it dies with this process.
 
-        Raises:
-            MpsError: it cannot be started.
+        Raises MpsError where it cannot be started.
         """
         marked = {MARK: mark(self._root, self.daemon.resource)}
         # asyncio's own processes count as running for as long as a child of theirs holds their output open, as servers do.
@@ -94,11 +93,7 @@ class ControlDaemon:
         return f"{PROGRAM} {how}{f': {self._last_line}' if self._last_line else ''}"
 
     async def ask(self, command: str, patience: float) -> str:
-        """What it answers to a command.
-
-        Raises:
-            MpsError: it is not there, or does not answer within `patience` seconds.
-        """
+        """What it answers to a command. Raises MpsError where it is not there, or does not answer within `patience` seconds."""
         process = control_program.start_client(self._control, self.daemon.environment)
         answered = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
         try:

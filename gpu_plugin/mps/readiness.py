@@ -55,8 +55,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 def lock(path: Path) -> int | None:
     """An exclusive lock on `path`, made if need be: the descriptor that holds it. None where another process has it.
 
-    Raises:
-        MpsError: the file cannot be made or opened.
+    Raises MpsError where the file cannot be made or opened.
     """
     descriptor = _lock_file(path)
     for _ in range(_TRIES):
@@ -96,8 +95,7 @@ class ReadyMark:
     def up(self, mark: Mark) -> None:
         """The daemon is up, or confirmed to be so still.
 
-        Raises:
-            MpsError: the mark cannot be written, or another process holds it.
+        Raises MpsError where the mark cannot be written, or another process holds it.
         """
         if self._descriptor is None:
             self._descriptor = lock(self._ready)

@@ -188,8 +188,7 @@ class MpsService:
     def _plan(self, node: Node, settings: Settings) -> bool:
         """Has the daemons run that the settings ask for on this node. Returns whether looking again would serve more.
 
-        Raises:
-            ConfigError: the settings ask for what the node cannot do.
+        Raises ConfigError where the settings ask for what the node cannot do.
         """
         resources = mps_resources(plan(node, settings).resources, node)
         if resources and not settings.mps_root:

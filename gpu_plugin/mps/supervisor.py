@@ -110,8 +110,7 @@ class Supervisor:
     async def run(self) -> None:
         """Keeps running what is wanted until cancelled; then ends every daemon and restores every compute mode.
 
-        Raises:
-            MpsError: the MPS root cannot be used.
+        Raises MpsError where the MPS root cannot be used.
         """
         async with self._sole_supervisor():
             left = await end_leftovers(self._root)
@@ -136,7 +135,7 @@ class Supervisor:
     @asynccontextmanager
     async def _sole_supervisor(self) -> AsyncIterator[None]:
         """Holds the lock of the MPS root, once whoever has it lets go."""
-        directories.make_root(self._root)
+        directories.make_directory(self._root)
         path = self._root / readiness.SUPERVISOR
         descriptor = readiness.lock(path)
         if descriptor is None:
@@ -214,8 +213,7 @@ class Supervisor:
     async def _run_once(self, daemon: MpsDaemon, mark: ReadyMark) -> str:
         """One daemon from its start to its end; gives why it ended. Nothing of it is left then.
 
-        Raises:
-            MpsError: it cannot be started, or does not do its work.
+        Raises MpsError where it cannot be started, or does not do its work.
         """
         control = ControlDaemon(daemon, self._root, self._control())
         try:
@@ -260,8 +258,7 @@ class Supervisor:
     async def _serve(self, control: ControlDaemon, mark: ReadyMark) -> None:
         """Makes the daemon ready and confirms that it is, until it does not answer any more.
 
-        Raises:
-            MpsError: it does not answer, or refuses a limit.
+        Raises MpsError where it does not answer, or refuses a limit.
         """
         daemon, tempo = control.daemon, self._tempo
         await self._first_answer(control)
@@ -304,10 +301,8 @@ class Supervisor:
         """Tells the daemon its limits and reads them back: it refuses without a word, and with exit status 0.
 
         Of a memory limit only whether there is one is verified: it is answered rounded, such as 79G for 81559M. Daemons of
-        drivers before R495 (CUDA 11.5) know none.
-
-        Raises:
-            MpsError: it does not answer, or has another limit than it was told, or none.
+        drivers before R495 (CUDA 11.5) know none. Raises MpsError where it does not answer, or has another limit than it was
+        told, or none.
         """
         patience = self._tempo.answer
         for command in control.daemon.commands:

@@ -63,12 +63,11 @@ class MpsWatch:
     async def look(self, settings: Settings, shared: Sequence[MpsShared]) -> dict[str, str]:
         """Why the MPS daemon of each resource is down, by name; empty where it is up."""
         try:
-            looked = await self._look_here(settings.mps_root, shared)
+            root, seen = await self._looking.fresh(partial(_seen, settings.mps_root, shared), PATIENCE)
+        except TimeoutError:
+            return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
         except OSError as error:
             return {r.name: f"{_STATE} cannot be read: {error.strerror}; is --mps-root right?" for r in shared}
-        if looked is None:
-            return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
-        root, seen = looked
         found = {name: why for name, (why, _) in seen.items()}
         others = {r.name: (r, signs) for r in shared if (signs := seen[r.name][1]) is not None}
         self._foreign = {name: self._foreign.get(name, _Foreign()) for name in others}
@@ -83,17 +82,6 @@ class MpsWatch:
             found[name] = foreign.why_down(signs, answer, resource.replicas, resource.limits)
             self._tell(name, "" if answer is None or found[name] else answer.unable)
         return found
-
-    async def _look_here(self, configured: str, shared: Sequence[MpsShared]) -> _Seen | None:
-        """What is seen of the daemons under the MPS root; None while a look hangs, which no other is begun beside.
-
-        Raises:
-            OSError: the root cannot be read.
-        """
-        try:
-            return await self._looking.fresh(partial(_seen, configured, shared), PATIENCE)
-        except TimeoutError:
-            return None
 
     def close(self) -> None:
         """Lets the thread that looks end."""
@@ -135,8 +123,7 @@ class MpsWatch:
 def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
     """Looks at the daemons of these resources. Blocks. Where gpu-plugin mps runs, no other program's counts.
 
-    Raises:
-        OSError: the root cannot be read.
+    Raises OSError where the root cannot be read.
     """
     root = directories.root_here(configured)
     ours = {r.name: readiness.ready(root, r.name, gpus=r.gpus, replicas=r.replicas) for r in shared}

@@ -107,12 +107,11 @@ class EventWaiter:
         self._wait_failures = wait_failures
         self._over = over
         self._loop = asyncio.get_running_loop()
-        self._context = (
-            contextvars.copy_context()
-        )  # in which anyio knows its event loop, which the thread's own does not say
+        self._context = contextvars.copy_context()  # in which anyio knows its event loop, unlike in the thread's own
         self._stop = threading.Event()
         self._left = asyncio.Event()
-        self._out = False
+        self.ended = False
+        """Whether the thread is out of the driver for good."""
         self._since: float | None = None
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
 
@@ -121,7 +120,7 @@ class EventWaiter:
         try:
             self._thread.start()
         except RuntimeError as error:  # the process may have no more threads; whoever listens tries again
-            self._out = True
+            self.ended = True
             self._left.set()
             self._report_trouble(f"no thread can wait for them: {error}")
 
@@ -131,15 +130,10 @@ class EventWaiter:
 
     async def left(self, seconds: float) -> bool:
         """Waits until the thread is out of the driver for good, at most so long. Returns whether it is."""
-        if not self._out:
+        if not self.ended:
             with anyio.move_on_after(seconds):
                 await self._left.wait()
-        return self._out
-
-    @property
-    def ended(self) -> bool:
-        """Whether the thread is out of the driver for good."""
-        return self._out
+        return self.ended
 
     def stuck(self, seconds: float) -> bool:
         """Whether a wait has been in the driver for so long, and not for as long as it was asked to."""
@@ -153,7 +147,7 @@ class EventWaiter:
             self._drain(batch)
         finally:
             self._hand_over(partial(self._deliver_all, batch.handed_over()))
-            self._out = True
+            self.ended = True
             self._hand_over(self._leave)
 
     def _leave(self) -> None:

@@ -67,11 +67,8 @@ class LinuxHost:
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """Sysfs's numa_node of a PCI device; None where there is no such file or no such node (-1)."""
-        try:
-            node = int((self._pci_device(pci_bus_id) / "numa_node").read_text())
-        except (OSError, ValueError):
-            return None
-        return node if node >= 0 else None
+        node = self._pci_number(pci_bus_id, "numa_node", 10)
+        return None if node is None or node < 0 else node
 
     def pci_path(self, pci_bus_id: str) -> str:
         """Where sysfs's link to a PCI device leads: the path of all that is above it; empty where there is no such device."""
@@ -89,10 +86,7 @@ class LinuxHost:
 
     def pci_class(self, pci_bus_id: str) -> int | None:
         """Sysfs's class of a PCI device."""
-        try:
-            return int((self._pci_device(pci_bus_id) / "class").read_text(), 16)
-        except (OSError, ValueError):
-            return None
+        return self._pci_number(pci_bus_id, "class", 16)
 
     def pci_config(self, pci_bus_id: str) -> bytes:
         """Sysfs's config of a PCI device; without CAP_SYS_ADMIN the kernel gives 64 bytes of it."""
@@ -187,10 +181,8 @@ class LinuxHost:
 
         The kernel makes that link when it binds the driver, and numbers what it makes in turn (fs/kernfs), so that none comes
         twice while anyone remembers it. The link's times are worth nothing here: they are those of the first look at it, and
-        change when the kernel drops what it had cached of it.
-
-        Raises:
-            OSError: it cannot be read now, which says nothing of the GPUs.
+        change when the kernel drops what it had cached of it. Raises OSError where it cannot be read now, which says nothing
+        of the GPUs.
         """
         try:
             links = os.scandir(self._sysfs / _BINDINGS)
@@ -206,6 +198,12 @@ class LinuxHost:
             return (self._procfs / "sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             return ""
+
+    def _pci_number(self, pci_bus_id: str, file: str, base: int) -> int | None:
+        try:
+            return int((self._pci_device(pci_bus_id) / file).read_text(), base)
+        except (OSError, ValueError):
+            return None
 
     def _pci_device(self, pci_bus_id: str) -> Path:
         """Sysfs's directory of a PCI device. Raises ValueError for what is no bus id."""

@@ -57,10 +57,6 @@ def longest_turn(timeout: float) -> float:
     return 60 + 5 * timeout
 
 
-def _unheard(_: object) -> None:
-    """Nobody wants to know."""
-
-
 class Monitor:
     """Watches one node's GPUs.
 
@@ -88,26 +84,16 @@ class Monitor:
         retention: float = 86400.0,
         judging: bool = True,
         released: frozenset[str] | None = frozenset(),
-        booted: Callable[[str], None] = _unheard,
-        met: Callable[[Sequence[Gpu]], None] = _unheard,
+        booted: Callable[[str], object] = lambda _: None,
+        met: Callable[[Sequence[Gpu]], object] = lambda _: None,
         boot_id: str = "",
     ) -> None:
-        """Takes the hardware, the pace in seconds, and who wants to know.
+        """Takes the driver, closed; the host; the GPUs `remembered` of this boot; the attributes; and who wants to know.
 
-        Args:
-            driver: the driver, closed.
-            host: the host's own word on GPUs.
-            poll: see the attributes.
-            timeout: see the attributes.
-            remembered: GPUs that this boot has seen before.
-            observe: takes in an observation; returns whether another soon would settle something.
-            found: told of the node whenever what is known of it changed.
-            retention: see the attributes.
-            judging: see the attributes.
-            released: the uuids of GPUs that are out for maintenance from the start; None: all.
-            booted: told the id of the boot once the node was booted under us, as simulated ones are.
-            met: told of GPUs before they are looked at for the first time, which is before `found` is.
-            boot_id: see the attributes.
+        `observe` takes in an observation and returns whether another soon would settle something; `found` gets the node whenever
+        what is known of it changed; `met` gets GPUs before the first look at them; `booted` gets the id of the boot once the
+        node was booted under us, as simulated ones are. `released` are the uuids of GPUs that are out for maintenance from the
+        start; None: all.
         """
         self.poll, self.timeout, self.retention, self.judging = poll, timeout, retention, judging
         self.host, self.remembered, self.boot_id = host, remembered, boot_id
@@ -120,10 +106,10 @@ class Monitor:
         roster = self._roster = Roster(Released.of(released))
         session = self._session = DriverSession(driver, calls)
         reports = self._reports = Reports(driver, calls, roster, observe, self._look_at)
-        self._events = EventSubscription(driver, calls, reports.heard, self.look_now, reports.delivery)
+        self._events = EventSubscription(driver, calls, reports.heard, self.look_now, reports.saw)
         self._looks = Looks(driver, host, calls, session, roster)
         self._links = Links(driver, host, calls)
-        self._host = HostWatch(host, calls)
+        self._host_watch = HostWatch(host, calls)
         self._reopening = Reopening(driver, host, calls, roster, session, self._events, reports)
         self._schedule = Schedule()
         self._look, self._turned = Pulse(), Pulse()
@@ -136,13 +122,11 @@ class Monitor:
     async def open(self) -> Node:
         """Opens the driver and finds the GPUs. Where all those remembered are released, it is left alone until `resume`.
 
-        Raises:
-            NvmlError: there is no driver, or it does not work.
-            TimeoutError: it does not answer.
+        Raises NvmlError where there is no driver, or it does not work, and TimeoutError where it does not answer.
         """
         roster = self._roster
         roster.gpus, roster.by_handle = [], {}
-        self._expect_turn(0)
+        self.turn_due = self._turn_end()
         try:
             await self._see_host(PROBE_PATIENCE)
             opened = await self._reopening.first(self.remembered, self._rounds, self.timeout)
@@ -171,9 +155,8 @@ class Monitor:
                 turn = self._schedule.take(anyio.current_time())
                 if turn.whole:
                     self._over = None
-                    owed = self.turn_due  # begun again after a failure, it does not get more time for what is owed
-                    self._expect_turn(0)  # and one may begin before its time
-                    self.turn_due = min(self.turn_due, owed)
+                    # Begun again after a failure, it does not get more time for what is owed; and one may begin before its time.
+                    self.turn_due = min(self.turn_due, self._turn_end())
                 await self._turn(turn)
                 self.trouble = self._unreached()
                 self._turned.ring()
@@ -196,9 +179,8 @@ class Monitor:
 
     def look_now(self) -> None:
         """Has the GPUs looked at without waiting for their turn. From the event loop's thread."""
-        self._schedule.everyone(
-            -math.inf
-        )  # where some GPUs' turn is over in the one under way, it is followed by another
+        # Where some GPUs' turn is over in the one under way, it is followed by another.
+        self._schedule.everyone(-math.inf)
         self._look.ring()
 
     def retune(self, poll: float, timeout: float, retention: float, *, judging: bool) -> None:
@@ -230,8 +212,7 @@ class Monitor:
     async def release(self, uuids: frozenset[str] | None) -> None:
         """Drops the driver's handles of these GPUs, None: of all, and leaves them alone until `resume`. Waits a few seconds.
 
-        Raises:
-            ReleaseError: something holds them; they are dropped as soon as it lets go.
+        Raises ReleaseError where something holds them; they are dropped as soon as it lets go.
         """
         roster = self._roster
         roster.wanted = roster.wanted.plus(uuids)
@@ -261,8 +242,9 @@ class Monitor:
             self._schedule.heard(uuid, anyio.current_time())
             self._look.ring()
 
-    def _expect_turn(self, pause: float) -> None:
-        self.turn_due = anyio.current_time() + pause + longest_turn(self.timeout)
+    def _turn_end(self) -> float:
+        """By when a turn that begins now is over."""
+        return anyio.current_time() + longest_turn(self.timeout)
 
     # A turn
 
@@ -370,7 +352,7 @@ class Monitor:
         """Takes in what the host says now: nothing, where it cannot be asked or takes its time, and what was known stays."""
         roster = self._roster
         sliced = any(watched.gpu.mig_devices for watched in roster.gpus)
-        seen = await self._host.see(min(self.timeout, patience), sliced=sliced)
+        seen = await self._host_watch.see(min(self.timeout, patience), sliced=sliced)
         if seen is None:
             return
         self._device_nodes = seen.device_nodes

@@ -80,11 +80,8 @@ class Reopening:
     async def first(self, remembered: Sequence[Gpu], rounds: int, timeout: float) -> Opened | None:
         """Opens the driver for the first time, and finds every GPU that may be touched beside those remembered.
 
-        None: all GPUs remembered are released, and the driver is left alone.
-
-        Raises:
-            NvmlError: there is no driver, or it does not work.
-            TimeoutError: it does not answer.
+        None: all GPUs remembered are released, and the driver is left alone. Raises NvmlError where there is no driver, or it
+        does not work, and TimeoutError where it does not answer.
         """
         roster, patience = self._roster, min(timeout, PROBE_PATIENCE)
         # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import anyio
 
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType
-from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
+from gpu_plugin.health.observation import DriverEvent, Observation, XidEvent
 from gpu_plugin.nvml.port import Driver, Event, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.session import DriverCalls
@@ -75,10 +75,6 @@ class Reports:
         else:
             self._unknown_events.append(event)
         self._look(uuid)
-
-    def delivery(self, uuid: str, told: EventDelivery) -> None:
-        """Passes on whether the events of a GPU are heard."""
-        self.saw(uuid, told)
 
     def forget(self) -> None:
         """The driver was closed: a handle from before may come to mean another GPU, so nothing is asked about it any more."""

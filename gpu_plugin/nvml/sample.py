@@ -157,7 +157,7 @@ def sample(
         if not heard.answers:
             driver.uuid(handle)  # as good a question as any
     except NvmlError as error:
-        return _faulty(error, binding), frozenset()
+        return fault(error, binding), frozenset()
     return Sample(**heard.answers, binding=binding), frozenset(heard.unsupported)
 
 
@@ -198,12 +198,8 @@ class _Heard:
             self._refusal = error
 
 
-def fault(error: NvmlError) -> Sample:
+def fault(error: NvmlError, binding: int | None = None) -> Sample:
     """The sample that a refusal of the driver is."""
-    return _faulty(error, None)
-
-
-def _faulty(error: NvmlError, binding: int | None) -> Sample:
     kind, words = _FAULTS.get(error.code, (Fault.ERROR, "the driver cannot read the GPU"))
     return Sample(fault=kind, detail=f"{words} ({error})", binding=binding)
 

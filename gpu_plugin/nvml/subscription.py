@@ -21,10 +21,13 @@ from gpu_plugin.nvml.event_set import (
     STABLE_AFTER,
     LiveSet,
     Member,
+    Outcome,
+    Registered,
+    register,
+    register_warily,
 )
 from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, WaitFailures
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
-from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.runtime.backoff import Backoff
@@ -61,7 +64,7 @@ class EventSubscription:
         calls: DriverCalls,
         deliver: Callable[[Event], None],
         upset: Callable[[], None],
-        tell: Callable[[str, EventDelivery], None],
+        tell: Callable[[str, EventDelivery], object],
     ) -> None:
         """Takes the callbacks for an event, for a wait that failed, and for whether events of the GPU of that uuid are heard."""
         self._driver = driver

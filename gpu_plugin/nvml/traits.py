@@ -139,8 +139,7 @@ TRAITS: Mapping[str, Callable[[Asking], Mapping[str, Any]]] = {
 def described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str] = TRAITS) -> Gpu:
     """The GPU with these traits, as the driver tells them; what it does not tell for the moment is `unsettled`.
 
-    Raises:
-        NvmlError: the GPU is lost, or must be reset.
+    Raises NvmlError where the GPU is lost, or must be reset.
     """
     return _described(driver, handle, gpu, names, logging.WARNING)
 

@@ -19,10 +19,8 @@ _INSTANCES = "driver/nvidia/capabilities/gpu[0-9]*/mig/gi[0-9]*"
 def gpus(proc: Path) -> list[Gpu]:
     """The GPUs in driver/nvidia/gpus/*/information, in the order of their bus ids, which is NVML's; MIG devices are not there.
 
-    A directory whose information file gives no uuid or no minor number, or cannot be read, counts for none.
-
-    Raises:
-        OSError: there is no such directory.
+    A directory whose information file gives no uuid or no minor number, or cannot be read, counts for none. Raises OSError
+    where there is no such directory.
     """
     found: list[Gpu] = []
     for directory in sorted((proc / "driver/nvidia/gpus").iterdir()):

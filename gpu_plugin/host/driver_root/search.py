@@ -21,8 +21,7 @@ class Search(FirstRoot[DriverFiles]):
     def files(self, running: str) -> DriverFiles:
         """What there is for the driver of this version, empty where it is not known. Blocks.
 
-        Raises:
-            OSError: a directory cannot be read.
+        Raises OSError where a directory cannot be read.
         """
         if running != self._running or self._stale:
             self._found = self._first(partial(self._in, running), lambda found: bool(found.libraries or found.version))

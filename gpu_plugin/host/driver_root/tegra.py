@@ -40,11 +40,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         self._lines: tuple[Line, ...] = ()
 
     def files(self) -> tegra.TegraFiles:
-        """What there is. Blocks.
-
-        Raises:
-            OSError: a directory cannot be read.
-        """
+        """What there is. Blocks. Raises OSError where a directory cannot be read."""
         if self._stale:
             self._found = self._search()
         return self._with_devices(self._found)

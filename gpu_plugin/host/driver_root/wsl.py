@@ -21,11 +21,7 @@ class WslSearch(FirstRoot[wsl.WslFiles]):
         self._found = wsl.WslFiles()
 
     def files(self) -> wsl.WslFiles:
-        """What there is. Blocks.
-
-        Raises:
-            OSError: a directory cannot be read.
-        """
+        """What there is. Blocks. Raises OSError where a directory cannot be read."""
         if self._stale:
             self._found = self._first(find, lambda found: bool(found.libraries))
         return self._found

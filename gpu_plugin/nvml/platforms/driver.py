@@ -79,8 +79,7 @@ class PlatformDriver(Driver):
     def open(self) -> None:
         """Finds out what this node is, and opens the driver for that.
 
-        Raises:
-            NvmlError: it is NVML's, or needs NVML as WSL does, and there is none that works.
+        Raises NvmlError where it is NVML's, or needs NVML as WSL does, and there is none that works.
         """
         self._nvml_open = False
         choice = choose(self._strategy, look(self._roots), self._models)

@@ -97,7 +97,7 @@ class Kept:
             before = self.source.builds
             self.keeper.ask()
             with anyio.fail_after(10):
-                while self.source.builds == before or not self.keeper._under_way.done.done():  # type: ignore[union-attr]
+                while self.source.builds == before or self.keeper._call.under_way:
                     await anyio.sleep(0.001)
 
 
@@ -347,7 +347,7 @@ async def test_a_look_that_comes_back_after_the_removal_writes_nothing(kept):
     await kept.keeper.remove()
     kept.source.free.set()
     with anyio.fail_after(10):
-        while not kept.keeper._under_way.done.done():
+        while kept.keeper._call.under_way:
             await anyio.sleep(0.001)
     assert not (kept.directory / GPU_FILE).exists()
 

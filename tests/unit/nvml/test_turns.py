@@ -53,7 +53,7 @@ async def test_no_turn_takes_longer_than_the_longest_however_late_every_answer_i
                     watching._events.register_again(watched.gpu.uuid)
                     watched.nvlinks = None
                 began, before = slow.now, slow.waits
-                watching._expect_turn(0)
+                watching.turn_due = watching._turn_end()
                 await watching._turn(Turn(whole=True, full=None))
                 assert began + 0.9 < slow.now <= watching.turn_due
                 assert slow.now < began + 0.75 * longest_turn(timeout), "not one GPU after the other"
