@@ -19,8 +19,7 @@ from gpu_plugin.runtime.regular_file import read_file
 MODE = 0o644
 DIRECTORY_MODE = 0o755
 
-OURS = tuple(map(names.file_name, names.CLASSES))
-"""Every file that this plugin ever writes there, and no other."""
+OURS = tuple(map(names.file_name, names.CLASSES))  # every file that this plugin ever writes there, and no other
 
 _Signature = tuple[int, int, int, int, int]
 

@@ -22,17 +22,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 5.0
-"""Seconds between two looks at whether anything on the host has changed."""
-
-PATIENCE = 10.0
-"""Seconds that one look may take, the writing included, before devices count as out of reach."""
-
-RECALL_PATIENCE = 1.0
-"""Seconds that the start waits for what an earlier process left."""
-
-REMOVAL_PATIENCE = 0.5
-"""Seconds that the end waits for the removal of what was written."""
+LOOK_EVERY = 5.0  # seconds between two looks at whether anything on the host has changed
+PATIENCE = 10.0  # seconds that one look may take, the writing included, before devices count as out of reach
+RECALL_PATIENCE = 1.0  # seconds that the start waits for what an earlier process left
+REMOVAL_PATIENCE = 0.5  # seconds that the end waits for the removal of what was written
 
 GPU_FILE = names.file_name(names.GPU)
 

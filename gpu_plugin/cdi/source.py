@@ -30,8 +30,7 @@ class Request(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...]
     driver_version: str
     options: "CdiOptions"
-    complaints: tuple[str, ...] = ()
-    """Sentences on what was asked for, to be said with those on what was found."""
+    complaints: tuple[str, ...] = ()  # sentences on what was asked for, to be said with those on what was found
 
 
 class SpecSource:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpu_plugin.cdi.keeper import SpecKeeper
     from gpu_plugin.cdi.source import Request
 
+# Seconds that making specifications waits at most for the first registration, which it would hold up by 40 ms.
 FIRST_SPECS = 0.5
-"""Seconds that making specifications waits at most for the first registration, which it would hold up by 40 ms."""
 
 
 class CdiWatch:

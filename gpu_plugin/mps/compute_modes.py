@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 FILE = ".compute-modes.json"
 
-_DISK_PATIENCE = 2.0
-"""Seconds for a write."""
+_DISK_PATIENCE = 2.0  # seconds for a write
 
 T = TypeVar("T")
 

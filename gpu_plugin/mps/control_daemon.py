@@ -27,8 +27,8 @@ MARK = "GPU_PLUGIN_MPS_DAEMON"
 
 _PROC = Path("/proc")
 
+# Seconds that a killed process may take to be gone; one stuck in the driver takes longer and is left behind.
 _KILL_PATIENCE = 2.0
-"""Seconds that a killed process may take to be gone; one stuck in the driver takes longer and is left behind."""
 
 _LONGEST_LINE = 1000
 _MAX_CHUNKS = 64

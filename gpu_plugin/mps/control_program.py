@@ -24,11 +24,8 @@ PROGRAM = "nvidia-cuda-mps-control"
 GET_THREADS = "get_default_active_thread_percentage"
 """What a control daemon that works can always answer (NVIDIA's plugin asks the same)."""
 
-UNKNOWN = "Unknown command"
-"""How the answer to a command begins that the daemon does not know."""
-
-LONGEST_ANSWER = 1000
-"""Characters of an answer that are passed on."""
+UNKNOWN = "Unknown command"  # how the answer to a command begins that the daemon does not know
+LONGEST_ANSWER = 1000  # characters of an answer that are passed on
 
 _MAX_READ = 64 * 1024
 

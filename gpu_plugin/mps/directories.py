@@ -14,11 +14,8 @@ OPEN_TO_ALL = 0o755
 A pipe directory that all may write to would let one pod stand in for the daemon of the others.
 """
 
-SHM_MODE = 0o1777
-"""As /dev/shm, whose place it takes in containers."""
-
-MAX_LOG_BYTES = 16 * 1024 * 1024
-"""Bytes that a log may occupy; the MPS root is often on a tmpfs."""
+SHM_MODE = 0o1777  # as /dev/shm, whose place it takes in containers
+MAX_LOG_BYTES = 16 * 1024 * 1024  # bytes that a log may occupy; the MPS root is often on a tmpfs
 
 SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 """What containers may touch under SELinux's targeted policy (NVIDIA's daemon sets the same)."""
@@ -29,8 +26,7 @@ _SELINUX_FILESYSTEM = Path("/sys/fs/selinux/enforce")
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_RELATIME = 2, 4, 8, 1 << 21  # mount(2), linux/mount.h
 
 
-MOUNT = Path("/mps")
-"""Where NVIDIA's manifests mount the host's MPS root in containers."""
+MOUNT = Path("/mps")  # where NVIDIA's manifests mount the host's MPS root in containers
 
 
 def root_here(configured: str) -> Path:

@@ -21,14 +21,9 @@ from msgspec.structs import replace
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.plan import same_threads, thread_percentage
 
-CONFIRM = 30.0
-"""Seconds between two questions to a daemon that is up and holds its lock: these find one that hangs."""
-
-LOOK_AGAIN = 3.0
-"""Seconds between two questions to one that is down, or that holds no lock."""
-
-SET_UP = 10.0
-"""Seconds that a daemon is given for being told its limits, where no .started tells that it has been."""
+CONFIRM = 30.0  # seconds between two questions to a daemon that is up and holds its lock: these find one that hangs
+LOOK_AGAIN = 3.0  # seconds between two questions to one that is down, or that holds no lock
+SET_UP = 10.0  # seconds that a daemon is given for being told its limits, where no .started tells that it has been
 
 Identity = tuple[int, ...]
 """Which file it is: device, inode, when it was made or written last in nanoseconds of Unix time. Empty where there is none."""

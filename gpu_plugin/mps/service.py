@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 SHM = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
 """Where MPS servers and their clients share memory, each in its own container."""
 
+# Settings that a running process cannot change.
 UNCHANGEABLE = ("state_dir", "simulate", "driver_root", "driver_root_ctr_path")
-"""Settings that a running process cannot change."""
 
 
 class NothingToServeError(Exception):

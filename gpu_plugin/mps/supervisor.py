@@ -47,22 +47,17 @@ class Tempo(msgspec.Struct, frozen=True):
     A daemon counts as stuck when `misses` probes in a row were not answered: ending it ends the work of all its clients.
     """
 
-    start: float = 15.0
-    """From its start until its control answers."""
-    answer: float = 5.0
-    """For a command."""
-    probe: float = 10.0
-    """Between two probes; that a daemon exits is seen at once, without one."""
+    start: float = 15.0  # from its start until its control answers
+    answer: float = 5.0  # for a command
+    probe: float = 10.0  # between two probes; that a daemon exits is seen at once, without one
     misses: int = 3
-    quit: float = 3.0
-    """For a daemon to quit before it is killed."""
+    quit: float = 3.0  # for a daemon to quit before it is killed
+    # For the driver to restore a compute mode: a GPU that hangs holds up neither others nor the exit.
     restore: float = 2.0
-    """For the driver to restore a compute mode: a GPU that hangs holds up neither others nor the exit."""
+    # Until a daemon that went down is started again: the first, doubled each time, up to the longest.
     first_pause: float = 1.0
     longest_pause: float = 60.0
-    """Until a daemon that went down is started again: the first, doubled each time, up to the longest."""
-    forget: float = 60.0
-    """A daemon that was ready for so long begins with the first pause again."""
+    forget: float = 60.0  # a daemon that was ready for so long begins with the first pause again
 
 
 class _Kept(msgspec.Struct):

@@ -26,11 +26,8 @@ from gpu_plugin.runtime.threads import Workers, begin
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 1.0
-"""Seconds for the file system to say how things are."""
-
-ANSWER = 5.0
-"""Seconds for a daemon to answer."""
+PATIENCE = 1.0  # seconds for the file system to say how things are
+ANSWER = 5.0  # seconds for a daemon to answer
 
 AT_ONCE = 0.25
 """Seconds that a look waits for answers: a daemon in order needs some milliseconds, another is judged by a later look."""
@@ -40,8 +37,7 @@ _STATE = "its MPS daemon's state"
 _Seen = tuple[str, dict[str, tuple[str, Signs | None]]]
 """The MPS root as it is found here; by resource why its daemon is down, and the signs of another program's."""
 
-_FLOCK = "hhqqi4x"
-"""struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, process."""
+_FLOCK = "hhqqi4x"  # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, process
 
 
 class _Foreign(msgspec.Struct):

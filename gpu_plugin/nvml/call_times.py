@@ -14,8 +14,7 @@ from gpu_plugin.runtime.histogram import Histogram
 DURATIONS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """Seconds: most getters take 2 µs, the MIG mode 0.2 ms, and the first contact with a GPU that sleeps seconds."""
 
-WAIT = "wait"
-"""The one that is meant to take its time."""
+WAIT = "wait"  # the one that is meant to take its time
 
 _ORDINARY: Mapping[str, frozenset[int]] = {
     WAIT: frozenset({Return.TIMEOUT}),

@@ -35,8 +35,8 @@ _FABRIC: tuple[tuple[str, type[ctypes.Structure]], ...] = (
 _CLOCKS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 """What tells why clocks are low, by its name now and by the one that older libraries know."""
 
+# pynvml keeps one library for the whole process, whoever opened it: so do we with the calls into it.
 _in_use = library.Calls()
-"""pynvml keeps one library for the whole process, whoever opened it: so do we with the calls into it."""
 
 
 def _getter(name: str, kind: Callable[[Any], T]) -> Callable[[Any, Handle], T]:

@@ -34,14 +34,10 @@ _UNDEFINED = frozenset({Return.UNKNOWN, Return.GPU_IS_LOST})
 class Outcome(Enum):
     """What became of the request for a GPU's events."""
 
-    HEARD = auto()
-    """They will come."""
-    UNSUPPORTED = auto()
-    """None will ever come, for lack of support: nothing is wrong."""
-    REFUSED = auto()
-    """It is worth asking again; the event set is as it was."""
-    UNDEFINED = auto()
-    """It is worth asking again, for another event set: this one is to be freed."""
+    HEARD = auto()  # they will come
+    UNSUPPORTED = auto()  # none will ever come, for lack of support: nothing is wrong
+    REFUSED = auto()  # it is worth asking again; the event set is as it was
+    UNDEFINED = auto()  # it is worth asking again, for another event set: this one is to be freed
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -115,11 +111,8 @@ def _unasked(error: NvmlError) -> str:
     return f"it could not be asked for them: {error}"
 
 
-STABLE_AFTER = 180.0
-"""Seconds that an event set must have lived for its end to say nothing of the next one's."""
-
-FREE_REBUILDS = 2
-"""Event sets in a row that take another's place at once."""
+STABLE_AFTER = 180.0  # seconds that an event set must have lived for its end to say nothing of the next one's
+FREE_REBUILDS = 2  # event sets in a row that take another's place at once
 
 FIRST_REBUILD_PAUSE = 8.0
 LONGEST_REBUILD_PAUSE = 60.0

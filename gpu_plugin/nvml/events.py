@@ -18,41 +18,32 @@ from gpu_plugin.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
-WAIT_MS = 1000
-"""Longest stay in the driver, milliseconds: the thread looks up this often to see whether it should end."""
+WAIT_MS = 1000  # longest stay in the driver, milliseconds: the thread looks up this often to see whether it should end
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
 """Seconds until a wait that failed is repeated: the first time, and at most."""
 
-REPEAT_LOG = 60.0
-"""Seconds between two lines of the log about that."""
-
-MAX_FAILED_WAITS = 3
-"""Waits in a row that fail before nothing is expected of the event set any more."""
+REPEAT_LOG = 60.0  # seconds between two lines of the log about that
+MAX_FAILED_WAITS = 3  # waits in a row that fail before nothing is expected of the event set any more
 
 BURST = 40
 """Events that are handed over one by one, each at once. Beyond that they are in a storm, and handed over several at a time."""
 
-REFILL = 40.0
-"""Events a second by which that number is filled up again."""
+REFILL = 40.0  # events a second by which that number is filled up again
 
 BATCH_SECONDS = 0.05
 """Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
 
-MAX_DRAINED = 1024
-"""Events that are still taken from an event set when the wait for it ends."""
-
-DRAIN_SECONDS = 0.25
-"""Seconds that this may take."""
+MAX_DRAINED = 1024  # events that are still taken from an event set when the wait for it ends
+DRAIN_SECONDS = 0.25  # seconds that this may take
 
 
 class EventBatch(msgspec.Struct):
     """Events of a storm on their way to the event loop. Times are in seconds of any steady clock. Does no I/O."""
 
     events: list[Event] = msgspec.field(default_factory=list)
-    due: float = 0.0
-    """When those are handed over."""
+    due: float = 0.0  # when those are handed over
     credit: float = BURST
     _at: float = 0.0
 
@@ -74,8 +65,7 @@ class WaitFailures(msgspec.Struct):
     """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
 
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
-    said: float | None = None
-    """When that was said last."""
+    said: float | None = None  # when that was said last
 
 
 class EventWaiter:

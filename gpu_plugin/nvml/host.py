@@ -39,11 +39,8 @@ _BINDINGS = "bus/pci/drivers/nvidia"
 # How sysfs calls a PCI device: domain, bus, device and function, as in 0000:1b:00.0.
 _PCI_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 
-_LARGEST = (1 << 63) - 1
-"""The largest number that any reader of our state file takes for an integer."""
-
-_MAX_NUMA_NODES = 1024
-"""As many as any kernel can be built for (CONFIG_NODES_SHIFT of at most 10)."""
+_LARGEST = (1 << 63) - 1  # the largest number that any reader of our state file takes for an integer
+_MAX_NUMA_NODES = 1024  # as many as any kernel can be built for (CONFIG_NODES_SHIFT of at most 10)
 
 # A line of it that is a GPU or compute instance's: "gpu0/gi2/ci0/access 22". The others are config and monitor.
 _MIG_MINOR = re.compile(rb"^(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access) ([0-9]+)$", re.MULTILINE)

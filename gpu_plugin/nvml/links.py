@@ -12,8 +12,8 @@ from gpu_plugin.runtime.slow_call import SlowCall
 
 log = logging.getLogger(__name__)
 
+# How often in a row a reading is repeated, a round later, in which something was refused for no lasting reason.
 REPEATS = 2
-"""How often in a row a reading is repeated, a round later, in which something was refused for no lasting reason."""
 
 
 class Links:

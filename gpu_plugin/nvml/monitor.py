@@ -34,17 +34,15 @@ from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-LOOK_PATIENCE = 1.0
-"""Seconds a look at a GPU is waited for; it goes on after that."""
+LOOK_PATIENCE = 1.0  # seconds a look at a GPU is waited for; it goes on after that
 
 FIRST_LOOKS = 5.0
 """Seconds that the first looks, all at once, may take before the node is served without what they would have told."""
 
-CONFIRM = 1.0
-"""Seconds until the next look at most where the last one raised a suspicion that one look cannot settle."""
+CONFIRM = 1.0  # seconds until the next look at most where the last one raised a suspicion that one look cannot settle
 
+# Seconds between what brings a turn and the turn, and between two turns: first let the kubelet hear of it.
 LOOK_GAP = 0.1
-"""Seconds between what brings a turn and the turn, and between two turns: first let the kubelet hear of it."""
 
 
 def longest_turn(timeout: float) -> float:

@@ -17,8 +17,7 @@ from gpu_plugin.nvml.port import Driver, Field, Handle
 Ask = Callable[[Driver, Handle], tuple[Any, ...]]
 
 
-TURNS = 6
-"""Steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s."""
+TURNS = 6  # steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s
 
 PARTITION_TURN, COUNTING_TURN = 0, 1
 """In which of them it is asked how the GPU is partitioned, and whether it stays initialised by itself."""

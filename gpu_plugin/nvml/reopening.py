@@ -19,8 +19,8 @@ from gpu_plugin.nvml.subscription import EventSubscription
 
 log = logging.getLogger(__name__)
 
+# Rounds in a row without an answer from any GPU after which the driver is reopened; if in vain, more rarely.
 REOPEN_AFTER = 6
-"""Rounds in a row without an answer from any GPU after which the driver is reopened; if in vain, more rarely."""
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -15,11 +15,10 @@ from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
+# Events of unknown handles that are kept until the driver has said whose they are; the oldest go first.
 MAX_UNKNOWN_EVENTS = 256
-"""Events of unknown handles that are kept until the driver has said whose they are; the oldest go first."""
-
+# Unknown handles that the driver is asked about at once at most: a question that hangs holds a thread.
 MAX_HANDLE_LOOKUPS = 4
-"""Unknown handles that the driver is asked about at once at most: a question that hangs holds a thread."""
 
 
 class Reports:

@@ -8,11 +8,10 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.watched import Watched
 
+# Seconds that whoever releases or resumes GPUs is kept waiting: less than a command waits for its answer.
 PATIENCE = 8.0
-"""Seconds that whoever releases or resumes GPUs is kept waiting: less than a command waits for its answer."""
 
-MAINTENANCE = "maintenance"
-"""Why a GPU that is released when we start cannot be read."""
+MAINTENANCE = "maintenance"  # why a GPU that is released when we start cannot be read
 
 
 class ReleaseError(Exception):
@@ -68,8 +67,7 @@ class Bus(msgspec.Struct):
     """The bindings as the host told them last, by PCI bus id; none where it does not tell any."""
 
     told: Mapping[str, int] = msgspec.field(default_factory=dict)
-    _found: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Those of when the driver was opened last."""
+    _found: Mapping[str, int] = msgspec.field(default_factory=dict)  # those of when the driver was opened last
     _tried: dict[_Binding, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Openings in vain for each, and the round as of which the next one makes sense."""
 

@@ -34,8 +34,8 @@ _FAULTS: dict[int, tuple[Fault, str]] = {
     Return.LIB_RM_VERSION_MISMATCH: (Fault.DRIVER, "the driver and its library are of different versions"),
 }
 
+# Codes that are the GPU's, whatever it was asked; any other leaves that one question open.
 _OUT_OF_REACH = frozenset(_FAULTS)
-"""Codes that are the GPU's, whatever it was asked; any other leaves that one question open."""
 
 _CORE = frozenset({"temperature", "energy"})
 """Fields that every GPU of use answers: UNKNOWN to one of them is the GPU's too, while a driver that never says anything

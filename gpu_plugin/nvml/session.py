@@ -61,8 +61,7 @@ class Opened(NamedTuple):
     cuda: tuple[int, int] | None = None
 
 
-AS_BEFORE = Opened()
-"""The driver that was opened before still, or one that nobody has asked yet."""
+AS_BEFORE = Opened()  # the driver that was opened before still, or one that nobody has asked yet
 
 
 class BusyCause(Enum):

@@ -17,8 +17,7 @@ from gpu_plugin.health.observation import Fabric, Fault
 from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
 from gpu_plugin.nvml.sample import fault
 
-_SAME_NODE = 10
-"""The distance of a NUMA node to itself (ACPI SLIT; Linux: LOCAL_DISTANCE)."""
+_SAME_NODE = 10  # the distance of a NUMA node to itself (ACPI SLIT; Linux: LOCAL_DISTANCE)
 
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 _PCI_DEVICE = re.compile(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]")

@@ -17,8 +17,7 @@ from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
-Probed = tuple[Handle, Gpu]
-"""What a probe brought: the handle that was got anew, and the GPU as it describes itself."""
+Probed = tuple[Handle, Gpu]  # what a probe brought: the handle that was got anew, and the GPU as it describes itself
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -28,14 +27,11 @@ class Found(msgspec.Struct, frozen=True):
     """
 
     sample: Sample | None = None
-    repartitioned: bool = False
-    """It is repartitioned: there may be other device nodes."""
-    links_changed: bool = False
-    """The links between GPUs are to be read again."""
+    repartitioned: bool = False  # it is repartitioned: there may be other device nodes
+    links_changed: bool = False  # the links between GPUs are to be read again
     register_events: bool = False
     """It is reached through a new handle, or was reset: what it was asked to report is asked for again."""
-    look_soon: bool = False
-    """Another look within a second would settle something."""
+    look_soon: bool = False  # another look within a second would settle something
 
 
 class Watched(msgspec.Struct):
@@ -45,28 +41,22 @@ class Watched(msgspec.Struct):
     handle: Handle | None
     looking: "Job[Look] | Job[Probed] | None" = None
     registering: "Job[Registered] | None" = None
-    turn: int = 0
-    """Looks that were begun, by which it is told which of them are full."""
-    counting: int | None = None
-    """The last word on which counters can be compared (`Sample.counting`)."""
+    turn: int = 0  # looks that were begun, by which it is told which of them are full
+    counting: int | None = None  # the last word on which counters can be compared (`Sample.counting`)
     partitionable: bool = True
     """Whether it can be partitioned into MIG devices, as far as is known: a part that never can is not asked again."""
-    unreadable_looks: int = 0
-    """Looks in a row in which a MIG device of it was unreadable."""
-    partition_trouble: str = ""
-    """Why the last look did not tell how it is partitioned, said once."""
+    unreadable_looks: int = 0  # looks in a row in which a MIG device of it was unreadable
+    partition_trouble: str = ""  # why the last look did not tell how it is partitioned, said once
     unsupported: frozenset[str] = frozenset()
     """Fields of a Sample that it never answers, learnt since it was described: not asked for again."""
     unanswered: frozenset[str] | None = None
     """The same for whoever asks what it tells: kept while it cannot be looked at; None before the first look at it."""
-    binding: int | None = None
-    """The last binding that the host told of it."""
-    asked_under: int | None = None
-    """The binding as of when the driver was asked about it last."""
+    binding: int | None = None  # the last binding that the host told of it
+    asked_under: int | None = None  # the binding as of when the driver was asked about it last
+    # Which of its NVLinks were active when it last said so, since it was described.
     nvlinks: tuple[bool, ...] | None = None
-    """Which of its NVLinks were active when it last said so, since it was described."""
+    # Likewise how far it had come in joining its fabric, without regard to how sound that is.
     fabric: Fabric | None = None
-    """Likewise how far it had come in joining its fabric, without regard to how sound that is."""
     vanished_since: float | None = None
     """Since when it is not there any more, in seconds of the event loop's clock; None while it is."""
 

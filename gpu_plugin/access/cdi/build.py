@@ -23,8 +23,8 @@ READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 """Mount options of files, and of sockets, which containers connect to: NVIDIA's (internal/discover)."""
 
+# Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own.
 HIDDEN = f"{VISIBLE_DEVICES}=void"
-"""Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own."""
 
 AMBIGUOUS = "the driver gives its name to two devices now"
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from gpu_plugin.access.cdi.found import DriverFiles, Library
 from gpu_plugin.access.cdi.spec import Hook
 
-ALL = "all"
-"""Stands for all hooks in --cdi-disable-hooks."""
+ALL = "all"  # stands for all hooks in --cdi-disable-hooks
 
 CREATE_SYMLINKS = "create-symlinks"
 ENABLE_CUDA_COMPAT = "enable-cuda-compat"
@@ -18,8 +17,7 @@ DISABLE_DEVICE_NODE_MODIFICATION = "disable-device-node-modification"
 
 NAMES = (CREATE_SYMLINKS, ENABLE_CUDA_COMPAT, UPDATE_LDCACHE, DISABLE_DEVICE_NODE_MODIFICATION)
 
-OTHERS = ("update-application-profile", "chmod")
-"""NVIDIA's other hooks, of which no specification here makes use."""
+OTHERS = ("update-application-profile", "chmod")  # NVIDIA's other hooks, of which no specification here makes use
 
 _TOOLKIT = "nvidia-ctk"
 

@@ -18,8 +18,7 @@ MAX_BYTES = 1024 * 1024
 MAX_LINES = 10_000
 """More than any list has: that of a Jetson Orin has 285 lines, in 20 KiB."""
 
-MAX_FAULTS = 20
-"""Faults of one list that are told one by one."""
+MAX_FAULTS = 20  # faults of one list that are told one by one
 
 
 class Entry(StrEnum):

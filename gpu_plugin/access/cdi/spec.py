@@ -14,8 +14,7 @@ from gpu_plugin.access.cdi import names
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions of the specification that runtimes know, in their order."""
 
-MAX_BYTES = 16 * 1024 * 1024
-"""More than any specification is: that of 16 GPUs in 7 slices each takes 0.2 MiB."""
+MAX_BYTES = 16 * 1024 * 1024  # more than any specification is: that of 16 GPUs in 7 slices each takes 0.2 MiB
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Variable = Annotated[str, msgspec.Meta(pattern="^[^=]+=")]

@@ -17,14 +17,9 @@ from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import TEGRA_GPU
 
-INDEX = "0"
-"""What the device is called where devices go by index."""
-
-RELEASE = "/etc/nv_tegra_release"
-"""The file by which programs know a Tegra."""
-
-MAX_NAMED_PATHS = 3
-"""Paths that a sentence about several names."""
+INDEX = "0"  # what the device is called where devices go by index
+RELEASE = "/etc/nv_tegra_release"  # the file by which programs know a Tegra
+MAX_NAMED_PATHS = 3  # paths that a sentence about several names
 
 _LIBRARY = re.compile(r"lib.+\.so(\..+)?")
 

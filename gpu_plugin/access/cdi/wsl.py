@@ -17,14 +17,11 @@ from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import WSL_GPUS
 
-DXG = "/dev/dxg"
-"""The device through which Linux reaches the Windows host's GPUs."""
+DXG = "/dev/dxg"  # the device through which Linux reaches the Windows host's GPUs
+INDEX = "0"  # what the one device of such a node is called where devices go by index
 
-INDEX = "0"
-"""What the one device of such a node is called where devices go by index."""
-
+# The driver store of Windows, of which each driver has a directory named after its INF file.
 STORE = "usr/lib/wsl/drivers"
-"""The driver store of Windows, of which each driver has a directory named after its INF file."""
 
 CUDA, CUDA_LOADER, NVIDIA_SMI = "libcuda.so.1.1", "libcuda_loader.so", "nvidia-smi"
 

@@ -7,8 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 
-MAX_LINKS = 40
-"""Links on the way to one file, as the kernel counts them: more are a circle."""
+MAX_LINKS = 40  # links on the way to one file, as the kernel counts them: more are a circle
 
 
 def resolve(root: str, path: str, passed: Callable[[str], object] | None = None) -> str | None:

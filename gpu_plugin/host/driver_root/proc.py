@@ -6,8 +6,7 @@ from pathlib import Path
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.runtime.regular_file import open_file
 
-_LONGEST = 4096
-"""Bytes of a file that are read; the driver's have some 500."""
+_LONGEST = 4096  # bytes of a file that are read; the driver's have some 500
 
 _UUID = re.compile(r"GPU-[0-9A-Za-z-]*[0-9A-Za-z]")
 _MINOR = re.compile(r"[0-9]{1,7}")

@@ -16,11 +16,8 @@ from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, stamp
 from gpu_plugin.runtime.regular_file import open_file
 
-MAX_PATHS = 5_000
-"""Paths that are looked at; the lists of a Jetson name some 300."""
-
-MAX_MATCHES = 1_000
-"""Paths that one line with wildcards may stand for."""
+MAX_PATHS = 5_000  # paths that are looked at; the lists of a Jetson name some 300
+MAX_MATCHES = 1_000  # paths that one line with wildcards may stand for
 
 _WILD = frozenset("*?[")
 

@@ -11,14 +11,12 @@ import msgspec
 from gpu_plugin.access.cdi.found import Kind, Listing, Seen, SeenLibrary
 from gpu_plugin.host.driver_root.inside import resolve
 
-MAX_NAMES = 200_000
-"""Names in one directory that are read at most."""
+MAX_NAMES = 200_000  # names in one directory that are read at most
 
 Stamp = tuple[int, int, int] | None
 """What a directory is known by: device, inode and time of the last change in ns; None for one that is not there."""
 
-Identity = tuple[int, int, int, int]
-"""What a file is known by: device, inode, time of the last change in ns, and size."""
+Identity = tuple[int, int, int, int]  # what a file is known by: device, inode, time of the last change in ns, and size
 
 
 class Tree(msgspec.Struct):

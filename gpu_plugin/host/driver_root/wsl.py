@@ -9,8 +9,7 @@ from gpu_plugin.access.cdi.directories import DXCORE, DXCORE_DIRECTORIES, WSL_LI
 from gpu_plugin.access.cdi.found import Kind, SeenLibrary
 from gpu_plugin.host.driver_root.tree import FirstRoot, Tree
 
-_LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")
-"""What the loader of CUDA is called in WSL's own directory."""
+_LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")  # what the loader of CUDA is called in WSL's own directory
 
 
 class WslSearch(FirstRoot[wsl.WslFiles]):

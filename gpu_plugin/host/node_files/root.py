@@ -17,8 +17,7 @@ from typing import Any, BinaryIO
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.runtime.regular_file import UnfitFileError, content, open_file
 
-MAX_MATCHES = 64
-"""The most files that one pattern stands for."""
+MAX_MATCHES = 64  # the most files that one pattern stands for
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -171,8 +170,7 @@ def texts(table: dict[str, Any], path: str, key: str) -> tuple[str, ...] | None:
 
 STATUS = "/var/lib/dpkg/status"
 
-MAX_RECORD_BYTES = 64 * 1024 * 1024
-"""Ten times what a node with thousands of packages has."""
+MAX_RECORD_BYTES = 64 * 1024 * 1024  # ten times what a node with thousands of packages has
 
 _LINE = 64 * 1024
 

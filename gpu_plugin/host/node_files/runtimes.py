@@ -15,8 +15,7 @@ FILES = {
     RKE2: "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
 }
 
-IMPLIED = "/etc/containerd/conf.d/*.toml"
-"""What newer releases import where the file names no imports."""
+IMPLIED = "/etc/containerd/conf.d/*.toml"  # what newer releases import where the file names no imports
 
 PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 """The CRI plugin, or the part of it that handles CDI, by the version of the configuration; later versions use the name of 3.
@@ -24,8 +23,7 @@ PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.ru
 containerd 1.7 ignores the name of another version; 2.4 obeys it in a file of any version (`containerd config dump` shows that).
 """
 
-MAX_FILES = 64
-"""The most files that one configuration may be made of."""
+MAX_FILES = 64  # the most files that one configuration may be made of
 
 
 def containerd_evidence(root: NodeRoot, runtime: str) -> ContainerdEvidence | None:

@@ -46,8 +46,7 @@ def _family(roots: Iterable[str]) -> str:
 
 log = logging.getLogger(__name__)
 
-ARM = frozenset({"aarch64", "arm64"})
-"""Machines that a GPU can be part of the processor of, as the kernel calls them."""
+ARM = frozenset({"aarch64", "arm64"})  # machines that a GPU can be part of the processor of, as the kernel calls them
 
 NAMES_PATIENCE = 5.0
 """Seconds GPUs may take to say their names, all together; the first contact wakes a sleeping one, and a sick one hangs."""
