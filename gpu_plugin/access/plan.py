@@ -30,6 +30,7 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
             f"IMEX channel {missing[0]} is required and {imex_node(missing[0])} does not exist on this node: "
             "start nvidia-imex, or run with --imex-required=false",
         )
+    channels = (0,) if settings.imex_channel_ids == AUTO else settings.imex_channel_ids
     return Access(
         strategies=settings.device_list_strategy,
         id_strategy=settings.device_id_strategy,
@@ -38,8 +39,8 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
         annotation_prefix=settings.cdi_annotation_prefix,
         features=features,
         cdi_classes=cdi_classes(features, node.device_nodes),
-        imex_channels=tuple(c for c in _channels(settings) if imex_node(c) in node.device_nodes),
-        control_nodes=existing(node.device_nodes),
+        imex_channels=tuple(c for c in channels if imex_node(c) in node.device_nodes),
+        control_nodes=tuple(path for path in CONTROL_NODES if path in node.device_nodes),
     )
 
 
@@ -78,11 +79,6 @@ def missing_channels(settings: Settings, node: Node) -> tuple[int, ...]:
     return tuple(c for c in settings.imex_channel_ids if imex_node(c) not in node.device_nodes)
 
 
-def existing(device_nodes: frozenset[str]) -> tuple[str, ...]:
-    """Those of the control nodes that the node has."""
-    return tuple(path for path in CONTROL_NODES if path in device_nodes)
-
-
 def cdi_classes(features: tuple[str, ...], device_nodes: frozenset[str]) -> tuple[str, ...]:
     """The CDI classes beside gpu that a container is given: each feature asked for whose device nodes exist."""
     return tuple(f for f in features if any(node.startswith(CLASS_NODES[f]) for node in device_nodes))
@@ -90,7 +86,3 @@ def cdi_classes(features: tuple[str, ...], device_nodes: frozenset[str]) -> tupl
 
 def _wanted(settings: Settings) -> dict[str, object]:
     return {"gdrcopy": settings.gdrcopy_enabled, "gds": settings.gds_enabled, "mofed": settings.mofed_enabled}
-
-
-def _channels(settings: Settings) -> tuple[int, ...]:
-    return (0,) if settings.imex_channel_ids == AUTO else settings.imex_channel_ids

@@ -89,13 +89,9 @@ def due(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits, now
 
 
 def why_down(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits) -> str:
-    """Why the daemon cannot be used; empty where it can.
+    """Why the daemon cannot be used by its signs now and its last answer (None: not asked yet); empty where it can.
 
-    Args:
-        signs: as they are now.
-        last: what it answered last; None before it was asked.
-        replicas: how often each of its GPUs is given out.
-        limits: what its clients may use at most, as far as the configuration says so.
+    It is to share each GPU among `replicas` clients, within the `limits` of the configuration.
     """
     if last is None or last.signs.control != signs.control:
         return f"{_DOWN} the daemon of another program has not answered yet"

@@ -117,11 +117,9 @@ def _mps_resource(name: str, devices: list[Device], gpus: Mapping[str, Gpu]) -> 
 
 
 def plan_daemons(root: str, resources: Iterable[MpsResource]) -> MpsPlan:
-    """The daemons of these resources under the MPS root. A resource that cannot be served takes no other with it.
+    """The daemons of these resources under the MPS root. Of two resources that want the same GPU, the first has it.
 
-    Args:
-        root: the directory of all daemons (--mps-root).
-        resources: what is shared by MPS; of two that want the same GPU, the first has it.
+    A resource that cannot be served takes no other with it.
     """
     daemons: list[MpsDaemon] = []
     refused: dict[str, str] = {}

@@ -158,14 +158,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan(answered: frozenset[int], links: int, skip: frozenset[str], *, full: bool = True, turn: int = 0) -> Plan:
-    """What a look asks of a part that answers these fields and has so many NVLinks.
+    """What a look asks of a part that has so many NVLinks, less the fields of a Sample to `skip`.
 
-    Args:
-        answered: NVML's fields that its probe found answered. One that has a function too is asked for only if it is among them.
-        links: how many NVLinks the part has.
-        skip: fields of a Sample not to ask for.
-        full: whether everything is asked.
-        turn: which steady look it is, counted up by one.
+    `answered` are NVML's fields that its probe found answered; one that has a function too is asked for only if it is among them.
+    A look that is not `full` asks only some, by its `turn`: which steady look it is, counted up by one.
     """
     return _plan(answered, links, skip, None if full else turn % TURNS)
 

@@ -32,14 +32,10 @@ class Reports:
         observe: Callable[[str, Observation], bool],
         look: Callable[[str], None],
     ) -> None:
-        """Takes who wants to know.
+        """Takes the driver, which says whose events of unknown handles are, the GPUs, and who wants to know.
 
-        Args:
-            driver: is asked whose events of unknown handles are.
-            calls: make those calls.
-            roster: the GPUs.
-            observe: takes in an observation of a GPU and returns whether another soon would settle something.
-            look: told the uuid of a GPU of which an event was heard; empty where it is not known whose it is.
+        `observe` takes in an observation of a GPU and returns whether another soon would settle something. `look` gets the uuid
+        of a GPU of which an event was heard; empty where it is not known whose it is.
         """
         self._driver = driver
         self._calls = calls

@@ -56,11 +56,8 @@ def probe_links(driver: Driver, host: HostView, handles: Mapping[str, Handle], g
     that is not there (19), for the kind of each switch (4) and for its fabric (1), and 28 pairs for their common ancestor. NVML
     itself is called 364 times, as it is asked of each link whether it works before where it leads.
 
-    Args:
-        driver: an open driver.
-        host: asked for NUMA distances once, and for the PCI paths of GPUs whose common ancestor the driver does not tell.
-        handles: by uuid, one of each GPU.
-        gpus: the GPUs.
+    `handles` has one of each GPU, by uuid. The host is asked for NUMA distances once, and for the PCI paths of GPUs whose common
+    ancestor the driver does not tell.
     """
     return _Reading(driver, host, handles, gpus).all()
 

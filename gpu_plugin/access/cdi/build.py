@@ -79,14 +79,7 @@ def gpu_spec(devices: Iterable[SpecDevice], common: Edits) -> dict[str, Spec]:
 
 
 def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: CdiOptions) -> Built:
-    """The specifications for these GPUs and all that they are partitioned into.
-
-    Args:
-        gpus: those that containers may be given.
-        host: the device nodes that exist.
-        files: the driver's user space below its root.
-        options: what the operator asked for.
-    """
+    """The specifications for the GPUs that containers may be given, and all that these are partitioned into."""
     nodes = Nodes(host, options)
     described = [gpu for gpu in gpus if not is_placeholder(gpu.uuid)]
     served: list[tuple[tuple[str, ...], list[str]]] = []

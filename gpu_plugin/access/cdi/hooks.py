@@ -27,12 +27,9 @@ def hooks(
 ) -> tuple[Hook, ...]:
     """The hooks that make libraries usable where they are mounted, less those `disabled` and those that have nothing to do.
 
-    Args:
-        path: the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front.
-        disabled: names of hooks to leave out.
-        links: links to make in a container, as `target::path`.
-        libraries: files whose directories the dynamic loader is told of.
-        version: the driver's; empty where it has neither libraries for CUDA's compatibility nor device nodes of its own.
+    `path` is the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front. `links` are
+    to be made in a container, as `target::path`; the dynamic loader is told of the directories of `libraries`. `version` is the
+    driver's, empty where it has neither libraries for CUDA's compatibility nor device nodes of its own.
     """
     off = set(disabled)
     if ALL in off:

@@ -17,7 +17,6 @@ from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import TEGRA_GPU
 
-INDEX = "0"  # what the device is called where devices go by index
 RELEASE = "/etc/nv_tegra_release"  # the file by which programs know a Tegra
 MAX_NAMED_PATHS = 3  # paths that a sentence about several names
 
@@ -54,12 +53,7 @@ def is_library(path: str) -> bool:
 
 
 def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
-    """The specification of the one device, by the names `tegra`, `0` and `all`: what its lists name, as far as it is there.
-
-    Args:
-        files: what the lists name, and what was found of it.
-        options: what the operator asked for.
-    """
+    """The specification of the one device, by the names `tegra`, `0` and `all`: what its lists name, as far as it is there."""
     root = options.driver_root
     mounted = [each for each in files.looked if each.line.kind is not Entry.DEVICE and _mounts(each)]
     devices = [each.line.path for each in files.looked if each.line.kind is Entry.DEVICE]
@@ -79,7 +73,7 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
         mounts = {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted}
         common = Edits(env=(HIDDEN,), mounts=tuple({**loadable(root, libraries, machine), **mounts}.values()))
     edits = nodes.edits(nodes.there(devices))
-    called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, INDEX, names.ALL))
+    called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, names.INDEX, names.ALL))
     return Built(gpu_spec(called, common), complaints=tuple(complaints))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.access.cdi import driver, hooks
+from gpu_plugin.access.cdi import driver, hooks, names
 from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
 from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
 from gpu_plugin.access.cdi.found import HostDevices, Kind, Library, Seen, SeenLibrary
@@ -18,7 +18,6 @@ from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import WSL_GPUS
 
 DXG = "/dev/dxg"  # the device through which Linux reaches the Windows host's GPUs
-INDEX = "0"  # what the one device of such a node is called where devices go by index
 
 # The driver store of Windows, of which each driver has a directory named after its INF file.
 STORE = "usr/lib/wsl/drivers"
@@ -123,13 +122,7 @@ def no_driver(root: str) -> str:
 
 
 def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
-    """The specification of the one device, by the names `all` and `0`.
-
-    Args:
-        files: what was found below the driver root.
-        host: the device nodes that exist.
-        options: what the operator asked for.
-    """
+    """The specification of the one device, by the names `all` and `0`, of what was found below the driver root."""
     root = options.driver_root
     libraries, machine, complaints, fault = _libraries(files, root or "/")
     others = [seen for seen in files.files if seen.kind is Kind.FILE]
@@ -156,7 +149,7 @@ def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
             placed[f"/usr/bin/{NVIDIA_SMI}"] = bind(root, smi.target, f"/usr/bin/{NVIDIA_SMI}")
         common = Edits(env=(HIDDEN,), mounts=tuple({**placed, **mounts}.values()))
     node = Nodes(host, options).edits([DXG])
-    devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, INDEX))
+    devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, names.INDEX))
     return Built(gpu_spec(devices, common), complaints=tuple(complaints))
 
 
