@@ -52,9 +52,9 @@ class SpecKeeper:
         self._directory = SpecDirectory(directory)
         self._asked = Pulse()
         self._due = True
-        self._told = CdiReadiness()
+        self._readiness = CdiReadiness()
         self._looked = False
-        self._said: frozenset[str] = frozenset()
+        self._complaints: frozenset[str] = frozenset()
         self._call: SlowCall[Any] = SlowCall(partial(begin, name="cdi-specs"))
 
     def ask(self) -> None:
@@ -74,8 +74,8 @@ class SpecKeeper:
         except Exception as error:  # noqa: BLE001 - the first round tells of it
             log.warning("what CDI specifications there are already cannot be read: %r", error)
         else:
-            if left and self._told == CdiReadiness():
-                self._tell(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
+            if left and self._readiness == CdiReadiness():
+                self._report(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
 
     async def remove(self) -> None:
         """Takes the specifications away, as the last thing that is done with them. Waits a moment at most, cancelled or not."""
@@ -96,7 +96,7 @@ class SpecKeeper:
             request = self._wanted()
             if request is None:
                 if self._looked:
-                    self._tell(CdiReadiness())
+                    self._report(CdiReadiness())
                 self._looked = False
                 await self._wait(None)
                 continue
@@ -116,7 +116,7 @@ class SpecKeeper:
         """Waits for the call under way, and tells that no device can be used where it takes too long."""
         if not await self._call.wait(PATIENCE):
             trouble = f"its CDI specification could not be made within {PATIENCE:g} s: does a disk hang?"
-            self._tell(CdiReadiness(trouble=trouble))
+            self._report(CdiReadiness(trouble=trouble))
             await self._call.wait()
 
     async def _take_round(self) -> None:
@@ -127,9 +127,9 @@ class SpecKeeper:
         if error is not None:
             text = said(error) if isinstance(error, OSError) else repr(error)
             trouble = f"its CDI specification cannot be made: {text}"
-            if not isinstance(error, OSError) and trouble != self._told.trouble:
+            if not isinstance(error, OSError) and trouble != self._readiness.trouble:
                 log.error("making CDI specifications failed unexpectedly", exc_info=error)
-            self._tell(CdiReadiness(trouble=trouble))
+            self._report(CdiReadiness(trouble=trouble))
             return
         built, outcome = job.done.result()
         for name in outcome.changed:
@@ -138,7 +138,7 @@ class SpecKeeper:
         self._complain(
             [*built.complaints, *(f"a CDI specification is not what it should be: {each}" for each in others)]
         )
-        self._tell(readiness(built, outcome.refused))
+        self._report(readiness(built, outcome.refused))
 
     def _round(self, request: Callable[[], Request]) -> "tuple[Built, Outcome]":
         """Builds and writes once."""
@@ -158,18 +158,18 @@ class SpecKeeper:
 
     def _complain(self, complaints: Iterable[str]) -> None:
         told = frozenset(complaints)
-        for sentence in sorted(told - self._said):
+        for sentence in sorted(told - self._complaints):
             log.warning("%s", sentence)
-        self._said = told
+        self._complaints = told
 
-    def _tell(self, state: CdiReadiness) -> None:
-        if state == self._told:
+    def _report(self, state: CdiReadiness) -> None:
+        if state == self._readiness:
             return
-        if state.trouble not in (self._told.trouble, NOT_YET, ""):
+        if state.trouble not in (self._readiness.trouble, NOT_YET, ""):
             log.error("no device can be given to containers by CDI name: %s", state.trouble)
-        elif self._told.trouble and not state.trouble:
+        elif self._readiness.trouble and not state.trouble:
             log.info("devices can be given to containers by CDI name")
-        self._told = state
+        self._readiness = state
         self._changed(state)
 
 

@@ -155,13 +155,13 @@ def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Map
     return in_order([*probed, *absent])
 
 
-def at_rest(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
+def released_gpus(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
     """Remembered GPUs that are released, as they are listed until they are resumed."""
     return [Watched(replace(gpu, unreadable=MAINTENANCE), None) for gpu in remembered if gpu.uuid in released]
 
 
 def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[Watched]:
-    """What is known of the GPUs after the driver was opened anew and found these; none that went unread is news.
+    """What is known of the GPUs after the driver was opened again and found these; none that went unread is news.
 
     Made-up names go once the GPU of that index is found under its own, or `every` GPU was asked for and read.
     """

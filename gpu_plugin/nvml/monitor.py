@@ -1,6 +1,6 @@
 """Keeps an eye on the node's GPUs: composes what finds them, looks at them, hears of them, and opens and closes the driver.
 
-    Schedule ──whose turn──▶ Monitor ──▶ Looks ──Found──▶ Reports ──observations──▶ observe
+    Schedule ──whose turn──▶ Monitor ──▶ Poller ─Result─▶ Reports ──observations──▶ observe
     EventWaiter (thread) ──event──▶ Reports ──▶ observe, and the GPU's turn is next
     HostWatch, Reopening ──▶ DriverSession, Finder, EventSubscription        Monitor ──Node──▶ found
 
@@ -20,8 +20,8 @@ from gpu_plugin.health.observation import Observation
 from gpu_plugin.nvml.finding import PROBE_PATIENCE
 from gpu_plugin.nvml.host import HostWatch
 from gpu_plugin.nvml.links import Links
-from gpu_plugin.nvml.looks import Looks
 from gpu_plugin.nvml.mig import with_caps
+from gpu_plugin.nvml.polling import Poller
 from gpu_plugin.nvml.port import Driver, HostView
 from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
@@ -29,7 +29,7 @@ from gpu_plugin.nvml.roster import PATIENCE, Released, ReleaseError, Roster
 from gpu_plugin.nvml.schedule import Schedule, Turn
 from gpu_plugin.nvml.session import AS_BEFORE, DriverCalls, DriverSession, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
-from gpu_plugin.nvml.watched import Found, Watched
+from gpu_plugin.nvml.watched import LookResult, Watched
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ LOOK_GAP = 0.1
 def longest_turn(timeout: float) -> float:
     """Seconds that a turn may take by the patience of everything in it, where the driver and each GPU use all of theirs.
 
-    The driver is opened anew in five times `timeout` seconds at most: for a closing that is still under way, for all attempts
+    The driver is opened again in five times `timeout` seconds at most: for a closing that is still under way, for all attempts
     at opening it, for what it says of itself, and for closing it again where it says nothing. 60 s are for its end, the host,
     the GPUs (all at once) and their links, the event set and the wait for it.
     """
@@ -105,7 +105,7 @@ class Monitor:
         session = self._session = DriverSession(driver, calls)
         reports = self._reports = Reports(driver, calls, roster, observe, self._look_at)
         self._events = EventSubscription(driver, calls, reports.heard, self.look_now, reports.saw)
-        self._looks = Looks(driver, host, calls, session, roster)
+        self._poller = Poller(driver, host, calls, session, roster)
         self._links = Links(driver, host, calls)
         self._host_watch = HostWatch(host, calls)
         self._reopening = Reopening(driver, host, calls, roster, session, self._events, reports)
@@ -184,7 +184,7 @@ class Monitor:
     def retune(self, poll: float, timeout: float, retention: float, *, judging: bool) -> None:
         """Has other settings obeyed at once; see the attributes. From the event loop's thread."""
         longer = longest_turn(timeout) - longest_turn(self.timeout)
-        anew = judging != self.judging
+        other_judging = judging != self.judging
         self.poll, self.timeout, self.retention, self.judging = poll, timeout, retention, judging
         if not self._running:
             return
@@ -192,7 +192,7 @@ class Monitor:
             self.turn_due += max(0.0, longer)  # the turn under way may take as long as it wants by now
         else:
             self._pause()
-        if anew:
+        if other_judging:
             self._schedule.everyone(-math.inf)
         self._look.ring()
 
@@ -247,7 +247,7 @@ class Monitor:
     # A turn
 
     async def _turn(self, turn: Turn) -> None:
-        """The host, the driver if it must be opened anew, strange events, the GPUs whose turn it is, and the node."""
+        """The host, the driver if it must be opened again, strange events, the GPUs whose turn it is, and the node."""
         roster = self._roster
         await self._see_host(LOOK_PATIENCE)
         if turn.whole and (opened := await self._reopening.again(self._rounds, self.timeout)) is not None:
@@ -258,20 +258,22 @@ class Monitor:
         gpus = [each for each in roster.watched() if turn.whole or each.gpu.uuid in (turn.full or ())]
         found = await self._look_at_all(gpus, turn.full, min(self.timeout, LOOK_PATIENCE))
         if self._session.is_open and await self._events.tend(roster.watched(), self.timeout, retry=turn.whole):
-            self.look_now()  # what happened while the event set was made anew was not heard
+            self.look_now()  # what happened while the event set was made again was not heard
         self._events.listen(self.timeout)
         await self._keep_up(found)
         if turn.whole:
             self._count_round()
 
-    async def _look_at_all(self, gpus: Sequence[Watched], full: frozenset[str] | None, patience: float) -> list[Found]:
+    async def _look_at_all(
+        self, gpus: Sequence[Watched], full: frozenset[str] | None, patience: float
+    ) -> list[LookResult]:
         """Looks at these GPUs at once, and passes on each sample as it comes. Returns what was found besides."""
-        every: list[Found] = []
+        every: list[LookResult] = []
 
         async def one(watched: Watched) -> None:
             uuid = watched.gpu.uuid
             wholly = full is None or uuid in full
-            found = await self._looks.look(watched, patience, self.timeout, full=wholly, judging=self.judging)
+            found = await self._poller.look(watched, patience, self.timeout, full=wholly, judging=self.judging)
             if found.register_events:
                 self._events.register_again(uuid)
             soon = found.sample is not None and self._reports.saw(uuid, found.sample)
@@ -284,12 +286,12 @@ class Monitor:
                 group.start_soon(one, watched)
         return every
 
-    async def _keep_up(self, found: Sequence[Found]) -> None:
+    async def _keep_up(self, found: Sequence[LookResult]) -> None:
         """What belongs to a turn beside the looks: what is gone for good, links that are owed, and the node."""
         roster, now = self._roster, anyio.current_time()
         for watched in tuple(roster.gpus):
             since = watched.vanished_since
-            if since is not None and now - since >= self.retention and not roster.at_rest(watched.gpu.uuid):
+            if since is not None and now - since >= self.retention and not roster.is_released(watched.gpu.uuid):
                 log.warning("GPU %s vanished %.0f s ago and is not listed any more", watched.gpu.uuid, now - since)
                 roster.gpus.remove(watched)
         if any(each.repartitioned for each in found):
@@ -328,7 +330,7 @@ class Monitor:
         return f"none of the {len(there)} GPUs answers" if len(there) > 1 else "the only GPU does not answer"
 
     async def _publish(self, opened: Opened) -> None:
-        """Has the links between the GPUs read anew, and passes the node on."""
+        """Has the links between the GPUs read again, and passes the node on."""
         await self._links.read(self._roster.gpus, min(self.timeout, PROBE_PATIENCE))
         await self._see_host(PROBE_PATIENCE)
         self._pass_on(opened)
@@ -354,7 +356,7 @@ class Monitor:
         if seen is None:
             return
         self._device_nodes = seen.device_nodes
-        roster.bus.told = roster.bus.told if seen.bindings is None else seen.bindings
+        roster.bus.bindings = roster.bus.bindings if seen.bindings is None else seen.bindings
         if seen.mig_minors is not None:
             for watched in roster.gpus:
                 watched.gpu = with_caps(watched.gpu, seen.mig_minors)

@@ -378,7 +378,7 @@ class HostView(Protocol):
     def bindings(self) -> Mapping[str, int]:
         """The GPUs that the NVIDIA driver is bound to, by PCI bus id as NVML writes it; empty where the host does not say.
 
-        The number is another one whenever the driver was bound anew, be it because it was reloaded, or because the GPU was
+        The number is another one whenever the driver was bound again, be it because it was reloaded, or because the GPU was
         taken off the bus and found again. Numbers of two boots say nothing about each other; each is below 2^63. Raises
         OSError where the host cannot be asked now.
         """

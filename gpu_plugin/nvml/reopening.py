@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder, at_rest, in_order, merged, with_remembered
+from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder, in_order, merged, released_gpus, with_remembered
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Released, Roster
@@ -89,16 +89,18 @@ class Reopening:
         self.rebooted = False  # whatever is found now is of this boot
         opened = await self._session.open(timeout) if untouched.leaves(remembered) else None
         if opened is None:
-            roster.gpus = in_order(at_rest(remembered, untouched))
+            roster.gpus = in_order(released_gpus(remembered, untouched))
         elif untouched:
             reached = [gpu for gpu in remembered if gpu.uuid not in untouched]
-            roster.gpus = in_order([*at_rest(remembered, untouched), *await self._finder.by_bus_id(reached, patience)])
+            roster.gpus = in_order(
+                [*released_gpus(remembered, untouched), *await self._finder.by_bus_id(reached, patience)]
+            )
         else:
             found = await self._finder.by_index(opened.gpus, patience)
-            roster.gpus = with_remembered(found, remembered, roster.bus.told)
+            roster.gpus = with_remembered(found, remembered, roster.bus.bindings)
         if opened is not None:
             roster.bus.opened(roster.gpus, rounds)
-        roster.know_handles()
+        roster.note_handles()
         return opened
 
     async def again(self, rounds: int, timeout: float) -> Opened | None:
@@ -158,7 +160,7 @@ class Reopening:
             probed = await self._finder.by_index(opened.gpus, patience, there)
         roster.gpus = merged(roster.gpus, probed, every=not roster.untouched)
         roster.bus.opened(roster.gpus, rounds)
-        roster.know_handles()
+        roster.note_handles()
         await self._events.tend(roster.watched(), timeout)
 
     def _reason(self, news: Sequence[str]) -> Reason | None:

@@ -52,7 +52,7 @@ class Reports:
 
         Whoever takes it in may fail over one GPU: that is said once, and costs no other GPU anything.
         """
-        if self._roster.at_rest(uuid):
+        if self._roster.is_released(uuid):
             return False
         try:
             return bool(self._observe(uuid, seen))

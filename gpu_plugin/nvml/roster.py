@@ -66,14 +66,14 @@ _Binding = tuple[str, int]
 class Bus(msgspec.Struct):
     """The bindings as the host told them last, by PCI bus id; none where it does not tell any."""
 
-    told: Mapping[str, int] = msgspec.field(default_factory=dict)
+    bindings: Mapping[str, int] = msgspec.field(default_factory=dict)
     _found: Mapping[str, int] = msgspec.field(default_factory=dict)  # those of when the driver was opened last
     _tried: dict[_Binding, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Openings in vain for each, and the round as of which the next one makes sense."""
 
     def binding(self, gpu: Gpu) -> int | None:
         """What tells this binding of the driver to the GPU from any other; None where there is none, or none is told."""
-        return self.told.get(gpu.pci_bus_id.upper())
+        return self.bindings.get(gpu.pci_bus_id.upper())
 
     def vanished(self, watched: Watched) -> bool:
         """Whether the driver is not bound to the GPU any more.
@@ -82,17 +82,17 @@ class Bus(msgspec.Struct):
         """
         if not watched.gpu.pci_bus_id or self.binding(watched.gpu) is not None:
             return False
-        return watched.binding is not None or (bool(self.told) and watched.handle is None)
+        return watched.binding is not None or (bool(self.bindings) and watched.handle is None)
 
     def news(self, gpus: Sequence[Watched], now: int) -> tuple[str, ...]:
-        """Bus ids for whose sake the driver should be opened anew in round `now`."""
+        """Bus ids for whose sake the driver should be opened again in round `now`."""
         due, tried = [], {}
         for bus_id, gpu in self._open_questions(gpus):
-            key = (bus_id, self.told[bus_id])
+            key = (bus_id, self.bindings[bus_id])
             tries, at = self._tried.get(key, (0, now))
             if tries:
                 tried[key] = (tries, at)
-            new = gpu is None or tries or self._found.get(bus_id) != self.told[bus_id]
+            new = gpu is None or tries or self._found.get(bus_id) != self.bindings[bus_id]
             if new and tries < MAX_TRIES and now >= at:
                 due.append(bus_id)
         self._tried = tried  # what answers by now is no open question any more
@@ -102,23 +102,23 @@ class Bus(msgspec.Struct):
         """The driver was opened in round `now`, with the bindings as told last, and found these GPUs."""
         tried: dict[_Binding, tuple[int, int]] = {}
         for bus_id, gpu in self._open_questions(gpus):
-            key = (bus_id, self.told[bus_id])
+            key = (bus_id, self.bindings[bus_id])
             tries, _ = self._tried.get(key, (0, 0))
-            # One that is lost is no reason to open the driver again, unless it was bound anew since the last time.
-            if gpu is None or tries or (self._found and self._found.get(bus_id) != self.told[bus_id]):
+            # One that is lost is no reason to open the driver again, unless it was bound again since the last time.
+            if gpu is None or tries or (self._found and self._found.get(bus_id) != self.bindings[bus_id]):
                 tried[key] = (tries + 1, now + FIRST_WAIT * LONGER**tries)
-        self._tried, self._found = tried, dict(self.told)
+        self._tried, self._found = tried, dict(self.bindings)
 
     def _open_questions(self, gpus: Sequence[Watched]) -> Iterable[tuple[str, Watched | None]]:
         """Bus ids that the driver is bound to and that are of no GPU known (None), or of one out of reach even so."""
         by_bus = {watched.gpu.pci_bus_id.upper(): watched for watched in gpus if watched.gpu.pci_bus_id}
-        strangers = [bus_id for bus_id in self.told if bus_id not in by_bus]
+        strangers = [bus_id for bus_id in self.bindings if bus_id not in by_bus]
         nameless = sum(not watched.gpu.pci_bus_id for watched in gpus)
         if len(strangers) > nameless:  # else they are of those that do not say theirs
             yield from ((bus_id, None) for bus_id in strangers)
         for bus_id, watched in by_bus.items():
             out = watched.handle is None and watched.pending is None
-            if out and watched.asked_under is not None and watched.asked_under == self.told.get(bus_id):
+            if out and watched.asked_under is not None and watched.asked_under == self.bindings.get(bus_id):
                 yield bus_id, watched
 
 
@@ -132,13 +132,13 @@ class Roster(msgspec.Struct):
     """Uuids by every handle of this opening of the driver: an event may name one that is not the newest."""
     bus: Bus = msgspec.field(default_factory=Bus)
 
-    def at_rest(self, uuid: str) -> bool:
+    def is_released(self, uuid: str) -> bool:
         """Whether a GPU is released, or not resumed yet: neither is it asked anything, nor is anything told of it."""
         return uuid in self.wanted or uuid in self.untouched
 
     def watched(self) -> list[Watched]:
         """The GPUs that are asked, and told of, now."""
-        return [watched for watched in self.gpus if not self.at_rest(watched.gpu.uuid)]
+        return [watched for watched in self.gpus if not self.is_released(watched.gpu.uuid)]
 
     @property
     def in_use(self) -> bool:
@@ -152,7 +152,7 @@ class Roster(msgspec.Struct):
                 return watched.gpu.uuid
         return ""
 
-    def know_handles(self) -> None:
+    def note_handles(self) -> None:
         """Takes note of the handles that GPUs have now."""
         self.by_handle |= {watched.handle: watched.gpu.uuid for watched in self.gpus if watched.handle is not None}
 

@@ -65,7 +65,7 @@ AS_BEFORE = Opened()  # the driver that was opened before still, or one that nob
 
 
 class BusyCause(Enum):
-    """What keeps the driver from being closed, or opened anew; the value says it to people."""
+    """What keeps the driver from being closed, or opened again; the value says it to people."""
 
     OPENING = "it does not open"
     CLOSING = "it does not close"

@@ -29,7 +29,7 @@ MARGIN_FIELDS = (
 """In the order of `Thresholds`: °C, signed."""
 
 
-class Asking:
+class TraitQuery:
     """Asks for one trait of a GPU of which `known` is known. `open` is set where the driver did not tell for the moment."""
 
     def __init__(self, driver: Driver, handle: Handle, known: Gpu, level: int) -> None:
@@ -52,49 +52,49 @@ class Asking:
             return default
 
 
-def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[Asking], dict[str, Any]]:
+def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[TraitQuery], dict[str, Any]]:
     """The trait of that name, which one call answers."""
-    return lambda asking: {name: asking.ask(lambda: call(asking.driver, asking.handle), getattr(asking.known, name))}
+    return lambda query: {name: query.ask(lambda: call(query.driver, query.handle), getattr(query.known, name))}
 
 
-def _numa_node(asking: Asking) -> dict[str, Any]:
+def _numa_node(query: TraitQuery) -> dict[str, Any]:
     """NVML's word, where the host has none, and never a negative one."""
-    if asking.known.numa_node is not None:
+    if query.known.numa_node is not None:
         return {}
-    node = asking.ask(lambda: asking.driver.numa_node(asking.handle), -1)
+    node = query.ask(lambda: query.driver.numa_node(query.handle), -1)
     return {"numa_node": node if node >= 0 else None}
 
 
-def _thresholds(asking: Asking) -> dict[str, Any]:
+def _thresholds(query: TraitQuery) -> dict[str, Any]:
     def limit(kind: Threshold, known: int | None) -> int | None:
-        return asking.ask(lambda: asking.driver.temperature_threshold(asking.handle, kind), known)
+        return query.ask(lambda: query.driver.temperature_threshold(query.handle, kind), known)
 
-    return {"thresholds": Thresholds(*map(limit, Threshold, astuple(asking.known.thresholds)))}
-
-
-def _remaps_rows(asking: Asking) -> dict[str, Any]:
-    rows = asking.ask(lambda: asking.driver.remapped_rows(asking.handle), None)
-    return {"remaps_rows": rows is not None or asking.known.remaps_rows}
+    return {"thresholds": Thresholds(*map(limit, Threshold, astuple(query.known.thresholds)))}
 
 
-def _nvlinks(asking: Asking) -> dict[str, Any]:
+def _remaps_rows(query: TraitQuery) -> dict[str, Any]:
+    rows = query.ask(lambda: query.driver.remapped_rows(query.handle), None)
+    return {"remaps_rows": rows is not None or query.known.remaps_rows}
+
+
+def _nvlinks(query: TraitQuery) -> dict[str, Any]:
     """How many there are, and whether the first that is active leads to a switch: those of a GPU all lead to the same kind."""
     none: tuple[bool, ...] = ()
-    states = asking.ask(lambda: asking.driver.nvlink_states(asking.handle), none)
+    states = query.ask(lambda: query.driver.nvlink_states(query.handle), none)
     first = next((link for link, active in enumerate(states) if active), None)
     if first is None:
         return {"nvlinks": len(states)}
-    switched = asking.ask(lambda: asking.driver.nvlink_to_switch(asking.handle, first), asking.known.nvswitch)
+    switched = query.ask(lambda: query.driver.nvlink_to_switch(query.handle, first), query.known.nvswitch)
     return {"nvlinks": len(states), "nvswitch": switched}
 
 
-def _fields(asking: Asking) -> dict[str, Any]:
+def _fields(query: TraitQuery) -> dict[str, Any]:
     """NVML's fields that are answered, of a link's by any link, and the margins, which some of them are."""
     whole = [Field(number) for number in (*PROBED, *MARGIN_FIELDS) if number not in LINK_FIELDS]
-    of_links = [Field(number, link) for number in sorted(LINK_FIELDS) for link in range(asking.known.nvlinks)]
+    of_links = [Field(number, link) for number in sorted(LINK_FIELDS) for link in range(query.known.nvlinks)]
     wanted = (*whole, *of_links)
     none: tuple[int | NvmlError, ...] = ()
-    answers = asking.ask(lambda: asking.driver.field_values(asking.handle, wanted), none)
+    answers = query.ask(lambda: query.driver.field_values(query.handle, wanted), none)
     if not answers:
         return {}
     by_field = dict(zip(wanted, answers, strict=True))
@@ -102,11 +102,11 @@ def _fields(asking: Asking) -> dict[str, Any]:
     refused = {field: answer for field, answer in by_field.items() if isinstance(answer, NvmlError)}
     if gone := next((error for error in refused.values() if error.code in GPU_GONE_CODES), None):
         raise gone
-    numbers = asking.known.fields.union(field.number for field in told)
+    numbers = query.known.fields.union(field.number for field in told)
     for_now = {field.number for field, error in refused.items() if not never(error)} - numbers
-    asking.open |= bool(for_now) or (not asking.known.nvlinks and "nvlinks" in asking.known.unsettled)
+    query.open |= bool(for_now) or (not query.known.nvlinks and "nvlinks" in query.known.unsettled)
     margins = [told.get(Field(number)) for number in MARGIN_FIELDS]
-    known = astuple(asking.known.margins)
+    known = astuple(query.known.margins)
     return {
         "fields": numbers,
         "margins": Thresholds(
@@ -120,7 +120,7 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 == 1 else value
 
 
-TRAITS: Mapping[str, Callable[[Asking], Mapping[str, Any]]] = {
+TRAITS: Mapping[str, Callable[[TraitQuery], Mapping[str, Any]]] = {
     "pci_bus_id": _simple("pci_bus_id", lambda driver, handle: driver.pci_bus_id(handle)),
     "minor": _simple("minor", lambda driver, handle: driver.minor_number(handle)),
     "model": _simple("model", lambda driver, handle: driver.name(handle)),
@@ -162,9 +162,9 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
 
 def _described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str], level: int) -> Gpu:
     for name in names:
-        asking = Asking(driver, handle, gpu, level)
-        found = TRAITS[name](asking)
-        unsettled = gpu.unsettled | {name} if asking.open else gpu.unsettled - {name}
+        query = TraitQuery(driver, handle, gpu, level)
+        found = TRAITS[name](query)
+        unsettled = gpu.unsettled | {name} if query.open else gpu.unsettled - {name}
         gpu = replace(gpu, **found, unsettled=unsettled)
     return gpu
 

@@ -17,10 +17,10 @@ from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
-Probed = tuple[Handle, Gpu]  # what a probe brought: the handle that was got anew, and the GPU as it describes itself
+Probed = tuple[Handle, Gpu]  # what a probe brought: the handle that was got again, and the GPU as it describes itself
 
 
-class Found(msgspec.Struct, frozen=True):
+class LookResult(msgspec.Struct, frozen=True):
     """What a GPU's turn found.
 
     `sample` is None while a call is under way that has not been out for too long, and where the GPU was described instead.
@@ -84,11 +84,11 @@ class Watched(msgspec.Struct):
         self.handle, self.gpu = handle, gpu
         self.nvlinks = self.fabric = None  # whatever it says next, the links may have been read before that was so
 
-    def saw(self, sample: Sample, now: float) -> Found:
+    def saw(self, sample: Sample, now: float) -> LookResult:
         """Takes in that there is nothing to be had of it but this sample, by which it is out of reach."""
         self.handle = None
         self.dated(sample, now)
-        return Found(sample)
+        return LookResult(sample)
 
     def dated(self, sample: Sample, now: float) -> None:
         """Takes in what a sample says of whether it is there, at time `now` of the event loop."""
@@ -97,11 +97,11 @@ class Watched(msgspec.Struct):
         elif sample.fault not in (Fault.DRIVER, Fault.HUNG):  # which say nothing of whether it is there
             self.vanished_since = None
 
-    def looked(self, found: Look, now: float) -> Found:
+    def looked(self, found: Look, now: float) -> LookResult:
         """Takes in what a look brought at time `now` of the event loop."""
         if found.sample.fault:  # handles from before a reset are worth nothing: the next look asks for a new one
             return self.saw(found.sample, now)
-        anew = self.handle is None
+        new_handle = self.handle is None
         self.handle = found.handle
         self.unsupported |= found.unsupported
         self.counting = found.sample.counting
@@ -113,12 +113,12 @@ class Watched(msgspec.Struct):
             )
         soon = self._take_partition(found)
         self.unanswered = self.unsupported
-        return Found(
+        return LookResult(
             found.sample,
             repartitioned=self.gpu is not before,
             links_changed=self.links_changed(found.sample),
             # A registration does not survive the reset that a new handle may come from, or that the MIG mode is switched by.
-            register_events=anew or self.gpu.mig_enabled != was_enabled,
+            register_events=new_handle or self.gpu.mig_enabled != was_enabled,
             look_soon=soon,
         )
 

@@ -53,7 +53,7 @@ NAMES_PATIENCE = 5.0
 
 
 class PlatformDriver(Driver):
-    """`port.Driver` of this node's platform, which is looked for anew at each `open`: a driver may come, or come late."""
+    """`port.Driver` of this node's platform, which is looked for again at each `open`: a driver may come, or come late."""
 
     def __init__(
         self, nvml: Driver, roots: Sequence[str], strategy: str = AUTO, machine: str = os.uname().machine

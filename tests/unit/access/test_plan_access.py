@@ -55,7 +55,9 @@ def test_the_control_nodes_of_an_h200_without_modeset():
 
 @pytest.mark.parametrize("missing", CONTROL_NODES)
 def test_control_nodes_are_those_that_exist_in_a_fixed_order(missing):
-    assert planned(*frozenset(CONTROL_NODES) - {missing}).control_nodes == tuple(n for n in CONTROL_NODES if n != missing)
+    assert planned(*frozenset(CONTROL_NODES) - {missing}).control_nodes == tuple(
+        n for n in CONTROL_NODES if n != missing
+    )
 
 
 @pytest.mark.parametrize("asked", [("gdrcopy",), ("gds",), ("mofed",), ("gdrcopy", "gds", "mofed"), ()])

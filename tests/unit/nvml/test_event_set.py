@@ -126,9 +126,9 @@ class Alone:
     async def turn(self, patience=0.1, gpus=None):
         self.subscription.collect()
         self.subscription.listen(LONG)
-        anew = await self.subscription.tend(self.gpus if gpus is None else gpus, patience)
+        rebuilt = await self.subscription.tend(self.gpus if gpus is None else gpus, patience)
         self.subscription.listen(LONG)
-        return anew
+        return rebuilt
 
     async def turns_until(self, condition):
         with anyio.fail_after(LONG):
