@@ -14,7 +14,7 @@ from gpu_plugin.nvml.port import HostView
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.build import Built
-    from gpu_plugin.access.cdi.found import HostDevices
+    from gpu_plugin.access.cdi.host_files import HostDevices
     from gpu_plugin.access.cdi.options import CdiOptions
     from gpu_plugin.host.driver_root.search import Search
     from gpu_plugin.host.driver_root.tegra import TegraSearch

@@ -16,7 +16,7 @@ from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.slow_call import SlowCall
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
+    from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
 
 # Every node under /dev that a container could be given on account of a GPU, as patterns under a root.
 _NODE_PATTERNS = (
@@ -131,7 +131,7 @@ class LinuxHost:
 
         A node of the first root that has it counts, as with `device_nodes`.
         """
-        from gpu_plugin.access.cdi.found import HostDevices  # noqa: PLC0415 - only CDI specifications need it
+        from gpu_plugin.access.cdi.host_files import HostDevices  # noqa: PLC0415 - only CDI specifications need it
 
         nodes: dict[str, DeviceFile] = {}
         for root in self._roots:
@@ -223,7 +223,7 @@ def _listed(text: str) -> list[int]:
 
 def _device_file(path: Path) -> "DeviceFile | None":
     """The character device that a path leads to; None for anything else."""
-    from gpu_plugin.access.cdi.found import DeviceFile  # noqa: PLC0415 - only CDI specifications need it
+    from gpu_plugin.access.cdi.host_files import DeviceFile  # noqa: PLC0415 - only CDI specifications need it
 
     try:
         status = path.stat()

@@ -17,7 +17,7 @@ from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Thresh
 from gpu_plugin.health.observation import Fabric
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.found import HostDevices
+    from gpu_plugin.access.cdi.host_files import HostDevices
 
 Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""

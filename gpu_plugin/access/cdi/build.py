@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
+from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.access.cdi.found import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
 
 BINARY, FIRMWARE, CONFIG, SOCKET, XORG, STORAGE = "binary", "firmware", "config", "socket", "xorg", "storage"
 """What a file that is no library for the loader is of."""

@@ -5,7 +5,7 @@ Names and arguments are those of nvidia-container-toolkit (internal/discover/hoo
 
 from collections.abc import Iterable
 
-from gpu_plugin.access.cdi.found import DriverFiles, Library
+from gpu_plugin.access.cdi.host_files import DriverFiles, Library
 from gpu_plugin.access.cdi.spec import Hook
 
 ALL = "all"  # stands for all hooks in --cdi-disable-hooks

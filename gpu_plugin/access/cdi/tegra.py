@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_plugin.access.cdi import driver, hooks, names
 from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice

@@ -12,7 +12,7 @@ import msgspec
 from gpu_plugin.access.cdi import driver, hooks, names
 from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
 from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
-from gpu_plugin.access.cdi.found import HostDevices, Kind, Library, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import WSL_GPUS

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from gpu_plugin.access.cdi import driver
-from gpu_plugin.access.cdi.found import DriverFiles, Listing, Seen
+from gpu_plugin.access.cdi.host_files import DriverFiles, Listing, Seen
 from gpu_plugin.host.driver_root.tree import FirstRoot, Tree
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi import l4t_lists, tegra
-from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, stamp

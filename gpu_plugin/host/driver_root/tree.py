@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gpu_plugin.access.cdi.found import Kind, Listing, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import Kind, Listing, Seen, SeenLibrary
 from gpu_plugin.host.driver_root.inside import resolve
 
 MAX_NAMES = 200_000  # names in one directory that are read at most

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpu_plugin.access.cdi import wsl
 from gpu_plugin.access.cdi.directories import DXCORE, DXCORE_DIRECTORIES, WSL_LIBRARIES
-from gpu_plugin.access.cdi.found import Kind, SeenLibrary
+from gpu_plugin.access.cdi.host_files import Kind, SeenLibrary
 from gpu_plugin.host.driver_root.tree import FirstRoot, Tree
 
 _LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")  # what the loader of CUDA is called in WSL's own directory

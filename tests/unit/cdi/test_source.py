@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, SpecDevice, made
 from gpu_plugin.cdi.source import Request, SpecSource

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_plugin.access.cdi import driver, hooks, names, spec
 from gpu_plugin.access.cdi.build import READ_ONLY, SOCKET_OPTIONS, Built, build
-from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
+from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, Spec
 from gpu_plugin.devices.naming import PLACEHOLDER

@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.build import READ_ONLY
-from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import faults, from_json, to_json

@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.access.cdi import wsl
 from gpu_plugin.access.cdi.build import READ_ONLY
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices, Kind, Seen, SeenLibrary
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, faults, from_json, to_json
 from gpu_plugin.access.cdi.wsl import Store, WslFiles, choose, pick, wsl_specs
