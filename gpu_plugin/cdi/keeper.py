@@ -141,7 +141,6 @@ class SpecKeeper:
         self._report(readiness(built, outcome.refused))
 
     def _round(self, request: Callable[[], Request]) -> "tuple[Built, Outcome]":
-        """Builds and writes once."""
         built = self._source.build(request())
         return built, self._directory.write(built.specs)
 

@@ -102,7 +102,6 @@ class MpsService:
         await self._configuration.run(self._take_settings)
 
     def _take_settings(self, new: Settings) -> None:
-        """Has the GPUs looked at under newer settings."""
         self.settings = new
         self._look.ring()
 

@@ -86,7 +86,6 @@ class MpsWatch:
     def _ask(
         self, kept: _Foreign, settings: Settings, root: str, resource: MpsShared, signs: Signs, now: float
     ) -> None:
-        """Begins a question if one is due; one at a time, however long the last one hangs."""
         answer = self._heard(kept)
         if (began := kept.question.started) is not None:
             if now - began > 2 * ANSWER:
@@ -163,7 +162,6 @@ def _locked(path: Path) -> bool:
 
 
 def _answer(roots: Sequence[str], pipe: str, signs: Signs, now: float) -> Answer:
-    """Asks the daemon with this pipe directory. Blocks."""
     try:
         program = control_program.find_program(roots)
     except MpsError as error:

@@ -251,19 +251,19 @@ class PynvmlDriver(port.Driver):
             raise
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
-        return int(self._ask("nvmlDeviceGetTopologyCommonAncestor", one, _pointer(self._lib, other)))
+        return int(self._ask("nvmlDeviceGetTopologyCommonAncestor", one, self._device(other)))
 
     def event_set(self) -> EventSet:
         return EventSet(_value(self._call("nvmlEventSetCreate")))
 
     def free_event_set(self, events: EventSet) -> None:
-        self._call("nvmlEventSetFree", _events(self._lib, events))
+        self._call("nvmlEventSetFree", self._events(events))
 
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
-        self._ask("nvmlDeviceRegisterEvents", handle, mask, _events(self._lib, events))
+        self._ask("nvmlDeviceRegisterEvents", handle, mask, self._events(events))
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
-        data = self._call("nvmlEventSetWait_v2", _events(self._lib, events), timeout_ms)
+        data = self._call("nvmlEventSetWait_v2", self._events(events), timeout_ms)
         return Event(_address(data.device), data.eventType, data.eventData, data.gpuInstanceId, data.computeInstanceId)
 
     @property
@@ -272,8 +272,13 @@ class PynvmlDriver(port.Driver):
             raise NvmlError(Return.UNINITIALIZED, "open")
         return self._nvml
 
+    def _device(self, handle: Handle) -> Any:
+        return ctypes.cast(ctypes.c_void_p(handle), self._lib.c_nvmlDevice_t)
+
+    def _events(self, events: EventSet) -> Any:
+        return ctypes.cast(ctypes.c_void_p(events), self._lib.c_nvmlEventSet_t)
+
     def _bus_id(self, name: str, handle: Handle, *arguments: Any) -> str:
-        """The bus id in the PCI description that a function gives."""
         info = self._ask(name, handle, *arguments)
         try:
             return str(info.busId)  # made into text by pynvml, on being looked at
@@ -281,7 +286,6 @@ class PynvmlDriver(port.Driver):
             raise _no_text(name, error) from None
 
     def _fill(self, name: str, handle: Handle, into: ctypes.Structure) -> None:
-        """Has a function fill in a structure about a GPU."""
         self._straight(name, ctypes.c_void_p(handle), ctypes.byref(into))
 
     def _straight(self, name: str, *arguments: Any) -> None:
@@ -299,7 +303,7 @@ class PynvmlDriver(port.Driver):
 
     def _ask(self, name: str, handle: Handle, *arguments: Any) -> Any:
         """Calls pynvml's function of this name about a GPU."""
-        return self._call(name, _pointer(self._lib, handle), *arguments)
+        return self._call(name, self._device(handle), *arguments)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """Calls pynvml's function of this name and makes what it raises into NvmlError."""
@@ -331,14 +335,6 @@ def _address(pointer: Any) -> Handle:
 
 def _value(pointer: Any) -> int:
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
-
-
-def _pointer(lib: ModuleType, handle: Handle) -> Any:
-    return ctypes.cast(ctypes.c_void_p(handle), lib.c_nvmlDevice_t)
-
-
-def _events(lib: ModuleType, events: EventSet) -> Any:
-    return ctypes.cast(ctypes.c_void_p(events), lib.c_nvmlEventSet_t)
 
 
 def _no_text(name: str, error: UnicodeDecodeError) -> NvmlError:

@@ -268,7 +268,6 @@ class HostWatch:
 
 
 def _see(host: HostView, *, sliced: bool) -> HostSight:
-    """Blocks."""
     try:
         bindings = host.bindings()
     except OSError as error:

@@ -127,7 +127,6 @@ class Poller:
         return found
 
     def _probed(self, watched: Watched, handle: Handle, gpu: Gpu, now: float) -> LookResult:
-        """A GPU that could not be read was probed again."""
         if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._roster.gpus if other is not watched):
             sample = Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU answers for it")
             return watched.saw(sample, now)

@@ -208,7 +208,6 @@ def _spread(questions: Iterable[Question]) -> Mapping[Question, int]:
 
 
 def _fields(reading: Reading, links: int) -> tuple[Field, ...]:
-    """Link by link where it is of the links."""
     if not reading.per_link:
         return tuple(Field(number) for number in reading.numbers)
     return tuple(Field(number, link) for link in range(links) for number in reading.numbers)

@@ -140,7 +140,6 @@ class Reports:
 
 
 def _bits(kind: int) -> Iterator[int]:
-    """The event types that a mask is made of."""
     while kind:
         lowest = kind & -kind
         yield lowest

@@ -257,7 +257,6 @@ class EventSubscription:
         return all(each.gone for each in sets)
 
     def _undo(self, undone: LiveSet, why: str) -> None:
-        """Nothing more is to be expected of that set."""
         if undone is not self._set or undone.undone:
             return
         now = anyio.current_time()

@@ -63,8 +63,6 @@ def probe_links(driver: Driver, host: HostView, handles: Mapping[str, Handle], g
 
 
 class _Reading:
-    """One reading under way."""
-
     def __init__(self, driver: Driver, host: HostView, handles: Mapping[str, Handle], gpus: Sequence[Gpu]) -> None:
         self._driver = driver
         self._host = host
@@ -257,6 +255,5 @@ def pcie_relation(one: str, other: str, *, near: bool) -> TopologyLevel:
 
 
 def _device(name: str) -> str:
-    """A PCI device's address without its function."""
     found = _PCI_DEVICE.fullmatch(name)
     return found[1] if found else name

@@ -53,7 +53,6 @@ class TraitQuery:
 
 
 def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[TraitQuery], dict[str, Any]]:
-    """The trait of that name, which one call answers."""
     return lambda query: {name: query.ask(lambda: call(query.driver, query.handle), getattr(query.known, name))}
 
 

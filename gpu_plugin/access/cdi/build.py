@@ -153,7 +153,6 @@ def _why_missing(gpu: Gpu, gone: Sequence[str]) -> str:
 
 
 def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
-    """What every container with a GPU gets."""
     root = options.driver_root
     control = tuple(nodes.of(path) for path in nodes.there(CONTROL_NODES))
     made_hooks: tuple[Hook, ...] = ()
@@ -200,7 +199,6 @@ def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str,
 
 
 def _others(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Iterator[tuple[str, Spec]]:
-    """The classes beside that of GPUs."""
     channels = [channel for channel in options.imex_channels if imex_node(channel) in nodes.host.nodes]
     if channels:
         devices = [_simple(nodes, str(channel), [imex_node(channel)]) for channel in channels]

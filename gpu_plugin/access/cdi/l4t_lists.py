@@ -64,7 +64,6 @@ def parse(name: str, content: bytes) -> Lines:
 
 
 def _line(text: str) -> Line | str:
-    """The line, or what is wrong with it."""
     word, comma, path = (part.strip() for part in text.partition(","))
     shown = repr(text[:80])
     if not comma:

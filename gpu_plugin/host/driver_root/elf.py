@@ -81,7 +81,6 @@ def _segments(elf: ELFFile) -> list[Any]:
 
 
 def _tags(elf: ELFFile, dynamic: Any) -> dict[int, int]:
-    """The first value of each tag of the dynamic table."""
     entry = struct.Struct(("<" if elf.little_endian else ">") + ("qQ" if elf.elfclass == 64 else "iI"))
     table = _bytes(elf, dynamic["p_offset"], min(dynamic["p_filesz"], MAX_DYNAMIC_BYTES))
     tags: dict[int, int] = {}

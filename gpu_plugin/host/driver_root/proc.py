@@ -48,7 +48,6 @@ def driver_version(proc: Path) -> str:
 
 
 def _information(file: Path) -> dict[str, str]:
-    """What stands before and after the first colon of each line."""
     parts = (line.partition(":") for line in _text(file).split("\n"))
     return {key.strip(): value.strip() for key, colon, value in parts if colon}
 

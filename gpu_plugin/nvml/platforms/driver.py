@@ -129,7 +129,6 @@ class PlatformDriver(Driver):
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
-    """A call that the driver of the chosen platform answers."""
 
     def passed_on(self: PlatformDriver, /, *arguments: Any, **named: Any) -> Any:
         return getattr(self.chosen, name)(*arguments, **named)
