@@ -33,7 +33,7 @@ class CopySource(SpecSource):
 
     def __init__(self, host: HostView, roots: Callable[[], Roots]) -> None:
         super().__init__(host, roots)
-        self._tegra = TegraSearch(roots(), own=False)
+        self._searches[TegraSearch] = TegraSearch(self.roots, own=False)
 
 
 class Copy(msgspec.Struct, frozen=True):

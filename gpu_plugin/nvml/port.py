@@ -81,7 +81,7 @@ class MigAttributes(msgspec.Struct, frozen=True):
     engines: Engines | None = None
 
 
-class RemappedRows(msgspec.Struct, frozen=True):
+class RemappedRows(NamedTuple):
     """nvmlDeviceGetRemappedRows: how many rows, by what was wrong; whether one waits for a reset, whether one failed."""
 
     correctable: int = 0
@@ -90,7 +90,7 @@ class RemappedRows(msgspec.Struct, frozen=True):
     failure: bool = False
 
 
-class PcieLink(msgspec.Struct, frozen=True):
+class PcieLink(NamedTuple):
     """Lanes that the GPU's PCIe link has now, and could have (nvmlDeviceGetCurrPcieLinkWidth, ...MaxPcieLinkWidth)."""
 
     width: int

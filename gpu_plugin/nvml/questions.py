@@ -62,32 +62,22 @@ class Reading(msgspec.Struct, frozen=True):
         return self.shape in (Shape.LINKS, Shape.LINK_SUM)
 
 
-def _remapped_rows(driver: Driver, handle: Handle) -> tuple[bool, bool, int, int]:
-    rows = driver.remapped_rows(handle)
-    return rows.pending, rows.failure, rows.correctable, rows.uncorrectable
-
-
-def _pcie_link(driver: Driver, handle: Handle) -> tuple[int, int]:
-    link = driver.pcie_link(handle)
-    return link.width, link.max_width
-
-
-REMAP = ("remap_pending", "remap_failure", "remapped_correctable", "remapped_uncorrectable")
-"""What a GPU says of its rows, though not while it is partitioned into MIG devices."""
+REMAP = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
+"""What a GPU says of its rows, in the order of `RemappedRows`, though not while it is partitioned into MIG devices."""
 
 QUESTIONS: tuple[Question, ...] = (
     Question(("temperature",), lambda driver, handle: (driver.temperature(handle),)),
     Question(("energy",), lambda driver, handle: (driver.total_energy(handle),)),
     Question(("margin",), lambda driver, handle: (driver.margin_temperature(handle),)),
     Question(("ecc_uncorrected",), lambda driver, handle: (driver.uncorrected_ecc_errors(handle),)),
-    Question(REMAP, _remapped_rows),
+    Question(REMAP, lambda driver, handle: driver.remapped_rows(handle)),
     Question(("clocks_event_reasons",), lambda driver, handle: (driver.clocks_event_reasons(handle),)),
     Question(("fabric",), lambda driver, handle: (driver.fabric(handle),)),
     Question(("sram_threshold",), lambda driver, handle: (driver.sram_threshold_exceeded(handle),), Pace.TURN),
     Question(("unrepairable_memory",), lambda driver, handle: (driver.unrepairable_memory(handle),), Pace.TURN),
     Question(("retired_pending",), lambda driver, handle: (driver.retired_pages_pending(handle),), Pace.TURN),
     Question(("pcie_replays",), lambda driver, handle: (driver.pcie_replays(handle),), Pace.TURN),
-    Question(("pcie_width", "pcie_max_width"), _pcie_link, Pace.TURN, calls=2),
+    Question(("pcie_width", "pcie_max_width"), lambda driver, handle: driver.pcie_link(handle), Pace.TURN, calls=2),
     Question(("utilization",), lambda driver, handle: (driver.utilization(handle),), Pace.TURN),
     Question(("memory_used",), lambda driver, handle: (driver.memory_used(handle),), Pace.TURN),
     Question(("power",), lambda driver, handle: (driver.power_usage(handle),), Pace.TURN),

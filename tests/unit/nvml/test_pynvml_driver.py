@@ -134,7 +134,9 @@ def refusal(call, *arguments):
 def plain(value):
     if isinstance(value, msgspec.Struct):
         return all(plain(item) for item in msgspec.structs.astuple(value))
-    return type(value) in (int, str, bool, type(None)) or (type(value) is tuple and all(plain(item) for item in value))
+    return type(value) in (int, str, bool, type(None)) or (
+        isinstance(value, tuple) and all(plain(item) for item in value)
+    )
 
 
 def test_the_table_here_has_the_whole_port():
