@@ -17,8 +17,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from gpu_plugin.access.conflicts import PairWatch
-from gpu_plugin.access.container import container_edits
-from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.access.container import ContainerEdits, container_edits
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
