@@ -16,6 +16,7 @@ EPISODE = 60.0
 """Seconds without such a failure after which the next one is news."""
 
 OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""What calls fail with where the process or the machine lacks something: the other end has no part in it."""
 
 Handler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 

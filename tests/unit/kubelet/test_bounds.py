@@ -21,7 +21,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated
 
-from gpu_plugin.kubelet import connection, message, messages, shortages, wire
+from gpu_plugin.kubelet import connection, messages, shortages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.shortages import Shortages
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
@@ -49,7 +49,7 @@ def frame(flag: int, data: bytes, declared: int | None = None) -> bytes:
     [
         (frame(1, b"squeezed"), Status.UNIMPLEMENTED, "uncompressed"),
         (frame(0, b"", 2**32 - 1), Status.RESOURCE_EXHAUSTED, "longer than"),
-        (frame(0, b"", message.LONGEST + 1), Status.RESOURCE_EXHAUSTED, "longer than"),
+        (frame(0, b"", connection.LONGEST_REQUEST + 1), Status.RESOURCE_EXHAUSTED, "longer than"),
         (frame(0, b"abc", 80), Status.INVALID_ARGUMENT, "within its message"),
         (b"\x00\x00", Status.INVALID_ARGUMENT, "within its message"),
         (b"", Status.INVALID_ARGUMENT, "before its message"),
