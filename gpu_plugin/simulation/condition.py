@@ -28,7 +28,7 @@ from gpu_plugin.devices.nvml_h import (
     Return,
 )
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml.port import RemappedRows
+from gpu_plugin.nvml.port import PcieLink, RemappedRows
 from gpu_plugin.simulation.profile import GpuProfile
 
 _VOLATILE_FIELDS = frozenset({FI_PCIE_COUNT_FATAL_ERROR, FI_GET_GPU_RECOVERY_ACTION})
@@ -197,6 +197,20 @@ def power(built: GpuProfile, now: Condition) -> int:
 def power_limit(built: GpuProfile) -> int:
     """Power limit, mW."""
     return 1000 * built.limit_watts
+
+
+def clocks_event_reasons(built: GpuProfile, now: Condition) -> int | None:
+    """None: not supported."""
+    if built.clocks_event_reasons is None or now.clocks_event_reasons is None:
+        return built.clocks_event_reasons
+    return now.clocks_event_reasons
+
+
+def pcie_link(built: GpuProfile, now: Condition) -> PcieLink | None:
+    """None: not supported."""
+    if built.pcie_width is None:
+        return None
+    return PcieLink(built.pcie_width if now.pcie_width is None else now.pcie_width, built.pcie_width)
 
 
 def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
