@@ -99,7 +99,7 @@ class Life:
         asked = self.kubelet._pod_resources
         asked._clock, asked._counted_at = anyio.current_time, anyio.current_time()  # what limits the rate of calls
         # A list that is sent again may come to nothing while the checkpoint cannot be read; it is not what is looked for here.
-        self.kubelet._list_again = lambda: True  # type: ignore[method-assign]
+        self.kubelet._checkpoint.wants_list = lambda tables: True  # type: ignore[method-assign]
         socket = self.kubelet.pod_resources_socket
         self.settings = resolve({"device_plugin_dir": str(directory), "pod_resources_socket": str(socket)}, {})
         self.situation = Situation()

@@ -16,8 +16,8 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.list_resend import ListResend
 from gpu_plugin.kubelet.holding import KubeletReadings, Told, weigh
+from gpu_plugin.kubelet.list_resend import ListResend
 from tests.unit.inventory.changing_node import (
     LATER,
     LATER_SHARED,
