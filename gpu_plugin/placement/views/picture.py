@@ -8,17 +8,9 @@ from itertools import combinations, groupby
 
 import msgspec
 
+from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement.views.groups import (
-    BOARD,
-    HOST_BRIDGE,
-    SWITCH,
-    SWITCHES,
-    Group,
-    LinkGroups,
-    NvlinkGroup,
-    joined,
-)
+from gpu_plugin.placement.views.groups import Group, LinkGroups, NvlinkGroup, joined
 from gpu_plugin.placement.views.matrix import pcie_word, word
 from gpu_plugin.placement.views.svg import SAMPLE, Sample, box, element, legend, written, xml
 
@@ -66,10 +58,10 @@ BOLD: Mapping[str, object] = {"font_size": 12, "font_weight": "bold"}
 CENTRED: Mapping[str, object] = {"text_anchor": "middle"}
 
 FRAMES: Mapping[int, tuple[str, str, str]] = {
-    BOARD: ("one board", "", "on one board (PIX)"),
-    SWITCH: ("PCIe switch", "", "at one PCIe switch (PIX)"),
-    SWITCHES: ("PCIe switches", "8 4", "at several PCIe switches (PXB)"),
-    HOST_BRIDGE: ("host bridge", "2 4", "at one PCIe host bridge (PHB)"),
+    TopologyLevel.INTERNAL: ("one board", "", "on one board (PIX)"),
+    TopologyLevel.SINGLE: ("PCIe switch", "", "at one PCIe switch (PIX)"),
+    TopologyLevel.MULTIPLE: ("PCIe switches", "8 4", "at several PCIe switches (PXB)"),
+    TopologyLevel.HOSTBRIDGE: ("host bridge", "2 4", "at one PCIe host bridge (PHB)"),
 }
 """By what GPUs share (nvmlGpuTopologyLevel_t): a frame's name, how its line is broken, and what the legend says of it."""
 
