@@ -13,7 +13,7 @@ import anyio
 import pytest
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.access.edits import ContainerEdits
@@ -321,6 +321,7 @@ answers = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(answers)
 def test_reads_what_generated_code_writes(answer):
     expected = {
@@ -343,6 +344,7 @@ def test_reads_what_generated_code_writes(answer):
     }
 
 
+@settings(max_examples=50)
 @given(answers, st.data())
 def test_an_answer_cut_short_is_read_to_a_part_or_refused(answer, data):
     whole = bytes(answer)

@@ -135,12 +135,12 @@ async def test_streams_come_and_go_without_a_trace(kubelet, directory):
 async def test_kubelet_restarts_leave_nothing_behind(kubelet, directory):
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
-        for times in range(2, 22):
+        for times in range(2, 12):
             await kubelet.restart(orderly=bool(times % 2))
             await kubelet.wait_for(registered(kubelet, times))
         before, memory = left_behind(), resident()
-        restarts = 21 + 36 * ENDURANCE
-        for times in range(22, restarts + 1):
+        restarts = 11 + 24 * ENDURANCE
+        for times in range(12, restarts + 1):
             await kubelet.restart(orderly=bool(times % 2))
             await kubelet.wait_for(registered(kubelet, times))
         after = left_behind()
