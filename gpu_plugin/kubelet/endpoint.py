@@ -1,4 +1,4 @@
-"""One resource's life with the kubelet: listen, register, watch, and begin anew when anything of that is lost.
+"""One resource's life with the kubelet: listen, register, watch, and begin again when anything of that is lost.
 
 The kubelet never repairs a broken connection to a plugin; whatever breaks, the plugin has to register again, and must
 have let go of everything old before it does. So there is one way to mend: end this incarnation, begin the next. Each
@@ -229,17 +229,17 @@ class ResourceEndpoint:
 
     async def _kubelet_present(self) -> Identity:
         """Waits for the kubelet's socket and says which one it is."""
-        told, said = -math.inf, False
+        next_line, reminded = -math.inf, False
         while True:
             found = self._kubelet()
             if found is not None:
                 return found
-            if anyio.current_time() >= told:
+            if anyio.current_time() >= next_line:
                 why = self._absent()
-                level = logging.WARNING if said else logging.INFO
+                level = logging.WARNING if reminded else logging.INFO
                 self._log.log(level, "%s: %s", self.resource, why)
                 self._registrations.away(self.resource, why)
-                told, said = anyio.current_time() + REMINDER, True
+                next_line, reminded = anyio.current_time() + REMINDER, True
             await self._look.wait(POLL_INTERVAL)
 
     def _absent(self) -> str:

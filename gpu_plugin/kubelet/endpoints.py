@@ -33,11 +33,11 @@ class Endpoints:
     ) -> None:
         """Takes what each `ResourceEndpoint` takes."""
         self._store = store
-        told = self._registrations = registrations or Registrations()
+        self._registrations = registrations or Registrations()
         pairs = PairWatch()
         counted = counts or KubeletCounts()
         self._make: Callable[[str], ResourceEndpoint] = lambda name: ResourceEndpoint(
-            name, store, kubelet_socket, directory, look, pairs, registered, told, counted
+            name, store, kubelet_socket, directory, look, pairs, registered, self._registrations, counted
         )
         self._running: dict[str, anyio.CancelScope] = {}
 
@@ -64,5 +64,5 @@ class Endpoints:
                 self._registrations.away(name, f"it cannot be served: {error}")
             else:
                 await forever(name, endpoint.run)
-        if name not in self._running:  # it was withdrawn: what was told of it while it ended is past, too
+        if name not in self._running:  # it was withdrawn: what was noted of it while it ended is past, too
             self._registrations.withdrawn(name)

@@ -30,7 +30,7 @@ _MASK_AT, _INODE_AT, _BIRTH_AT = 0, 32, 80
 
 
 def socket_path(directory: Path, resource: str, incarnation: int, instance: str = INSTANCE) -> Path:
-    """Where the server of a resource listens; a name of its own each time it begins anew.
+    """Where the server of a resource listens; a name of its own each time it begins again.
 
     The resource's name is shortened where the whole would not fit into a socket address. Raises ValueError where not
     even the shortest would.
@@ -86,11 +86,11 @@ def _birth(path: Path, status: os.stat_result) -> int:
     """When the file of this status was made, in nanoseconds; when it last changed where the file system does not say."""
     call = _statx()
     if call is not None:
-        told = ctypes.create_string_buffer(_SIZE)
-        if call(_AT_FDCWD, os.fsencode(path), 0, _BASIC_STATS_AND_BTIME, told) == 0:
-            (mask,) = struct.unpack_from("=I", told, _MASK_AT)
-            (inode,) = struct.unpack_from("=Q", told, _INODE_AT)
-            seconds, nanoseconds = struct.unpack_from("=qI", told, _BIRTH_AT)
+        buffer = ctypes.create_string_buffer(_SIZE)
+        if call(_AT_FDCWD, os.fsencode(path), 0, _BASIC_STATS_AND_BTIME, buffer) == 0:
+            (mask,) = struct.unpack_from("=I", buffer, _MASK_AT)
+            (inode,) = struct.unpack_from("=Q", buffer, _INODE_AT)
+            seconds, nanoseconds = struct.unpack_from("=qI", buffer, _BIRTH_AT)
             if mask & _BTIME and inode == status.st_ino:
                 return int(seconds * 1_000_000_000 + nanoseconds)
     return status.st_ctime_ns

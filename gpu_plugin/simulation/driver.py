@@ -261,21 +261,21 @@ class SimulatedDriver(Session):
 
     def _field(self, index: int, field: Field) -> int | NvmlError:
         built, now = self._profile.gpus[index], self._node.condition(index)
-        told: int | None
+        value: int | None
         if field.number in condition.LINK_FIELDS:
             links = self._remotes(index)
             if not 0 <= field.scope < len(links):
                 return refused("field_values", Return.INVALID_ARGUMENT if links else Return.NOT_SUPPORTED)
-            told = condition.link_value(built, now, field.number, field.scope)
-            if told is not None and field.number == FI_NVLINK_GET_STATE:
-                told = int(links[field.scope] is not None)
+            value = condition.link_value(built, now, field.number, field.scope)
+            if value is not None and field.number == FI_NVLINK_GET_STATE:
+                value = int(links[field.scope] is not None)
         elif field.number == FI_TOTAL_ENERGY_CONSUMPTION and field.number in built.fields:
-            told = self._node.energy(index)
+            value = self._node.energy(index)
         elif field.number in _OF_ROWS and self._cut_up(index):
-            told = None
+            value = None
         else:
-            told = condition.field_value(built, now, field.number)
-        return refused("field_values", Return.NOT_SUPPORTED) if told is None else told
+            value = condition.field_value(built, now, field.number)
+        return refused("field_values", Return.NOT_SUPPORTED) if value is None else value
 
     def _cut_up(self, index: int) -> bool:
         """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""

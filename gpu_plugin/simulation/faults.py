@@ -10,7 +10,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, RecoveryAction, Return
 from gpu_plugin.simulation import device_nodes
 from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.simulation.part_faults import PART_FAULTS, Fault, integer, mask, require, said
+from gpu_plugin.simulation.part_faults import PART_FAULTS, Fault, check_flag, integer, mask, require
 from gpu_plugin.sources.xid_table import shipped_table
 
 _NONE = "none"
@@ -61,19 +61,19 @@ def _event(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _lost(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("lost", value)
+    check_flag("lost", value)
     node.lose(gpu)
     return "fell off the bus, until healed"
 
 
 def _vanish(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("vanish", value)
+    check_flag("vanish", value)
     node.vanish(gpu)
     return "gone from its driver, until it returns or is healed"
 
 
 def _return(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("return", value)
+    check_flag("return", value)
     if not node.condition(gpu).vanished:
         raise ConfigError(f"return: GPU {gpu} has not vanished")
     node.bring_back(gpu)
@@ -125,26 +125,26 @@ def _mig(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _reset(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("reset", value)
+    check_flag("reset", value)
     node.reset(gpu)
     off = node.condition(gpu)
     return "reset" + (", and still off the bus" if off.lost or off.vanished else "")
 
 
 def _reset_keeping_energy(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("reset-keeping-energy", value)
+    check_flag("reset-keeping-energy", value)
     node.reset(gpu, energy=False)
     return "reset, and its energy counts on, as where the driver stays loaded"
 
 
 def _heal(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("heal", value)
+    check_flag("heal", value)
     node.heal(gpu)
     return "repaired and reset"
 
 
 def _reboot(node: SimulatedNode, value: object) -> str:
-    said("reboot", value)
+    check_flag("reboot", value)
     node.reboot()
     return f"rebooted, with boot id {node.boot_id}"
 

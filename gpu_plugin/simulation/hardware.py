@@ -144,12 +144,12 @@ class SimulatedNode:
         with self._changed:
             now = self._wall_clock()
             if gpu in self._dips:
-                told = max(0, self._read.get(gpu, 0) - self._dips.pop(gpu))
-                self._set(gpu, energy_since=now - told / watts / 1000)
+                energy = max(0, self._read.get(gpu, 0) - self._dips.pop(gpu))
+                self._set(gpu, energy_since=now - energy / watts / 1000)
             else:
-                told = round(max(0.0, now - self._gpus[gpu].energy_since) * watts * 1000)
-            self._read[gpu] = told
-        return told
+                energy = round(max(0.0, now - self._gpus[gpu].energy_since) * watts * 1000)
+            self._read[gpu] = energy
+        return energy
 
     def mig_partition(self, gpu: int) -> MigPartition | None:
         """How the GPU is partitioned into MIG devices; None out of MIG mode."""
@@ -157,7 +157,7 @@ class SimulatedNode:
             return self._partitions[gpu]
 
     def bindings(self) -> dict[str, int]:
-        """By PCI bus id a number that is another one whenever the driver was bound anew; none of a GPU that has vanished."""
+        """By PCI bus id a number that is another one whenever the driver was bound again; none of a GPU that has vanished."""
         with self._changed:
             return {
                 built.pci_bus_id: now.binding
@@ -220,7 +220,7 @@ class SimulatedNode:
         return heard
 
     def change(self, gpu: int, **changes: Any) -> None:
-        """Has these of the GPU's `Condition` be so until told otherwise, reset where a reset sets them back, or healed."""
+        """Has these of the GPU's `Condition` be so until changed again, reset where a reset sets them back, or healed."""
         with self._changed:
             self._set(gpu, **changes)
         self._tell_lost()
@@ -256,7 +256,7 @@ class SimulatedNode:
         self._save()
 
     def set_temperature(self, gpu: int, celsius: int) -> None:
-        """The GPU stays at this temperature until told otherwise or healed."""
+        """The GPU stays at this temperature until changed again or healed."""
         self.change(gpu, temperature=celsius)
 
     def lose(self, gpu: int) -> None:
@@ -288,7 +288,7 @@ class SimulatedNode:
         self._become(gpu, partial(condition.reset, energy=energy))
 
     def reboot(self) -> None:
-        """Boots the node anew: every GPU is reset, and back on the bus if it was not."""
+        """Boots the node again: every GPU is reset, and back on the bus if it was not."""
         with self._changed:
             self.boot_id = _new_boot_id()
             self.compute_modes = SimulatedComputeModes(self._file.parent if self._file else None, self.boot_id)
@@ -298,7 +298,7 @@ class SimulatedNode:
         self._save()
 
     def heal(self, gpu: int) -> None:
-        """Repair and reset in one: bound anew, idle, its counters at 0, and nothing is wrong with it. Its partition stays."""
+        """Repair and reset in one: bound again, idle, its counters at 0, and nothing is wrong with it. Its partition stays."""
         self._become(gpu, condition.healed)
 
     def partition(self, gpu: int, profiles: Sequence[str] | None) -> None:

@@ -91,7 +91,7 @@ def _ecc_uncorrected(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _ecc_cleared(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("ecc-cleared", value)
+    check_flag("ecc-cleared", value)
     require(node, gpu, "ecc-cleared", node.profile.gpus[gpu].ecc, "counts no memory errors")
     node.change(gpu, ecc_uncorrected=0)
     return "its count of memory errors is 0 again, without a reset"
@@ -114,14 +114,14 @@ def _persistence_mode(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _remap_pending(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("remap-pending", value)
+    check_flag("remap-pending", value)
     require(node, gpu, "remap-pending", node.profile.gpus[gpu].row_remapping, "remaps no memory rows")
     node.change(gpu, rows_uncorrectable=node.condition(gpu).rows_uncorrectable + 1, remap_pending=True)
     return "a memory row waits to be remapped, until reset"
 
 
 def _remap_failure(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("remap-failure", value)
+    check_flag("remap-failure", value)
     require(node, gpu, "remap-failure", node.profile.gpus[gpu].row_remapping, "remaps no memory rows")
     node.change(gpu, remap_failure=True)
     return "a memory row could not be remapped, until healed"
@@ -135,21 +135,21 @@ def _retired_pages(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _retirement_pending(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("retirement-pending", value)
+    check_flag("retirement-pending", value)
     require(node, gpu, "retirement-pending", node.profile.gpus[gpu].page_retirement, "retires no memory pages")
     node.change(gpu, retirement_pending=True)
     return "a memory page waits to be retired, until reset"
 
 
 def _sram_threshold(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("sram-threshold", value)
+    check_flag("sram-threshold", value)
     require(node, gpu, "sram-threshold", node.profile.gpus[gpu].sram_status, "tells nothing of its SRAM")
     node.change(gpu, sram_threshold=True)
     return "its SRAM has had more errors than it may, until healed"
 
 
 def _unrepairable_memory(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("unrepairable-memory", value)
+    check_flag("unrepairable-memory", value)
     require(
         node,
         gpu,
@@ -280,8 +280,8 @@ def mask(name: str, value: object, low: int = 0) -> int:
     return integer(name, value, low, 0xFFFFFFFF)
 
 
-def said(name: str, value: object) -> None:
-    """Nothing, if the value is true."""
+def check_flag(name: str, value: object) -> None:
+    """Raises ConfigError unless the value is true."""
     if value is not True:
         raise ConfigError(f"{name}: {value!r}: it is either asked for with true or left out")
 

@@ -32,7 +32,7 @@ class Session(Driver):
     - A hung GPU: every call about it blocks in the calling thread until the hang ends; `close` does not end it. A slow one:
       likewise, each for so long.
     - A GPU that nothing keeps initialised (persistence mode off): the first `open` of the node's driver, after the last `close`
-      or the end of the process that had it open, initialises it anew: its counters and its energy begin at 0.
+      or the end of the process that had it open, initialises it again: its counters and its energy begin at 0.
     - The handle of a MIG device that is no more: INVALID_ARGUMENT from every call.
 
     `latency` makes a call, by its name here, take that many seconds longer. `calls` counts calls by name, refused ones

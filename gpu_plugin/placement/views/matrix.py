@@ -106,10 +106,10 @@ def changed_links(before: Node, after: Node) -> str:
     return "; ".join(f"{one}-{other} {was}, now {now}" for (one, other), was, now in found[:CHANGES]) + more
 
 
-def held_back_words(held: Iterable[HeldBack]) -> str:
+def held_back_words(items: Iterable[HeldBack]) -> str:
     """What pods do not get, and why, those of one reason together: `GPUs 2,5 (cordoned), MIG device 0:3 (Xid 79)`."""
     by_reason: dict[tuple[str, str], list[HeldBack]] = {}
-    for each in held:
+    for each in items:
         by_reason.setdefault((each.reason, each.kind), []).append(each)
     return ", ".join(f"{_called(kind, alike)} ({_short(reason)})" for (reason, kind), alike in by_reason.items())
 

@@ -1,4 +1,4 @@
-"""What happens in the demo. Every number told was measured and every outcome received."""
+"""What happens in the demo. Every number shown was measured and every outcome received."""
 
 import asyncio
 import sys
@@ -229,18 +229,18 @@ class Scenario:
         uuid = self._profile.gpus[gpu].uuid
 
         def tell() -> float:
-            told = time.perf_counter()
+            applied = time.perf_counter()
             control.request(self._state, "fault", gpu=gpu, **fault)
-            return told
+            return applied
 
         try:
-            told = await asyncio.to_thread(tell)
+            applied = await asyncio.to_thread(tell)
         except control.ControlError as error:
             raise StepFailedError(f"the daemon takes the fault {fault} of GPU {gpu}: {error}") from error
         event = await self._until(lambda: self._event(EventKind.LIST, mark), f"GPU {gpu} becomes {health} on {fault}")
         if event.changed != {uuid: health}:
             raise StepFailedError(f"{fault} makes GPU {gpu} {health} and no other: the list changed {event.changed}")
-        return event, event.at - told
+        return event, event.at - applied
 
     async def _admitted(self, name: str, count: int) -> Admission:
         try:

@@ -148,7 +148,7 @@ class KubeletPanicError(AssertionError):
 class Claims(msgspec.Struct, frozen=True):
     """Device ids of one resource: those that pods hold, and those with an Allocate under way."""
 
-    held: Collection[str]
+    allocated: Collection[str]
     in_flight: Collection[str]
 
 
@@ -157,7 +157,7 @@ def list_panic(state: ResourceState, gone: Collection[str], claims: Claims, poli
 
     `gone` are the ids that the list before had; `strict` makes every list a fatal one that lacks what a pod holds.
     """
-    lost = set(claims.held) - state.devices.keys()
+    lost = set(claims.allocated) - state.devices.keys()
     if torn := set(claims.in_flight).intersection(gone):
         return f"{state.resource}: {sorted(torn)} left the list during their Allocate"
     if lost and state.lists == 1 and policy != "none" and any(state.numa.values()):

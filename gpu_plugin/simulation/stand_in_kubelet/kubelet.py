@@ -257,10 +257,10 @@ class StandInKubelet:
         return {
             container: {
                 resource: {identifier: state.health_of(identifier) for identifier in allocation.ids}
-                for resource, allocation in held.items()
+                for resource, allocation in allocated.items()
                 for state in (self._registry.tables.get(resource) or ResourceState(resource),)
             }
-            for container, held in record.held.items()
+            for container, allocated in record.allocated.items()
             if container in regular
         }
 
@@ -318,17 +318,17 @@ class StandInKubelet:
 
     def _list_received(self, resource: str, gone: set[str]) -> None:
         state = self._registry.tables[resource]
-        held = self._admission.held(resource)
+        allocated = self._admission.allocated(resource)
         in_flight = {identifier for name, identifier in self._admission.in_flight if name == resource}
-        if breach := gone & (held | in_flight):
+        if breach := gone & (allocated | in_flight):
             self._journal.breach(
                 resource, f"device ids {sorted(breach)} vanished from the list while pods may hold them"
             )
-        elif state.lists == 1 and (lost := held - state.devices.keys()):
+        elif state.lists == 1 and (lost := allocated - state.devices.keys()):
             self._journal.breach(resource, f"device ids {sorted(lost)}, held by pods, are not listed after a restart")
-        if gone - held - in_flight:
-            self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - held - in_flight)))
-        if cause := list_panic(state, gone, Claims(held, in_flight), self._policy, strict=self._strict):
+        if gone - allocated - in_flight:
+            self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - allocated - in_flight)))
+        if cause := list_panic(state, gone, Claims(allocated, in_flight), self._policy, strict=self._strict):
             self._panic(cause)
         self._write_checkpoint()
 

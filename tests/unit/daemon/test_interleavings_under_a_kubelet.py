@@ -239,7 +239,7 @@ class Life:
         return {
             (name, resource, identifier)
             for name, pod in self.kubelet.pods.items()
-            for by_resource in pod.held.values()
+            for by_resource in pod.allocated.values()
             for resource, allocation in by_resource.items()
             for identifier in allocation.ids
         }
