@@ -7,7 +7,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.shortages import OUT_OF_RESOURCES
+from gpu_plugin.kubelet.server import OUT_OF_RESOURCES
 
 PATIENCE = 2.0
 """Seconds that our own server may take to answer."""

@@ -71,6 +71,7 @@ class SimulatedNode:
         self._read: dict[int, int] = {}
         self._dips: dict[int, int] = {}
         self.refusals = Refusals()
+        self.refuse = self.refusals.add
         self._last_slice = 0
         saved = read(self._file, profile, keep=True) if self._file else None
         now, wall = clock(), wall_clock()
@@ -313,14 +314,6 @@ class SimulatedNode:
         with self._changed:
             self._partitions[gpu] = self._partitioned(built, profiles)
         self._save()
-
-    def refuse(self, call: str, code: int, gpu: int | None = None, times: int | None = None) -> None:
-        """A seam for tests: makes a driver call, by its name in the port, fail with `code`.
-
-        Of one GPU or, for None, of any and of calls that are no GPU's; `times` times or, for None, for ever. It comes
-        before whatever else would happen to the call.
-        """
-        self.refusals.add(call, code, gpu, times)
 
     def _become(self, gpu: int, change: Callable[[Condition, float], Condition]) -> None:
         with self._changed:

@@ -25,8 +25,12 @@ class Refusals:
         self._lock = threading.Lock()
         self._refusals: list[_Refusal] = []
 
-    def add(self, call: str, code: int, gpu: int | None, times: int | None) -> None:
-        """As `SimulatedNode.refuse` has it."""
+    def add(self, call: str, code: int, gpu: int | None = None, times: int | None = None) -> None:
+        """Makes a driver call, by its name in the port, fail with `code`.
+
+        Of one GPU or, for None, of any and of calls that are no GPU's; `times` times or, for None, for ever. It comes before
+        whatever else would happen to the call.
+        """
         if call not in NVML_FUNCTIONS:
             raise ValueError(f"{call}: no such driver call")
         with self._lock:

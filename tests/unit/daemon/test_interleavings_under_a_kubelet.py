@@ -25,7 +25,7 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, endpoint, holders
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.runtime.pulse import Pulse

@@ -21,9 +21,9 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated
 
-from gpu_plugin.kubelet import connection, messages, shortages, wire
+from gpu_plugin.kubelet import connection, messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.shortages import Shortages
+from gpu_plugin.kubelet.server import Shortages, handle_shortages
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.kubelet.noise import make_noise
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
@@ -186,8 +186,8 @@ async def test_want_of_descriptors_is_said_in_one_line_for_each_socket(caplog, t
     others: list[dict[str, object]] = []
     try:
         loop.set_exception_handler(lambda _, context: others.append(context))
-        shortages.watch(loop)
-        shortages.watch(loop)
+        handle_shortages(loop)
+        handle_shortages(loop)
         with (
             closing(socket.socket(socket.AF_UNIX)) as ours,
             closing(socket.socket(socket.AF_UNIX)) as control,
