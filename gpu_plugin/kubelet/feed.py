@@ -21,7 +21,7 @@ OFF_LOOP_DEVICES = 2_000
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What the store wants told: the devices, and how often the same list was asked for once more."""
+    """What the store wants sent: the devices, and how often the same list was asked for once more."""
 
     devices: tuple[Device, ...]
     again: int

@@ -27,7 +27,7 @@ from gpu_plugin.inventory.offer import offer
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.kubelet.holding import Holding, KubeletReadings, Told, weigh
+from gpu_plugin.kubelet.holding import History, Holding, KubeletReadings, weigh
 from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
 from gpu_plugin.placement.subsets import Subsets
 
@@ -373,7 +373,7 @@ RENAMED = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
 async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_itself_retires(settings):
     served = Served(settings)
     served.offering._apply(offer(node(1), settings, "/"), Holding(), 0.0)
-    silent, _ = weigh(Told(), KubeletReadings((0, 0, 1), frozenset()), {})
+    silent, _ = weigh(History(), KubeletReadings((0, 0, 1), frozenset()), {})
     served.offering._apply(offer(node(1), msgspec.structs.replace(settings, **RENAMED), "/"), silent, 1.0)
     [device] = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
     assert device.reason == "a pod may still hold its hardware as GPU-00"

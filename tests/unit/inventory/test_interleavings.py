@@ -16,8 +16,8 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.again import ListResend
-from gpu_plugin.kubelet.holding import KubeletReadings, Told, weigh
+from gpu_plugin.kubelet.holding import History, KubeletReadings, weigh
+from gpu_plugin.kubelet.list_resend import ListResend
 from tests.unit.inventory.changing_node import (
     LATER,
     LATER_SHARED,
@@ -65,7 +65,7 @@ class Machine:
     def begin(self) -> None:
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in (self.remembered, self.foreign)))
-        self.told, self.again, self.sent = Told(), ListResend(), {}  # type: ignore[var-annotated]
+        self.told, self.again, self.sent = History(), ListResend(), {}  # type: ignore[var-annotated]
         self.repeats: dict[str, int] = {}
         self.publish()
 
