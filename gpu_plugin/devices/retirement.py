@@ -1,4 +1,4 @@
-"""What becomes of devices that the plan has no more: listed and unhealthy until no pod can hold them.
+"""Retired devices: no longer in the plan, listed and Unhealthy until no pod can hold them.
 
 A kubelet may crash over a device that leaves the list while a pod holds it or is being given it (1.34 to 1.36: the device
 manager dereferences its entry without looking), so an id is withdrawn only on the kubelet's word that no pod has it.
@@ -25,7 +25,7 @@ NO_LONGER_OFFERED = "it is not offered any more"
 
 
 class Retirement(msgspec.Struct, frozen=True):
-    """What is gone and still listed, by resource name and device id.
+    """Retired devices that are still listed, by resource name and device id.
 
     `since` is when that began (seconds, of the caller's clock). `free` is what no pod holds: nobody is given it any more, so
     that stays so. `beside` are the MIG devices that were on its GPU together with it until it went: what a pod has as one of
@@ -150,7 +150,7 @@ def _beside(
     retired: Collection[Key],
     before: Mapping[Key, frozenset[str]],
 ) -> Mapping[Key, frozenset[str]]:
-    """What each retired MIG device had beside it on its GPU when it was last planned; no entry where that is not known."""
+    """The MIG devices beside each retired one on its GPU when it was last planned; no entry where that is not known."""
     together: dict[str, set[str]] = {}
     fresh = []
     for resource in listed:
@@ -172,7 +172,7 @@ class _InUse(msgspec.Struct, frozen=True):
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """What pods may have of the hardware of a planned device.
+    """The former devices of which pods may have the hardware of a planned device.
 
     `former` is one of what it cannot be given away beside; None for none. `replicas` are former ones that it shares it with.
     """
@@ -200,7 +200,7 @@ class _Busy:
             self._of.setdefault(parent, {}).setdefault(alike, []).append(old)
 
     def claim(self, device: Device) -> _Claim:
-        """What pods may have of its hardware under former ids."""
+        """The former devices of which pods may have its hardware."""
         if device.gpu not in self._of and ANYWHERE not in self._of:
             return _UNCLAIMED
         unit = (device.gpu, device.visible_id, device.kind, bool(device.shared), device.nodes)

@@ -168,7 +168,7 @@ class HealthLedger:
         return max((verdict for _, _, verdict in self.standing(uuid, device)), default=Verdict.OK)
 
     def health(self, uuid: str, device: str = "") -> Health:
-        """What comes of all that stands against a GPU, or against one MIG device of it."""
+        """The health of a GPU, or of one MIG device of it."""
         standing = tuple((key, verdict) for key, _, verdict in self.standing(uuid, device))
         return Health(standing, self.reason(uuid, device))
 
@@ -200,7 +200,7 @@ class HealthLedger:
         )
 
     def facts(self, uuid: str) -> Facts:
-        """What is known of a GPU, nothing for one that is not watched."""
+        """The facts of a GPU; none for one that is not watched."""
         return self._known(uuid).facts
 
     def suspicious(self, uuid: str) -> bool:
@@ -258,7 +258,7 @@ class HealthLedger:
         return self._records.get(uuid, _UNWATCHED)
 
     def _open(self, record: GpuRecord, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
-        """What `standing` has, but for the first look."""
+        """The latches of `standing`, but for the first look."""
         return [
             (key, latch, verdict)
             for key, latch in record.latches.items()

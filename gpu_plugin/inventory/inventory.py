@@ -53,7 +53,7 @@ class Inventory:
 
     @property
     def foreign(self) -> tuple[Resource, ...]:
-        """What pods hold of NVIDIA's devices under names that are not listed here, which another plugin may serve."""
+        """NVIDIA's devices that pods hold under names that are not listed here, which another plugin may serve."""
         found: dict[str, list[Device]] = {}
         for (name, _), device in self.judged.foreign.items():
             found.setdefault(name, []).append(device)
@@ -209,7 +209,7 @@ class Inventory:
         }
 
     def _cdi_readiness(self) -> "CdiReadiness":
-        """What is known of the CDI specifications; before anything is, no device is in one."""
+        """The state of the CDI specifications; before anything is known, no device is in one."""
         if self._cdi is None:
             from gpu_plugin.access.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
 

@@ -1,4 +1,4 @@
-"""What happened on this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
+"""Events of this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
 
 `gpu-plugin events` asks for it. The newest `KEPT` events are kept in memory and in a file of the state directory, a JSON object
 a line, oldest first. The file is appended to on a thread, and replaced by what is kept once it has twice as many lines.
@@ -98,7 +98,7 @@ def recollect(state_dir: Path) -> tuple[list[Event], int]:
 
 
 def lost_lines(count: int) -> str:
-    """That so many lines of the file cannot be read, in words."""
+    """Words for so many lines of the file that cannot be read."""
     return f"{count} line{' of it cannot be read and is' if count == 1 else 's of it cannot be read and are'} left out"
 
 
