@@ -142,7 +142,7 @@ Identity = tuple[int, int, int, int]
 
 
 def identity(file: Path) -> Identity | None:
-    """The identity of the file of this name; None where there is none, or it cannot be read. Blocks for as long as the disk does."""
+    """The identity of the file of this name; None where there is none, or it cannot be read. Blocks as long as the disk does."""
     try:
         there = os.stat(file, follow_symlinks=False)  # noqa: PTH116 - as cheap as can be
     except OSError:
