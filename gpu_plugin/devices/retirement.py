@@ -29,7 +29,7 @@ class Retirement(msgspec.Struct, frozen=True):
 
     `since` is when that began (seconds, of the caller's clock). `free` is what no pod holds: nobody is given it any more, so
     that stays so. `beside` are the MIG devices that were on its GPU together with it until it went: what a pod has as one of
-    them is no part of the others. `back` are replicas that are held back in place of former ones.
+    them is no part of the others. `back` are replicas that are withheld in place of former ones.
     """
 
     since: Mapping[Key, float] = msgspec.field(default_factory=dict)
@@ -60,8 +60,8 @@ def retire(
 
     Returns:
         Resources in the order of the plan, then those that have retired devices alone; and what is retired now. A planned
-        device is held back while a pod may hold its hardware under the id of a retired one, until the kubelet has said that
-        none does. Where both are replicas of the same hardware, as many are held back as former ones may be held, so that no
+        device is withheld while a pod may hold its hardware under the id of a retired one, until the kubelet has said that
+        none does. Where both are replicas of the same hardware, as many are withheld as former ones may be held, so that no
         more pods have it than it is given out to.
     """
     listed = tuple(listed)
@@ -119,9 +119,9 @@ def _replicas_back(
     allocated: Collection[Key],
     recent: Collection[Key],
 ) -> Mapping[str, Device]:
-    """The replicas that are held back in place of former ones, by id, each with a former one.
+    """The replicas that are withheld in place of former ones, by id, each with a former one.
 
-    Those that no pod has come first, since it is them that the kubelet would give away; then those that were held back `before`,
+    Those that no pod has come first, since it is them that the kubelet would give away; then those that were withheld `before`,
     and the last ones.
     """
     of: dict[str, list[tuple[bool, bool, int, str]]] = {}
