@@ -432,6 +432,11 @@ def test_a_list_that_is_too_long_with_what_leaves_it_is_refused(inventory):
         inventory.check(shared(1))
 
 
+def test_an_offer_of_nothing_is_published_too(inventory):
+    inventory.apply(offered(exclude_gpus=("GPU-a", "GPU-b")), None, 0)
+    assert (inventory.unpublished, told(inventory)) == (False, {})
+
+
 def test_health_before_the_first_offer_publishes_nothing(inventory):
     inventory.remember([Resource(GPU, (Device("GPU-z", "GPU-z", "GPU-z", "7"),))])
     inventory.health_changed("GPU-a")
@@ -624,8 +629,9 @@ def test_what_is_held_against_hardware_is_published_before_any_offer_and_for_eac
     }
     assert inventory.unpublished
     before = inventory.store.current
-    against.clear()
+    del against["GPU-0"], against["MIG-b"]
+    against["MIG-a"] = Health(reason="Xid 95")
     inventory.health_changed("GPU-1")
     reasons = {own: each.health.reason for own, each in inventory.store.current.hardware.items()}
-    assert reasons == {"GPU-0": "too hot", "GPU-1": "", "MIG-a": "", "MIG-b": ""}
+    assert reasons == {"GPU-0": "too hot", "GPU-1": "", "MIG-a": "Xid 95", "MIG-b": ""}
     assert inventory.store.current.resources is before.resources
