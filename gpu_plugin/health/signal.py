@@ -131,7 +131,7 @@ P = ParamSpec("P")
 def _decorator(of: Callable[Concatenate[Step, P], Signal]) -> Callable[Concatenate[str, P], Callable[[F], F]]:
     def signal(name: str, /, *args: P.args, **kwargs: P.kwargs) -> Callable[[F], F]:
         def defined(step: F) -> F:
-            DEFINED.enter(name, of(step, *args, **kwargs))
+            DEFINED.enter(name, of(step, *args, **kwargs), step)
             return step
 
         return defined
