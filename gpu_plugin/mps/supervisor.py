@@ -195,10 +195,10 @@ class Supervisor:
                     now = anyio.current_time()
                     pause = backoff.failed(now, random.random(), now - began)  # noqa: S311 - spreads retries
                     log.error(
-                        "%s: its MPS daemon is down: %s; starting it again in %g s",
+                        "%s: its MPS daemon is down: %s; starting it again in %.2g s",
                         daemon.resource,
                         why,
-                        backoff.delay,
+                        pause,
                     )
                     await anyio.sleep(pause)
         finally:

@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, NoAnswerError, settled
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class SlowCall(Generic[T]):
         """What the call brings; where one is under way already, what that one does. Several may wait for the same one.
 
         Raises:
-            TimeoutError: it takes longer. It goes on, and is the one that is asked about the next time.
+            NoAnswerError: it takes longer. It goes on, and is the one that is asked about the next time.
             Exception: whatever the call raises.
         """
         self.begin(call)
@@ -75,13 +75,13 @@ class SlowCall(Generic[T]):
         """What this very call brings; those that are under way before it are waited for, and what they bring is let go of.
 
         Raises:
-            TimeoutError: all together take longer. One of them goes on.
+            NoAnswerError: all together take longer. One of them goes on.
             Exception: whatever the call raises.
         """
         until = anyio.current_time() + seconds
         while (earlier := self._job) is not None:
             if not await settled(earlier, max(0.0, until - anyio.current_time())):
-                raise TimeoutError(f"no answer for {seconds:g} s")
+                raise NoAnswerError(seconds)
             self._let_go_of(earlier)
         self.begin(call)
         assert self._job is not None
@@ -90,7 +90,7 @@ class SlowCall(Generic[T]):
     async def _outcome(self, job: Job[T], until: float, seconds: float) -> T:
         """What a call brings until that event loop time, `seconds` after it was asked for; from then on there is none."""
         if not await settled(job, max(0.0, until - anyio.current_time())):
-            raise TimeoutError(f"no answer for {seconds:g} s")
+            raise NoAnswerError(seconds)
         self._let_go_of(job)
         return job.done.result()
 
