@@ -57,7 +57,7 @@ class CallTimes:
             return {
                 "calls": {
                     call: {
-                        "seconds": durations.told() if call != WAIT else None,
+                        "seconds": durations.as_data() if call != WAIT else None,
                         "errors": {code: count for (of, code), count in sorted(self._errors.items()) if of == call},
                         "hung": self._hung[call] + hanging[call],
                     }

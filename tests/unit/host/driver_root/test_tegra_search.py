@@ -11,7 +11,7 @@ from gpu_plugin.access.cdi.tegra import tegra_specs
 from gpu_plugin.host.driver_root import tegra
 from gpu_plugin.host.driver_root.tegra import TegraSearch, device_file, expand
 from gpu_plugin.host.driver_root.tree import Tree
-from gpu_plugin.simulation.shared_library import shared_library
+from gpu_plugin.simulation.driver_files import shared_library
 
 NVIDIA = "usr/lib/aarch64-linux-gnu/nvidia"
 
