@@ -1,6 +1,7 @@
 """What a GPU is, as the driver describes it. Blocks: runs on a driver thread.
 
 What the driver refuses for the moment is asked again until it is settled: only a refusal for lack of support is an answer.
+One unreadable GPU never hides the others, and one unanswered question never hides a GPU.
 """
 
 import logging
