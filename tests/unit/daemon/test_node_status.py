@@ -1,12 +1,15 @@
 """What the one glance is made of, and what it calls wrong."""
 
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gpu_plugin.daemon import node_status
+from gpu_plugin.daemon.node_view import Made, NodeView, Now
 from gpu_plugin.devices.device import Device
-from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Proof, Verdict
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.telemetry import readings
@@ -49,6 +52,17 @@ def test_since_is_that_of_the_oldest_of_what_is_worst():
     told = node_status.gpu(GPU, SICK, entries, DEVICES, None)
     assert (told["since"], told["health"], told["withheld"], told["holders"]) == (20.0, "Unhealthy", [], None)
     assert told["signals"] == {"xid": "FATAL"}
+
+
+async def test_links_that_no_resource_goes_by_are_told_as_they_are_now():
+    served = SimpleNamespace(current=SimpleNamespace(resources={}))  # every GPU is excluded
+    parts: dict[str, Any] = dict.fromkeys(NodeView.__struct_fields__) | {"now": Now(), "store": served, "made": Made()}
+    view = NodeView(**parts)
+    for uuid in ("GPU-0", "GPU-1"):
+        view.now.node = Node((Gpu(uuid, 0),))
+        told = await view.topology({})
+        assert [gpu["uuid"] for gpu in cast("Sequence[dict[str, object]]", told["gpus"])] == [uuid]
+        assert await view.topology({}) is told
 
 
 def test_a_resource_names_what_is_unhealthy():
