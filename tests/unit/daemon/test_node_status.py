@@ -196,13 +196,20 @@ def test_devices_that_orders_alone_hold_back_are_counted_by_resource():
             of("C", "MIG-4", visible_id="MIG-4", reason="gone", retired=True),
         ],
         "well": [of("D", "D")],
+        "mps": [of("A", "A::0", reason="cordoned"), of("E", "E::0", reason="released")],
     }
     standings = {
         "A": [stands("cordon")],
         "B": [stands("cordon"), stands("lost")],
         "C": [stands("node-cordon"), stands("xid", "MIG-2")],
         "D": [],
+        "E": [stands("maintenance")],
     }
-    unhealthy = node_status.listed(devices, {name: {} for name in devices}).unhealthy
-    counted = {name: node_status.devices_held_back(each, standings) for name, each in unhealthy.items()}
-    assert counted == {"whole": 2, "slices": 1, "well": 0}
+    for down, left in (("", 2), ("its MPS daemon is down", 1)):  # which is no fault where the GPU is released
+
+        def unreachable(name: str, _: Device, why: str = down) -> str:
+            return why if name == "mps" else ""
+
+        unhealthy = node_status.listed(devices, {name: {} for name in devices}, unreachable).unhealthy
+        counted = {name: node_status.devices_held_back(each, standings) for name, each in unhealthy.items()}
+        assert counted == {"whole": 2, "slices": 1, "well": 0, "mps": left}
