@@ -201,9 +201,9 @@ async def test_what_a_version_wrote_that_remembered_nothing_is_removed_where_lab
 
 
 async def test_a_state_directory_that_hangs_keeps_no_label_from_being_written_and_is_named(bench, monkeypatch):
+    await bench.keep(TWO)
     monkeypatch.setattr(keeper, "MEMORY_PATIENCE", 0.05)
     monkeypatch.setattr(keeper, "LABELS_WAIT", 0.05)
-    await bench.keep(TWO)
     thawed, begun = threading.Event(), []
     read, write = StateDirectory.read, StateDirectory.write
 
