@@ -27,11 +27,22 @@ SIMULATED_DIRECTORIES = ("dev", "driver-root")
 """What a simulated node adds there (`hardware`, `compute_modes`, `device_nodes` and `driver_files` of `simulation`)."""
 
 
-class Removal(msgspec.Struct, frozen=True):
+class Removal(msgspec.Struct):
     """Paths that were removed, and a sentence for each thing that is still there."""
 
-    removed: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    removed: list[str] = []
+    left: list[str] = []
+
+    def attempt(self, path: Path, remove: Callable[[Path], object]) -> None:
+        """Removes what may be at a path, and notes what came of it."""
+        try:
+            remove(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.left.append(f"{error.filename or path}: {error.strerror or error}")
+        else:
+            self.removed.append(str(path))
 
 
 def remove_traces(
@@ -49,7 +60,7 @@ def remove_traces(
     lock = NodeLock(state_dir, socket_dir, __version__)
     try:
         if why := running(state_dir, lock):
-            return Removal(left=(why,))
+            return Removal(left=[why])
         before()
         return _removed(state_dir, cdi_dir, socket_dir, features_dir)
     finally:
@@ -66,10 +77,9 @@ def running(state_dir: Path, lock: NodeLock) -> str:
 
 def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Path | None) -> Removal:
     specs = SpecDirectory(cdi_dir).remove()
-    removed = [str(cdi_dir / name) for name in specs.changed]
-    left = list(specs.refused.values())
-    removed += [str(socket_dir / name) for name in remove_stale(socket_dir)]
-    left += [
+    done = Removal([str(cdi_dir / name) for name in specs.changed], list(specs.refused.values()))
+    done.removed += [str(socket_dir / name) for name in remove_stale(socket_dir)]
+    done.left += [
         f"{path}: a socket that is in use, or cannot be removed" for path in sorted(socket_dir.glob(f"{PREFIX}*.sock"))
     ]
     if features_dir is not None:
@@ -78,24 +88,13 @@ def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Pat
             labels = FeaturesFile(directory, written)
             try:
                 if labels.remove():
-                    removed.append(str(labels.path))
+                    done.removed.append(str(labels.path))
             except OSError as error:
-                left.append(f"{labels.path}: {error.strerror or error}")
+                done.left.append(f"{labels.path}: {error.strerror or error}")
     for path in _state(state_dir):
-        try:
-            _remove(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            left.append(f"{path}: {error.strerror or error}")
-        else:
-            removed.append(str(path))
-    trouble = remove_directory(state_dir)
-    if trouble is None:
-        removed.append(str(state_dir))
-    elif trouble:
-        left.append(trouble)
-    return Removal(tuple(removed), tuple(left))
+        done.attempt(path, _remove)
+    done.attempt(state_dir, remove_empty)
+    return done
 
 
 def _state(state_dir: Path) -> Iterator[Path]:
@@ -111,24 +110,22 @@ def _state(state_dir: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, a link or a directory with all that is in it. Raises OSError."""
+    """Removes a file, a link or a directory with all that is in it."""
     if stat.S_ISDIR(path.lstat().st_mode):
         shutil.rmtree(path)
     else:
         path.unlink()
 
 
-def remove_directory(directory: Path) -> str | None:
-    """Removes an empty directory. Returns None once it is gone, else why it stays, or nothing where it never was."""
+def remove_empty(directory: Path) -> None:
+    """Removes an empty directory. Raises OSError, whose `strerror` says what it holds, or that it is a link."""
     if directory.is_symlink():
-        return f"{directory}: is a link to {directory.readlink()}: remove both by hand"
+        raise OSError(errno.ENOTDIR, f"is a link to {directory.readlink()}: remove both by hand")
     try:
         directory.rmdir()
-    except FileNotFoundError:
-        return ""
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
-            return f"{directory}: {error.strerror or error}"
+            raise
         names = sorted(os.listdir(directory))  # noqa: PTH208 - names alone
-        return f"{directory}: holds what is not this plugin's: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-    return None
+        shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+        raise OSError(errno.ENOTEMPTY, f"holds what is not this plugin's: {shown}") from None
