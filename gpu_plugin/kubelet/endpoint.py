@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from gpu_plugin.access.conflicts import PairWatch
-from gpu_plugin.devices.naming import resource_name_fault
+from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import POLL_INTERVAL

@@ -70,7 +70,7 @@ class ListFeed:
 
     def _wanted(self) -> Wanted:
         view = self._store.current.resources.get(self.resource)
-        return Wanted(view.resource.devices if view else (), self._store.told_again(self.resource))
+        return Wanted(view.resource.devices if view else (), self._store.resends(self.resource))
 
     async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
         """A list of these devices; the last one where it would be too long."""

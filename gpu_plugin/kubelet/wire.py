@@ -12,7 +12,7 @@ from functools import lru_cache
 import betterproto
 import msgspec
 
-from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.naming import MAX_LIST_BYTES
 from gpu_plugin.kubelet import messages

@@ -4,14 +4,15 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.directory import SpecDirectory
-from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.runtime.atomic import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
@@ -34,15 +35,16 @@ class Removal(msgspec.Struct):
     left: list[str] = []
 
     def attempt(self, path: Path, remove: Callable[[Path], object]) -> None:
-        """Removes what may be at a path, and notes what came of it."""
+        """Removes what may be at a path, and notes what came of it; nothing where `remove` returns False."""
         try:
-            remove(path)
+            removed = remove(path) is not False
         except FileNotFoundError:
             return
         except OSError as error:
             self.left.append(f"{error.filename or path}: {error.strerror or error}")
         else:
-            self.removed.append(str(path))
+            if removed:
+                self.removed.append(str(path))
 
 
 def remove_traces(
@@ -82,19 +84,36 @@ def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Pat
     done.left += [
         f"{path}: a socket that is in use, or cannot be removed" for path in sorted(socket_dir.glob(f"{PREFIX}*.sock"))
     ]
-    if features_dir is not None:
-        written = WrittenFiles(StateDirectory(state_dir))
-        for directory in sorted({features_dir, *map(Path, written.directories())}):
-            labels = FeaturesFile(directory, written)
-            try:
-                if labels.remove():
-                    done.removed.append(str(labels.path))
-            except OSError as error:
-                done.left.append(f"{labels.path}: {error.strerror or error}")
+    kept: frozenset[Path] = frozenset()
+    if features_dir is not None and _remove_labels(state_dir, features_dir, done):
+        kept = frozenset({state_dir / FEATURES_FILE})
     for path in _state(state_dir):
-        done.attempt(path, _remove)
-    done.attempt(state_dir, remove_empty)
+        if path not in kept:
+            done.attempt(path, _remove)
+    done.attempt(state_dir, partial(remove_empty, kept=kept))
     return done
+
+
+def _remove_labels(state_dir: Path, features_dir: Path, done: Removal) -> bool:
+    """Removes the files of labels. Returns whether the state directory has to remember one that is still there."""
+    written, memory = WrittenFiles(StateDirectory(state_dir)), state_dir / FEATURES_FILE
+    written.load()
+    for directory in sorted({features_dir, *map(Path, written.directories())}):
+        file = FeaturesFile(directory, written)
+        try:
+            if file.remove():
+                done.removed.append(str(file.path))
+        except AwayError as error:
+            done.left.append(
+                f"{file.path}: {error.strerror}; mount it and run this again, or, if it is gone for good, remove {memory}"
+            )
+        except OSError as error:
+            again = f"; {memory} stays, so that running this again finds it" if written.remembers(file.path) else ""
+            done.left.append(f"{file.path}: {error.strerror or error}{again}")
+    remembered = bool(written.directories())
+    if remembered:
+        written.keep()
+    return remembered
 
 
 def _state(state_dir: Path) -> Iterator[Path]:
@@ -117,8 +136,11 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def remove_empty(directory: Path) -> None:
-    """Removes an empty directory. Raises OSError, whose `strerror` says what it holds, or that it is a link."""
+def remove_empty(directory: Path, kept: Collection[Path] = ()) -> bool:
+    """Removes an empty directory. Returns whether it did; it does not where the directory holds but what is `kept`.
+
+    Raises OSError, whose `strerror` says what else it holds, or that it is a link.
+    """
     if directory.is_symlink():
         raise OSError(errno.ENOTDIR, f"is a link to {directory.readlink()}: remove both by hand")
     try:
@@ -126,6 +148,9 @@ def remove_empty(directory: Path) -> None:
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
-        names = sorted(os.listdir(directory))  # noqa: PTH208 - names alone
-        shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-        raise OSError(errno.ENOTEMPTY, f"holds what is not this plugin's: {shown}") from None
+        names = sorted(set(os.listdir(directory)) - {path.name for path in kept})  # noqa: PTH208 - names alone
+        if names:
+            shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+            raise OSError(errno.ENOTEMPTY, f"holds what is not this plugin's: {shown}") from None
+        return False
+    return True

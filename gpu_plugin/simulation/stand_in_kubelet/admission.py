@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.access.container import ContainerEdits
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet import topology
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError

@@ -265,8 +265,8 @@ class Life:
         def healthy() -> dict[str, set[str]]:
             return {name: set(table.healthy) for name, table in self.kubelet.resources.items() if table.healthy}
 
-        while healthy() != wanted or self.inventory.retired:
-            assert anyio.current_time() < until, (wanted, healthy(), self.inventory.retired, self.trace)
+        while healthy() != wanted or self.inventory.judged.retirement.since:
+            assert anyio.current_time() < until, (wanted, healthy(), self.inventory.judged.retirement.since, self.trace)
             await anyio.sleep(0.5)
         self.check()
 

@@ -16,7 +16,7 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.access.container import ContainerEdits
 from gpu_plugin.kubelet import pod_listing, pod_resources, wire
 from gpu_plugin.kubelet._api import v1
 from gpu_plugin.kubelet.pod_listing import Holder

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import messages, pod_listing, wire
 from gpu_plugin.kubelet.pod_listing import decode_allocated

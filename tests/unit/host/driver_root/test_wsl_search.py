@@ -3,8 +3,8 @@ import os
 import pytest
 
 from gpu_plugin.access.cdi import wsl
-from gpu_plugin.access.cdi.build import CdiOptions
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.host.driver_root.wsl import WslSearch
 from gpu_plugin.simulation.driver_files import shared_library
 
