@@ -117,7 +117,7 @@ class SnapshotStore:
         self.current = Snapshot()
         self.changed = Pulse()
         self.recent = RecentAllocations()
-        """What was given to containers a moment ago."""
+        """Devices that were given to containers a moment ago."""
         self._again: Counter[str] = Counter()
 
     def publish(
