@@ -1,7 +1,5 @@
 """Whether the driver has every GPU that is on the PCI bus, and each answers."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Pci, PciDevice, Unknown
@@ -9,14 +7,14 @@ from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, warning
 
 
 @check("gpus")
-def gpus(facts: Facts) -> Sequence[Finding]:
+def gpus(facts: Facts) -> Finding | list[Finding]:
     """Fails where there is none and with each that does not answer; warns of those that the driver does not have."""
     driver = facts.opened
     on_bus = () if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.gpus
     if driver is None:
         if not on_bus:
-            return [skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")]
-        return [skipped(f"the driver is not open; on the PCI bus: {', '.join(map(_named, on_bus))}")]
+            return skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")
+        return skipped(f"the driver is not open; on the PCI bus: {', '.join(map(_named, on_bus))}")
     found = [
         failed(
             f"GPU {gpu.index} does not answer: {gpu.trouble}",
@@ -49,7 +47,7 @@ def gpus(facts: Facts) -> Sequence[Finding]:
         return found
     models = sorted({gpu.model for gpu in driver.gpus if gpu.model})
     answer = "it answers" if driver.count == 1 else f"all {driver.count} answer"
-    return [ok(f"{answer}: {', '.join(models) or 'of unknown model'}{_checked(facts.pci)}")]
+    return ok(f"{answer}: {', '.join(models) or 'of unknown model'}{_checked(facts.pci)}")
 
 
 def _checked(pci: "Pci | Unknown") -> str:

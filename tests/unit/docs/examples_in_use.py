@@ -21,7 +21,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.devices.plan import plan
-from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.doctor.registry import CHECKS, examine
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.policy import policy
@@ -50,7 +50,8 @@ def allocation() -> dict[str, Any]:
 
 def check(state_dir: str) -> str:
     """What the new check finds."""
-    [found] = CHECKS["volatile-state"](cast("Any", SimpleNamespace(settings=resolve({"state_dir": state_dir}, {}))))
+    settings = resolve({"state_dir": state_dir}, {})
+    [found] = examine("volatile-state", cast("Any", SimpleNamespace(settings=settings)))
     return found.status.value
 
 

@@ -29,7 +29,7 @@ from gpu_plugin.doctor.facts import (
     Unknown,
 )
 from gpu_plugin.doctor.finding import Status
-from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.doctor.registry import examine
 from gpu_plugin.health.observation import Fabric
 
 OK, NOTE, WARNING, FAILED, SKIPPED = Status.OK, Status.NOTE, Status.WARNING, Status.FAILED, Status.SKIPPED
@@ -139,7 +139,7 @@ def absent(directory: Directory) -> Directory:
 def judge(row: Row) -> None:
     """Holds a check to its row of a table."""
     check, differs, stands, words = row
-    [found] = CHECKS[check](facts(**dict(differs)))
+    [found] = examine(check, facts(**dict(differs)))
     assert found.status is stands, found
     said = f"{found.found} {found.remedy}"
     assert not [word for word in words if word not in said], said
