@@ -60,35 +60,26 @@ def command(output: str, timeout: str, **given: object) -> int:
 
 
 def _found(asked: "_Asked", patience: float) -> "list[tuple[str, Finding]]":
-    """What every check found, in a process of its own: one that a driver holds in the kernel could not end.
+    """What every check found, in a child process: one that a driver holds in the kernel could not end.
 
     Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
     """
     import anyio  # noqa: PLC0415 - usage and help need none of it
-    import msgspec  # noqa: PLC0415
 
-    from gpu_plugin.doctor.apart import ApartError, apart  # noqa: PLC0415
-    from gpu_plugin.doctor.finding import Finding, Status  # noqa: PLC0415
+    from gpu_plugin.doctor.child_process import ChildError, in_child  # noqa: PLC0415
     from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415
     from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
 
-    def look() -> bytes:
+    def look() -> "list[tuple[str, Finding]]":
         logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
-        try:
-            found = examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
-            told = [(name, each.status, encodable(each.found), encodable(each.remedy)) for name, each in found]
-            return msgspec.json.encode(("", told))
-        except ConfigError as error:
-            return msgspec.json.encode((encodable(str(error)), ()))
+        return examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
 
     try:
-        result = apart(look, longest(asked.settings, patience))
-    except ApartError as error:
+        return in_child(look, longest(asked.settings, patience))
+    except ChildError as error:
         raise click.ClickException(str(error)) from None
-    wrong, told = msgspec.json.decode(result, type=tuple[str, list[tuple[str, Status, str, str]]])
-    if wrong:
-        raise click.UsageError(wrong, click.get_current_context())
-    return [(name, Finding(status, found, remedy)) for name, status, found, remedy in told]
+    except ConfigError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
 
 
 def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) -> Iterator[str]:
@@ -135,7 +126,12 @@ def _told(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[st
         "node": settings.node_name or socket.gethostname(),
         "healthy": not any(each.status == "failed" for _, each in found),
         "findings": [
-            {"check": name, "status": str(each.status), "found": each.found, "remedy": each.remedy}
+            {
+                "check": name,
+                "status": str(each.status),
+                "found": encodable(each.found),
+                "remedy": encodable(each.remedy),
+            }
             for name, each in found
         ],
     }
@@ -177,46 +173,31 @@ def _asked(flags: dict[str, object], patience: float) -> _Asked:
 
 
 def _document(file: str, patience: float) -> document.Document:
-    """What a config file says, read in a process of its own: the disk that it lies on may hold whoever reads it.
+    """What a config file says, read in a child process: the disk that it lies on may hold whoever reads it.
 
     Raises _HangingFileError, and ConfigError where it cannot be read or is no YAML.
     """
-    from gpu_plugin.doctor.apart import ApartError, StuckError, apart  # noqa: PLC0415 - usage and help need none of it
-
-    def read() -> bytes:
-        try:
-            return b"+" + read_written(file, "--config-file ")
-        except ConfigError as error:
-            return b"-" + os.fsencode(str(error))
+    from gpu_plugin.doctor.child_process import ChildError, ChildTimeoutError, in_child  # noqa: PLC0415 - as above
 
     try:
-        told = apart(read, patience)
-    except StuckError:
+        written = in_child(lambda: read_written(file, "--config-file "), patience)
+    except ChildTimeoutError:
         raise _HangingFileError(f"--config-file {file}: no answer within {round(patience, 1):g} s") from None
-    except ApartError as error:
+    except ChildError as error:
         raise ConfigError(f"--config-file {file}: {error}") from None
-    if told[:1] == b"-":
-        raise ConfigError(os.fsdecode(told[1:]))
-    return document.parse(told[1:], file)
+    return document.parse(written, file)
 
 
 def _labelled(settings: Settings, patience: float) -> str:
     """The file that a label of the Node names, as a running daemon says it; empty where it does not, or not in time."""
     if not settings.config_file_srcdir:
         return ""
-    from gpu_plugin.doctor.apart import ApartError, apart  # noqa: PLC0415 - only who has such a directory needs it
-
-    def ask() -> bytes:
-        from gpu_plugin import control  # noqa: PLC0415
-
-        try:
-            told = control.request(Path(settings.state_dir), "status")
-        except control.ControlError:
-            return b""
-        file = told.get("configuration", {}).get("file", "")
-        return os.fsencode(file) if isinstance(file, str) else b""
+    from gpu_plugin import control  # noqa: PLC0415 - only who has such a directory needs it
+    from gpu_plugin.doctor.child_process import ChildError, in_child  # noqa: PLC0415
 
     try:
-        return os.fsdecode(apart(ask, patience))
-    except ApartError:
+        status = in_child(lambda: control.request(Path(settings.state_dir), "status"), patience)
+    except (ChildError, control.ControlError):
         return ""
+    file = status.get("configuration", {}).get("file", "")
+    return file if isinstance(file, str) else ""
