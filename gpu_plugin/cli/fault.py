@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin import control
-from gpu_plugin.cli.running_daemon import NoDaemon, state_dir_option
+from gpu_plugin.cli.running_daemon import ask, state_dir_option
 from gpu_plugin.devices.gpu_names import HOW
 
 _NODE_FLAGS = ("reboot", "init-error")
@@ -150,21 +149,10 @@ def command(
         if name != "init-error":
             raise click.UsageError(f"--times goes with --init-error, not with --{name}")
         asked["times"] = times
-    if gpu is not None:
-        asked["gpu"] = int(gpu) if gpu.isdecimal() and len(gpu) < 6 else gpu
-    elif name not in _NODE_FLAGS:
+    if gpu is None and name not in _NODE_FLAGS:
         raise click.UsageError("--gpu is missing: which GPU, by its index, its uuid or its PCI bus id")
-    try:
-        reply = control.request(state_dir, "fault", **asked)
-    except control.UnknownVerbError:
-        raise click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults") from None
-    except control.NoDaemonError as error:
-        raise NoDaemon(str(error)) from None
-    except control.BadRequestError as error:  # no such GPU, or a value that it cannot have
-        raise click.UsageError(str(error), click.get_current_context()) from None
-    except control.ControlError as error:
-        raise click.ClickException(str(error)) from None
-    click.echo(reply["done"])
+    real = click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults")
+    click.echo(ask(state_dir, "fault", gpu, real, **asked)["done"])
 
 
 def _number(name: str, text: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Self, TextIO
 
 import click
 
-from gpu_plugin.config.times import utc
+from gpu_plugin.config.times import rfc3339_milliseconds
 from gpu_plugin.runtime.printable import printable
 
 SUCCESS, PROBLEM_FOUND, USAGE, NO_DAEMON, NO_OUTPUT = 0, 1, 2, 3, 4
@@ -64,14 +64,8 @@ def _shown(told: object, key: str = "") -> object:
     if isinstance(told, list | tuple):
         return [_shown(value) for value in told]
     if key in TIMES and isinstance(told, int | float) and not isinstance(told, bool):
-        return rfc3339(told)
+        return rfc3339_milliseconds(told)
     return told
-
-
-def rfc3339(seconds: float) -> str:
-    """Unix time as 2026-11-22T02:40:13.123Z."""
-    whole, milliseconds = divmod(round(seconds * 1000), 1000)
-    return f"{utc(whole)[:-4].replace(' ', 'T')}.{milliseconds:03d}Z"
 
 
 def width() -> int | None:

@@ -33,21 +33,22 @@ class NoDaemon(click.ClickException):
     exit_code = 3
 
 
-def ask(state_dir: Path, verb: str, gpu: str | None, **fields: object) -> dict[str, Any]:
-    """The daemon's reply about one GPU, or about all (None). Empty fields are left out.
+def ask(
+    state_dir: Path, verb: str, gpu: str | None, unknown_verb: click.ClickException | None = None, **fields: object
+) -> dict[str, Any]:
+    """The daemon's reply about one GPU, or about all (None).
 
     Raises:
-        NoDaemon: none answers, or one of another version.
+        NoDaemon: none answers, or one that does not know the verb; of such a one `unknown_verb` where it is given.
         UsageError: what is asked cannot be, such as a GPU that the node does not have.
         ClickException: it refuses, with its sentence.
     """
-    asked = {name: value for name, value in fields.items() if value != ""}
     if gpu is not None:
-        asked["gpu"] = int(gpu) if gpu.isdecimal() and gpu.isascii() and len(gpu) < 6 else gpu
+        fields["gpu"] = int(gpu) if gpu.isdecimal() and gpu.isascii() and len(gpu) < 6 else gpu
     try:
-        return control.request(state_dir, verb, **asked)
+        return control.request(state_dir, verb, **fields)
     except control.UnknownVerbError as error:
-        raise NoDaemon(f"the running daemon is of another version: {error}") from None
+        raise unknown_verb or NoDaemon(f"the running daemon is of another version: {error}") from None
     except control.NoDaemonError as error:
         raise NoDaemon(str(error)) from None
     except control.BadRequestError as error:

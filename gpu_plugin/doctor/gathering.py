@@ -127,15 +127,12 @@ class _Gathering:
         if settings.registration_socket:
             looks["kubelet_socket"] = partial(sockets.look, settings.registration_socket, self._patience * 0.4)
 
-        async def run(name: str, look: Callable[[], object]) -> None:
-            found[name] = await self._within(look, self._patience, name)
-
-        async def cluster() -> None:
-            found["api"] = await self._within(self._api, self._driver_patience, "api")
+        async def run(name: str, look: Callable[[], object], patience: float) -> None:
+            found[name] = await self._within(look, patience, name)
 
         async def gpus() -> None:
-            asked: Known[Known[Daemon]] = await self._within(self._daemon, self._patience, "daemon")
-            found["daemon"] = daemon = asked
+            daemon: Known[Daemon] = await self._within(self._daemon, self._patience, "daemon")
+            found["daemon"] = daemon
             hardware = self._hardware
             if isinstance(hardware, Unknown):
                 found["released"] = found["driver"] = found["nodes"] = hardware
@@ -146,14 +143,11 @@ class _Gathering:
 
         async with anyio.create_task_group() as tasks:
             for name, look in looks.items():
-                tasks.start_soon(run, name, look)
-            for task in (cluster, gpus):
-                tasks.start_soon(task)
+                tasks.start_soon(run, name, look, self._patience)
+            tasks.start_soon(run, "api", self._api, self._driver_patience)
+            tasks.start_soon(gpus)
         found.setdefault("kubelet_socket", None)
-        return Facts(
-            settings=settings,
-            **found,
-        )
+        return Facts(settings=settings, **found)
 
     async def _within(self, look: Callable[[], T], patience: float, name: str) -> Known[T]:
         """What a look gives, on a thread of its own."""
@@ -214,14 +208,7 @@ class _Gathering:
         async with anyio.create_task_group() as tasks:
             for index in range(driver.count):
                 tasks.start_soon(describe, index)
-        known = tuple(gpu for _, gpu in sorted(gpus.items()))
-        return Driver(
-            library=driver.library,
-            version=driver.version,
-            count=driver.count,
-            count_trouble=driver.count_trouble,
-            gpus=known,
-        )
+        return replace(driver, gpus=tuple(gpu for _, gpu in sorted(gpus.items())))
 
     async def _nodes(
         self, driver: Known[Driver], released: Known[tuple[str, ...]], hardware: Hardware

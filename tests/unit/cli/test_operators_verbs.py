@@ -1,9 +1,9 @@
 """cordon, uncordon, release, resume and explain: what reaches the daemon, and what people are shown of its answers."""
 
-import importlib
 import json
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -60,7 +60,8 @@ def daemon(monkeypatch):
 
 
 def run(verb, *arguments):
-    command = importlib.import_module(f"gpu_plugin.cli.{verb}").command
+    command = cli.group.get_command(click.Context(cli.group), verb)
+    assert command is not None
     return CliRunner().invoke(command, ["--state-dir", "/state", *arguments])
 
 
