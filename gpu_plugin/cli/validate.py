@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 import click
 
 from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
-from gpu_plugin.config.document import MAX_BYTES, Document, parse, spell
+from gpu_plugin.config.document import MAX_BYTES, Document, at, parse
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS
-from gpu_plugin.config.resolve import at, resolve
+from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.sharing import SECTIONS
+from gpu_plugin.config.written import written
 
 
 @click.command(
@@ -72,8 +74,6 @@ class _Verdict:
 
 def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -> _Verdict:
     """A verdict on a file with these flags and variables, or on those alone where there is none."""
-    from gpu_plugin.config.written import written  # noqa: PLC0415 - usage and help need none of it
-
     document = None
     name = file or "flags and environment"
     try:
@@ -103,12 +103,8 @@ def _idle(document: Document | None) -> list[Fault]:
 
     if document is None:
         return []
-    reasons = dict.fromkeys(FOREIGN, "read by gpu-feature-discovery, not by this plugin")
-    return [
-        Fault(f"warning: {reason}", document.source, document.line(place), spell(place))
-        for place, reason in reasons.items()
-        if at(document.content, place) is not None
-    ]
+    reason = "warning: read by gpu-feature-discovery, not by this plugin"
+    return [document.fault(place, reason) for place in FOREIGN if at(document.content, place) is not None]
 
 
 def _countless(settings: Settings, document: Document | None) -> list[Fault]:
@@ -120,7 +116,7 @@ def _countless(settings: Settings, document: Document | None) -> list[Fault]:
         return []
     known = {f"{DOMAIN}/gpu", *(pattern.name for pattern in (*settings.gpu_names, *settings.mig_names))}
     found = []
-    for section in ("timeSlicing", "mps"):
+    for section in SECTIONS:
         entries = at(document.content, ("sharing", section, "resources"))
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             name = resource_name(entry["name"])
@@ -128,7 +124,7 @@ def _countless(settings: Settings, document: Document | None) -> list[Fault]:
                 place = ("sharing", section, "resources", index, "name")
                 names = ", ".join(sorted(known))
                 reason = f"warning: no node counts a device under {name}; there are {names} and {DOMAIN}/mig-..."
-                found.append(Fault(reason, document.source, document.line(place), spell(place)))
+                found.append(document.fault(place, reason))
     return found
 
 

@@ -63,6 +63,13 @@ class Document(msgspec.Struct, frozen=True):
         return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)
 
 
+def at(content: object, place: Place) -> object:
+    """What stands at a place of mappings in mappings; None where nothing does."""
+    for key in place:
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
+
+
 def spell(place: Place) -> str:
     """A place as a person reads it: sharing.timeSlicing.resources[1].replicas."""
     spelt = ""

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gpu_plugin.config.document import Document, Place
+from gpu_plugin.config.document import Document, at
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.settings import Settings
@@ -72,13 +72,6 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
 def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
     """The config file that flags and environment name; empty for none."""
     return str(flags.get("config_file") or environ.get("CONFIG_FILE") or "")
-
-
-def at(content: object, place: Place) -> object:
-    """What stands at a place of mappings in mappings; None where nothing does."""
-    for key in place:
-        content = content.get(key) if isinstance(content, Mapping) else None
-    return content
 
 
 def _document(flags: Mapping[str, object], environ: Mapping[str, str], file: File) -> Document:

@@ -16,7 +16,7 @@ from gpu_plugin.config.document import Document, Place, spell
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.names import resource_name_fault, whole_name
 from gpu_plugin.config.schema import Branch, Leaf, Rows
-from gpu_plugin.config.sharing import MPS, TIME_SLICING, DeviceChoice, MpsLimits, SharedResource
+from gpu_plugin.config.sharing import MPS, SECTIONS, TIME_SLICING, DeviceChoice, MpsLimits, SharedResource
 from gpu_plugin.config.values import ItemError, Reading, reading
 
 MAX_REPLICAS = 4 * 1024 * 1024 // 50
@@ -27,9 +27,6 @@ MAX_MPS_REPLICAS = 48
 
 MAX_ENTRIES = 1000
 """Entries under `sharing`: each is held against all others of its resource."""
-
-SECTIONS = {"timeSlicing": TIME_SLICING, "mps": MPS}
-"""Keys of the section, and the strategy that each stands for."""
 
 _MEMORY = re.compile(r"(\d{1,9})([MG]i)", re.ASCII)
 _MIB = {"Mi": 1, "Gi": 1024}
