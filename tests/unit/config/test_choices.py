@@ -100,7 +100,7 @@ def shape(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def forgotten(kind: str) -> list[str]:
-    """A sentence for each function that looks like one of these, and is none. Where all of these are public, private ones help."""
+    """A sentence for each function that looks like one of these, and is none; beside public ones, private ones are helpers."""
     known = KINDS[kind]
     shapes = {shape(each) for each in known.entered}
     helpers = not any(each.__name__.startswith("_") for each in known.entered)

@@ -13,6 +13,7 @@ from typing import Any, cast
 from click.testing import CliRunner
 
 import gpu_plugin
+from deploy import choices
 from gpu_plugin.access.container import Access, container_edits
 from gpu_plugin.cli.run import command as run
 from gpu_plugin.cli.simulate_allocation import command as simulate_allocation
@@ -88,6 +89,10 @@ json.dump(
     {
         "help": " ".join(CliRunner().invoke(run, ["--help"]).stdout.split()),
         "schema": json_schema(),
+        "chart": {
+            name: making((ROOT / "helm/gpu-plugin" / name).read_text())
+            for name, making in (("values.schema.json", choices.schema), ("values.yaml", choices.values))
+        },
         "missing rows": [missing_rows((ROOT / each[0]).read_text(), each[1], each[2]) for each in TABLES],
         "works": works(),
     },
