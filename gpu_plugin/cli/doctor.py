@@ -55,7 +55,7 @@ def command(output: str, timeout: str, **given: object) -> int:
     if output == "text":
         click.echo("\n".join(lines(found, width())))
     else:
-        click.echo(structured(_told(found, asked.settings), output))
+        click.echo(structured(_as_data(found, asked.settings), output))
     return PROBLEM_FOUND if any(each.status == "failed" for _, each in found) else SUCCESS
 
 
@@ -103,10 +103,10 @@ def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) ->
                 yield from wrapped(f"{indent}do: {printable(each.remedy)}", f"{indent}    ", columns)
         if shown:
             yield ""
-    yield from wrapped(_sum(found), "", columns)
+    yield from wrapped(_summary(found), "", columns)
 
 
-def _sum(found: "Sequence[tuple[str, Finding]]") -> str:
+def _summary(found: "Sequence[tuple[str, Finding]]") -> str:
     """One line that says how the node is."""
     failed = list(dict.fromkeys(name for name, each in found if each.status == "failed"))
     warned = list(dict.fromkeys(name for name, each in found if each.status == "warning" and name not in failed))
@@ -117,8 +117,8 @@ def _sum(found: "Sequence[tuple[str, Finding]]") -> str:
     return "nothing failed"
 
 
-def _told(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[str, object]:
-    """The same for programs."""
+def _as_data(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[str, object]:
+    """The findings for programs."""
     from gpu_plugin import __version__  # noqa: PLC0415
 
     return {

@@ -36,7 +36,7 @@ def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file:
 def read_document(file: str | Path, named_by: str = "") -> Document:
     """What a config file says: a regular file or /dev/null, since a pipe could keep a reader waiting for ever.
 
-    Raises ConfigError where it cannot be read (told with what named it) or is no YAML.
+    Raises ConfigError where it cannot be read (the fault begins with `named_by`) or is no YAML.
     """
     return document.parse(read_written(file, named_by), str(file))
 
@@ -66,8 +66,8 @@ def given_flags(given: Mapping[str, object]) -> dict[str, object]:
 
 def refusal(error: ConfigError) -> click.UsageError:
     """What a verb ends with whose configuration is refused: every fault of it, a line each."""
-    told = [" ".join(str(each).split()) for each in error.faults or (error,)]
-    return click.UsageError("\n".join(told), click.get_current_context())
+    faults = [" ".join(str(each).split()) for each in error.faults or (error,)]
+    return click.UsageError("\n".join(faults), click.get_current_context())
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {

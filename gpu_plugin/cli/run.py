@@ -16,7 +16,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 _LARGE = 300_000
 """Bytes from which on a block is given back to the system when it is freed. More than what asyncio reads into (256 KiB), which
-would otherwise be mapped anew for each request."""
+would otherwise be mapped again for each request."""
 
 _SLACK = 1024 * 1024
 """Bytes at the end of the heap that are kept: less than that is not worth a system call for each request."""

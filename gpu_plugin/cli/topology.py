@@ -45,11 +45,11 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         raise click.UsageError("--svg: name the file, or - for standard output")
     if as_json and as_scores:
         raise click.UsageError("--json has the scores: leave out --scores")
-    node, held = _known(simulate, state_dir)
+    node, held_back = _known(simulate, state_dir)
     if svg is not None:
-        _draw(node, simulate or "", held or (), svg)
+        _draw(node, simulate or "", held_back or (), svg)
     if svg != "-":
-        click.echo(_json(node) if as_json else "\n".join(_text(node, held, scores=as_scores)))
+        click.echo(_json(node) if as_json else "\n".join(_text(node, held_back, scores=as_scores)))
 
 
 def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack] | None]":
@@ -62,7 +62,7 @@ def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldB
     return node, None if resources is None else held_back(node, resources)
 
 
-def _text(node: Node, held: "Sequence[HeldBack] | None", *, scores: bool) -> list[str]:
+def _text(node: Node, held_back: "Sequence[HeldBack] | None", *, scores: bool) -> list[str]:
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
     from gpu_plugin.placement.views import matrix  # noqa: PLC0415
     from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
@@ -71,10 +71,10 @@ def _text(node: Node, held: "Sequence[HeldBack] | None", *, scores: bool) -> lis
     if scores:
         return matrix.scores(groups, Topology.of(node).scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
-    if held is None:
+    if held_back is None:
         shown.append("What is held back from pods is not known: the running daemon is of an earlier version.")
-    elif held:
-        shown.append(f"Held back from pods: {matrix.held_back_words(held)}")
+    elif held_back:
+        shown.append(f"Held back from pods: {matrix.held_back_words(held_back)}")
     return shown
 
 
@@ -86,13 +86,13 @@ def _json(node: Node) -> str:
     return json.dumps(pairs_json(LinkGroups.of(node), Topology.of(node)), indent=2)
 
 
-def _draw(node: Node, name: str, held: "Sequence[HeldBack]", file: str) -> None:
+def _draw(node: Node, name: str, held_back: "Sequence[HeldBack]", file: str) -> None:
     from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
     from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
     from gpu_plugin.placement.views.picture import picture  # noqa: PLC0415
 
     drawn = picture(
-        LinkGroups.of(node), Topology.of(node), name, {each.uuid: each.reason for each in held if each.kind == GPU}
+        LinkGroups.of(node), Topology.of(node), name, {each.uuid: each.reason for each in held_back if each.kind == GPU}
     )
     if file == "-":
         click.echo(drawn, nl=False)

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import click
 
@@ -59,17 +60,17 @@ def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environmen
     return 0 if all(verdict.valid for verdict in verdicts) else 2
 
 
-class _Verdict:
+class _Verdict(NamedTuple):
     """What became of one file."""
 
-    def __init__(
-        self, file: str, faults: tuple[Fault, ...], warnings: list[Fault], config: Mapping[str, object]
-    ) -> None:
-        self.file = file
-        self.valid = not faults
-        self.faults = faults
-        self.warnings = warnings
-        self.config = config
+    file: str
+    faults: Sequence[Fault]
+    warnings: Sequence[Fault]
+    config: Mapping[str, object]
+
+    @property
+    def valid(self) -> bool:
+        return not self.faults
 
 
 def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -> _Verdict:

@@ -86,7 +86,7 @@ def _read_file(document: Document) -> _Written:
     from gpu_plugin.config.schema import Checked, spelt_as_in  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
-    from gpu_plugin.config.switching import told_to_switchers  # noqa: PLC0415
+    from gpu_plugin.config.switching import remarks_on_switching  # noqa: PLC0415
 
     document = spelt_as_in(SCHEMA, document)
     checked = Checked(document, SCHEMA)
@@ -100,7 +100,7 @@ def _read_file(document: Document) -> _Written:
     faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
     health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
     sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": health}
-    return _Written(document, checked.content, sections, faults, tuple(told_to_switchers(document)))
+    return _Written(document, checked.content, sections, faults, tuple(remarks_on_switching(document)))
 
 
 def _faulty(written: _Written) -> set[str]:

@@ -18,24 +18,24 @@ _PATTERNS: tuple[Place, ...] = (("resources", "gpus"), ("resources", "mig"))
 """Where names of resources by pattern stand."""
 
 
-def told_to_switchers(document: Document) -> list[Fault]:
+def remarks_on_switching(document: Document) -> list[Fault]:
     """A sentence for all keys that NVIDIA's plugin ignores, and one for all names that its programs refuse; or neither."""
     ignored = list(_ignored(document.content))
     foreign = [
         (place, name) for place, name in _names(document.content) if name.partition("/")[0] not in {name, "", DOMAIN}
     ]
-    told = []
+    remarks = []
     if ignored:
         reason = f"{_some([spell(place) for place in ignored])}: applied here, ignored by NVIDIA's plugin v0.20.0"
-        told.append(Fault(reason, document.source, document.line(ignored[0])))
+        remarks.append(Fault(reason, document.source, document.line(ignored[0])))
     if foreign:
         names = list(dict.fromkeys(name for _, name in foreign))
         reason = (
             f"{_some(names)}: a name of another domain than {DOMAIN}, for which NVIDIA's GPU feature discovery and MPS control "
             "daemon refuse the file; where they run too, give them a file without it"
         )
-        told.append(Fault(reason, document.source, document.line(foreign[0][0])))
-    return told
+        remarks.append(Fault(reason, document.source, document.line(foreign[0][0])))
+    return remarks
 
 
 def _ignored(content: Mapping[str, object]) -> Iterator[Place]:

@@ -62,20 +62,20 @@ def _entry(entry: SharedResource) -> dict[str, object]:
 
 def differing(settings: Settings) -> list[str]:
     """What of the settings is not the default, each as "key: value" with the key of the file, or the flag where it has none."""
-    told = []
+    found = []
     for option in OPTIONS:
         value = getattr(settings, option.name)
         default = None if option.default is None else option.parse(option.default)
         if value != default:
             name = option.file or (f"--{option.flags[0]}" if option.flags else option.envs[0])
-            told.append(f"{name}: {_in_words(plain(value))}")
+            found.append(f"{name}: {_in_words(plain(value))}")
     for key, patterns in (("resources.gpus", settings.gpu_names), ("resources.mig", settings.mig_names)):
-        told += [f"{key}: {pattern.pattern} is {pattern.name}" for pattern in patterns]
-    told += [f"sharing: {_shared(entry)}" for entry in settings.sharing]
+        found += [f"{key}: {pattern.pattern} is {pattern.name}" for pattern in patterns]
+    found += [f"sharing: {_shared(entry)}" for entry in settings.sharing]
     said = settings.verdicts
     for key, words in (("xid", said.xids), ("xidClass", said.xid_classes), ("signals", said.signals)):
-        told += [f"health.{key}.{name}: {word}" for name, word in words]
-    return told
+        found += [f"health.{key}.{name}: {word}" for name, word in words]
+    return found
 
 
 def _in_words(value: object) -> str:

@@ -165,8 +165,8 @@ async def _converse(
 
 def _peer(writer: "asyncio.StreamWriter") -> Peer:
     try:
-        told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-        pid, uid, _ = _PEERCRED.unpack(told)
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        pid, uid, _ = _PEERCRED.unpack(credentials)
     except OSError:
         return Peer()
     try:

@@ -181,13 +181,13 @@ class Socket(msgspec.Struct, frozen=True):
 class PodResources(msgspec.Struct, frozen=True):
     """What the kubelet's PodResources service answers, and in how many seconds.
 
-    `held` is how many devices pods hold, `healthy` how many of each resource the kubelet takes for healthy. `trouble` is why it
-    does not answer; `absent`: there is no socket.
+    `allocated` is how many devices pods have, `healthy` how many of each resource the kubelet takes for healthy. `trouble` is
+    why it does not answer; `absent`: there is no socket.
     """
 
     path: str
     seconds: float = 0.0
-    held: int = 0
+    allocated: int = 0
     healthy: Mapping[str, int] = msgspec.field(default_factory=dict)
     trouble: str = ""
     absent: bool = False

@@ -1,4 +1,4 @@
-"""Gathers the facts of a node, all side by side. No look is waited for longer than it was given: what hangs is left behind."""
+"""Gathers the facts of a node, all side by side. No probe is waited for longer than its limit: what hangs is left behind."""
 
 import os
 import time
@@ -56,11 +56,11 @@ class Places(msgspec.Struct, frozen=True):
 async def gather(
     settings: Settings, patience: float, configuration: Known[str] = "", file: str = "", places: Places | None = None
 ) -> Facts:
-    """Everything that is known of this node, within `patience` seconds a look, and the driver's own limit (--nvml-timeout).
+    """Everything that is known of this node, within `patience` seconds a probe, and the driver's own limit (--nvml-timeout).
 
     Args:
         settings: what the node is to be for.
-        patience: seconds that each look may take.
+        patience: seconds that each probe may take.
         configuration: what is wrong with the config file, if it is not used; an `Unknown` where it could not be read in time.
         file: the config file that is.
         places: where the kernel's file systems are.
@@ -97,7 +97,7 @@ def _unanswered(patience: float, whose: str = "") -> Unknown:
 
 
 class _Gathering:
-    """The looks of one run."""
+    """One gathering of the facts: every probe on a thread of its own, none waited for longer than its limit."""
 
     def __init__(self, settings: Settings, patience: float, places: Places, hardware: Known[Hardware]) -> None:
         self._settings = settings
@@ -110,7 +110,7 @@ class _Gathering:
     async def facts(self) -> Facts:
         settings, places = self._settings, self._places
         found: dict[str, Any] = {}
-        looks: dict[str, Callable[[], object]] = {
+        probes: dict[str, Callable[[], object]] = {
             "process": partial(process, places.proc, places.sys),
             "module": partial(kernel_module, places.proc, places.sys),
             "pci": partial(host.pci, places.sys),
@@ -125,10 +125,10 @@ class _Gathering:
             "pod_resources": self._pods,
         }
         if settings.registration_socket:
-            looks["kubelet_socket"] = partial(sockets.look, settings.registration_socket, self._patience * 0.4)
+            probes["kubelet_socket"] = partial(sockets.look, settings.registration_socket, self._patience * 0.4)
 
-        async def run(name: str, look: Callable[[], object], patience: float) -> None:
-            found[name] = await self._within(look, patience, name)
+        async def run(name: str, probe: Callable[[], object], patience: float) -> None:
+            found[name] = await self._within(probe, patience, name)
 
         async def gpus() -> None:
             daemon: Known[Daemon] = await self._within(self._daemon, self._patience, "daemon")
@@ -142,16 +142,16 @@ class _Gathering:
             found["nodes"] = await self._nodes(driver, released, hardware)
 
         async with anyio.create_task_group() as tasks:
-            for name, look in looks.items():
-                tasks.start_soon(run, name, look, self._patience)
+            for name, probe in probes.items():
+                tasks.start_soon(run, name, probe, self._patience)
             tasks.start_soon(run, "api", self._api, self._driver_patience)
             tasks.start_soon(gpus)
         found.setdefault("kubelet_socket", None)
         return Facts(settings=settings, **found)
 
-    async def _within(self, look: Callable[[], T], patience: float, name: str) -> Known[T]:
-        """What a look gives, on a thread of its own."""
-        job = begin(look, f"doctor-{name}")
+    async def _within(self, probe: Callable[[], T], patience: float, name: str) -> Known[T]:
+        """The result of a probe, on a thread of its own."""
+        job = begin(probe, f"doctor-{name}")
         if not await settled(job, patience):
             return _unanswered(patience)
         try:
@@ -159,7 +159,7 @@ class _Gathering:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             return Unknown(f"{where}{error.strerror or error}")
-        except Exception as error:  # noqa: BLE001 - one look that fails takes no other with it
+        except Exception as error:  # noqa: BLE001 - one probe that fails takes no other with it
             return Unknown(f"{type(error).__name__}: {error}")
 
     def _daemon(self) -> Known[Daemon]:

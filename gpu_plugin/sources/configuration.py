@@ -1,4 +1,4 @@
-"""The settings in force: read anew on a thread, applied whole or not at all, and what became of the last attempt."""
+"""The settings in force: read again on a thread, applied whole or not at all, and what became of the last attempt."""
 
 import json
 import logging

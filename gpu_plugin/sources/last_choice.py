@@ -40,7 +40,7 @@ class LastChoice:
         return known.file if known is not None and known == self._of(known.file) else None
 
     @property
-    def stands(self) -> bool:
+    def is_current(self) -> bool:
         """Whether what was read or written last is there still: it may have been removed, or its directory renamed."""
         return identity(self._path) == self._found
 

@@ -43,7 +43,7 @@ class ConfigSource:
         self._settled = anyio.Event()
         self._file = Path(settings.config_file) if settings.config_file else None
         self._label: str | None = None
-        self._label_told = anyio.Event()
+        self._label_known = anyio.Event()
         self._trouble = "the Kubernetes API has not told it yet"
         self._choice = Choice(NO_FILE)
         self._memory = LastChoice(settings)
@@ -52,7 +52,7 @@ class ConfigSource:
         self._kept: str | None = None
         """The one that a restart would know of."""
         self._recalled = False
-        self._said_of: tuple[str, str | None] | None = None
+        self._last_logged: tuple[str, str | None] | None = None
         self._complaint = ""
         self._asked = ""
         self._content: str | None = None
@@ -80,19 +80,19 @@ class ConfigSource:
     @property
     def unknown(self) -> str:
         """What is waited for, and why, while the node's label is to choose the file and is not known; empty otherwise."""
-        if not self._settings.config_file_srcdir or self._label_told.is_set():
+        if not self._settings.config_file_srcdir or self._label_known.is_set():
             return ""
         return f"waiting for {self._label_in_words()}: {self._trouble}"
 
     @property
     def unheard(self) -> str:
         """Why a change of the node's label would not be heard now, once it is known what it was; empty where it would."""
-        if not self._label_told.is_set() or not self._trouble:
+        if not self._label_known.is_set() or not self._trouble:
             return ""
         return f"changes of {self._label_in_words()} are not heard: {self._trouble}"
 
     def look_again(self) -> None:
-        """Has everything looked at anew. From the event loop's thread only."""
+        """Has everything looked at again. From the event loop's thread only."""
         if self._watcher is not None:
             self._watcher.notify()
 
@@ -113,7 +113,7 @@ class ConfigSource:
         name = file.name if file is not None else NO_FILE
         self._recall()
         self._last = name
-        if name != self._kept or not self._memory.stands:
+        if name != self._kept or not self._memory.is_current:
             self._kept = name if self._memory.write(name) else None
         return name == self._kept
 
@@ -128,49 +128,49 @@ class ConfigSource:
 
     async def _run_by_label(self, changed: Callable[[], None]) -> None:
         settings = self._settings
-        lookout = self._watcher = FileWatcher(self._look, lambda seen: self._take(*seen, changed))
+        watcher = self._watcher = FileWatcher(self._look, lambda seen: self._take(*seen, changed))
         answered = anyio.Event()
 
-        def told(value: str | None) -> None:
+        def label_read(value: str | None) -> None:
             self._label, self._trouble = value, ""
-            self._label_told.set()
+            self._label_known.set()
             answered.set()
-            lookout.notify()
+            watcher.notify()
 
-        def troubled(why: str) -> None:
+        def label_failed(why: str) -> None:
             self._trouble = why
             if why:
                 answered.set()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.node.follow_label, settings.node_label, told, troubled)
-            if not self._label_told.is_set():
+            tasks.start_soon(self.node.follow_label, settings.node_label, label_read, label_failed)
+            if not self._label_known.is_set():
                 with anyio.move_on_after(LABEL_PATIENCE):
                     await answered.wait()
-            await lookout.run()
+            await watcher.run()
 
     def _look(self) -> Observed[tuple[str, str, Choice, str]]:
         """Why the label is not known, its value, what it chooses, and that file's content. Blocks."""
-        settings, untold, label = self._settings, self.unknown, self._label or ""
+        settings, label_unknown, label = self._settings, self.unknown, self._label or ""
         self._recall()
         directory = Path(settings.config_file_srcdir)
         places = route(directory) | {Place(os.path.realpath(directory), ANY)}
-        present, unread = _configs(directory)
+        present, files_unknown = _configs(directory)
         default, fallbacks = settings.default_config, settings.fallback_strategies
-        choice = choose(label, present, default, fallbacks, self._last, untold, unread)
+        choice = choose(label, present, default, fallbacks, self._last, label_unknown, files_unknown)
         content = ""
         if choice.file:
             places |= route(directory / choice.file)
             content = fingerprint(directory / choice.file)
-        return Observed((untold, label, choice, content), places)
+        return Observed((label_unknown, label, choice, content), places)
 
     def _recall(self) -> None:
         if not self._recalled:
             self._last = self._kept = self._memory.read()
             self._recalled = True
 
-    def _take(self, untold: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
-        self._say(untold, label, choice)
+    def _take(self, label_unknown: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
+        self._log_choice(label_unknown, label, choice)
         self._complaint, self._asked = choice.complaint, choice.asked
         if choice.file is None:
             return
@@ -181,16 +181,16 @@ class ConfigSource:
         self._settled.set()
         changed()
 
-    def _say(self, untold: str, label: str, choice: Choice) -> None:
+    def _log_choice(self, label_unknown: str, label: str, choice: Choice) -> None:
         if choice.complaint:
-            saying = ("untold" if untold else f"label {label}", choice.file)
-            if self._said_of != saying:
-                level = logging.WARNING if untold else logging.ERROR
+            logged = ("label_unknown" if label_unknown else f"label {label}", choice.file)
+            if self._last_logged != logged:
+                level = logging.WARNING if label_unknown else logging.ERROR
                 until = "; nothing is served until there is one to be used" if choice.file is None else ""
                 log.log(level, "configuration: %s%s", choice.complaint, until)
-            self._said_of = saying
-        elif choice.file != self._choice.file or self._said_of is not None or self._content is None:
-            self._said_of = None
+            self._last_logged = logged
+        elif choice.file != self._choice.file or self._last_logged is not None or self._content is None:
+            self._last_logged = None
             by = f"label {self._settings.node_label}={label}" if label else f"no label {self._settings.node_label}"
             log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment only", by)
 

@@ -7,7 +7,7 @@ from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen
 
 @check("driver-versions")
 def driver_versions(facts: Facts) -> Finding:
-    """Fails where the module is not loaded, or the two differ: after an upgrade, until the module is loaded anew."""
+    """Fails where the module is not loaded, or the two differ: after an upgrade, until the module is loaded again."""
     if facts.simulated:
         return skipped("the node is simulated: it has no kernel module")
     module, driver = facts.module, facts.driver

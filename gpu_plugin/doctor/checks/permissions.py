@@ -60,10 +60,10 @@ def _words(known: Process) -> str:
 
 
 def _named(capabilities: int) -> str:
-    held = [_NAMES[bit] if bit < len(_NAMES) else str(bit) for bit in range(64) if capabilities >> bit & 1]
-    if len(held) > len(_NAMES) // 2:
+    present = [_NAMES[bit] if bit < len(_NAMES) else str(bit) for bit in range(64) if capabilities >> bit & 1]
+    if len(present) > len(_NAMES) // 2:
         missing = [name for bit, name in enumerate(_NAMES) if not capabilities >> bit & 1]
         return f"all capabilities but {', '.join(missing)}"
-    if not held:
+    if not present:
         return "no capability"
-    return f"the {'capability' if len(held) == 1 else 'capabilities'} {', '.join(held)}"
+    return f"the {'capability' if len(present) == 1 else 'capabilities'} {', '.join(present)}"

@@ -10,7 +10,7 @@ SLOW = 1.0
 
 @check("pod-resources")
 def pod_resources(facts: Facts) -> Finding:
-    """Warns where it does not answer, or slowly: GPUs are served all the same, and held longer than they need be."""
+    """Warns where it does not answer, or slowly: GPUs are served all the same, and stay allocated longer than they need be."""
     known = facts.pod_resources
     if isinstance(known, Unknown):
         return unseen(facts.settings.effective_pod_resources_socket, known)
@@ -28,4 +28,4 @@ def pod_resources(facts: Facts) -> Finding:
     took = f"{known.path} answers in {known.seconds * 1000:.0f} ms"
     if known.seconds > SLOW:
         return warning(took, "the kubelet is slow: look at its load, and at the number of pods and plugins")
-    return ok(f"{took}; pods hold {known.held} device{'' if known.held == 1 else 's'} of any kind")
+    return ok(f"{took}; pods hold {known.allocated} device{'' if known.allocated == 1 else 's'} of any kind")

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_plugin import cli, control
-from gpu_plugin.cli.explain import lines, spell
+from gpu_plugin.cli.explain import elapsed, lines
 
 NOW = 1_800_000_000.0
 SICK: dict[str, Any] = {
@@ -200,7 +200,7 @@ class TestExplain:
         ],
     )
     def test_a_span_of_time_is_told_in_two_units(self, seconds, words):
-        assert spell(seconds) == words
+        assert elapsed(seconds) == words
 
 
 def test_the_head_of_an_explanation_fits_the_terminal_too():

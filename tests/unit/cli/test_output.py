@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.cli.options import SECTIONS
-from gpu_plugin.cli.output import harmless, table, wrapped
+from gpu_plugin.cli.output import displayable, table, wrapped
 from gpu_plugin.config.options import OPTIONS
 
 GPU_PLUGIN = [sys.executable, "-m", "gpu_plugin"]
@@ -65,7 +65,7 @@ def test_what_is_opened_takes_no_number_of_a_standard_stream():
 
 def test_what_is_told_reaches_no_terminal_as_more_than_text():
     told = {"a": ["x\x1b[2J", 1, None, {"b\n": "\udcff"}]}
-    assert harmless(told) == {"a": ["x\\x1b[2J", 1, None, {"b\\n": "\\udcff"}]}
+    assert displayable(told) == {"a": ["x\\x1b[2J", 1, None, {"b\\n": "\\udcff"}]}
 
 
 @pytest.mark.parametrize("module", ["click", "gpu_plugin.cli", "gpu_plugin.cli.status"])

@@ -181,7 +181,7 @@ async def test_the_kubelet_answers_on_its_socket_and_keeps_nothing_of_it(short_p
         assert (seen.error, seen.http2, seen.pid) == ("", True, os.getpid())
         assert seen.program
         pods = await to_thread.run_sync(kubelet.pods, str(short_path / "pods.sock"), 2.0, iter([1.0, 1.25]).__next__)
-        assert (pods.trouble, pods.held, pods.healthy, pods.seconds) == ("", 0, {}, 0.25)
+        assert (pods.trouble, pods.allocated, pods.healthy, pods.seconds) == ("", 0, {}, 0.25)
     running.check()
 
 
