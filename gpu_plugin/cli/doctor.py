@@ -145,13 +145,10 @@ class _Asked(NamedTuple):
     file: str = ""
 
 
-class _HangingFileError(Exception):
-    """A config file was not read in time; the text says which, and in what time."""
-
-
 def _asked(flags: dict[str, object], patience: float) -> _Asked:
     """What flags, environment and file ask for. Raises UsageError where that cannot be even without the file."""
-    from gpu_plugin.doctor.facts import Unknown  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.doctor.child_process import ChildTimeoutError  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.doctor.facts import Unknown  # noqa: PLC0415
 
     try:
         named = chosen(flags, os.environ)
@@ -160,7 +157,7 @@ def _asked(flags: dict[str, object], patience: float) -> _Asked:
         if labelled:
             return _Asked(resolve(flags, os.environ, _document(labelled, patience)), file=labelled)
         return _Asked(settings, file=settings.config_file)
-    except _HangingFileError as error:
+    except ChildTimeoutError as error:
         refused: Known[str] = Unknown(str(error), hung=True)
     except ConfigError as error:
         refused = " ".join(str(error).split())
@@ -175,14 +172,14 @@ def _asked(flags: dict[str, object], patience: float) -> _Asked:
 def _document(file: str, patience: float) -> document.Document:
     """What a config file says, read in a child process: the disk that it lies on may hold whoever reads it.
 
-    Raises _HangingFileError, and ConfigError where it cannot be read or is no YAML.
+    Raises ChildTimeoutError, and ConfigError where it cannot be read or is no YAML.
     """
     from gpu_plugin.doctor.child_process import ChildError, ChildTimeoutError, in_child  # noqa: PLC0415 - as above
 
     try:
         written = in_child(lambda: read_written(file, "--config-file "), patience)
     except ChildTimeoutError:
-        raise _HangingFileError(f"--config-file {file}: no answer within {round(patience, 1):g} s") from None
+        raise ChildTimeoutError(f"--config-file {file}: no answer within {round(patience, 1):g} s") from None
     except ChildError as error:
         raise ConfigError(f"--config-file {file}: {error}") from None
     return document.parse(written, file)

@@ -13,20 +13,9 @@ import msgspec
 NO_FILE = ""
 """What stands for no config file at all: flags and environment only."""
 
-_NAMED = "default"
-
-
-def _named(present: Collection[str]) -> str | None:
-    return _NAMED if _NAMED in present else None
-
-
-def _single(present: Collection[str]) -> str | None:
-    return next(iter(present)) if len(present) == 1 else None
-
-
 FALLBACKS: Mapping[str, Callable[[Collection[str]], str | None]] = {
-    "named": _named,
-    "single": _single,
+    "named": lambda present: "default" if "default" in present else None,
+    "single": lambda present: next(iter(present)) if len(present) == 1 else None,
     "empty": lambda _: NO_FILE,
 }
 """By strategy: the file it takes among those present, None for none; NVIDIA's names and meanings."""

@@ -239,22 +239,12 @@ OURS: tuple[Option, ...] = (
         selected_gpus,
         "serve only these GPUs: index, GPU-<uuid>, PCI bus id or model, in which * stands for any text",
     ),
-    _option(
-        "exclude_gpus",
-        "selection.exclude",
-        "",
-        selected_gpus,
-        "serve all GPUs except these, named the same way",
-    ),
+    _option("exclude_gpus", "selection.exclude", "", selected_gpus, "serve all GPUs except these, named the same way"),
     _option(
         "simulate", "", "", values.text, "serve a simulated node: the name of a profile, or a file that describes one"
     ),
     _option(
-        "state_dir",
-        "flags.stateDir",
-        places.STATE_DIR,
-        values.path,
-        "directory of what must outlive this process",
+        "state_dir", "flags.stateDir", places.STATE_DIR, values.path, "directory of what must outlive this process"
     ),
     _option(
         "http_address",

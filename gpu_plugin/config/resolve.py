@@ -93,9 +93,7 @@ def _read_file(document: Document) -> _Written:
     gpu_names, gpu_faults = name_patterns(document, checked.content, "gpus")
     mig_names, mig_faults = name_patterns(document, checked.content, "mig")
     sharing, sharing_faults = shared_resources(
-        document,
-        cast("Mapping[str, Any]", checked.content.get("sharing", {})),
-        [pattern.name for pattern in mig_names],
+        document, cast("Mapping[str, Any]", checked.content.get("sharing", {})), [pattern.name for pattern in mig_names]
     )
     faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
     health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
@@ -121,17 +119,19 @@ def _value(
     option: Option, flags: Mapping[str, object], environ: Mapping[str, str], content: Mapping[str, object]
 ) -> object:
     """An option's value. Raises ConfigError for a flag or a variable that cannot be; the file is read already."""
-    given = _given(option, flags, environ)
-    if given is not None:
-        return _read(option, *given)
+    if (given := _given(option, flags, environ)) is not None:
+        written, source = given
+        try:
+            return option.parse(written)
+        except ValueError as error:
+            raise ConfigError.of([Fault(str(error), source)]) from None
     in_file = at(content, tuple(option.file.split("."))) if option.file else None
     return _default(option) if in_file is None else in_file
 
 
 def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:
     """What a flag or else a variable says, and which; None where neither does."""
-    flag = flags.get(option.name)
-    if flag is not None:
+    if (flag := flags.get(option.name)) is not None:
         return flag, f"--{option.flags[0]}"
     for env in option.envs:
         written = environ.get(env)
@@ -154,22 +154,15 @@ def _sorted_out(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[li
     return remarks, wrong
 
 
-def _read(option: Option, written: object, source: str) -> object:
-    try:
-        return option.parse(written)
-    except ValueError as error:
-        raise ConfigError.of([Fault(str(error), source)]) from None
-
-
 def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fault, set[str]]]:
     """What cannot be together, and the options that are to blame for it."""
     socket, directory = settings.kubelet_socket, settings.device_plugin_dir
     if socket and directory is not None and socket.rpartition("/")[0].rstrip("/") != directory.rstrip("/"):
-        reason = (
-            f"--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}: "
-            "the kubelet looks for our socket beside its own"
+        reason = f"--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}"
+        yield (
+            Fault(f"{reason}: the kubelet looks for our socket beside its own"),
+            {"kubelet_socket", "device_plugin_dir"},
         )
-        yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
     elif room(settings.socket_dir) < SOCKET_NAME:
         reason = (
             f"--device-plugin-dir {settings.socket_dir}: too long, a socket in it would pass the kernel's {LONGEST} bytes; "
@@ -186,10 +179,8 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
         )
         yield Fault(reason), {"config_file", "config_file_srcdir"}
     if settings.config_file_srcdir and not settings.node_name:
-        reason = (
-            "invalid --node-name: must not be empty with --config-file-srcdir, since that node's label names the file"
-        )
-        yield Fault(reason), {"config_file_srcdir", "node_name"}
+        reason = "must not be empty with --config-file-srcdir, since that node's label names the file"
+        yield Fault(f"invalid --node-name: {reason}"), {"config_file_srcdir", "node_name"}
     excluded = frozenset(settings.exclude_gpus)
     both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:

@@ -268,8 +268,7 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
         return None
     if one.devices.everything and other.devices.everything:
         return document.fault(
-            (*second.place, "name"),
-            f"all devices of {one.name} are shared by the entry at {there()} already",
+            (*second.place, "name"), f"all devices of {one.name} are shared by the entry at {there()} already"
         )
     if first.all_written or second.all_written:
         reason = f"all devices of {one.name} are in one entry and some in another, at {there()}; leave out 'all' for the rest"

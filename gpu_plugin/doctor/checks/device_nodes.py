@@ -64,10 +64,7 @@ def _missing(node: DeviceNode) -> Finding | None:
     if node.path == "/dev/nvidia-uvm-tools":
         return None  # profilers alone need it
     if node.path == "/dev/nvidia-uvm":
-        return warning(
-            "does not exist; without it no CUDA program starts",
-            f"modprobe nvidia-uvm on the node; {_MAKE}",
-        )
+        return warning("does not exist; without it no CUDA program starts", f"modprobe nvidia-uvm on the node; {_MAKE}")
     return failed("does not exist", _MAKE)
 
 
@@ -95,8 +92,7 @@ def _closed(node: DeviceNode, facts: Facts) -> Finding:
         )
     if node.error == errno.EACCES and not isinstance(process, Unknown) and process.uid != 0:
         return note(
-            f"{reason} by uid {process.uid} (mode {node.mode:04o})",
-            "run doctor as root to see what the daemon may do",
+            f"{reason} by uid {process.uid} (mode {node.mode:04o})", "run doctor as root to see what the daemon may do"
         )
     if node.error == errno.EACCES:
         confined = not isinstance(process, Unknown) and process.selinux == "enforcing"

@@ -32,10 +32,7 @@ def kubelet_directory(facts: Facts) -> Finding:
     if not directory.writable:
         uid = facts.process.uid if not isinstance(facts.process, Unknown) else 0
         if uid:
-            return note(
-                f"{path} cannot be written by uid {uid}",
-                "run doctor as root to see what the daemon may do",
-            )
+            return note(f"{path} cannot be written by uid {uid}", "run doctor as root to see what the daemon may do")
         return failed(
             f"{path} cannot be written, even by root", "SELinux or AppArmor? See the node's audit log (ausearch -m avc)"
         )
