@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin.cli.allocation_answer import Answer, answer_to
-from gpu_plugin.cli.allocation_request import Served, request, served, simulated
+from gpu_plugin.cli.allocation import Answer, Served, answer_to, request, served, simulated
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import simulate_option
 from gpu_plugin.config.choices import ALLOCATION_POLICIES

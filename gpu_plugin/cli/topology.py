@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_plugin.cli.running_daemon import state_dir_option
-from gpu_plugin.cli.topology_source import daemons_node, node_from, simulate_option
+from gpu_plugin.cli.topology_source import daemons_node, simulate_option, simulated_node
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.atomic import replace_file
@@ -55,7 +55,7 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
 def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack] | None]":
     """The node, and what of it pods do not get now; None where the daemon does not say."""
     if simulate is not None:
-        return node_from(simulate, state_dir), ()
+        return simulated_node(simulate), ()
     from gpu_plugin.placement.views.report import held_back  # noqa: PLC0415 - usage and help need none of it
 
     node, resources = daemons_node(state_dir)

@@ -23,7 +23,7 @@ from gpu_plugin.doctor.edges.clock import clock
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.driver import described, kernel_module, opened
 from gpu_plugin.doctor.edges.process import process
-from gpu_plugin.doctor.edges.releases import written_releases
+from gpu_plugin.doctor.edges.state_directory import simulated, written_releases
 from gpu_plugin.doctor.facts import (
     Api,
     Daemon,
@@ -84,8 +84,6 @@ async def _hardware(settings: Settings, patience: float) -> Known[Hardware]:
     """The driver and host to look at. Raises ConfigError for a simulated node that cannot be."""
     if not settings.simulate:
         return hardware_for(settings)
-    from gpu_plugin.doctor.edges.simulated import simulated  # noqa: PLC0415 - only who simulates needs it
-
     job = begin(partial(simulated, settings), "doctor-simulated")
     if not await settled(job, patience):
         return _unanswered(patience, f"the simulated node {settings.simulate}: ")

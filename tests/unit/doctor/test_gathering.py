@@ -15,7 +15,7 @@ from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.doctor import gathering
-from gpu_plugin.doctor.edges import host, releases
+from gpu_plugin.doctor.edges import host, state_directory
 from gpu_plugin.doctor.edges.driver import described, opened
 from gpu_plugin.doctor.facts import DeviceNode, Unknown
 from gpu_plugin.doctor.gathering import Places, gather
@@ -243,7 +243,7 @@ async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(shor
         def refuse(path):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(releases, "bounded", refuse)
+        monkeypatch.setattr(state_directory, "bounded", refuse)
     elif spoilt == "a pipe":
         os.mkfifo(state / "health.json")
     else:
