@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    """Has the verb done. What is wrong with the usage is a line for each thing that is."""
+    """Runs the verb and returns its exit status; a usage error is a line for each thing that is wrong."""
     try:
         result = group.main(arguments, prog_name="gpu-plugin", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from gpu_plugin.cli.options import given_flags, read_written, with_hidden_options
+from gpu_plugin.cli.options import given_flags, read_written, settings_without_file, with_hidden_options
 from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
@@ -107,7 +107,7 @@ def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) ->
 
 
 def _summary(found: "Sequence[tuple[str, Finding]]") -> str:
-    """One line that says how the node is."""
+    """One line that sums the findings up."""
     failed = list(dict.fromkeys(name for name, each in found if each.status == "failed"))
     warned = list(dict.fromkeys(name for name, each in found if each.status == "warning" and name not in failed))
     if failed:
@@ -146,7 +146,7 @@ class _Asked(NamedTuple):
 
 
 def _asked(flags: dict[str, object], patience: float) -> _Asked:
-    """What flags, environment and file ask for. Raises UsageError where that cannot be even without the file."""
+    """The settings of flags, environment and file. Raises UsageError where that cannot be even without the file."""
     from gpu_plugin.doctor.child_process import ChildTimeoutError  # noqa: PLC0415 - usage and help need none of it
     from gpu_plugin.doctor.facts import Unknown  # noqa: PLC0415
 
@@ -161,10 +161,8 @@ def _asked(flags: dict[str, object], patience: float) -> _Asked:
         refused: Known[str] = Unknown(str(error), hung=True)
     except ConfigError as error:
         refused = " ".join(str(error).split())
-    without = {name: value for name, value in flags.items() if name != "config_file"}
-    environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
     try:
-        return _Asked(resolve(without, environ), refused)
+        return _Asked(settings_without_file(flags, os.environ), refused)
     except ConfigError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
 

@@ -133,7 +133,7 @@ def _moment(option: str, text: str | None, now: float, after: float | None = Non
 
 
 def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[str, Any]]:
-    """What the file has. Raises the NoDaemon where it cannot be read either."""
+    """Events of the file in the state directory. Raises `silent` where it cannot be read either."""
     import msgspec  # noqa: PLC0415 - usage and help need none of it
 
     from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415

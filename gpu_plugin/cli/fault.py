@@ -152,7 +152,7 @@ def command(
     if gpu is None and name not in _NODE_FLAGS:
         raise click.UsageError("--gpu is missing: which GPU, by its index, its uuid or its PCI bus id")
     real = click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults")
-    click.echo(ask(state_dir, "fault", gpu, real, **asked)["done"])
+    click.echo(ask(state_dir, "fault", gpu, asked, unknown_verb=real)["done"])
 
 
 def _number(name: str, text: str) -> int:

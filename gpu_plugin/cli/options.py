@@ -33,6 +33,12 @@ def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file:
     return resolve(flags, environ, content)
 
 
+def settings_without_file(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+    """Settings from the command line and the environment alone, whatever file they name. Raises ConfigError."""
+    without = {name: value for name, value in flags.items() if name != "config_file"}
+    return resolve(without, {name: value for name, value in environ.items() if name != "CONFIG_FILE"})
+
+
 def read_document(file: str | Path, named_by: str = "") -> Document:
     """What a config file says: a regular file or /dev/null, since a pipe could keep a reader waiting for ever.
 

@@ -18,7 +18,7 @@ def _order(verb: str, gpu_or_all: Callable[..., Any], text: str, epilog: str) ->
     @reason_option
     def command(state_dir: Path, gpu: str | None, reason: str, **more: object) -> None:
         fields = {**more, "reason": reason} if reason else more
-        click.echo(ask(state_dir, verb, gpu, None, **fields)["done"])
+        click.echo(ask(state_dir, verb, gpu, fields)["done"])
 
     return command
 

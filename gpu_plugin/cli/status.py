@@ -81,7 +81,7 @@ def command(state_dir: Path, output: str, as_metrics: bool, every: str | None) -
 
 
 def _once(state_dir: Path, output: str, *, as_metrics: bool) -> int:
-    status = ask(state_dir, "status", None)
+    status = ask(state_dir, "status")
     if as_metrics:
         click.echo("\n".join(metrics(status)))
         return PROBLEM_FOUND if status["waiting"] else SUCCESS

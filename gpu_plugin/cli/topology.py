@@ -53,7 +53,7 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
 
 
 def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack] | None]":
-    """The node, and what of it pods do not get now; None where the daemon does not say."""
+    """The node, and the devices held back from pods; None where the daemon does not report them."""
     if simulate is not None:
         return simulated_node(simulate), ()
     from gpu_plugin.placement.views.report import held_back  # noqa: PLC0415 - usage and help need none of it

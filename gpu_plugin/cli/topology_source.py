@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin import control
-from gpu_plugin.cli.running_daemon import NoDaemon
+from gpu_plugin.cli.running_daemon import NoDaemon, ask
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
 
@@ -60,15 +59,11 @@ def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...] | 
     """
     from gpu_plugin.placement.views.report import reported, reported_resources  # noqa: PLC0415 - usage and help need none of it
 
+    reply = ask(state_dir, "topology", hint=" (or name a simulated node with --simulate)")
     try:
-        reply = control.request(state_dir, "topology")
         node, resources = reported(reply), reported_resources(reply)
-    except (control.UnknownVerbError, ValueError) as error:
+    except ValueError as error:
         raise NoDaemon(f"the running daemon is of another version: {error}") from None
-    except control.NoDaemonError as error:
-        raise NoDaemon(f"{error} (or name a simulated node with --simulate)") from None
-    except control.ControlError as error:
-        raise click.ClickException(f"{error} (or name a simulated node with --simulate)") from None
     if not node.gpus:
         raise click.ClickException("the running daemon knows no GPU of this node yet: its log says why")
     return node, resources

@@ -61,7 +61,7 @@ def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environmen
 
 
 class _Verdict(NamedTuple):
-    """What became of one file."""
+    """The verdict on one file."""
 
     file: str
     faults: Sequence[Fault]
@@ -81,10 +81,13 @@ def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -
         document = _read(file) if file else None
         settings = resolve(flags, environ, document)
     except ConfigError as error:
-        return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_idle(document)), {})
+        return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_without_effect(document)), {})
     remarks = [remark._replace(reason=f"warning: {remark.reason}") for remark in settings.remarks]
     return _Verdict(
-        name, (), _by_line([*_idle(document), *remarks, *_countless(settings, document)]), written(settings)
+        name,
+        (),
+        _by_line([*_without_effect(document), *remarks, *_unknown_resources(settings, document)]),
+        written(settings),
     )
 
 
@@ -98,8 +101,8 @@ def _read(file: str) -> Document:
     return read_document(file)
 
 
-def _idle(document: Document | None) -> list[Fault]:
-    """What stands in the file and has no effect here."""
+def _without_effect(document: Document | None) -> list[Fault]:
+    """Keys of the file that have no effect here."""
     from gpu_plugin.config.schema_v1 import FOREIGN  # noqa: PLC0415
 
     if document is None:
@@ -108,8 +111,8 @@ def _idle(document: Document | None) -> list[Fault]:
     return [document.fault(place, reason) for place in FOREIGN if at(document.content, place) is not None]
 
 
-def _countless(settings: Settings, document: Document | None) -> list[Fault]:
-    """What is to be shared under a name that no node counts a device under: nvidia.com/gpus, say."""
+def _unknown_resources(settings: Settings, document: Document | None) -> list[Fault]:
+    """Resources to be shared that no node has devices of, such as nvidia.com/gpus."""
     from gpu_plugin.config.sharing_section import resource_name  # noqa: PLC0415
     from gpu_plugin.devices.naming import DOMAIN  # noqa: PLC0415
 

@@ -264,7 +264,7 @@ class _Values:
         return found
 
     def _merged(self, node: Any, place: Place, found: Mapping[str, object]) -> dict[str, object]:
-        """What a merged mapping adds to those found."""
+        """The keys that a merged mapping adds to those found."""
         lines, self.lines = self.lines, {}
         self._open.append(node)
         try:
@@ -301,7 +301,7 @@ class _Values:
         return self._fault(node, place, f"the tag {_tag(node)} has no meaning here")
 
     def _fault(self, node: Any, place: Place, reason: str) -> object:
-        """Notes a fault. The value is none then."""
+        """Notes a fault; the value is None."""
         self.faults.append(Fault(reason, self._source, _line(node), spell(place)))
         return None
 

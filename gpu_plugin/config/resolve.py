@@ -22,7 +22,7 @@ SOCKET_NAME = 35
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """What a file says: its values, read, what is wrong with it, and what deserves a word though nothing is."""
+    """A file's content: its values, read, its faults, and remarks on what is no fault."""
 
     document: Document
     content: Mapping[str, object]
@@ -54,7 +54,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
         except ConfigError as error:
             faults += error.faults
     overruled = {option.name for option in OPTIONS if _given(option, flags, environ) is not None}
-    remarks, wrong = _sorted_out(written.faults, overruled)
+    remarks, wrong = _remarks_and_faults(written.faults, overruled)
     faults += wrong
     if faults:
         known = {option.name: found.get(option.name, _default(option)) for option in OPTIONS}
@@ -130,7 +130,7 @@ def _value(
 
 
 def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:
-    """What a flag or else a variable says, and which; None where neither does."""
+    """The text of the flag, or else of a variable, and which it is; None where neither is given."""
     if (flag := flags.get(option.name)) is not None:
         return flag, f"--{option.flags[0]}"
     for env in option.envs:
@@ -140,7 +140,7 @@ def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, st
     return None
 
 
-def _sorted_out(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
+def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
     """Remarks on values of the file that are overruled, and the faults of all others."""
     paths = {option.file: option for option in OPTIONS if option.file and option.name in overruled}
     remarks, wrong = [], []
@@ -155,7 +155,7 @@ def _sorted_out(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[li
 
 
 def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fault, set[str]]]:
-    """What cannot be together, and the options that are to blame for it."""
+    """Contradictions between options, each with the names of these."""
     socket, directory = settings.kubelet_socket, settings.device_plugin_dir
     if socket and directory is not None and socket.rpartition("/")[0].rstrip("/") != directory.rstrip("/"):
         reason = f"--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}"

@@ -168,7 +168,7 @@ class Checked:
         return f"unknown key; did you mean {near}?" if near else "unknown key"
 
     def _meant(self, place: Place, branch: Branch, name: str) -> str:
-        """The path that was probably meant: a key of the same mapping, or that key in another one; empty for no idea."""
+        """The path that was probably meant: a key of the same mapping, or that key in another one; empty where none is close."""
         import difflib  # noqa: PLC0415 - for those alone who misspell
 
         name = name[:80]

@@ -244,7 +244,7 @@ def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]
 
 
 def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault | None:
-    """Why these two entries cannot both be meant, told at the second; None where they can."""
+    """The contradiction between two entries, as a fault of the second; None where there is none."""
     one, other = first.shared, second.shared
 
     def there() -> str:

@@ -3,9 +3,11 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.node_metadata import NodeMetadata
@@ -15,7 +17,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
 from gpu_plugin.sources.directories import ANY, Place, route
 from gpu_plugin.sources.files import ABSENT, FileWatcher, Observed, fingerprint, watch_file
-from gpu_plugin.sources.last_choice import LastChoice
+from gpu_plugin.state.directory import Identity, StateDirectory, identity
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,61 @@ MAX_KUBECONFIG = 4 * 1024 * 1024
 
 LABEL_PATIENCE = 5.0
 """Seconds at the start for the API server to tell the node's label or to fail, before the last choice is used."""
+
+CHOICE_FILE = "chosen-configuration.json"
+"""Where that is remembered, in the state directory of flags and environment: the config file itself may name another one."""
+
+
+class ChosenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file holds: by which label of which node, which file of which directory was chosen; "" for none at all."""
+
+    node: str
+    label: str
+    directory: str
+    file: str
+
+
+class LastChoice:
+    """Remembers the choice that was in force last: the API server may be away at the next start.
+
+    Reading and writing block for as long as the disk does, and never raise.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._state = StateDirectory(Path(settings.state_dir))
+        self._path = self._state.path / CHOICE_FILE
+        self._found: Identity | None = None
+
+    def read(self) -> str | None:
+        """The file chosen last by the same label of the same node, from the same directory; None where none is known."""
+        known = self._state.read(CHOICE_FILE, ChosenFile)
+        self._found = identity(self._path)
+        return known.file if known is not None and known == self._of(known.file) else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether what was read or written last is there still: it may have been removed, or its directory renamed."""
+        return identity(self._path) == self._found
+
+    def write(self, file: str) -> bool:
+        """Has this choice outlive the process. Returns whether that worked.
+
+        Where it did not, nothing is left of the choice of before: without one nothing is served while the label is not known, by
+        an old one what the operator no longer wants would be.
+        """
+        written = self._state.write(CHOICE_FILE, self._of(file))
+        if not written:
+            with suppress(OSError):
+                self._path.unlink()
+        self._found = identity(self._path)
+        return written
+
+    def _of(self, file: str) -> ChosenFile:
+        settings = self._settings
+        return ChosenFile(
+            node=settings.node_name, label=settings.node_label, directory=settings.config_file_srcdir, file=file
+        )
 
 
 class ConfigSource:
@@ -53,7 +110,8 @@ class ConfigSource:
         """The one that a restart would know of."""
         self._recalled = False
         self._last_logged: tuple[str, str | None] | None = None
-        self._complaint = ""
+        self.complaint = ""
+        """What is wrong with the node's label, while it names no file that is there or is not known; empty otherwise."""
         self._asked = ""
         self._content: str | None = None
         self._watcher: FileWatcher[tuple[str, str, Choice, str]] | None = None
@@ -71,11 +129,6 @@ class ConfigSource:
     def wanted(self) -> Path | None:
         """The config file that was asked for last, which need not exist and may be another than the one in force."""
         return Path(self._settings.config_file_srcdir) / self._asked if self._asked else self._file
-
-    @property
-    def complaint(self) -> str:
-        """What is wrong with the node's label, while it names no file that is there or is not known; empty otherwise."""
-        return self._complaint
 
     @property
     def unknown(self) -> str:
@@ -150,7 +203,7 @@ class ConfigSource:
             await watcher.run()
 
     def _look(self) -> Observed[tuple[str, str, Choice, str]]:
-        """Why the label is not known, its value, what it chooses, and that file's content. Blocks."""
+        """Why the label is not known, its value, the choice, and the fingerprint of that file. Blocks."""
         settings, label_unknown, label = self._settings, self.unknown, self._label or ""
         self._recall()
         directory = Path(settings.config_file_srcdir)
@@ -171,7 +224,7 @@ class ConfigSource:
 
     def _take(self, label_unknown: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
         self._log_choice(label_unknown, label, choice)
-        self._complaint, self._asked = choice.complaint, choice.asked
+        self.complaint, self._asked = choice.complaint, choice.asked
         if choice.file is None:
             return
         if choice.file == self._choice.file and (content == self._content or (choice.complaint and content == ABSENT)):
@@ -196,7 +249,7 @@ class ConfigSource:
 
 
 def _require_kubeconfig(kubeconfig: str) -> None:
-    """Raises ConfigError for what can be none. One that is not there, or cannot be read, may come: that is waited for."""
+    """Raises ConfigError for a file that can be no kubeconfig. One that does not exist or cannot be read yet is waited for."""
     if not kubeconfig:
         return
     try:

@@ -35,7 +35,7 @@ def registration(facts: Facts) -> Finding | list[Finding]:
 
 
 def _without_daemon(facts: Facts) -> Finding:
-    """What the kubelet has all the same, of whatever plugin."""
+    """The healthy devices that the kubelet has of any plugin."""
     known = facts.pod_resources
     if isinstance(facts.daemon, Unknown) and facts.daemon.hung:
         return skipped("the daemon hangs, so it does not say; what the kubelet hands out of it waits for its answer")
