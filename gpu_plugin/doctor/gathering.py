@@ -44,6 +44,9 @@ from gpu_plugin.sources.list_strategy import evidence_for
 
 T = TypeVar("T")
 
+GPU_SECONDS = 1.0
+"""Seconds for the questions to each GPU, however long the driver took to open."""
+
 
 class Places(msgspec.Struct, frozen=True):
     """Where the kernel's file systems are, and what the process sees as its root."""
@@ -199,7 +202,7 @@ class _Gathering:
         gpus: dict[int, Gpu] = {}
 
         async def describe(index: int) -> None:
-            left = max(1.0, until - time.monotonic())
+            left = max(GPU_SECONDS, until - time.monotonic())
             gpu = await self._within(partial(described, hardware.driver, index), left, f"gpu-{index}")
             gpus[index] = Gpu(index, trouble=gpu.why) if isinstance(gpu, Unknown) else gpu
 

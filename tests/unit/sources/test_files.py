@@ -198,7 +198,9 @@ async def test_a_burst_is_one_change(tmp_path, monkeypatch):
         await listener.called(2)
 
 
-async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path):
+async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SETTLE", 0.02)
+    monkeypatch.setattr(files, "LONGEST_SETTLE", 0.1)
     path = tmp_path / "config.yaml"
     path.write_text("first")
     read = []
@@ -211,13 +213,13 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path):
     over = threading.Event()
 
     def storm():
-        for count in range(2000):
-            if count >= 200 and listener.calls >= 3:
+        for count in range(5000):
+            if count >= 100 and listener.calls >= 3:
                 break
             temporary = path.with_suffix(".new")
             temporary.write_text(f"write {count}")
             temporary.replace(path)
-            over.wait(0.01)
+            over.wait(0.003)
         path.write_text("the last")
 
     async with anyio.create_task_group() as tasks:
