@@ -103,12 +103,8 @@ _NUMBERS = ("event", "clocks-event-reasons")
 def _options(function: Callable[..., None]) -> Callable[..., None]:
     for name, how in reversed(_FLAGS.items()):
         flag: dict[str, Any] = {"is_flag": True, "default": None} if how.keys() == {"help"} else {}
-        function = click.option(f"--{name}", _parameter(name), **how, **flag)(function)
+        function = click.option(f"--{name}", **how, **flag)(function)
     return function
-
-
-def _parameter(name: str) -> str:
-    return name.replace("-", "_")
 
 
 @click.command(
@@ -133,7 +129,7 @@ def command(
     state_dir: Path, gpu: str | None, instance: str | None, times: int | None, **faults: float | str | bool | None
 ) -> None:
     """Sends one fault to the daemon and prints what was done."""
-    asked: dict[str, object] = {name: given for name in _FLAGS if (given := faults[_parameter(name)]) is not None}
+    asked: dict[str, object] = {name: given for name in _FLAGS if (given := faults[name.replace("-", "_")]) is not None}
     if len(asked) != 1:
         flags = ", ".join(f"--{name}" for name in _FLAGS)
         given = " and ".join(f"--{name}" for name in asked) or "none"
