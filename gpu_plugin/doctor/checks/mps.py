@@ -16,7 +16,7 @@ def mps(facts: Facts) -> Finding | list[Finding]:
     if any(entry.strategy == MPS for entry in facts.settings.sharing):
         return _wanted(known)
     found = []
-    listening = [each.path for each in known.directories if each.listening]
+    listening = [path for path, listens in known.directories.items() if listens]
     if known.processes or listening:
         what = [f"process {pid} ({name})" for pid, name in known.processes] + listening
         found.append(
@@ -49,7 +49,7 @@ def mps(facts: Facts) -> Finding | list[Finding]:
 
 
 def _wanted(known: Mps) -> Finding:
-    silent = [each.path for each in known.directories if not each.listening]
+    silent = [path for path, listens in known.directories.items() if not listens]
     if not known.directories:
         return warning(
             f"resources are shared by MPS, and there is no daemon's directory below {known.root}",

@@ -9,7 +9,6 @@ from gpu_plugin.doctor.facts import (
     Daemon,
     Facts,
     Mps,
-    MpsDirectory,
     Unknown,
 )
 from gpu_plugin.doctor.registry import CHECKS, examine, examined
@@ -52,13 +51,13 @@ def test_a_check_that_fails_takes_no_other_with_it():
 
 
 def test_mps_that_is_wanted():
-    up, down = MpsDirectory("/m/nvidia.com/gpu", True), MpsDirectory("/m/nvidia.com/old", False)
+    up, down = {"/m/nvidia.com/gpu": True}, {"/m/nvidia.com/old": False}
     [missing] = examine("mps", mps_shared(facts(mps=Mps(root="/m"))))
     assert missing.status is WARNING
     assert "mps.enabled" in missing.remedy
-    [well] = examine("mps", mps_shared(facts(mps=Mps((), (up,), "/m"), driver=driver(gpu(0, compute_mode=3)))))
+    [well] = examine("mps", mps_shared(facts(mps=Mps((), up, "/m"), driver=driver(gpu(0, compute_mode=3)))))
     assert (well.status, well.found) == (OK, "1 MPS daemon below /m")
-    [silent] = examine("mps", mps_shared(facts(mps=Mps((), (up, down), "/m"))))
+    [silent] = examine("mps", mps_shared(facts(mps=Mps((), up | down, "/m"))))
     assert silent.status is WARNING
     assert "/m/nvidia.com/old" in silent.found
     assert "/m/nvidia.com/gpu" not in silent.found
