@@ -113,8 +113,8 @@ def _without_effect(document: Document | None) -> list[Fault]:
 
 def _unknown_resources(settings: Settings, document: Document | None) -> list[Fault]:
     """Resources to be shared that no node has devices of, such as nvidia.com/gpus."""
+    from gpu_plugin.config.names import DOMAIN  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import resource_name  # noqa: PLC0415
-    from gpu_plugin.devices.naming import DOMAIN  # noqa: PLC0415
 
     if document is None:
         return []
