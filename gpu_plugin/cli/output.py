@@ -17,9 +17,12 @@ import click
 from gpu_plugin.config.times import rfc3339_milliseconds
 from gpu_plugin.runtime.printable import printable
 
-SUCCESS, PROBLEM_FOUND, USAGE, NO_DAEMON, NO_OUTPUT = 0, 1, 2, 3, 4
-"""Exit statuses of every verb: all is well; something is unhealthy, or was refused; bad usage; no daemon answers; what was
-to be said could not be written (what was asked for is done all the same)."""
+# Exit statuses of every verb
+SUCCESS = 0
+PROBLEM_FOUND = 1  # something is Unhealthy, was refused or could not be done
+USAGE = 2
+NO_DAEMON = 3
+NO_OUTPUT = 4  # the output could not be written; what was asked for is done all the same
 
 TIMES = frozenset({"at", "since", "started"})
 """Keys whose numbers are Unix times: they are shown as RFC 3339 has it."""

@@ -11,8 +11,10 @@ import click
 from gpu_plugin.cli.options import Grouped, given_flags, refusal, settings_from, with_options
 from gpu_plugin.config.errors import ConfigError
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""Parameters of mallopt(3), as glibc's malloc.h numbers them: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX."""
+# Parameters of mallopt(3), as glibc's malloc.h numbers them
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+_ARENA_MAX = -8
 
 _LARGE = 300_000
 """Bytes from which on a block is given back to the system when it is freed. More than what asyncio reads into (256 KiB), which

@@ -29,8 +29,10 @@ POLL_INTERVAL = 1.5
 """Seconds after which one looks even if nothing was heard, so that nothing stays unnoticed for two."""
 
 SETTLE = 0.075
+"""Seconds of quiet after which changes are looked at."""
+
 LONGEST_SETTLE = 0.4
-"""Seconds of quiet after which changes are looked at, and how long one waits for that quiet at most."""
+"""Seconds that are waited for that quiet at most."""
 
 PATIENCE = 5.0
 """Seconds for a look: a dead network file system must hold up nothing but its thread."""

@@ -4,9 +4,9 @@ from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
 
+# What the files come to at most is some 20 MiB and a dozen files, with the copies that are made while they are replaced.
 ENOUGH_BYTES = 64 * 1024 * 1024
 ENOUGH_INODES = 64
-"""What the files come to at most, with the copies that are made while they are replaced: some 20 MiB, and a dozen files."""
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _KEPT = "what is known of GPUs, cordons included, is lost with"

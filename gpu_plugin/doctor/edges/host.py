@@ -8,9 +8,10 @@ from pathlib import Path
 
 from gpu_plugin.doctor.facts import DeviceNode, Pci
 
-_NVIDIA = 0x10DE
-_DISPLAY, _NVSWITCH = 0x03, 0x0680
-"""Base class of GPUs, and class and subclass of NVSwitches (PCI code and ID assignment specification)."""
+# PCI code and ID assignment specification
+_NVIDIA = 0x10DE  # vendor
+_DISPLAY = 0x03  # base class of GPUs
+_NVSWITCH = 0x0680  # class and subclass of NVSwitches
 
 _MAJOR = re.compile(r"^\s*(\d+) (\S+)$", re.MULTILINE)
 
