@@ -14,6 +14,8 @@ from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.atomic import replace_file
 
 if TYPE_CHECKING:
+    from gpu_plugin.placement.topology import Topology
+    from gpu_plugin.placement.views.groups import LinkGroups
     from gpu_plugin.placement.views.report import HeldBack
 
 _MODE = 0o644
@@ -45,11 +47,18 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         raise click.UsageError("--svg: name the file, or - for standard output")
     if as_json and as_scores:
         raise click.UsageError("--json has the scores: leave out --scores")
+    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
+    from gpu_plugin.placement.views.matrix import pairs_json  # noqa: PLC0415
+
     node, held_back = _known(simulate, state_dir)
+    groups, topology = LinkGroups.of(node), Topology.of(node)
     if svg is not None:
-        _draw(node, simulate or "", held_back or (), svg)
-    if svg != "-":
-        click.echo(_json(node) if as_json else "\n".join(_text(node, held_back, scores=as_scores)))
+        _draw(groups, topology, simulate or "", held_back or (), svg)
+    if as_json:
+        click.echo(json.dumps(pairs_json(groups, topology), indent=2))
+    elif svg != "-":
+        click.echo("\n".join(_text(groups, topology, held_back, scores=as_scores)))
 
 
 def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack] | None]":
@@ -62,14 +71,13 @@ def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldB
     return node, None if resources is None else held_back(node, resources)
 
 
-def _text(node: Node, held_back: "Sequence[HeldBack] | None", *, scores: bool) -> list[str]:
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
+def _text(
+    groups: "LinkGroups", topology: "Topology", held_back: "Sequence[HeldBack] | None", *, scores: bool
+) -> list[str]:
     from gpu_plugin.placement.views import matrix  # noqa: PLC0415
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
 
-    groups = LinkGroups.of(node)
     if scores:
-        return matrix.scores(groups, Topology.of(node).scores)
+        return matrix.scores(groups, topology.scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
     if held_back is None:
         shown.append("What is held back from pods is not known: the running daemon is of an earlier version.")
@@ -78,22 +86,10 @@ def _text(node: Node, held_back: "Sequence[HeldBack] | None", *, scores: bool) -
     return shown
 
 
-def _json(node: Node) -> str:
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
-    from gpu_plugin.placement.views.matrix import pairs_json  # noqa: PLC0415
-
-    return json.dumps(pairs_json(LinkGroups.of(node), Topology.of(node)), indent=2)
-
-
-def _draw(node: Node, name: str, held_back: "Sequence[HeldBack]", file: str) -> None:
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
+def _draw(groups: "LinkGroups", topology: "Topology", name: str, held_back: "Sequence[HeldBack]", file: str) -> None:
     from gpu_plugin.placement.views.picture import picture  # noqa: PLC0415
 
-    drawn = picture(
-        LinkGroups.of(node), Topology.of(node), name, {each.uuid: each.reason for each in held_back if each.kind == GPU}
-    )
+    drawn = picture(groups, topology, name, {each.uuid: each.reason for each in held_back if each.kind == GPU})
     if file == "-":
         click.echo(drawn, nl=False)
         return

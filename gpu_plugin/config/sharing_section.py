@@ -31,8 +31,6 @@ MAX_ENTRIES = 1000
 _MEMORY = re.compile(r"(\d{1,9})([MG]i)", re.ASCII)
 _MIB = {"Mi": 1, "Gi": 1024}
 
-_NO_RESOURCES = "no resources specified"
-
 
 @reading({"type": "string", "minLength": 1})
 def resource_name(written: object) -> str:
@@ -139,7 +137,7 @@ def _section(text: str, single: bool, replicas: Reading[int], more: Mapping[str,
             "failRequestsGreaterThanOne": Leaf(
                 values.boolean, "refuse a container that asks for more than one", default=single
             ),
-            "resources": Rows(row, "what is shared", missing=_NO_RESOURCES),
+            "resources": Rows(row, "what is shared", missing="no resources specified"),
         },
         text,
     )
