@@ -20,7 +20,7 @@ import msgspec
 
 from gpu_plugin.cluster.answers import Request, exchange, metadata_of, status_of
 from gpu_plugin.cluster.connection import UnreachableError, connect
-from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
+from gpu_plugin.runtime.backoff import NO_SOONER, Backoff
 
 if TYPE_CHECKING:
     import httpx2
@@ -33,7 +33,10 @@ MANAGER: Final = "gpu-plugin"
 ATTEMPTS = 4
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-"""Requests that one change may take, and seconds between two of them: at first, and at most, whatever Retry-After says."""
+"""Requests that one change may take, and seconds between two of them: at first, and at most, whatever Retry-After says.
+
+Up to half as long is added, which keeps a cluster's nodes apart.
+"""
 
 _APPLY: Final = {"Content-Type": "application/apply-patch+yaml", **metadata_of("PartialObjectMetadata")}
 _MERGE: Final = {"Content-Type": "application/merge-patch+json", **metadata_of("PartialObjectMetadata")}
@@ -202,7 +205,7 @@ class NodeApi:
         """
         needed = "get and patch of nodes in the core API group"
         wanted: list[Taint] = [{"key": key, "effect": effect}] if effect else []
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
         for attempt in range(ATTEMPTS):
             state = known if known is not None else await self.read()
             known = None
@@ -294,7 +297,7 @@ class NodeApi:
             _AnsweredError: the object has changed meanwhile, and the caller must read it again.
         """
         async with self.session():
-            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
+            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
             while True:
                 asked: float | None = None
                 last = backoff.failures + 1 == ATTEMPTS
@@ -336,7 +339,7 @@ class NodeApi:
         now, dice = anyio.current_time(), self._dice()
         pause = backoff.failed(now, dice)
         if asked is not None:
-            pause = Backoff(asked, LONGEST_PAUSE, IN_CLUSTER).failed(now, dice)
+            pause = Backoff(asked, LONGEST_PAUSE, NO_SOONER).failed(now, dice)
         await anyio.sleep(pause)
 
 
