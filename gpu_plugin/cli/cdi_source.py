@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.build import Built
-from gpu_plugin.access.cdi.wishes import ignored_options, wishes
+from gpu_plugin.access.cdi.options import cdi_options, ignored_options
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.cdi.directory import said
@@ -50,7 +50,7 @@ def built(settings: Settings, root: str | None) -> Built:
         settings = replace(settings, device_list_strategy=("cdi-cri",))
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=subject.host.device_nodes())
-        wanted = wishes(settings, plan_access(settings, node, subject.dev_root))
+        wanted = cdi_options(settings, plan_access(settings, node, subject.dev_root))
         asked = (*plan(node, settings).warnings, *access_warnings(settings, node), *ignored_options(settings))
         request = Request(served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *asked))
         try:
@@ -66,7 +66,7 @@ def _made(subject: _Subject, request: Request) -> Built:
         return SpecSource(subject.host, lambda: subject.roots).build(request)
     from gpu_plugin.cli.cdi_copy import CopySource  # noqa: PLC0415 - only who has a copy of a node needs it
 
-    request = msgspec.structs.replace(request, wishes=replace(request.wishes, hook=copy.hook_here))
+    request = msgspec.structs.replace(request, options=replace(request.options, hook=copy.hook_here))
     return copy.as_on_node(CopySource(subject.host, lambda: subject.roots).build(request))
 
 
@@ -107,14 +107,10 @@ def _simulated(settings: Settings, made: Path) -> _Subject:
 
 
 def _simulated_node(settings: Settings) -> tuple[Node, HostView]:
-    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415
-    from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
-    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
-    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
+    from gpu_plugin.cli.topology_source import simulated_hardware  # noqa: PLC0415 - only who simulates needs it
 
-    hardware = SimulatedNode(load(settings.simulate))
-    host = SimulatedHost(hardware)
-    return _probed(SimulatedDriver(hardware), host), host
+    driver, host = simulated_hardware(settings.simulate)
+    return _probed(driver, host), host
 
 
 def _live(settings: Settings) -> _Subject:
@@ -133,7 +129,7 @@ def _live(settings: Settings) -> _Subject:
 
 
 def _probed(driver: Driver, host: HostView) -> Node:
-    from gpu_plugin.nvml.probe import probe_gpu  # noqa: PLC0415
+    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
 
     driver.open()
     try:

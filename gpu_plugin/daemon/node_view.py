@@ -281,7 +281,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             "health": {**health, "gpus": gpus},
             "counters": {
                 "snapshot_version": self.store.current.version,
-                "kubelet": self.counts.told(),
+                "kubelet": self.counts.as_data(),
                 "nvml": self.call_times.told(),
             },
         }
@@ -291,7 +291,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         if self.made.resources is not now:
             counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
             devices = {name: view.resource.devices for name, view in now.items()}
-            self.made.resources, self.made.listed = now, node_status.listed(devices, counts)
+            listed = node_status.listed(devices, counts, lambda name, device: now[name].unreachable(device))
+            self.made.resources, self.made.listed = now, listed
         return self.made.listed
 
     def _unwritten(self) -> str:

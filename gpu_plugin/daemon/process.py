@@ -50,7 +50,7 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.registrations import Registrations
@@ -61,9 +61,8 @@ from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
-from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
+from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with, tell_settings
 from gpu_plugin.sources.list_strategy import ListStrategy, tell
-from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state.directory import StateDirectory, require_apart, require_directory, set_aside
 from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.memory import Memory

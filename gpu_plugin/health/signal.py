@@ -1,4 +1,4 @@
-"""What a signal is, and the decorator that makes one of a function.
+"""The declaration of a signal, and the decorator that makes one of a function.
 
 The function takes its latch, an observation and the context, and returns the latch it was given where the observation is not
 its business, None once nothing is left to remember, and a new latch otherwise. It falls on evidence and rises on proof:
@@ -15,38 +15,38 @@ import msgspec
 from gpu_plugin.config.choices import HEALTH_SIGNALS, Registry
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Memory
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Sample, XidEvent
 
-Step = Callable[[Any, Observation, Context], AnyLatch | None]
-"""(latch, observation, context) → latch."""
+Step = Callable[[Any, Any, Context], AnyLatch | None]
+"""(latch, observation of one of the kinds that the signal sees, context) → latch."""
 
 
 class SignalKind(Enum):
-    """What a signal goes by."""
+    """The kind of observation that a signal goes by."""
 
     READING = "reading"
-    """What a look reads. It is still there to be read while it lasts: an operator who vouches for the GPU overrides it."""
+    """Readings of a look. A fault is still there to be read while it lasts: an operator's override makes it DEGRADED at most."""
     EVENT = "event"
-    """What was told once and is over: an operator who vouches for the GPU has it forgotten."""
+    """An event that is reported once: an operator's override has it forgotten."""
     ORDER = "order"
     """The operator's own word, which says nothing of the GPU itself."""
     GUARD = "guard"
-    """What the ledger itself holds back, by what it has seen of the GPU and of other signals."""
+    """The ledger's own hold on a GPU, by what it has seen of the GPU and of other signals."""
 
 
 class OperatorInfluence(Enum):
     """Who has a say in what a signal's verdict comes to."""
 
     OPERATOR = "operator"
-    """The operator: by the policy, and by vouching for the GPU."""
+    """The operator: by the policy, and by an override."""
     ENABLED = "enabled"
-    """The same; but it counts also where all health checks are disabled, for what it goes by can be enabled by itself."""
+    """The operator; but it counts also where all health checks are disabled, for what it goes by can be enabled by itself."""
     NOBODY = "nobody"
     """Nobody: it tells of a GPU that cannot be served at all."""
 
 
 class EndsBy(Enum):
-    """What ends a signal's latches."""
+    """How a signal's latches end."""
 
     BY_ITSELF = "by itself"
     """Its own readings, time, or whoever opened it."""
@@ -67,7 +67,8 @@ class Signal(msgspec.Struct, frozen=True):
     than its proof asks for, with `{reset}` for the commands; `shown` is what shows those.
 
     What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `answers` is whether
-    good looks alone are missing of its recovery. `vouched` is whether an operator's word ends it although nobody else has a say.
+    good looks alone are missing of its recovery. `overridable` is whether an operator's override ends it although
+    its verdict is essential.
     """
 
     step: Step
@@ -79,7 +80,7 @@ class Signal(msgspec.Struct, frozen=True):
     clears: str | Callable[[Case], str] = ""
     recovery: str = ""
     shown: str = ""
-    vouched: Callable[[Any], bool] | None = None
+    overridable: Callable[[Any], bool] | None = None
     until: Callable[[Any], float | None] | None = None
     answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
@@ -91,18 +92,18 @@ class Signal(msgspec.Struct, frozen=True):
         """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
         return self.say is OperatorInfluence.NOBODY or self.kind is SignalKind.ORDER
 
-    def takes_word(self, latch: AnyLatch) -> bool:
-        """Whether an operator may vouch for the GPU in spite of this latch."""
-        return not self.essential or (self.vouched is not None and self.vouched(latch))
+    def takes_override(self, latch: AnyLatch) -> bool:
+        """Whether an operator's override has an effect on this latch."""
+        return not self.essential or (self.overridable is not None and self.overridable(latch))
 
     @property
     def lasts(self) -> bool:
-        """Whether it outlives boots: an order that no look ends does."""
+        """Whether its latches outlive boots: an order that no look ends does."""
         return self.kind is SignalKind.ORDER and Sample not in self.sees
 
     @property
     def of_process(self) -> bool:
-        """Whether it tells of what this process has not seen yet, and holds nothing against the GPU."""
+        """Whether it is about what this process has not seen yet, and holds nothing against the GPU."""
         return not self.sees
 
     @property

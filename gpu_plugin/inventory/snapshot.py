@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
-from gpu_plugin.devices.given import RecentAllocations
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
+from gpu_plugin.devices.recent_allocations import RecentAllocations
 from gpu_plugin.health.latch import Health
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.runtime.pulse import Pulse
@@ -79,16 +79,20 @@ class ResourceView(msgspec.Struct, frozen=True):
         for device in self.resource.devices:
             new = device
             if device.visible_id in reasons:
-                down = self.mps_down if device.shared == MPS else ""
-                fit = reasons[device.visible_id] or device.withheld or down or self._without_cdi(device) or lacking
+                fit = reasons[device.visible_id] or device.withheld or self._unreachable(device) or lacking
                 new = with_reason(device, device.withheld if device.retired else fit)
             changed = changed or new is not device
             devices.append(new)
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
 
-    def _without_cdi(self, device: Device) -> str:
-        """Why the container runtime could not be told of a device; empty where it can, or need not."""
-        return "" if self.cdi is None else self.cdi.reason(self.access.id_of(device), device.nodes)
+    def unreachable(self, device: Device) -> str:
+        """Why no container could use a device now though its hardware were healthy; empty where one could."""
+        return self._unreachable(device) or ("" if self.cdi is None else self.cdi.lacking(self.access.cdi_others))
+
+    def _unreachable(self, device: Device) -> str:
+        """That its MPS daemon is down, or that the container runtime could not be told of it."""
+        down = self.mps_down if device.shared == MPS else ""
+        return down or ("" if self.cdi is None else self.cdi.reason(self.access.id_of(device), device.nodes))
 
 
 class Hardware(msgspec.Struct, frozen=True):
@@ -116,8 +120,8 @@ class SnapshotStore:
     def __init__(self) -> None:
         self.current = Snapshot()
         self.changed = Pulse()
-        self.given = RecentAllocations()
-        """What was given to containers a moment ago."""
+        self.recent = RecentAllocations()
+        """Devices that were given to containers a moment ago."""
         self._again: Counter[str] = Counter()
 
     def publish(
@@ -137,12 +141,12 @@ class SnapshotStore:
         self.changed.ring()
         return self.current
 
-    def tell_again(self, resource: str) -> None:
+    def resend(self, resource: str) -> None:
         """Has the list of a resource sent once more as it is, and wakes who waits."""
         self._again[resource] += 1
         self.changed.ring()
 
-    def told_again(self, resource: str) -> int:
+    def resends(self, resource: str) -> int:
         """How often that was asked for."""
         return self._again[resource]
 

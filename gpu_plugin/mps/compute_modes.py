@@ -13,8 +13,8 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.threads import DaemonThreads, answered
 from gpu_plugin.state.directory import StateDirectory
 
@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 FILE = ".compute-modes.json"
 
-_DISK_PATIENCE = 2.0
-"""Seconds for a write."""
+_DISK_PATIENCE = 2.0  # seconds for a write
 
 T = TypeVar("T")
 
@@ -67,10 +66,7 @@ class ComputeModes:
     async def make_exclusive(self, uuid: str) -> None:
         """One process alone, the MPS server, may use the GPU from here on.
 
-        A part that has no compute modes stays as it is.
-
-        Raises:
-            MpsError: the driver refuses, or does not answer in time.
+        A part that has no compute modes stays as it is. Raises MpsError where the driver refuses, or does not answer in time.
         """
         try:
             mode = await self._run(lambda: self._driver.compute_mode(self._driver.handle_by_uuid(uuid)))
@@ -79,17 +75,14 @@ class ComputeModes:
             self._before[uuid] = mode
             await self._save()
             await self._set(uuid, ComputeMode.EXCLUSIVE_PROCESS)
-        except NvmlError as error:
-            if error.code == Return.NOT_SUPPORTED:
+        except (NvmlError, TimeoutError) as error:
+            if isinstance(error, NvmlError) and error.code == Return.NOT_SUPPORTED:
                 log.warning("GPU %s has no compute modes: nothing keeps processes from using it beside MPS", uuid)
                 if self._before.pop(uuid, None) is not None:
                     await self._save()
                 return
-            raise MpsError(
-                f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}; run as root"
-            ) from None
-        except TimeoutError as error:
-            raise MpsError(f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}") from None
+            advice = "; run as root" if isinstance(error, NvmlError) else ""
+            raise MpsError(f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}{advice}") from None
 
     async def restore(self, uuids: Iterable[str], timeout: float | None = None) -> None:
         """Gives these GPUs their modes back, all at once; what cannot be done now is said and stays written down."""

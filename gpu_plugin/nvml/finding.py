@@ -13,15 +13,18 @@ from gpu_plugin.devices.naming import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.nvml import probe
-from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-from gpu_plugin.nvml.release import MAINTENANCE, Released
+from gpu_plugin.nvml.roster import MAINTENANCE, Released
 from gpu_plugin.nvml.sample import fault
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.watched import Probed, Watched
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
+
+PROBE_PATIENCE = 5.0
+"""Seconds a GPU may take to describe itself before the node is served without it; the first contact wakes a sleeping one."""
 
 
 class Finder:
@@ -54,39 +57,29 @@ class Finder:
     async def _all(
         self, asked: Sequence[Gpu], patience: float, names: Sequence[str], *, by_bus_id: bool = False
     ) -> list[Watched]:
-        probed: dict[int, Watched] = {}
-
-        async def one(at: int, gpu: Gpu) -> None:
-            name = f"GPU {gpu.index} ({names[at]})" if names[at] else f"GPU {gpu.index}"
-            probed[at] = await self._probe(gpu, patience, name, by_bus_id=by_bus_id)
-
-        async with anyio.create_task_group() as group:
-            for at, gpu in enumerate(asked):
-                group.start_soon(one, at, gpu)
-        return [probed[at] for at in range(len(asked))]
-
-    async def _probe(self, gpu: Gpu, patience: float, name: str, *, by_bus_id: bool) -> Watched:
-        """One GPU as the driver describes it, or what is known of it if it does not.
-
-        One that was given up on is not asked again beside it: its answer counts whenever it comes.
-        """
-        job = self._out.get((gpu, by_bus_id))
-        if job is None:
-            job = self._out[gpu, by_bus_id] = self._calls.begin(
-                probing(self._driver, self._host, gpu, by_bus_id=by_bus_id)
-            )
-        if not await settled(job, patience):
-            why = f"the driver has not described it within {patience:g} s"
-            log.error("%s: %s", name, why)
-            return Watched(replace(gpu, unreadable=why), None, job)
-        del self._out[gpu, by_bus_id]
-        error = job.done.exception()
-        if error is not None:
-            why = failed(error).detail
-            log.error("%s cannot be read: %s", name, why)
-            return Watched(replace(gpu, unreadable=why), None)
-        handle, described = job.done.result()
-        return Watched(described, handle)
+        for gpu in asked:  # one that was given up on is not asked again beside it: its answer counts whenever it comes
+            if (gpu, by_bus_id) not in self._out:
+                probe = probing(self._driver, self._host, gpu, by_bus_id=by_bus_id)
+                self._out[gpu, by_bus_id] = self._calls.begin(probe)
+        until = anyio.current_time() + patience
+        probed: list[Watched] = []
+        for gpu, name in zip(asked, names, strict=True):
+            job, called = self._out[gpu, by_bus_id], f"GPU {gpu.index} ({name})" if name else f"GPU {gpu.index}"
+            if not await settled(job, max(0.0, until - anyio.current_time())):
+                why = f"the driver has not described it within {patience:g} s"
+                log.error("%s: %s", called, why)
+                probed.append(Watched(replace(gpu, unreadable=why), None, job))
+                continue
+            del self._out[gpu, by_bus_id]
+            error = job.done.exception()
+            if error is None:
+                handle, described = job.done.result()
+                probed.append(Watched(described, handle))
+            else:
+                why = failed(error).detail
+                log.error("%s cannot be read: %s", called, why)
+                probed.append(Watched(replace(gpu, unreadable=why), None))
+        return probed
 
 
 def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Callable[[], Probed]:
@@ -95,7 +88,7 @@ def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Cal
 
     def probed() -> Probed:
         known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if by_bus_id else ""
-        handle, found = probe.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
+        handle, found = traits.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
         if named and found.uuid != gpu.uuid:
             raise replaced(gpu, found.uuid)
         return handle, found
@@ -152,13 +145,13 @@ def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Map
     return in_order([*probed, *absent])
 
 
-def at_rest(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
+def released_gpus(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
     """Remembered GPUs that are released, as they are listed until they are resumed."""
     return [Watched(replace(gpu, unreadable=MAINTENANCE), None) for gpu in remembered if gpu.uuid in released]
 
 
 def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[Watched]:
-    """What is known of the GPUs after the driver was opened anew and found these; none that went unread is news.
+    """What is known of the GPUs after the driver was opened again and found these; none that went unread is news.
 
     Made-up names go once the GPU of that index is found under its own, or `every` GPU was asked for and read.
     """

@@ -42,11 +42,9 @@ def read_partition(
 ) -> Partition | None:
     """How the GPU is partitioned now; None where it can never be partitioned.
 
-    Devices among `known` that are still there are given back as they are, at the cost of a handle and a uuid each; of
-    new ones the capability minors are unknown still. `memory_bytes` is the GPU's own.
-
-    Raises:
-        NvmlError: the driver does not say, or the GPU is gone.
+    Devices among `known` that are still there are given back as they are, at the cost of a handle and a uuid each; of new
+    ones the capability minors are unknown still. `memory_bytes` is the GPU's own. Raises NvmlError where the driver does not
+    say, or the GPU is gone.
     """
     try:
         enabled = driver.mig_mode(handle)[0] == FEATURE_ENABLED
@@ -87,8 +85,8 @@ def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu
     `hold` keeps the devices known at indices that were unreadable this time.
     """
     there = {device.uuid for device in partition.devices}
-    held = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
-    devices = tuple(sorted([*partition.devices, *held], key=lambda device: device.index))
+    retained = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
+    devices = tuple(sorted([*partition.devices, *retained], key=lambda device: device.index))
     if gpu.mig_capable and (gpu.mig_enabled, gpu.mig_devices) == (partition.enabled, devices):
         return gpu
     return replace(gpu, mig_capable=True, mig_enabled=partition.enabled, mig_devices=devices)

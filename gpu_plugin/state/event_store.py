@@ -1,4 +1,4 @@
-"""What happened on this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
+"""Events of this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
 
 `gpu-plugin events` asks for it. The newest `KEPT` events are kept in memory and in a file of the state directory, a JSON object
 a line, oldest first. The file is appended to on a thread, and replaced by what is kept once it has twice as many lines.
@@ -26,37 +26,19 @@ from gpu_plugin.state.directory import Identity, identity, keep_aside
 
 log = logging.getLogger(__name__)
 
-FILE = "events.jsonl"
-"""The file in the state directory."""
-
-KEPT = 1000
-"""Events that are remembered."""
-
-LONGEST = 300
-"""Characters of each text of an event."""
-
-LONGEST_WORD = 60
-"""Characters that a word may have that is left out whole where a text is cut: a uuid has 40."""
-
-MAX_BYTES = 4 * 1024 * 1024
-"""What the file holds at most, and what is read of it."""
-
-WHOLE_BYTES = 3 * 1024 * 1024
-"""What it holds at most once it was replaced: the oldest events are left out then. A thousand with long texts take 2 MiB."""
-
-PATIENCE = 10.0
-"""Seconds that the disk may take before its thread is given up on."""
-
-WRITTEN_SOON = 1.0
-"""Seconds that who gave an order is kept waiting until it is written down."""
-
-RETRY = 5.0
-"""Seconds until what could not be written is tried again, where no event comes before."""
+FILE = "events.jsonl"  # in the state directory
+KEPT = 1000  # events that are remembered
+LONGEST = 300  # characters of each text of an event
+LONGEST_WORD = 60  # characters of a word that is left out whole where a text is cut: a uuid has 40
+MAX_BYTES = 4 * 1024 * 1024  # that the file holds at most, and that are read of it
+WHOLE_BYTES = 3 * 1024 * 1024  # that it holds once it was replaced; a thousand events with long texts take 2 MiB
+PATIENCE = 10.0  # seconds that the disk may take before its thread is given up on
+WRITTEN_SOON = 1.0  # seconds that who gave an order is kept waiting until it is written down
+RETRY = 5.0  # seconds until what could not be written is tried again, where no event comes before
+MODE = 0o600
 
 LATEST = 253_402_300_800.0
 """Unix time in seconds of the year 10000, which no event of ours reaches and no calendar here can show."""
-
-MODE = 0o600
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,11 +83,6 @@ def _shortened(text: str) -> str:
     return f"{kept if blank < 0 else kept[:blank]}..."
 
 
-def read(state_dir: Path) -> list[Event]:
-    """As `recollect`, without what it counts."""
-    return recollect(state_dir)[0]
-
-
 def recollect(state_dir: Path) -> tuple[list[Event], int]:
     """The newest `KEPT` events of the file, oldest first, and how many of its lines make no sense and are left out. Blocks.
 
@@ -121,7 +98,7 @@ def recollect(state_dir: Path) -> tuple[list[Event], int]:
 
 
 def lost_lines(count: int) -> str:
-    """That so many lines of the file cannot be read, in words."""
+    """Words for so many lines of the file that cannot be read."""
     return f"{count} line{' of it cannot be read and is' if count == 1 else 's of it cannot be read and are'} left out"
 
 
@@ -151,7 +128,8 @@ class EventStore:
         """How many events came since the start, and how many of them are in the file."""
         self._lines = KEPT * 2
         """Lines of the file; before it was read, so many that it is replaced first."""
-        self._news = Pulse()
+        self.news = Pulse()
+        """Rings at each event."""
         self._turned = Pulse()
         self._tried = 0
         """How many events had come at the last attempt to write them, whatever came of it."""
@@ -164,11 +142,6 @@ class EventStore:
         self._writing: SlowCall[tuple[Identity | None, bool]] = SlowCall(self._threads.begin)
 
     @property
-    def news(self) -> Pulse:
-        """Rings at each event."""
-        return self._news
-
-    @property
     def _unwritten(self) -> int:
         """How many of the newest events are not in the file yet."""
         return min(self._added - self._written, len(self.events))
@@ -176,7 +149,7 @@ class EventStore:
     def recall(self) -> None:
         """Takes in what an earlier process wrote down. Blocks for as long as a local file system does.
 
-        A file with lines that cannot be read is set aside, and what could be read of it written down anew.
+        A file with lines that cannot be read is set aside, and what could be read of it written down again.
         """
         file = self._state_dir / FILE
         try:
@@ -197,7 +170,7 @@ class EventStore:
         event = bounded(Event(self._clock(), kind, text, **fields))  # type: ignore[arg-type] # checked where they are read
         self.events.append(event)
         self._added += 1
-        self._news.ring()
+        self.news.ring()
 
     @property
     def trouble(self) -> str:
@@ -208,13 +181,13 @@ class EventStore:
         """Has all that is remembered written down again where the file is gone. From the event loop's thread."""
         if self._file is not None and not self._writing.begun and identity(self._state_dir / FILE) != self._file:
             self._lost = True
-            self._news.ring()
+            self.news.ring()
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
         """Whether all events of until now outlive this process; waits `seconds` at most, less where they cannot be written."""
         added = self._added
         if self._written < added and self._running:
-            self._news.ring()
+            self.news.ring()
             with anyio.move_on_after(seconds):
                 while self._tried < added:
                     await self._turned.wait()
@@ -229,31 +202,29 @@ class EventStore:
         try:
             while True:
                 if not self._unwritten and not self._lost:
-                    await self._news.wait()
+                    await self.news.wait()
                     continue
                 if not await self._write():
-                    await self._news.wait(RETRY)
+                    await self.news.wait(RETRY)
         finally:
             self._running = False
             self._threads.close()
+
+    def _pending(self) -> Callable[[], tuple[Identity | None, bool]]:
+        """The call that writes what is not in the file yet: a file that may have only a part of what it should is replaced."""
+        count = self._unwritten
+        news = list(islice(self.events, len(self.events) - count, None))
+        append = not self._lost and self._lines + count <= KEPT * 2
+        return partial(_write_down, self._state_dir, list(self.events), news, append=append)
 
     async def _write(self) -> bool:
         """Writes what is not written yet. Returns whether that worked.
 
         While one write hangs no other is begun; what became of it is not known, so the file is replaced next.
         """
-        if self._writing.begun:
-            if not await self._writing.wait(PATIENCE):
-                self._tried = self._added
-                self._turned.ring()
-                return False
-            self._writing.forget()
         count, added = self._unwritten, self._added
-        news = list(islice(self.events, len(self.events) - count, None))
-        append = not self._lost and self._lines + count <= KEPT * 2
         try:
-            write = partial(_write_down, self._state_dir, list(self.events), news, append=append)
-            self._file, appended = await self._writing.joined(write, PATIENCE)
+            self._file, appended = await self._writing.fresh(self._pending(), PATIENCE)
         except (OSError, TimeoutError) as error:
             if not self._refused:
                 file = self._state_dir / FILE
@@ -272,15 +243,13 @@ class EventStore:
     def save(self) -> None:
         """Writes down at once what is not in the file yet: for the end of the process. Blocks, and never raises.
 
-        What cannot be written is lost. A file that took only a part before, or that was not replaced yet, is replaced.
+        What cannot be written is lost.
         """
         count = self._unwritten
         if not count and not self._lost:
             return
         try:
-            append = not self._lost and self._lines + count <= KEPT * 2
-            news = list(islice(self.events, len(self.events) - count, None))
-            self._file, _ = _write_down(self._state_dir, self.events, news, append=append)
+            self._file, _ = self._pending()()
         except Exception as error:  # noqa: BLE001 - the process ends, and what comes after this must be done all the same
             lost = len(self.events) if self._lost else count
             log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, lost, error)

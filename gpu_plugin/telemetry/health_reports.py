@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
-from gpu_plugin.health.transition import Transition
+from gpu_plugin.health.latch import Transition
 
 log = logging.getLogger(__name__)
 

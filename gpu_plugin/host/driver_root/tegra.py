@@ -1,27 +1,21 @@
 """Finds what the lists of Linux for Tegra name, below a root, again only where something there has changed."""
 
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi import l4t_lists, tegra
-from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
-from gpu_plugin.host.driver_root.first_root import FirstRoot
 from gpu_plugin.host.driver_root.inside import resolve
-from gpu_plugin.host.driver_root.tree import Tree, stamp
+from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, device_at, stamp
 from gpu_plugin.runtime.regular_file import open_file
 
-MAX_PATHS = 5_000
-"""Paths that are looked at; the lists of a Jetson name some 300."""
-
-MAX_MATCHES = 1_000
-"""Paths that one line with wildcards may stand for."""
+MAX_PATHS = 5_000  # paths that are looked at; the lists of a Jetson name some 300
+MAX_MATCHES = 1_000  # paths that one line with wildcards may stand for
 
 _WILD = frozenset("*?[")
 
@@ -41,11 +35,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         self._lines: tuple[Line, ...] = ()
 
     def files(self) -> tegra.TegraFiles:
-        """What there is. Blocks.
-
-        Raises:
-            OSError: a directory cannot be read.
-        """
+        """What there is. Blocks. Raises OSError where a directory cannot be read."""
         if self._stale:
             self._found = self._search()
         return self._with_devices(self._found)
@@ -167,13 +157,4 @@ def _matching(tree: Tree, directory: str, pattern: str) -> Iterator[str]:
 
 def device_file(root: str, path: str) -> DeviceFile | None:
     """The character or block device that a path below a root leads to; None for anything else."""
-    file = resolve(root, f"{root}{path}")
-    try:
-        status = Path(file or "").lstat()
-    except OSError:
-        return None
-    if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
-        return None
-    numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
-    kind = "b" if stat.S_ISBLK(status.st_mode) else "c"
-    return DeviceFile(*numbers, stat.S_IMODE(status.st_mode) & 0o777, status.st_gid, kind)  # type: ignore[arg-type]
+    return device_at(resolve(root, f"{root}{path}") or "")

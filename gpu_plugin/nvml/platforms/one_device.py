@@ -19,6 +19,8 @@ class OneDeviceDriver(Driver):
     None of these platforms tells of its GPUs' health, memory, place or events, to NVIDIA's plugin either.
     """
 
+    why_unanswered = "not known on this platform"
+
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
 
@@ -68,8 +70,7 @@ class WslDriver(OneDeviceDriver):
     def open(self) -> None:
         """Asks NVML how many GPUs there are, and leaves it closed.
 
-        Raises:
-            NvmlError: there is no NVML library, or it does not work.
+        Raises NvmlError where there is no NVML library, or it does not work.
         """
         self._count = 0
         try:

@@ -49,7 +49,7 @@ from gpu_plugin.sources.list_strategy import ListStrategy
 from gpu_plugin.sources.source import ConfigSource
 from gpu_plugin.state import recorder
 from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.state.event_store import read as read_events
+from gpu_plugin.state.event_store import recollect
 from gpu_plugin.state.journal import Journal
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.telemetry.listener import probes as probes_module
@@ -299,8 +299,9 @@ async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, n
     stalled = threading.Event()
     async with running(directory, node) as (daemon, _, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        monkeypatch.setattr(daemon._memory, "write", lambda *_: stalled.wait(30))
-        node.post(2, 8, 48)
+        for write in ("write_evidence", "write_durably"):
+            monkeypatch.setattr(daemon._memory, write, lambda *_: stalled.wait(30))
+        node.post(2, 8, 79)
         await kubelet.wait_for(healthy(kubelet, 7))
         began = time.monotonic()
     assert time.monotonic() - began < 2
@@ -438,11 +439,15 @@ async def test_operators_are_answered_while_there_is_no_driver(kubelet, director
         real(self)
 
     monkeypatch.setattr(SimulatedDriver, "open", opening)
-    async with running(directory, node):
+    async with running(directory, node) as (daemon, _driver, _status):
         told = await answers(directory, "explain")
         assert [gpu["index"] for gpu in told["gpus"]] == list(range(8))  # as an earlier process knew them
         assert (await ask(directory, "status"))["resources"] == {}
         assert "is cordoned" in (await ask(directory, "cordon", gpu=2))["done"]
+        cordoned = node.profile.gpus[2].uuid
+        with anyio.fail_after(10):
+            while "cordoned" not in daemon.store.current.hardware[cordoned].health.reason:
+                await daemon.store.changed.wait()
         assert "released" in (await ask(directory, "release", gpu=3))["done"]
         assert (
             '"cordon"'
@@ -941,7 +946,7 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
         with anyio.fail_after(10):  # as a SIGKILL now would leave it
             while not {"cordon", "xid"} <= signals():
                 await anyio.sleep(0.01)
-            while not any(event.kind == "order" for event in read_events(state)):
+            while not any(event.kind == "order" for event in recollect(state)[0]):
                 await anyio.sleep(0.01)
 
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
@@ -21,7 +21,6 @@ from gpu_plugin.health.observation import (
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.record import REMEMBER_XIDS, GpuRecord
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.transition import Transition
 from tests.unit.health.ledgers import (
     ERROR,
     GUARDED,
@@ -86,6 +85,15 @@ def test_a_gpu_that_is_not_watched_is_never_heard_of(seen):
     assert fresh.override(B) == ()
     assert fresh.facts(B) == Facts()
     assert reasons(fresh) == {A: "", B: ""}
+
+
+@pytest.mark.parametrize("other", [XidEvent(31), DriverEvent(0x8), EventDelivery("x"), Order("resume")])
+def test_what_is_no_look_neither_proves_nor_disproves_a_recovery(other):
+    one = ledger()
+    hear(one, *energies(5_000_000), XidEvent(48), *energies(10, 20), other)
+    assert XID_48 in one.reason(A)
+    hear(one, *energies(30), start=2_000.0)
+    assert XID_48 not in one.reason(A)
 
 
 def test_one_gpus_fault_is_that_gpus_alone():
@@ -414,7 +422,7 @@ def test_a_part_that_an_operator_vouches_for_is_sound_once_it_reads_so():
 def test_in_a_storm_of_many_xids_those_of_the_last_minutes_are_remembered():
     known, last = GpuRecord(Facts()), 2 * REMEMBER_XIDS
     for number, at in ((1, 0.0), (2, last - REMEMBER_XIDS), *((number, last) for number in range(100, 200))):
-        assert known.take(number, ("",), at)
+        assert known.take_xid(number, ("",), at)
     assert {number for number, _ in known.xids} == {2, *range(100, 200)}
 
 

@@ -33,7 +33,7 @@ async def test_serves_before_it_registers_and_says_who_it_is(kubelet, directory)
 
 
 async def test_a_refusal_is_logged_in_the_kubelets_words_and_tried_again(kubelet, directory, caplog):
-    kubelet.refuse_next_register("no room at the inn", times=2)
+    kubelet.fail_next_register("refuse", "no room at the inn", times=2)
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         assert kubelet.registrations[GPU].total == 3
@@ -42,7 +42,7 @@ async def test_a_refusal_is_logged_in_the_kubelets_words_and_tried_again(kubelet
 
 
 async def test_a_register_that_loses_its_connection_is_tried_again(kubelet, directory):
-    kubelet.reset_next_register(times=2)
+    kubelet.fail_next_register("reset", times=2)
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         assert kubelet.registrations[GPU].most_in_flight == 1
@@ -76,7 +76,7 @@ async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again
         await register(path, name, resource, listening, deadline=0.1)
 
     monkeypatch.setattr(endpoint, "register", impatient)
-    kubelet.hang_next_register()
+    kubelet.fail_next_register("hang")
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         assert kubelet.registrations[GPU].most_in_flight == 1
@@ -91,7 +91,7 @@ async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_
 async def test_a_restart_at_any_moment_is_over_within_a_second(kubelet, directory):
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
-        for turn in range(40):
+        for turn in range(20):
             accepted = kubelet.registrations[GPU].accepted
             await kubelet.restart(orderly=bool(turn % 2), pause=(0, 0.0005, 0.001, 0.003)[turn % 4])
             await kubelet.wait_for(registered(kubelet, accepted + 1), timeout=1)

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
-from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, Standing
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
 from gpu_plugin.runtime.backoff import Backoff
@@ -204,7 +204,7 @@ async def test_while_the_next_register_hangs_it_is_told_why_there_is_one(directo
         endpoints(directory, {GPU: view(devices(2))}) as (_, known, until),
     ):
         await until(lambda: known.of(GPU).registered is not None)
-        kubelet.hang_next_register()
+        kubelet.fail_next_register("hang")
         await kubelet.drop_stream(GPU)
         await until(lambda: kubelet.registrations[GPU].total == 2)
         standing = known.of(GPU)

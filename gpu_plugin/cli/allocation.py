@@ -1,0 +1,231 @@
+"""What `simulate-allocation` is asked and answers: what of a resource is free, what a container wants of it, and what it gets."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gpu_plugin.cli.gpu_list import Amount, Hardware, amounts, in_words
+from gpu_plugin.cli.topology_source import daemons_node, simulated_node
+from gpu_plugin.config.sharing import DISTRIBUTED, TIME_SLICING
+from gpu_plugin.devices.device import GPU
+from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.plan import GPU_RESOURCE
+
+if TYPE_CHECKING:
+    from gpu_plugin.placement.topology import Topology
+    from gpu_plugin.placement.views.groups import LinkGroups
+    from gpu_plugin.placement.views.report import HeldBack, OfferedResource
+
+Ids = Mapping[int, Sequence[str]]
+"""Device ids by the place of their hardware in a resource; no place without any."""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A resource of a node. `left_out` is what pods do not get of it now; `live` is whether a running daemon serves it."""
+
+    node: Node
+    resource: "OfferedResource"
+    left_out: Sequence["HeldBack"] = ()
+    live: bool = False
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a container asks for: `size` of `available`, all of `must` among them."""
+
+    available: Ids
+    must: Ids
+    size: int
+
+
+def simulated(profile: str, replicas: int | None, policy: str | None) -> Served:
+    """All GPUs of a simulated node, whole or given out so many times. Raises UsageError where there is no such node."""
+    from gpu_plugin.placement.views.report import Offered, OfferedResource  # noqa: PLC0415 - usage and help need none of it
+
+    node = simulated_node(profile)
+    count, how = (replicas, TIME_SLICING) if replicas else (1, "")
+    gpus = sorted(node.gpus, key=lambda gpu: gpu.index)
+    hardware = [Offered(gpu.uuid, gpu.uuid, str(gpu.index), GPU, count, count, shared=how) for gpu in gpus]
+    return Served(node, OfferedResource(GPU_RESOURCE, policy or DISTRIBUTED, tuple(hardware)))
+
+
+def served(state_dir: Path, name: str | None, replicas: int | None, policy: str | None) -> Served:
+    """A resource as the daemon of `state_dir` serves it, or under another policy or number of replicas.
+
+    Raises:
+        UsageError: no such resource, or several and none is named.
+        ClickException: no daemon answers, or one that does not say what it serves, or it serves nothing yet.
+    """
+    from gpu_plugin.placement.views.report import OfferedResource, left_out  # noqa: PLC0415
+
+    node, resources = daemons_node(state_dir)
+    if resources is None:
+        raise click.ClickException(
+            "the running daemon is of an earlier version, which does not say what it serves: restart it with this version, "
+            "or name a simulated node with --simulate"
+        )
+    if not resources:
+        raise click.ClickException("the running daemon serves no resource of this node yet: its log says why")
+    found = _resource(name, resources)
+    hardware = found.hardware if replicas is None else tuple(each.given_out(replicas) for each in found.hardware)
+    chosen = OfferedResource(found.name, policy or found.policy, hardware)
+    return Served(node, chosen, left_out(node, resources, chosen), live=True)
+
+
+def _resource(name: str | None, resources: Sequence["OfferedResource"]) -> "OfferedResource":
+    by_name = {resource.name: resource for resource in resources}
+    if name is None and GPU_RESOURCE not in by_name and len(resources) > 1:
+        raise click.UsageError(f"--resource: name one of {', '.join(by_name)}")
+    fallback = GPU_RESOURCE if GPU_RESOURCE in by_name else resources[0].name
+    wanted = fallback if name is None else name
+    if wanted not in by_name:
+        raise click.UsageError(f"--resource: {wanted!r} is not served here: {', '.join(by_name)} {_are(len(by_name))}")
+    return by_name[wanted]
+
+
+def request(what: Served, available: Sequence[str], taken: Sequence[str], must: Sequence[str], size: int) -> Request:
+    """What the options ask for. Without `available` all that is fit for pods is free, less what is `taken`.
+
+    Raises:
+        UsageError: there is no such hardware, or it cannot be had.
+    """
+    hardware = what.resource.hardware
+    known = Hardware(hardware, what.node.gpus, what.resource.name if what.live else "this node")
+    if available:
+        given = amounts("--available", available, known)
+        free = {at: amount.of(hardware[at].ids) for at, amount in given.items()}
+    else:
+        gone = amounts("--taken", taken, known)
+        free = {at: each.ids for at, each in enumerate(hardware) if each.healthy}
+        free |= {at: amount.left_of(free[at]) for at, amount in gone.items() if at in free}
+    free = {at: ids for at, ids in free.items() if ids}
+    required = _required(amounts("--must", must, known), free, what.resource)
+    left_out = () if available else what.left_out
+    _check(size, sum(map(len, free.values())), sum(map(len, required.values())), _noun(what.resource, free), left_out)
+    return Request(free, required, size)
+
+
+def _required(wanted: Mapping[int, Amount], free: Ids, resource: "OfferedResource") -> Ids:
+    hardware = resource.hardware
+    gone = [hardware[at] for at, amount in wanted.items() if at not in free and amount.count != 0]
+    if gone:
+        missing = [each.name if each.healthy else f"{each.name} ({each.reason})" for each in gone]
+        raise click.UsageError(f"--must: not among what is available: {', '.join(missing)}")
+    for at, amount in wanted.items():
+        there, asked = len(free.get(at, ())), amount.count or len(amount.ids)
+        if amount.ids and not {*amount.ids} <= {*free[at]}:
+            raise click.UsageError(f"--must: not all of {', '.join(amount.ids)} are available")
+        if asked > there:
+            name = f"{hardware[at].name}, of which {there} {_are(there)} available"
+            raise click.UsageError(f"--must: {in_words(asked)} of {name}")
+    required = {
+        at: (amount if amount != Amount() else Amount(1)).of(free[at]) for at, amount in wanted.items() if at in free
+    }
+    return {at: ids for at, ids in required.items() if ids}
+
+
+def _noun(resource: "OfferedResource", free: Ids) -> str:
+    if any(resource.hardware[at].shared for at in free):
+        return "replicas"
+    return "MIG devices" if any(resource.hardware[at].kind != GPU for at in free) else "GPUs"
+
+
+def _check(size: int, available: int, required: int, what: str, left_out: "Sequence[HeldBack]") -> None:
+    """Raises UsageError where there is no such set at all."""
+    if size > available:
+        from gpu_plugin.placement.views.matrix import held_back_words  # noqa: PLC0415
+
+        more = f"; left out: {held_back_words(left_out)}" if left_out else ""
+        asked = f"{size} {what.removesuffix('s') if size == 1 else what} {_are(size)}"
+        raise click.UsageError(f"--size: {asked} asked for, and {available} {_are(available)} available{more}")
+    if required > size:
+        raise click.UsageError(f"--must: {required} {what} must be had, and --size asks for {size}")
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a container gets: `ids`, and `counts` of them by the place of their hardware in the resource.
+
+    `gpus` are the positions in `topology` and `groups` of the GPUs that these are on. Of whole GPUs `how` says how they were
+    found, and `runner_up` which ones came second, None where that is not known or there is no other set.
+    """
+
+    asked: Request
+    topology: "Topology"
+    groups: "LinkGroups"
+    ids: Sequence[str]
+    counts: Mapping[int, int]
+    gpus: Sequence[int]
+    why: str
+    how: str = ""
+    exact: bool = True
+    runner_up: Sequence[int] | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether a policy chose, since there were shared GPUs or MIG devices to choose from."""
+        return not self.how
+
+    def not_offered(self, what: Served) -> list["HeldBack"]:
+        """What was taken to be available although the kubelet would not offer it."""
+        asked = {what.resource.hardware[at].visible_id for at in self.asked.available}
+        return [each for each in what.left_out if each.uuid in asked]
+
+
+def answer_to(what: Served, asked: Request) -> Answer:
+    """What the daemon would answer to a request that can be met.
+
+    Raises:
+        UsageError: a GPU is available whose links are not known.
+    """
+    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
+    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415 - usage and help need none of it
+
+    hardware = what.resource.hardware
+    groups, topology = LinkGroups.of(what.node), Topology.of(what.node)
+    for at in asked.available:
+        if hardware[at].gpu not in topology.position:
+            raise click.UsageError(f"--available: {hardware[at].name} is not on this node: {hardware[at].reason}")
+    if all(hardware[at].kind == GPU and not hardware[at].shared for at in asked.available):
+        return _whole(what, asked, groups, topology)
+    return _shared(what, asked, groups, topology)
+
+
+def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
+    from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+    from gpu_plugin.placement.views import explain  # noqa: PLC0415
+    from gpu_plugin.placement.whole import Trace, choose  # noqa: PLC0415
+
+    hardware = what.resource.hardware
+    places = {topology.position[hardware[at].gpu]: at for at in asked.available}
+    must = [topology.position[hardware[at].gpu] for at in asked.must]
+    trace = Trace()
+    found = choose(Placement.of(topology), places, must, asked.size, trace=trace)
+    counts = {places[gpu]: 1 for gpu in found.gpus}
+    ids = [hardware[at].visible_id for at in counts]
+    why, how = explain.why(trace), explain.how(trace)
+    return Answer(asked, topology, groups, ids, counts, found.gpus, why, how, found.exact, trace.runner_up)
+
+
+def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
+    from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
+    from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+    from gpu_plugin.placement.shared import Trace  # noqa: PLC0415
+    from gpu_plugin.placement.views import explain  # noqa: PLC0415
+
+    hardware, policy = what.resource.hardware, what.resource.policy
+    devices = what.resource.devices
+    order = {device.id: at for at, device in enumerate(devices)}
+    available, must = ([one for ids in part.values() for one in ids] for part in (asked.available, asked.must))
+    trace = Trace()
+    placement = Placement.of(topology)
+    ids = preferred(available, must, asked.size, devices, order, placement, policy, trace=trace)
+    chosen = frozenset(ids)
+    counts = {at: count for at, each in asked.available.items() if (count := len(chosen.intersection(each)))}
+    gpus = sorted({topology.position[hardware[at].gpu] for at in counts})
+    return Answer(asked, topology, groups, ids, counts, gpus, explain.policy_why(trace, devices, policy))

@@ -1,0 +1,76 @@
+"""What a daemon wrote into its state directory, read without changing it: released GPUs, and what a simulated node is like."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.hardware import Hardware
+from gpu_plugin.daemon.health_watch import EVERY_GPU
+from gpu_plugin.health.signals import orders
+from gpu_plugin.runtime.regular_file import open_file
+from gpu_plugin.state.directory import bounded
+from gpu_plugin.state.journal import Journal
+from gpu_plugin.state.records import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMemory, WrittenHealth, entry
+
+
+def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
+    """Released GPUs as `Memory` wrote them down in this boot, by index, or by uuid where no index is known; `*` for all.
+
+    Reads alone: nothing is set aside or put right. Blocks. An empty `boot_id` is any boot.
+
+    Raises:
+        OSError: what is there cannot be read.
+        ValueError: it makes no sense.
+    """
+    try:
+        found = msgspec.json.decode(bounded(state_dir / HEALTH_FILE).decode(), type=WrittenHealth)
+    except FileNotFoundError:
+        found = None
+    with suppress(FileNotFoundError):
+        open_file(state_dir / JOURNAL_FILE, links=False).close()
+    newest = Journal(state_dir / JOURNAL_FILE, WrittenHealth).read()
+    if newest is not None and (found is None or newest.sequence >= found.sequence):
+        found = newest
+    entries = [] if found is None else [entry(raw)[0] for raw in found.evidence]
+    uuids = {
+        each.uuid
+        for each in entries
+        if each.known and orders.released(each.latch()) and (each.lasts or not boot_id or each.boot_id == boot_id)
+    }
+    if EVERY_GPU in uuids:
+        return (EVERY_GPU,)
+    indices = _indices(state_dir) if uuids else {}
+    return tuple(sorted((indices.get(uuid, uuid) for uuid in uuids), key=lambda name: (len(name), name)))
+
+
+def _indices(state_dir: Path) -> dict[str, str]:
+    """The index of each GPU that is remembered, by its uuid; none where that cannot be read."""
+    try:
+        known = msgspec.json.decode(bounded(state_dir / GPUS_FILE).decode(), type=GpuMemory)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {gpu.uuid: str(gpu.index) for gpu in known.gpus}
+
+
+def simulated(settings: Settings) -> Hardware:
+    """The node of `--simulate`, with the faults that the state directory remembers. Raises ConfigError for one that cannot be."""
+    from gpu_plugin.simulation import saved  # noqa: PLC0415 - only who simulates needs it
+    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415
+    from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode  # noqa: PLC0415
+    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
+    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
+
+    profile = load(settings.simulate)
+    node = SimulatedNode(profile)  # without a directory, so that it writes nothing
+    kept = saved.read(Path(settings.state_dir, STATE_FILE), profile)
+    if kept is not None:
+        node.boot_id = kept.boot_id
+    for index, was in enumerate(kept.gpus if kept else ()):
+        if was.mig is not msgspec.UNSET and profile.gpus[index].mig_profiles is not None:
+            node.partition(index, was.mig)
+        hung = None if was.hung_until is None else time.monotonic() + was.hung_until - time.time()
+        node.change(index, **msgspec.structs.asdict(was.condition(hung)))
+    return Hardware(SimulatedDriver(node), SimulatedHost(node), "", library=lambda: "simulated")

@@ -1,0 +1,152 @@
+"""Each GPU's turn: one question at a time, and what became of it, as a value."""
+
+import logging
+
+import anyio
+from msgspec.structs import replace
+
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.observation import Fault, Sample
+from gpu_plugin.nvml.finding import failed, probing, replaced
+from gpu_plugin.nvml.port import Driver, Handle, HostView
+from gpu_plugin.nvml.roster import Roster
+from gpu_plugin.nvml.sample import Look, look
+from gpu_plugin.nvml.session import DriverCalls, DriverSession
+from gpu_plugin.nvml.watched import LookResult, Probed, Watched
+from gpu_plugin.runtime.threads import Job, settled
+
+log = logging.getLogger(__name__)
+
+_REACHABLE = ("temperature", "energy", "clocks_event_reasons")
+"""Of these the first that a GPU answers is what is left where health is not judged: one that is lost says so there."""
+
+_JUDGED = frozenset(Sample.__struct_fields__)
+
+
+class Poller:
+    """Looks at GPUs, one call for each at a time."""
+
+    def __init__(
+        self, driver: Driver, host: HostView, calls: DriverCalls, session: DriverSession, roster: Roster
+    ) -> None:
+        self._driver = driver
+        self._host = host
+        self._calls = calls
+        self._session = session
+        self._roster = roster
+
+    async def look(
+        self, watched: Watched, patience: float, timeout: float, *, full: bool = True, judging: bool = True
+    ) -> LookResult:
+        """One look at a GPU, or what has become of the one that is under way.
+
+        Args:
+            watched: the GPU, which takes in what is found.
+            patience: seconds to wait for a call that this begins. The call goes on by itself.
+            timeout: seconds after which a call is said to hang.
+            full: whether everything is asked. Some looks ask everything in any case.
+            judging: whether anything is asked but how the GPU is partitioned, and whether it answers at all.
+        """
+        bus, now = self._roster.bus, anyio.current_time()
+        vanished, binding = bus.vanished(watched), bus.binding(watched.gpu)
+        watched.binding = watched.binding if binding is None else binding
+        if watched.pending is None:
+            if not vanished and self._session.opens(timeout):
+                return LookResult()  # it is nobody's fault yet that it takes its time
+            sample = self._unasked(watched, vanished=vanished)
+            if sample is not None:
+                return watched.saw(sample, now)
+            watched.asked_under = binding
+            watched.looking = self._begin(watched, binding, full=full, judging=judging)
+            await settled(watched.looking, patience)
+        job, now = watched.pending, anyio.current_time()
+        if job is None or not job.done.done():
+            return self._under_way(watched, now, timeout, vanished=vanished)
+        if watched.looking is None:
+            return LookResult(look_soon=True)  # it was asked for its events, and has answered: it is looked at next
+        watched.looking = None
+        error = job.done.exception()
+        if error is not None:
+            return watched.saw(replace(failed(error), binding=binding), now)
+        answer: Look | Probed = job.done.result()
+        return self._looked(watched, answer, now) if isinstance(answer, Look) else self._probed(watched, *answer, now)
+
+    def _unasked(self, watched: Watched, *, vanished: bool) -> Sample | None:
+        """The sample of a GPU that the driver need not, or must not, be asked about; None: ask it."""
+        if vanished:
+            return _gone(watched.gpu)
+        if not self._session.is_open:
+            trouble = self._session.trouble or "it is closed while GPUs are released"
+            return Sample(fault=Fault.DRIVER, detail=f"the driver is not open: {trouble}")
+        if self._roster.untouched and watched.handle is None and not watched.gpu.pci_bus_id:
+            why = "its PCI bus id is not known, and any other way to it might wake GPUs that are released"
+            return Sample(fault=Fault.ERROR, detail=why)
+        return None
+
+    def _begin(self, watched: Watched, binding: int | None, *, full: bool, judging: bool) -> "Job[Look] | Job[Probed]":
+        """A probe, where it could not be read; else a look, through a new handle if it has none."""
+        driver, gpu, handle = self._driver, watched.gpu, watched.handle
+        # Each GPU begins elsewhere: neither do all ask everything in one round, nor all the same of what takes turns.
+        by_bus_id, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
+        if gpu.unreadable:
+            return self._calls.begin(probing(driver, self._host, gpu, by_bus_id=by_bus_id))
+        skip = watched.unsupported
+        if not judging:
+            skip |= _JUDGED - {next((name for name in _REACHABLE if name not in skip), "")}
+        full = full or handle is None
+        partitionable, counting = watched.partitionable or handle is None, watched.counting
+        watched.turn += 1
+        return self._calls.begin(
+            lambda: look(
+                driver,
+                _reach(driver, gpu, by_bus_id=by_bus_id) if handle is None else handle,
+                gpu,
+                opening=opening,
+                full=full,
+                turn=turn,
+                partitionable=partitionable,
+                skip=skip,
+                binding=binding,
+                counting=counting,
+            )
+        )
+
+    def _under_way(self, watched: Watched, now: float, timeout: float, *, vanished: bool) -> LookResult:
+        if vanished:
+            gone = _gone(watched.gpu)
+            watched.dated(gone, now)
+            return LookResult(gone)
+        if watched.pending is not None and now - watched.pending.started >= timeout:
+            return LookResult(Sample(fault=Fault.HUNG, detail=f"the driver has not answered for over {timeout:g} s"))
+        return LookResult()
+
+    def _looked(self, watched: Watched, answer: Look, now: float) -> LookResult:
+        found = watched.looked(answer, now)
+        if watched.handle is not None:
+            self._roster.by_handle[watched.handle] = watched.gpu.uuid
+        return found
+
+    def _probed(self, watched: Watched, handle: Handle, gpu: Gpu, now: float) -> LookResult:
+        if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._roster.gpus if other is not watched):
+            sample = Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU answers for it")
+            return watched.saw(sample, now)
+        log.info("GPU %d (%s) can be read now", gpu.index, gpu.uuid)
+        watched.described(handle, gpu)
+        watched.vanished_since = None
+        self._roster.by_handle[handle] = gpu.uuid
+        # It is looked at, and its events are asked for, once others know of it.
+        return LookResult(links_changed=True, look_soon=True)
+
+
+def _reach(driver: Driver, gpu: Gpu, *, by_bus_id: bool) -> Handle:
+    if not by_bus_id:
+        return driver.handle_by_uuid(gpu.uuid)
+    handle = driver.handle_by_pci_bus_id(gpu.pci_bus_id)
+    uuid = driver.uuid(handle)
+    if uuid != gpu.uuid:
+        raise replaced(gpu, uuid)
+    return handle
+
+
+def _gone(gpu: Gpu) -> Sample:
+    return Sample(fault=Fault.VANISHED, detail=f"the NVIDIA driver is not bound to {gpu.pci_bus_id} any more")
