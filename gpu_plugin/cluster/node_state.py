@@ -10,9 +10,9 @@ import msgspec
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import GpuFitness
-from gpu_plugin.cluster.left import Left
 from gpu_plugin.cluster.node_api import NodeApi, NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, Wanted, tainted, wanted
+from gpu_plugin.cluster.own_marks import OwnMarks
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -82,21 +82,21 @@ class NodeStateKeeper:
         api: NodeApi,
         asked: Callable[[], Asked],
         seen: Callable[[], Seen],
-        left: Left,
-        leaves: Callable[[Left], Awaitable[object]],
+        marks: OwnMarks,
+        write_marks: Callable[[OwnMarks], Awaitable[object]],
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes the API, what is asked for and seen now, and what an earlier process left; `leaves` takes down what we leave."""
+        """Takes the API, what is asked for and seen now, and our marks as last remembered; `write_marks` has them remembered."""
         self.trouble = ""
         self._told: list[str] = []
         self._api = api
         self._asked = asked
         self._seen = seen
-        self._left = left
-        self._leaves = leaves
+        self._marks = marks
+        self._write_marks = write_marks
         self._clock = clock
         self._wall = wall
         self._dice = dice
@@ -131,15 +131,15 @@ class NodeStateKeeper:
     async def _once(self) -> float | None:
         """Does what is due. Returns the seconds until something may be, None where nothing will."""
         asked = self._asked()
-        if not self._looked and asked.look and not asked.condition and not asked.effect and self._left == Left():
+        if not self._looked and asked.look and not asked.condition and not asked.effect and self._marks == OwnMarks():
             await self._look()
-        if not asked.condition and not asked.effect and self._left == Left():
+        if not asked.condition and not asked.effect and self._marks == OwnMarks():
             self._condition, self._taint = _Attempts(), _Attempts()
             return None
         seen, now = self._seen(), self._clock()
         wants = wanted(seen.gpus, seen.trouble, now - self._began) if asked.condition else None
         effect = self._wanted_effect(asked, seen)
-        condition_due = self._condition_due(wants, now) or (self._left.condition and not asked.condition)
+        condition_due = self._condition_due(wants, now) or (self._marks.condition and not asked.condition)
         condition_due = condition_due and self._condition.backoff.due(now)
         taint_due = self._taint_due(effect, now) and self._taint.backoff.due(now)
         if condition_due or taint_due:
@@ -157,7 +157,7 @@ class NodeStateKeeper:
                     self._condition.failed(str(error), now, self._dice())
                 if taint_due:
                     self._taint.failed(str(error), now, self._dice())
-        if self._left.condition and not asked.condition and not self._condition.trouble:
+        if self._marks.condition and not asked.condition and not self._condition.trouble:
             return SOON
         tried_again = [
             each.backoff.not_before - self._clock() for each in (self._condition, self._taint) if each.trouble
@@ -169,7 +169,7 @@ class NodeStateKeeper:
         self._looked = True
         try:
             self._take(await self._api.read())
-            await self._own_up()
+            await self._remember_found()
         except UnreachableError as error:
             log.debug("node %s is not looked at: %s", self._api.node_name, error)
 
@@ -179,18 +179,18 @@ class NodeStateKeeper:
             return None
         state = await self._api.read()
         self._take(state)
-        await self._own_up()
+        await self._remember_found()
         return state
 
-    async def _own_up(self) -> None:
+    async def _remember_found(self) -> None:
         """Remembers what is on the Node of us, so that it is taken back where it is not asked for."""
         asked = self._asked()
-        found = self._left
+        found = self._marks
         if self._times.known and not asked.condition:
-            found = Left(condition=True, taint=found.taint)
+            found = OwnMarks(condition=True, taint=found.taint)
         if self._effect and not asked.effect:
-            found = Left(condition=found.condition, taint=True)
-        await self._leave(found)
+            found = OwnMarks(condition=found.condition, taint=True)
+        await self._remember(found)
 
     async def _try_condition(self, asked: Asked, wants: Wanted | None, now: float) -> None:
         try:
@@ -217,7 +217,7 @@ class NodeStateKeeper:
     def _wanted_effect(self, asked: Asked, seen: Seen) -> str | None:
         """The effect that the taint is to have, empty for no taint; None: it stays as it is."""
         if not asked.effect:
-            return "" if self._left.taint else None
+            return "" if self._marks.taint else None
         taint = tainted(seen.gpus)
         return None if taint is None else asked.effect if taint else ""
 
@@ -238,31 +238,31 @@ class NodeStateKeeper:
     async def _keep_condition(self, asked: Asked, wants: Wanted | None, now: float) -> str:
         """Returns the uid of the Node that was changed; empty where none was. Raises UnreachableError."""
         if wants is not None and self._condition_due(wants, now):
-            await self._leave(Left(condition=True, taint=self._left.taint))
+            await self._remember(OwnMarks(condition=True, taint=self._marks.taint))
             condition = self._times.next(wants, self._wall(), self._dice())
             uid = await self._api.apply_condition(condition)
             self._times.written(condition, wants, now)
             return uid
-        if not asked.condition and self._left.condition:
+        if not asked.condition and self._marks.condition:
             await self._api.apply_condition(None)
             self._times = ConditionClock()
-            await self._leave(Left(condition=False, taint=self._left.taint))
+            await self._remember(OwnMarks(condition=False, taint=self._marks.taint))
         return ""
 
     async def _keep_taint(self, effect: str, now: float, state: NodeState | None) -> None:
         if effect:
-            await self._leave(Left(condition=self._left.condition, taint=True))
+            await self._remember(OwnMarks(condition=self._marks.condition, taint=True))
         if await self._api.set_taint(TAINT, effect, state):
             said = f"has the taint {TAINT}:{effect}" if effect else f"has no taint {TAINT} any more"
             log.log(logging.WARNING if effect else logging.INFO, "node %s %s", self._api.node_name, said)
         self._effect, self._checked = effect, now
         if not effect:
-            await self._leave(Left(condition=self._left.condition, taint=False))
+            await self._remember(OwnMarks(condition=self._marks.condition, taint=False))
 
-    async def _leave(self, left: Left) -> None:
-        if left != self._left:
-            self._left = left
-            await self._leaves(left)
+    async def _remember(self, marks: OwnMarks) -> None:
+        if marks != self._marks:
+            self._marks = marks
+            await self._write_marks(marks)
 
     def _say(self) -> None:
         """Says what is in the way, once, and that nothing is any more."""
@@ -273,9 +273,9 @@ class NodeStateKeeper:
                 log.info("condition and taint of node %s are written again", name)
             self.trouble, self._told = "", []
             return
-        if self._left.taint and not asked.effect:
+        if self._marks.taint and not asked.effect:
             remedy = f"; the taint is not wanted any more: kubectl taint node {name} {TAINT}-"
-        elif self._left.condition and not asked.condition:
+        elif self._marks.condition and not asked.condition:
             remedy = "; the condition is not wanted any more, and stays until this has the right to remove it"
         else:
             remedy = "; trying again at growing intervals"

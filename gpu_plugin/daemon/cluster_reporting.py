@@ -19,8 +19,8 @@ import anyio
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
-from gpu_plugin.cluster.left import OWN_MARKS_FILE, Left
 from gpu_plugin.cluster.node_metadata import NodeMetadata
+from gpu_plugin.cluster.own_marks import OWN_MARKS_FILE, OwnMarks
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.health_watch import HealthWatch
@@ -155,18 +155,18 @@ class ClusterReporting:
         """Never returns."""
         threads = DaemonThreads("cluster-state")
         try:
-            left = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, Left), WRITE_PATIENCE)
+            marks = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, OwnMarks), WRITE_PATIENCE)
         except TimeoutError:
-            left = None
+            marks = None
 
-        async def leaves(what: Left) -> None:
-            await threads.submit(lambda: self._state.write(OWN_MARKS_FILE, what), WRITE_PATIENCE)
+        async def write_marks(marks: OwnMarks) -> None:
+            await threads.submit(lambda: self._state.write(OWN_MARKS_FILE, marks), WRITE_PATIENCE)
 
-        left = left or Left()
+        marks = marks or OwnMarks()
         try:
             if not _reports(self._settings()):
                 self._cordons.lift()
-            while not _reports(self._settings()) and left == Left():
+            while not _reports(self._settings()) and marks == OwnMarks():
                 await self._news.wait()
             while not self._has_client():
                 await self._news.wait()
@@ -174,7 +174,7 @@ class ClusterReporting:
 
             api, events = self._writer()
             self._keeper = NodeStateKeeper(
-                api, self._asked, self._seen, left, leaves, clock=self._clock, wall=self._wall, dice=self._dice
+                api, self._asked, self._seen, marks, write_marks, clock=self._clock, wall=self._wall, dice=self._dice
             )
             async with anyio.create_task_group() as parts:
                 parts.start_soon(forever, "the writing of Kubernetes Events", events.run)

@@ -50,8 +50,9 @@ CHECK = 60.0
 RENEW = 3600.0
 """Seconds after which the API server is given the labels again: somebody may have removed them, or the Node was made anew."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
-"""Seconds until the API server is asked again after it was asked in vain: the first time, and at most."""
+# Seconds until the API server is asked again after it was asked in vain: the first time, and at most.
+FIRST_PAUSE = 10.0
+LONGEST_PAUSE = 600.0
 
 PATIENCE = 5.0
 """Seconds that the disk may take."""
@@ -319,8 +320,11 @@ class _ApiError(Exception):
 
 
 def _labels(node: Node, settings: Settings, host: HostView) -> dict[str, str]:
-    """Blocks: files of /sys."""
-    from gpu_plugin.cluster.labels.host_reading import host_facts  # noqa: PLC0415 - only who labels pays for it
-    from gpu_plugin.cluster.labels.values import labels_of  # noqa: PLC0415
+    """The labels of a node and of the host as it is now. Blocks: files of /sys."""
+    from gpu_plugin.cluster.labels.values import HostFacts, labels_of  # noqa: PLC0415 - only who labels pays for it
+    from gpu_plugin.cluster.labels.vgpu import vgpu_host  # noqa: PLC0415
 
-    return labels_of(node, settings, host_facts(host, (gpu.pci_bus_id for gpu in node.gpus)))
+    bus_ids = [gpu.pci_bus_id for gpu in node.gpus if gpu.pci_bus_id]
+    classes = {bus_id: kind for bus_id in bus_ids if (kind := host.pci_class(bus_id)) is not None}
+    hypervisors = (vgpu_host(host.pci_config(bus_id)) for bus_id in bus_ids)
+    return labels_of(node, settings, HostFacts(host.machine(), classes, next(filter(None, hypervisors), None)))

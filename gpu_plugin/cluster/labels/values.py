@@ -8,17 +8,21 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpu_plugin.cluster.labels.host_facts import HostFacts, VgpuHost
+import msgspec
+
 from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
+from gpu_plugin.cluster.labels.vgpu import VgpuHost
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.naming import DOMAIN, mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
 
-LONGEST_VALUE = LONGEST_NAME = 63
-"""Characters of a label's value, and of its key after the slash (apimachinery, validation.IsValidLabelValue)."""
+# Characters of a label's value, and of its key after the slash (apimachinery, validation.IsValidLabelValue).
+LONGEST_VALUE = 63
+LONGEST_NAME = 63
 
+# By PCI class code: a VGA controller, and a 3D one.
 _MODES = {0x030000: "graphics", 0x030200: "compute"}
 
 _FAMILIES = {
@@ -36,6 +40,18 @@ _FAMILIES = {
 _UNWANTED = re.compile(r"[^A-Za-z0-9_. -]")
 _EDGES = "-_."
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """What labels say of the machine itself, beside its GPUs.
+
+    `machine` is the product name that firmware tells, None where it cannot be read; `pci_classes` are class codes of PCI devices,
+    by bus id as NVML writes it; `vgpu` is the hypervisor's driver where this machine has vGPUs.
+    """
+
+    machine: str | None = None
+    pci_classes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    vgpu: VgpuHost | None = None
 
 
 def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]:

@@ -5,7 +5,7 @@ what a vGPU's vendor-specific capability holds: after id, next and length the si
 that counts both, and their data; record 0 has ten bytes of version and ten of branch.
 """
 
-from gpu_plugin.cluster.labels.host_facts import VgpuHost
+import msgspec
 
 CONFIG_BYTES = 256
 """The part of the configuration space that has the capabilities. Who is not privileged reads only the first 64."""
@@ -16,6 +16,13 @@ _VENDOR_SPECIFIC, _BROKEN = 0x09, 0xFF
 _SIGNATURE = b"VF"
 _RECORDS = 5
 _TEXT = 10
+
+
+class VgpuHost(msgspec.Struct, frozen=True):
+    """The driver of the hypervisor that gives this machine its vGPUs, as one of them says: its version and its branch."""
+
+    version: str = ""
+    branch: str = ""
 
 
 def vgpu_host(config: bytes) -> VgpuHost | None:
