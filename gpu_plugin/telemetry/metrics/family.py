@@ -35,8 +35,8 @@ class Family(NamedTuple):
     samples: Iterable[Sample]
 
 
-Labelled = Iterable[tuple[str, Any]]
-"""Labels as text, and the value: a number, or None where there is no sample to give."""
+Labelled = Iterable[tuple[str, Any]] | float | None
+"""Labels as text, and the value of each sample: a number, or None where there is none to give. A value alone has no labels."""
 
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -53,8 +53,8 @@ def gauge(name: str, about: str, samples: Labelled) -> Family:
 
 def counter(name: str, about: str, samples: Labelled) -> Family:
     """What only grows, until whoever counts begins anew. `name` ends in _total. A driver that counts below 0 is not repeated."""
-    counted = ((labels, value) for labels, value in samples if value is not None and value >= 0)
-    return Family(name.removesuffix("_total"), Kind.COUNTER, about, _taken("_total", counted))
+    counted = (sample for sample in _taken("_total", samples) if sample[2] >= 0)
+    return Family(name.removesuffix("_total"), Kind.COUNTER, about, counted)
 
 
 def info(name: str, about: str, samples: Iterable[str]) -> Family:
@@ -76,6 +76,8 @@ def histogram(name: str, about: str, told: Iterable[tuple[str, Mapping[str, Any]
 
 
 def _taken(suffix: str, samples: Labelled) -> Iterator[Sample]:
+    if samples is None or isinstance(samples, int | float):
+        samples = [("", samples)]
     return ((suffix, labels, +value) for labels, value in samples if value is not None)  # + makes a number of a bool
 
 

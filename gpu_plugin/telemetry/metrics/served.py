@@ -52,15 +52,11 @@ def _pods(attribution: Mapping[str, Any] | None) -> list[Family]:
     if attribution is None:
         return []
     return [
-        gauge(
-            "gpu_plugin_pod_device",
-            "A container holds a device.",
-            _held(attribution["devices"]),
-        ),
+        gauge("gpu_plugin_pod_device", "A container holds a device.", _held(attribution["devices"])),
         gauge(
             "gpu_plugin_pod_attribution_up",
             "Whether the PodResources service of the kubelet says which pods hold what.",
-            [("", int(not attribution["trouble"]))],
+            int(not attribution["trouble"]),
         ),
         counter(
             "gpu_plugin_pod_resources_requests_total",
