@@ -16,9 +16,15 @@ from gpu_plugin.health.transition import Transition
 from gpu_plugin.inventory.snapshot import Snapshot
 from gpu_plugin.runtime.printable import printable
 
-UNHEALTHY, DEGRADED, HEALTHY, APPLICATION = "GPUUnhealthy", "GPUDegraded", "GPUHealthy", "ApplicationError"
-CORDONED, UNCORDONED, RELEASED, RESUMED = "GPUCordoned", "GPUUncordoned", "GPUReleased", "GPUResumed"
-"""The reasons of Events; docs/cluster.md says what each means."""
+# The reasons of Events; docs/cluster.md says what each means.
+UNHEALTHY = "GPUUnhealthy"
+DEGRADED = "GPUDegraded"
+HEALTHY = "GPUHealthy"
+APPLICATION = "ApplicationError"
+CORDONED = "GPUCordoned"
+UNCORDONED = "GPUUncordoned"
+RELEASED = "GPUReleased"
+RESUMED = "GPUResumed"
 
 
 def reason(change: Transition) -> str:

@@ -22,7 +22,6 @@ from gpu_plugin.cluster.answers import (
     exchange,
     metadata_of,
     pieces,
-    refusal,
     status_of,
 )
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
@@ -42,10 +41,10 @@ are replaced meanwhile, and nodes that began together do not end together."""
 GRACE = 15.0
 """Seconds that it may be late with that."""
 
+# Seconds before asking again: at first, at most, and how long it must have gone well to begin with the first again.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 STABLE = 30.0
-"""Seconds before asking again: at first, at most, and how long it must have gone well to begin with the first again."""
 
 ANY: Final = "0"
 """The version of a watch that begins with the Node as the API server has it in its cache, told as if it were new. Without any
@@ -175,7 +174,7 @@ class NodeMetadata:
                 backoff.succeeded()
                 self._said.clear()
             if not ended:
-                self._version = ""  # whatever was missed is mended by beginning anew
+                self._version = ""  # whatever was missed is read again
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
             await anyio.sleep(pause)
 
@@ -216,8 +215,10 @@ class NodeMetadata:
             "timeoutSeconds": str(seconds),
             "resourceVersion": self._version or ANY,
         }
-        headers = metadata_of("PartialObjectMetadata")
-        request = client.build_request("GET", NODES, params=asked, headers=headers, timeout=seconds + GRACE)
+        watch = Request("GET", NODES, metadata_of("PartialObjectMetadata"), "watch", _NEEDED)
+        request = client.build_request(
+            watch.method, watch.path, params=asked, headers=dict(watch.headers), timeout=seconds + GRACE
+        )
         with anyio.fail_after(ANSWER_TIMEOUT):
             response = await client.send(request, stream=True)
         try:
@@ -226,7 +227,7 @@ class NodeMetadata:
                 return
             if response.status_code != HTTPStatus.OK:
                 with anyio.fail_after(ANSWER_TIMEOUT):
-                    raise refusal(response.status_code, status_of(await body(response)), "watch", _NEEDED)
+                    raise watch.refused(response.status_code, status_of(await body(response)))
             keep_alive(response)
             self._following = True
             if not self._missing:

@@ -30,9 +30,9 @@ SOON = 0.1
 RECHECK = 3600.0
 """Seconds after which the Node's taints are read again while there is a reason for ours: somebody may have removed it."""
 
+# Seconds until an attempt that failed is made again: at first, and at most. What is wanted then may be something else.
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
-"""Seconds until an attempt that failed is made again: at first, and at most. What is wanted then may be something else."""
 
 
 class Asked(msgspec.Struct, frozen=True):

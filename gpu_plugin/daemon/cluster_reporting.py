@@ -230,7 +230,7 @@ class ClusterReporting:
         return Object("Node", name, uid=name)
 
     async def _follow_hardware(self) -> None:
-        """Has condition and taint looked at anew whenever the health of any hardware is published as another."""
+        """Has condition and taint judged again whenever the health of any hardware is published as another."""
         seen = self._store.current.hardware
         while True:
             await self._store.changed.wait()

@@ -241,8 +241,7 @@ class Daemon:
     async def _keep_the_node(self, bell: Pulse) -> None:
         """Has what this daemon knows written down again, and commands reach it, where its files or directories are gone.
 
-        Ends this daemon where a directory was made anew and another one has it by now: a restart waits its turn. Looks whenever
-        `bell` rings.
+        Ends this daemon where a directory was recreated and another daemon has it by now: a restart waits for it.
         """
         while not (why := self._lock.follow()):
             self.hardware.keep()

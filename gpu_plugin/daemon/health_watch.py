@@ -138,7 +138,7 @@ class HealthWatch:
         self._say(uuid, self.ledger.override(uuid), revision)
 
     def booted(self, boot_id: str) -> None:
-        """The node was booted anew, though this process lives on: what another boot wrote down is believed no more."""
+        """The node was rebooted, though this process lives on: what another boot wrote down is believed no more."""
         log.warning("the node was rebooted; what is held against a GPU is over after good looks at it")
         for change in self.ledger.booted(boot_id):
             self._report(change)

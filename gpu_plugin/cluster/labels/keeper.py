@@ -4,7 +4,7 @@
                                                 └─▶ NodeApi.apply_labels ─────────────▶ Node
 
 What was written in one way is taken back once another is wanted, or none. Which labels the API server was given, and which files
-were written, is remembered in the state directory, so that a daemon that was started anew takes them back, too, and changes
+were written, is remembered in the state directory, so that a daemon that was restarted takes them back, too, and changes
 nothing where nothing has changed.
 """
 
@@ -45,10 +45,10 @@ SPREAD = 10.0
 """Seconds over which a cluster's nodes spread their first request to the API server."""
 
 CHECK = 60.0
-"""Seconds between two looks at the file: somebody may have removed it, or made the directory anew."""
+"""Seconds between two looks at the file: somebody may have removed it, or recreated the directory."""
 
 RENEW = 3600.0
-"""Seconds after which the API server is given the labels again: somebody may have removed them, or the Node was made anew."""
+"""Seconds after which the API server is given the labels again: somebody may have removed them, or recreated the Node."""
 
 # Seconds until the API server is asked again after it was asked in vain: the first time, and at most.
 FIRST_PAUSE = 10.0

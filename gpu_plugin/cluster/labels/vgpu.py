@@ -10,9 +10,12 @@ import msgspec
 CONFIG_BYTES = 256
 """The part of the configuration space that has the capabilities. Who is not privileged reads only the first 64."""
 
-_STATUS, _HAS_CAPABILITIES = 0x06, 0x10
+# Offsets and values of the configuration space, and the lengths of a vGPU's capability.
+_STATUS = 0x06
+_HAS_CAPABILITIES = 0x10
 _FIRST = 0x34
-_VENDOR_SPECIFIC, _BROKEN = 0x09, 0xFF
+_VENDOR_SPECIFIC = 0x09
+_BROKEN = 0xFF
 _SIGNATURE = b"VF"
 _RECORDS = 5
 _TEXT = 10

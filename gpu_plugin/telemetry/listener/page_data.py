@@ -34,8 +34,10 @@ READINGS = (
 )
 """What may be known of a GPU from the newest look at it."""
 
-OK, ATTENTION, UNHEALTHY = "ok", "attention", "unhealthy"
-"""How bad it is, of the node and of one complaint."""
+# How bad it is, of the node and of one complaint.
+OK = "ok"
+ATTENTION = "attention"
+UNHEALTHY = "unhealthy"
 
 
 class Material(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,9 @@ MAX_NAMED_PODS = 3
 MAX_CELLS = 64
 """Devices of a GPU that are drawn one by one; of more there are numbers alone."""
 
-CELL, ACROSS = 11, 14
-"""Width of a device's cell with the gap after it, and cells in a row."""
+# Width of a device's cell with the gap after it, and cells in a row.
+CELL = 11
+ACROSS = 14
 
 
 def gpus(data: Data) -> str:

@@ -301,19 +301,20 @@ class Server:
 
     async def _leave_with(self, connection: socket.socket, scope: anyio.CancelScope) -> None:
         """Cancels a stream once its client hangs up, or sends more than it has to say."""
-        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
-        with suppress(OSError):
-            while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
-                left -= len(more)
-                await checkpoint()
+        await self._discard(connection)
         scope.cancel()
 
     async def _see_off(self, connection: socket.socket) -> None:
         """Waits for a moment until the client hangs up: closed with bytes unread, its kernel might drop the answer."""
-        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
         with suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         with anyio.move_on_after(self._limits.goodbye):
+            await self._discard(connection)
+
+    async def _discard(self, connection: socket.socket) -> None:
+        """Reads until the client hangs up or breaks off, or has sent as much as is read of it."""
+        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
+        with suppress(OSError):
             while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
                 left -= len(more)
                 await checkpoint()  # what is there already is read without a turn of the loop

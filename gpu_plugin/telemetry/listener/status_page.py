@@ -47,7 +47,8 @@ HEARTBEAT = 10.0
 PODS_INTERVAL = 5.0
 """Seconds after which the kubelet is asked again which pods hold what; `PodAttribution` keeps the answer for longer."""
 
-HTML, JSON = "text/html; charset=utf-8", "application/json"
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
 
 ASSETS: Mapping[str, str] = {
     "page.css": "text/css; charset=utf-8",
@@ -277,19 +278,15 @@ class StatusPage:
             await checkpoint()
             filled[name] = made(data)
         changed = {name: text for name, text in filled.items() if text != self._parts.get(name)}
-        self._data, self._parts, self._looked, self._at = (
-            data,
-            filled,
-            now,
-            at,
-        )  # at once: whoever waits may leave before
+        # All four without an await between them: whoever waits may leave before
+        self._data, self._parts, self._looked, self._at = data, filled, now, at
         if changed:
             self._version += 1
             self._changes = _event("parts", {"at": self._at, "parts": changed})
             self._told.ring()
 
     def _linked(self, material: "Material") -> Mapping[str, Any] | None:
-        """What is told of the links, made anew where they or the GPUs that pods get have changed."""
+        """What is told of the links, made again where they or the GPUs that pods get have changed."""
         if material.topology != self._links.report:
             from gpu_plugin.telemetry.listener.page_links import drawn, links  # noqa: PLC0415 - paid for by who looks
 

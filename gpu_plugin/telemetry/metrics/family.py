@@ -52,7 +52,7 @@ def gauge(name: str, about: str, samples: Labelled) -> Family:
 
 
 def counter(name: str, about: str, samples: Labelled) -> Family:
-    """What only grows, until whoever counts begins anew. `name` ends in _total. A driver that counts below 0 is not repeated."""
+    """What only grows, until whoever counts begins again. `name` ends in _total. A driver that counts below 0 is not repeated."""
     counted = (sample for sample in _taken("_total", samples) if sample[2] >= 0)
     return Family(name.removesuffix("_total"), Kind.COUNTER, about, counted)
 

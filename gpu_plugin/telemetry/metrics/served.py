@@ -11,7 +11,7 @@ Named = Mapping[str, Mapping[str, Any]]
 
 
 KNOWN = 1024
-"""Labels of containers and of GPUs that are not spelt anew for each device while they are written."""
+"""Labels of containers and of GPUs that are made text once, and not again for each device."""
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:

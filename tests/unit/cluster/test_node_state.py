@@ -242,13 +242,13 @@ async def test_what_changes_while_it_is_written_is_written_next(monkeypatch):
     assert world.log == [(0, "False"), (0, "True")]
 
 
-async def test_a_node_that_was_made_anew_has_both_with_the_next_heartbeat(monkeypatch):
+async def test_a_node_that_was_recreated_has_both_with_the_next_heartbeat(monkeypatch):
     world = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
 
-    def anew():
+    def recreated():
         world.uid, world.known, world.taints = "2", None, []
 
-    await world.run(1000, monkeypatch, (100.0, anew))
+    await world.run(1000, monkeypatch, (100.0, recreated))
     assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
     (first, _), *_ = [entry for entry in world.log if entry[0] > 100]
     assert first <= node_condition.HEARTBEAT + 15

@@ -258,7 +258,7 @@ async def test_an_event_set_refused_once_is_asked_for_again(kubelet, directory, 
         await kubelet.wait_for(healthy(kubelet, 7))
 
 
-async def test_a_driver_that_forgot_everything_is_opened_anew(kubelet, directory, node):
+async def test_a_driver_that_forgot_everything_is_opened_again(kubelet, directory, node):
     async with running(directory, node) as (_, driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         driver.close()  # as when the kernel module is taken out and put back: no handle is worth anything
@@ -888,7 +888,7 @@ def renamed(state):
 
 
 def removed(state):
-    shutil.rmtree(state, ignore_errors=True)  # the daemon may be faster in writing anew
+    shutil.rmtree(state, ignore_errors=True)  # the daemon may be faster in writing again
 
 
 def emptied(state):
