@@ -183,7 +183,7 @@ class StatusPage:
         await self._fresh()
         if self._links.told is None:
             return Answer(404, "no links between GPUs are known\n")
-        from gpu_plugin.telemetry.listener.page_links import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
+        from gpu_plugin.telemetry.listener.page_data import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
 
         policy = ("Content-Security-Policy", f"default-src 'none'; style-src '{STYLE_HASH}'; frame-ancestors 'none'")
         return Answer(200, self._links.picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
@@ -233,7 +233,7 @@ class StatusPage:
             if anyio.current_time() - self._looked < FRESH:
                 return
             if self._looked == float("-inf"):  # the kubelet's requests need not wait for 20 ms of imports
-                await anyio.to_thread.run_sync(_import)
+                await anyio.to_thread.run_sync(import_module, "gpu_plugin.telemetry.listener.page_html")
             if self.source is not None:
                 self._held = await self.source.held()
             await self._look()
@@ -288,7 +288,7 @@ class StatusPage:
     def _linked(self, material: "Material") -> Mapping[str, Any] | None:
         """What is told of the links, made again where they or the GPUs that pods get have changed."""
         if material.topology != self._links.report:
-            from gpu_plugin.telemetry.listener.page_links import drawn, links  # noqa: PLC0415 - paid for by who looks
+            from gpu_plugin.telemetry.listener.page_data import drawn, links  # noqa: PLC0415 - paid for by who looks
 
             told = links(material.topology)
             picture = drawn(material.topology, material.node) if told is not None else ""
@@ -301,11 +301,6 @@ class StatusPage:
         if self._whole[0] != self._version:
             self._whole = self._version, _event("parts", {"at": self._at, "parts": self._parts})
         return self._whole[1]
-
-
-def _import() -> None:
-    for module in ("page_html", "page_links"):
-        import_module(f"gpu_plugin.telemetry.listener.{module}")
 
 
 def _event(name: str, told: Mapping[str, Any]) -> bytes:

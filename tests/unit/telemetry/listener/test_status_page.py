@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.telemetry.listener import status_page
 from gpu_plugin.telemetry.listener.answer import EVENT_STREAM, Answer, Request, Stream
-from gpu_plugin.telemetry.listener.page_data import Material
-from gpu_plugin.telemetry.listener.page_links import STYLE_HASH
+from gpu_plugin.telemetry.listener.page_data import STYLE_HASH, Material
 from gpu_plugin.telemetry.listener.status_page import ASSETS, POLICY, Source, StatusPage
 from tests.unit.telemetry.listener.page_material import crowded, material, topology
 
