@@ -83,14 +83,9 @@ class FaultingPods:
 
     def _pods(self, error: Error, held: Pods) -> frozenset[str]:
         """The pods that hold what the error was reported on."""
-        resources = self._snapshot().resources
-        found: set[str] = set()
-        for (resource, identifier), pods in held.items():
-            device = resources[resource].device(identifier) if resource in resources else None
-            if (
-                device is not None
-                and device.gpu == error.uuid
-                and (not error.devices or device.visible_id in error.devices)
-            ):
-                found |= pods
-        return frozenset(found)
+        found = (
+            pods
+            for _, device, pods in self._snapshot().allocated(held)
+            if device.gpu == error.uuid and (not error.devices or device.visible_id in error.devices)
+        )
+        return frozenset().union(*found)

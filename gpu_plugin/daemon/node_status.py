@@ -1,7 +1,8 @@
 """What `gpu-plugin status` is told, put together from what the parts know. Pure: takes every clock as an argument."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -22,14 +23,6 @@ Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
 """What stands against a GPU, as `HealthLedger.standing` tells it."""
 
 
-def by_gpu(devices: Iterable[Device]) -> Mapping[str, Sequence[Device]]:
-    """The devices of each GPU, by its uuid: once for all, since there may be tens of thousands."""
-    found: dict[str, list[Device]] = {}
-    for device in devices:
-        found.setdefault(device.gpu, []).append(device)
-    return found
-
-
 class Listed(msgspec.Struct, frozen=True):
     """What a snapshot's devices come to: made once for each snapshot, in some 50 ms where there are tens of thousands.
 
@@ -46,7 +39,9 @@ class Listed(msgspec.Struct, frozen=True):
 
 def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping[str, Any]]) -> Listed:
     """What the devices of each resource come to, with its counts, as `Inventory.status` has them."""
-    found = by_gpu(device for each in devices.values() for device in each)
+    found: dict[str, list[Device]] = {}
+    for device in chain.from_iterable(devices.values()):
+        found.setdefault(device.gpu, []).append(device)
     telling: dict[str, Sequence[Device]] = {}
     for uuid, each in found.items():
         alike: dict[tuple[bool, str], Device] = {}

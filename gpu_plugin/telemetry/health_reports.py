@@ -35,14 +35,9 @@ class HealthReports:
         self.latest: deque[Transition] = deque(maxlen=KEPT)
         self._subscribers: list[Subscriber] = []
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Has every change from now on given to `subscriber`; what is returned ends that."""
-        self._subscribers = [*self._subscribers, subscriber]
-
-        def end() -> None:
-            self._subscribers = [each for each in self._subscribers if each is not subscriber]
-
-        return end
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Has every change from now on given to `subscriber`."""
+        self._subscribers.append(subscriber)
 
     def report(self, change: Transition) -> None:
         """Takes in a change of verdict. A subscriber that fails costs the others nothing."""

@@ -5,7 +5,7 @@ Own code, since the client library costs 2.6 MiB on every node for a writer of t
 what is written here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 import msgspec
@@ -64,11 +64,6 @@ def lines(family: Family, form: Format) -> Iterator[str]:
         yield f"# UNIT {called} {unit}"
     for suffix, labels, value in chain((first,), samples):
         yield f"{name}{suffix}{{{labels}}} {value}" if labels else f"{name}{suffix} {value}"
-
-
-def text(families: Iterable[Family], form: Format) -> str:
-    """All of it, with what ends it."""
-    return "".join(f"{line}\n" for family in families for line in lines(family, form)) + form.end
 
 
 def _quality(told: str) -> float:

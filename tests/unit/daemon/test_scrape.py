@@ -35,8 +35,16 @@ class Scrape:
         return value
 
 
+async def status(daemon):
+    """The status as it is scraped, to be read as often as one likes."""
+    told = await daemon._view.scraped()
+    if (attribution := told["attribution"]) is not None:
+        told = {**told, "attribution": {**attribution, "devices": [*attribution["devices"]]}}
+    return told
+
+
 async def scrape(daemon, by=read_once):
-    return Scrape(by(await daemon._view.scraped()))
+    return Scrape(by(await status(daemon)))
 
 
 async def until(daemon, met):
@@ -44,7 +52,7 @@ async def until(daemon, met):
     with anyio.fail_after(30):
         while not met(told := await scrape(daemon)):
             await anyio.sleep(0.05)
-    assert read(await daemon._view.scraped())
+    assert read(await status(daemon))
     return told
 
 
