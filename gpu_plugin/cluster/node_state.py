@@ -91,7 +91,7 @@ class NodeStateKeeper:
     ) -> None:
         """Takes the API, what is asked for and seen now, and our marks as last remembered; `write_marks` has them remembered."""
         self.trouble = ""
-        self._told: list[str] = []
+        self._logged: list[str] = []
         self._api = api
         self._asked = asked
         self._seen = seen
@@ -101,7 +101,7 @@ class NodeStateKeeper:
         self._wall = wall
         self._dice = dice
         self._bell = Pulse()
-        self._stirred = False
+        self._pending = False
         self._times = ConditionClock()
         self._effect: str | None = None
         """Of the taint as it was read or written last; None: not known."""
@@ -112,7 +112,7 @@ class NodeStateKeeper:
 
     def changed(self) -> None:
         """Has a look taken soon. From the event loop's thread."""
-        self._stirred = True
+        self._pending = True
         for each in (self._condition, self._taint):
             each.hasten()
         self._bell.ring()
@@ -122,10 +122,10 @@ class NodeStateKeeper:
         self._began = self._clock()
         await anyio.sleep(START_SPREAD * self._dice())
         while True:
-            self._stirred = False
+            self._pending = False
             wait = await self._once()
             self._say()
-            if not self._stirred:  # while there was an answer to wait for
+            if not self._pending:  # while there was an answer to wait for
                 await self._bell.wait(wait)
 
     async def _once(self) -> float | None:
@@ -271,7 +271,7 @@ class NodeStateKeeper:
         if not troubles:
             if self.trouble:
                 log.info("condition and taint of node %s are written again", name)
-            self.trouble, self._told = "", []
+            self.trouble, self._logged = "", []
             return
         if self._marks.taint and not asked.effect:
             remedy = f"; the taint is not wanted any more: kubectl taint node {name} {TAINT}-"
@@ -281,8 +281,8 @@ class NodeStateKeeper:
             remedy = "; trying again at growing intervals"
         text = f"{'; '.join(troubles)}{remedy}"
         if text != self.trouble:
-            news = [trouble for trouble in troubles if trouble not in self._told]
+            news = [trouble for trouble in troubles if trouble not in self._logged]
             log.warning(
                 "condition and taint of node %s cannot be written: %s%s", name, "; ".join(news or troubles), remedy
             )
-        self.trouble, self._told = text, troubles
+        self.trouble, self._logged = text, troubles

@@ -1,4 +1,4 @@
-"""What the cluster is told of this node's GPUs, and which it has held back: Events, condition, taint, cordon by annotation.
+"""What the cluster is told of this node's GPUs, and which of them it cordons: Events, condition, taint, annotation.
 
     changes of health ──▶ Events on the Node, and on the pods that hold the GPU     cluster/events
     health as published ▶ condition GPUHealthy and taint of the Node                cluster/node_state
@@ -249,10 +249,10 @@ class ClusterReporting:
                 await self._unasked.wait()
                 continue
             change, at = self._changes.popleft()
-            held = await self._holders()
-            if held is None:
+            allocated = await self._holders()
+            if allocated is None:
                 continue
-            pods = health_news.pods_on(change, held, self._store.current)
+            pods = health_news.pods_on(change, allocated, self._store.current)
             for namespace, pod in sorted(pods)[:MAX_PODS]:
                 about = Object("Pod", pod, namespace)
                 if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
@@ -274,7 +274,7 @@ class ClusterReporting:
 
     async def _follow_it_soon(self) -> None:
         await anyio.sleep(START_SPREAD * self._dice())
-        await self._node.follow_annotation(ANNOTATION, self._cordons.told)
+        await self._node.follow_annotation(ANNOTATION, self._cordons.take)
 
 
 class AnnotatedCordons:
@@ -301,14 +301,14 @@ class AnnotatedCordons:
         """A sentence for each name in the annotation that is of no GPU of this node."""
         return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._meant.complaints)
 
-    def told(self, value: str | None) -> None:
-        """The annotation's value, None where there is none."""
+    def take(self, value: str | None) -> None:
+        """Takes the annotation's value, None where there is none, and settles."""
         self._value, self._known = value, True
         self.settle()
 
     def lift(self) -> None:
         """The annotation has no say: what it cordoned is lifted."""
-        self.told(None)
+        self.take(None)
 
     def wait(self) -> None:
         """The annotation has a say from now on, and is not known yet: what it cordoned before stands."""

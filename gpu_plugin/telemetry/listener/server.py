@@ -28,8 +28,8 @@ from anyio.lowlevel import checkpoint
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.telemetry.listener.addresses import Lookup, listen
 from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request, Stream
+from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
-from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, info, labelled
+from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, info, labelled
 from gpu_plugin.telemetry.readings import CLOCKS_EVENTS, FABRIC_STATES, RECOVERY_ACTIONS
 
 STATES = ("healthy", "degraded", "unhealthy")

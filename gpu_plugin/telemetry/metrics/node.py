@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, histogram, info, labelled
+from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, histogram, info, labelled
 
 
 def families(status: Mapping[str, Any]) -> list[Family]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, histogram, labelled
+from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, histogram, labelled
 
 Named = Mapping[str, Mapping[str, Any]]
 """What is said of each resource, by its name."""
