@@ -65,7 +65,7 @@ def test_the_annotation_cordons_and_lifts_what_it_cordoned_alone(tmp_path):
 
 def test_what_was_cordoned_stands_until_the_annotation_is_known(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).told("0,1")
+    AnnotatedCordons(before).take("0,1")
     health = watching(tmp_path, past=before.evidence())
     assert cordoned(health) == {"GPU-a", "GPU-b"}, "over restarts"
     cordons = AnnotatedCordons(health)
@@ -78,7 +78,7 @@ def test_what_was_cordoned_stands_until_the_annotation_is_known(tmp_path):
 
 def test_gpus_that_are_found_later_are_meant_too_and_gone_ones_forgotten(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).told("0,1")
+    AnnotatedCordons(before).take("0,1")
     health = watching(tmp_path, gpus=(), past=before.evidence())
     cordons = AnnotatedCordons(health)
     cordons.take("0")
@@ -91,7 +91,7 @@ def test_gpus_that_are_found_later_are_meant_too_and_gone_ones_forgotten(tmp_pat
 
 def test_a_gpu_that_is_named_and_not_found_yet_stays_cordoned(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).told("0,GPU-b")
+    AnnotatedCordons(before).take("0,GPU-b")
     health = watching(tmp_path, gpus=GPUS[:1], past=before.evidence())
     cordons = AnnotatedCordons(health)
     cordons.take("0,GPU-b")
@@ -103,7 +103,7 @@ def test_a_gpu_that_is_named_and_not_found_yet_stays_cordoned(tmp_path):
 
 def test_switched_off_nothing_of_it_stands(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).told("0")
+    AnnotatedCordons(before).take("0")
     health = watching(tmp_path, gpus=(), past=before.evidence())
     cordons = AnnotatedCordons(health)
     cordons.lift()
