@@ -16,7 +16,7 @@ from bench.process import ROOT, daemon_command, running
 from bench.quantiles import median, median_ratio, percentile
 from bench.table import Row
 from gpu_plugin.kubelet import wire
-from gpu_plugin.simulation.shared_library import shared_library
+from gpu_plugin.simulation.driver_files import shared_library
 
 VERSION = "580.159.04"
 LIBRARIES = 60

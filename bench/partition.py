@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from gpu_plugin.devices.node import Node
-from gpu_plugin.placement.scores import FARTHEST, NVLINK, PCIE
+from gpu_plugin.placement.topology import FARTHEST, NVLINK, PCIE
 
 Matrix = Sequence[Sequence[int]]
 

@@ -18,8 +18,8 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.nvml.monitor import Monitor
-from gpu_plugin.nvml.probe import probe_gpu
 from gpu_plugin.nvml.sample import look
+from gpu_plugin.nvml.traits import probe_gpu
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost

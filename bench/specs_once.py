@@ -27,7 +27,7 @@ def main(directory: Path) -> None:
     node = SimulatedNode(load(str(directory / "node.yaml")))
     gpus = _probed(SimulatedDriver(node), SimulatedHost(node))
     began = time.perf_counter()
-    from gpu_plugin.access.cdi.build import CdiOptions  # noqa: PLC0415 - the daemon, too, imports these at the first look
+    from gpu_plugin.access.cdi.options import CdiOptions  # noqa: PLC0415 - the daemon, too, imports these at the first look
     from gpu_plugin.cdi.directory import SpecDirectory  # noqa: PLC0415
     from gpu_plugin.cdi.source import Request, SpecSource  # noqa: PLC0415
 
@@ -78,7 +78,7 @@ def counting() -> Counter[str]:
 
 
 def _probed(driver: Driver, host: HostView) -> tuple[Gpu, ...]:
-    from gpu_plugin.nvml.probe import probe_gpu  # noqa: PLC0415
+    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
 
     driver.open()
     return tuple(probe_gpu(driver, host, index)[1] for index in range(driver.device_count()))

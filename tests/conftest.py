@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ settings.register_profile(
 )
 settings.load_profile("ours")
 
+NODE = Path(__file__).parent / "node"
+
 with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, and anyio asks it before it asks asyncio
     import sniffio
 
@@ -33,6 +36,24 @@ def pytest_xdist_auto_num_workers() -> int:
     """Half as many workers again as cores: tests of whole daemons mostly wait."""
     cores = len(os.sched_getaffinity(0))
     return cores + cores // 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spreads the tests of whole daemons, which mostly wait, evenly among the files of the others, which mostly compute.
+
+    Each worker of pytest-xdist begins with one stretch of the list. In the order of their names, the daemons would all be
+    in the last one, and the cores would idle at the end.
+    """
+    daemons = [item for item in items if item.path.is_relative_to(NODE)]
+    others = [item for item in items if not item.path.is_relative_to(NODE)]
+    files = [list(group) for _, group in groupby(others, lambda item: item.path)]
+    if not daemons or not files:
+        return
+    items[:] = [
+        item
+        for at, file in enumerate(files)
+        for item in (*daemons[at * len(daemons) // len(files) : (at + 1) * len(daemons) // len(files)], *file)
+    ]
 
 
 @pytest.fixture

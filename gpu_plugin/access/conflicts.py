@@ -16,8 +16,7 @@ SAME_CONTAINER_SECONDS = 0.1
 """Seconds between two calls of Allocate that may be for one container. The kubelet makes them one after the other, each with a
 GetPreferredAllocation at most before it; a plugin of someone else's may be asked in between."""
 
-WARNING_INTERVAL = 1.0
-"""Seconds between two sentences on such calls, at least."""
+WARNING_INTERVAL = 1.0  # seconds between two sentences on such calls, at least
 
 
 def overwrites(strategies: Sequence[str]) -> bool:

@@ -6,16 +6,42 @@ annotation key made from the ids instead of at random.
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from gpu_plugin.access.cdi.names import ALL, GPU, IMEX, qualified
-from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.config.choices import DEVICE_LIST_STRATEGIES, Functions
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.mps_paths import container_pipe_directory, pipe_directory, shm_directory
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """A bind mount into the container."""
+
+    container_path: str
+    host_path: str
+    read_only: bool = False
+
+
+class DeviceSpec(msgspec.Struct, frozen=True):
+    """A device node for the container; `permissions` is a subset of "rwm"."""
+
+    container_path: str
+    host_path: str
+    permissions: str = "rw"
+
+
+class ContainerEdits(msgspec.Struct, frozen=True):
+    """The answer for one container. Mappings keep their order; nothing is in it twice."""
+
+    envs: Mapping[str, str] = msgspec.field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[DeviceSpec, ...] = ()
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 VOLUME_ROOT = "/var/run/nvidia-container-devices"

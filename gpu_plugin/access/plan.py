@@ -20,8 +20,7 @@ _CLASS_DRIVERS = {
 def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
     """What Allocate gives containers on this node; `dev_root` is the host directory whose dev/ holds the device nodes.
 
-    Raises:
-        ConfigError: an IMEX channel is required and the node has none.
+    Raises ConfigError where an IMEX channel is required and the node has none.
     """
     assert AUTO not in settings.device_list_strategy, "the strategy is chosen before anything is planned"
     features = enabled_features(settings, node.device_nodes)
@@ -31,6 +30,7 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
             f"IMEX channel {missing[0]} is required and {imex_node(missing[0])} does not exist on this node: "
             "start nvidia-imex, or run with --imex-required=false",
         )
+    channels = (0,) if settings.imex_channel_ids == AUTO else settings.imex_channel_ids
     return Access(
         strategies=settings.device_list_strategy,
         id_strategy=settings.device_id_strategy,
@@ -39,17 +39,17 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
         annotation_prefix=settings.cdi_annotation_prefix,
         features=features,
         cdi_classes=cdi_classes(features, node.device_nodes),
-        imex_channels=tuple(c for c in _channels(settings) if imex_node(c) in node.device_nodes),
-        control_nodes=existing(node.device_nodes),
+        imex_channels=tuple(c for c in channels if imex_node(c) in node.device_nodes),
+        control_nodes=tuple(path for path in CONTROL_NODES if path in node.device_nodes),
     )
 
 
 def access_warnings(settings: Settings, node: Node) -> tuple[str, ...]:
     """A sentence for each thing that the operator asks for without `auto` and the node does not have."""
-    return (*_missing_features(settings, node), *_left_out_channels(settings, node))
+    return tuple(_access_warnings(settings, node))
 
 
-def _missing_features(settings: Settings, node: Node) -> Iterator[str]:
+def _access_warnings(settings: Settings, node: Node) -> Iterator[str]:
     asked = tuple(name for name, enabled in _wanted(settings).items() if enabled is True)
     found = cdi_classes(asked, node.device_nodes)
     for name in asked:
@@ -58,9 +58,6 @@ def _missing_features(settings: Settings, node: Node) -> Iterator[str]:
                 f"--{name}-enabled is set and there is no device node {CLASS_NODES[name][0]}* on this node: containers are "
                 f"told that they have it all the same; load {_CLASS_DRIVERS[name]}, or run with --{name}-enabled=auto"
             )
-
-
-def _left_out_channels(settings: Settings, node: Node) -> Iterator[str]:
     for channel in missing_channels(settings, node):
         yield (
             f"IMEX channel {channel} is left out: {imex_node(channel)} does not exist on this node; start nvidia-imex, "
@@ -82,11 +79,6 @@ def missing_channels(settings: Settings, node: Node) -> tuple[int, ...]:
     return tuple(c for c in settings.imex_channel_ids if imex_node(c) not in node.device_nodes)
 
 
-def existing(device_nodes: frozenset[str]) -> tuple[str, ...]:
-    """Those of the control nodes that the node has."""
-    return tuple(path for path in CONTROL_NODES if path in device_nodes)
-
-
 def cdi_classes(features: tuple[str, ...], device_nodes: frozenset[str]) -> tuple[str, ...]:
     """The CDI classes beside gpu that a container is given: each feature asked for whose device nodes exist."""
     return tuple(f for f in features if any(node.startswith(CLASS_NODES[f]) for node in device_nodes))
@@ -94,7 +86,3 @@ def cdi_classes(features: tuple[str, ...], device_nodes: frozenset[str]) -> tupl
 
 def _wanted(settings: Settings) -> dict[str, object]:
     return {"gdrcopy": settings.gdrcopy_enabled, "gds": settings.gds_enabled, "mofed": settings.mofed_enabled}
-
-
-def _channels(settings: Settings) -> tuple[int, ...]:
-    return (0,) if settings.imex_channel_ids == AUTO else settings.imex_channel_ids

@@ -19,8 +19,7 @@ from gpu_plugin.runtime.regular_file import read_file
 MODE = 0o644
 DIRECTORY_MODE = 0o755
 
-OURS = tuple(map(names.file_name, names.CLASSES))
-"""Every file that this plugin ever writes there, and no other."""
+OURS = tuple(map(names.file_name, names.CLASSES))  # every file that this plugin ever writes there, and no other
 
 _Signature = tuple[int, int, int, int, int]
 
@@ -94,7 +93,7 @@ class SpecDirectory:
         if changed:
             self._written.pop(name, None)
             self._make()
-            with _writing(self.path):
+            with _locked(self.path, fcntl.LOCK_SH):
                 _replace(file, content)
             there = _signature(file)
         # Where another content is there, somebody was faster: see at the next look.
@@ -126,7 +125,7 @@ class SpecDirectory:
     def _sweep(self) -> bool:
         """Removes what killed processes left of our files, unless somebody is writing now. Returns whether that was done."""
         try:
-            with _sole_writer(self.path) as locked:
+            with _locked(self.path, fcntl.LOCK_EX) as locked:
                 for path in tuple(leftovers(self.path, OURS)) if locked else ():
                     path.unlink(missing_ok=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -143,21 +142,8 @@ def said(error: OSError) -> str:
 
 
 @contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    """Tells other processes meanwhile that what is half written there is somebody's."""
-    with _locked(directory, fcntl.LOCK_SH):
-        yield
-
-
-@contextmanager
-def _sole_writer(directory: Path) -> Iterator[bool]:
-    """Gives whether no process is `_writing` there; none begins to meanwhile that respects it."""
-    with _locked(directory, fcntl.LOCK_EX) as locked:
-        yield locked
-
-
-@contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[bool]:
+    """Gives whether a directory could be locked: LOCK_SH to write there, LOCK_EX to remove what killed writers left."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         got = False

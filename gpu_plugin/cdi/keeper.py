@@ -4,37 +4,28 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from gpu_plugin.access.cdi import names
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
-from gpu_plugin.access.cdi.reading import gpu_nodes, other_names
-from gpu_plugin.access.cdi.spec import Spec, faults
+from gpu_plugin.access.cdi.spec import Spec, faults, gpu_nodes, other_names
 from gpu_plugin.cdi.directory import OURS, Outcome, SpecDirectory, said
 from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.threads import Job, begin, settled
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import begin, settled
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.build import Built
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 5.0
-"""Seconds between two looks at whether anything on the host has changed."""
-
-PATIENCE = 10.0
-"""Seconds that one look may take, the writing included, before devices count as out of reach."""
-
-RECALL_PATIENCE = 1.0
-"""Seconds that the start waits for what an earlier process left."""
-
-REMOVAL_PATIENCE = 0.5
-"""Seconds that the end waits for the removal of what was written."""
+LOOK_EVERY = 5.0  # seconds between two looks at whether anything on the host has changed
+PATIENCE = 10.0  # seconds that one look may take, the writing included, before devices count as out of reach
+RECALL_PATIENCE = 1.0  # seconds that the start waits for what an earlier process left
+REMOVAL_PATIENCE = 0.5  # seconds that the end waits for the removal of what was written
 
 GPU_FILE = names.file_name(names.GPU)
 
@@ -61,10 +52,10 @@ class SpecKeeper:
         self._directory = SpecDirectory(directory)
         self._asked = Pulse()
         self._due = True
-        self._told = CdiReadiness()
+        self._readiness = CdiReadiness()
         self._looked = False
-        self._said: frozenset[str] = frozenset()
-        self._under_way: Job[Any] | None = None
+        self._complaints: frozenset[str] = frozenset()
+        self._call: SlowCall[Any] = SlowCall(partial(begin, name="cdi-specs"))
 
     def ask(self) -> None:
         """Has the specifications brought up to date now. From the event loop's thread."""
@@ -76,14 +67,15 @@ class SpecKeeper:
 
         It holds where every file that it names is still there. Waits a moment at most.
         """
-        job = self._begin(self._left)
-        if not await settled(job, RECALL_PATIENCE):
+        try:
+            left = await self._call.joined(self._left, RECALL_PATIENCE)
+        except TimeoutError:
             log.warning("what CDI specifications there are already could not be read within %g s", RECALL_PATIENCE)
-        elif (error := job.done.exception()) is not None:
+        except Exception as error:  # noqa: BLE001 - the first round tells of it
             log.warning("what CDI specifications there are already cannot be read: %r", error)
-        elif job.done.result() and self._told == CdiReadiness():
-            left = job.done.result()
-            self._tell(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
+        else:
+            if left and self._readiness == CdiReadiness():
+                self._report(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
 
     async def remove(self) -> None:
         """Takes the specifications away, as the last thing that is done with them. Waits a moment at most, cancelled or not."""
@@ -104,46 +96,40 @@ class SpecKeeper:
             request = self._wanted()
             if request is None:
                 if self._looked:
-                    self._tell(CdiReadiness())
+                    self._report(CdiReadiness())
                 self._looked = False
                 await self._wait(None)
                 continue
-            if self._under_way is not None:
-                await self._back(self._under_way)
+            if self._call.begun:  # what an earlier process left is still being read
+                await self._wait_for_call()
+                self._call.forget()
             self._looked = True
-            await self._take(self._begin(partial(self._round, request)))
+            self._call.begin(partial(self._round, request))
+            await self._take_round()
             await self._wait(LOOK_EVERY)
-
-    def _begin(self, call: Callable[[], T]) -> "Job[T]":
-        """Starts a call. There is one at a time: those before have come back."""
-        job = begin(call, "cdi-specs")
-        self._under_way = job
-        return job
 
     async def _wait(self, seconds: float | None) -> None:
         if not self._due:
             await self._asked.wait(seconds)
 
-    async def _back(self, job: "Job[Any]") -> None:
-        """Waits for a call, and tells that no device can be used where it takes too long."""
-        if not await settled(job, PATIENCE):
-            self._tell(
-                CdiReadiness(
-                    trouble=f"its CDI specification could not be made within {PATIENCE:g} s: does a disk hang?"
-                )
-            )
-            await settled(job)
+    async def _wait_for_call(self) -> None:
+        """Waits for the call under way, and tells that no device can be used where it takes too long."""
+        if not await self._call.wait(PATIENCE):
+            trouble = f"its CDI specification could not be made within {PATIENCE:g} s: does a disk hang?"
+            self._report(CdiReadiness(trouble=trouble))
+            await self._call.wait()
 
-    async def _take(self, job: "Job[tuple[Built, Outcome]]") -> None:
+    async def _take_round(self) -> None:
         """Tells of a round's outcome, and that there is none yet where it takes too long."""
-        await self._back(job)
+        await self._wait_for_call()
+        job = self._call.take()
         error = job.done.exception()
         if error is not None:
             text = said(error) if isinstance(error, OSError) else repr(error)
             trouble = f"its CDI specification cannot be made: {text}"
-            if not isinstance(error, OSError) and trouble != self._told.trouble:
+            if not isinstance(error, OSError) and trouble != self._readiness.trouble:
                 log.error("making CDI specifications failed unexpectedly", exc_info=error)
-            self._tell(CdiReadiness(trouble=trouble))
+            self._report(CdiReadiness(trouble=trouble))
             return
         built, outcome = job.done.result()
         for name in outcome.changed:
@@ -152,10 +138,9 @@ class SpecKeeper:
         self._complain(
             [*built.complaints, *(f"a CDI specification is not what it should be: {each}" for each in others)]
         )
-        self._tell(readiness(built, outcome.refused))
+        self._report(readiness(built, outcome.refused))
 
     def _round(self, request: Callable[[], Request]) -> "tuple[Built, Outcome]":
-        """Builds and writes once."""
         built = self._source.build(request())
         return built, self._directory.write(built.specs)
 
@@ -172,18 +157,18 @@ class SpecKeeper:
 
     def _complain(self, complaints: Iterable[str]) -> None:
         told = frozenset(complaints)
-        for sentence in sorted(told - self._said):
+        for sentence in sorted(told - self._complaints):
             log.warning("%s", sentence)
-        self._said = told
+        self._complaints = told
 
-    def _tell(self, state: CdiReadiness) -> None:
-        if state == self._told:
+    def _report(self, state: CdiReadiness) -> None:
+        if state == self._readiness:
             return
-        if state.trouble not in (self._told.trouble, NOT_YET, ""):
+        if state.trouble not in (self._readiness.trouble, NOT_YET, ""):
             log.error("no device can be given to containers by CDI name: %s", state.trouble)
-        elif self._told.trouble and not state.trouble:
+        elif self._readiness.trouble and not state.trouble:
             log.info("devices can be given to containers by CDI name")
-        self._told = state
+        self._readiness = state
         self._changed(state)
 
 

@@ -2,23 +2,24 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.access.cdi.reading import device_nodes, host_paths
-from gpu_plugin.access.cdi.spec import DeviceNode, Spec
+from gpu_plugin.access.cdi.spec import DeviceNode, Spec, device_nodes, host_paths
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.port import HostView
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.build import Built, CdiOptions
-    from gpu_plugin.access.cdi.found import HostDevices
+    from gpu_plugin.access.cdi.build import Built
+    from gpu_plugin.access.cdi.host_files import HostDevices
+    from gpu_plugin.access.cdi.options import CdiOptions
     from gpu_plugin.host.driver_root.search import Search
-    from gpu_plugin.host.driver_root.tegra import TegraSearch
-    from gpu_plugin.host.driver_root.wsl import WslSearch
+
+S = TypeVar("S")
 
 Roots = Sequence[tuple[str, str]]
 """Driver roots, best first: each as this process sees it and as the host calls it, without a slash at the end."""
@@ -29,9 +30,8 @@ class Request(msgspec.Struct, frozen=True):
 
     gpus: tuple[Gpu, ...]
     driver_version: str
-    wishes: "CdiOptions"
-    complaints: tuple[str, ...] = ()
-    """Sentences on what was asked for, to be said with those on what was found."""
+    options: "CdiOptions"
+    complaints: tuple[str, ...] = ()  # sentences on what was asked for, to be said with those on what was found
 
 
 class SpecSource:
@@ -41,22 +41,19 @@ class SpecSource:
         """Takes the host's device nodes, and how to learn the driver roots, which blocks too."""
         self._host = host
         self._ask_roots = roots
-        self._known_roots: Roots = ()
-        self._search: Search | None = None
-        self._wsl: WslSearch | None = None
-        self._tegra: TegraSearch | None = None
+        self._searches: dict[Callable[[Roots], Any], Any] = {}
         self._last: tuple[object, Built] | None = None
 
     def build(self, request: Request) -> "Built":
         """The specifications for a request. Raises OSError where a directory of the driver root cannot be read."""
         host = self._host.devices(gpu.pci_bus_id for gpu in request.gpus)
         files, driver_root, make = self._found(request, host)
-        hook, complaint = self._hook(request.wishes.hook)
-        wishes = replace(request.wishes, driver_root=driver_root, hook=hook)
-        inputs = (request, files, host, wishes)
+        hook, complaint = self._hook(request.options.hook)
+        options = replace(request.options, driver_root=driver_root, hook=hook)
+        inputs = (request, files, host, options)
         if self._last is not None and self._last[0] == inputs:
             return self._last[1]
-        built = make(wishes)
+        built = make(options)
         more = (*request.complaints, *([complaint] if complaint else []))
         if more:
             built = replace(built, complaints=(*built.complaints, *more))
@@ -73,35 +70,39 @@ class SpecSource:
             from gpu_plugin.access.cdi.wsl import wsl_specs  # noqa: PLC0415 - few nodes are of that kind
             from gpu_plugin.host.driver_root.wsl import WslSearch  # noqa: PLC0415
 
-            self._wsl = self._wsl or WslSearch(self.roots)
-            on_windows = self._wsl.files()
-            return on_windows, self._wsl.host_root, lambda wishes: wsl_specs(on_windows, host, wishes)
+            windows = self._kept(WslSearch)
+            on_windows = windows.files()
+            return on_windows, windows.host_root, lambda options: wsl_specs(on_windows, host, options)
         if TEGRA_GPU in uuids:
             from gpu_plugin.access.cdi.tegra import tegra_specs  # noqa: PLC0415
             from gpu_plugin.host.driver_root.tegra import TegraSearch  # noqa: PLC0415
 
-            self._tegra = self._tegra or TegraSearch(self.roots)
-            on_tegra = self._tegra.files()
-            return on_tegra, self._tegra.host_root, lambda wishes: tegra_specs(on_tegra, wishes)
+            lists = self._kept(TegraSearch)
+            on_tegra = lists.files()
+            return on_tegra, lists.host_root, lambda options: tegra_specs(on_tegra, options)
         from gpu_plugin.access.cdi.build import build  # noqa: PLC0415 - 15 ms for which no pod need wait: see `holds`
 
         files = self.search.files(request.driver_version)
-        return files, self.search.host_root, lambda wishes: build(request.gpus, host, files, wishes)
+        return files, self.search.host_root, lambda options: build(request.gpus, host, files, options)
 
-    @property
+    @cached_property
     def roots(self) -> Roots:
         """The driver roots, once it is known what they are."""
-        self._known_roots = self._known_roots or self._ask_roots()
-        return self._known_roots
+        return self._ask_roots()
 
     @property
     def search(self) -> "Search":
         """The search below the driver roots."""
-        if self._search is None:
-            from gpu_plugin.host.driver_root.search import Search  # noqa: PLC0415
+        from gpu_plugin.host.driver_root.search import Search  # noqa: PLC0415
 
-            self._search = Search(self.roots)
-        return self._search
+        return self._kept(Search)
+
+    def _kept(self, kind: Callable[[Roots], S]) -> S:
+        """The search of this kind, which remembers what it has found."""
+        if kind not in self._searches:
+            self._searches[kind] = kind(self.roots)
+        found: S = self._searches[kind]
+        return found
 
     def holds(self, spec: Spec) -> bool:
         """Whether all that a specification names is on the host, its device nodes with their numbers, as far as can be seen."""

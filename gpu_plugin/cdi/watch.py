@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpu_plugin.cdi.keeper import SpecKeeper
     from gpu_plugin.cdi.source import Request
 
+# Seconds that making specifications waits at most for the first registration, which it would hold up by 40 ms.
 FIRST_SPECS = 0.5
-"""Seconds that making specifications waits at most for the first registration, which it would hold up by 40 ms."""
 
 
 class CdiWatch:
@@ -96,8 +96,8 @@ class CdiWatch:
 
 
 def _request_for(node: Node, settings: Settings, access: Access) -> "Request":
-    from gpu_plugin.access.cdi.wishes import ignored_options, wishes  # noqa: PLC0415 - on the thread that makes specifications
+    from gpu_plugin.access.cdi.options import cdi_options, ignored_options  # noqa: PLC0415 - on the thread that makes specifications
     from gpu_plugin.cdi.source import Request  # noqa: PLC0415
 
-    wanted = wishes(settings, access)
+    wanted = cdi_options(settings, access)
     return Request(served_gpus(node, settings), node.driver_version, wanted, tuple(ignored_options(settings)))

@@ -83,7 +83,7 @@ def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topol
     from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
     from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
     from gpu_plugin.placement.shared import Trace  # noqa: PLC0415
-    from gpu_plugin.placement.views import explain_shared  # noqa: PLC0415
+    from gpu_plugin.placement.views import explain  # noqa: PLC0415
 
     hardware, policy = what.resource.hardware, what.resource.policy
     devices = what.resource.devices
@@ -95,4 +95,4 @@ def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topol
     chosen = frozenset(ids)
     counts = {at: count for at, each in asked.available.items() if (count := len(chosen.intersection(each)))}
     gpus = sorted({topology.position[hardware[at].gpu] for at in counts})
-    return Answer(asked, topology, groups, ids, counts, gpus, explain_shared.why(trace, devices, policy))
+    return Answer(asked, topology, groups, ids, counts, gpus, explain.policy_why(trace, devices, policy))

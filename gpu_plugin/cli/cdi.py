@@ -217,7 +217,7 @@ def validate(
 
         click.echo(json.dumps(json_schema(), indent=2))
         return 0
-    from gpu_plugin.access.cdi import reading  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.access.cdi import spec as document  # noqa: PLC0415 - usage and help need none of it
     from gpu_plugin.cli.cdi_file import printable  # noqa: PLC0415
     from gpu_plugin.cli.cdi_installed import found, gone  # noqa: PLC0415
 
@@ -232,7 +232,7 @@ def validate(
         if spec is not None and host_paths:
             place = f"below {_below(root)}" if _below(root) else "on this machine"
             faults += [
-                f"{printable(path)} does not exist {place}" for path in gone(reading.host_paths(spec), _below(root))
+                f"{printable(path)} does not exist {place}" for path in gone(document.host_paths(spec), _below(root))
             ]
         for fault in faults:
             click.echo(f"{shown}: {fault}")

@@ -19,7 +19,7 @@ from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tegra import TegraSearch
 from gpu_plugin.nvml.library import SONAME
 from gpu_plugin.nvml.platforms.choice import Platform, choose
-from gpu_plugin.nvml.platforms.traces import look
+from gpu_plugin.nvml.platforms.driver import look
 from gpu_plugin.nvml.port import HostView
 
 NO_MIG = (
@@ -33,7 +33,7 @@ class CopySource(SpecSource):
 
     def __init__(self, host: HostView, roots: Callable[[], Roots]) -> None:
         super().__init__(host, roots)
-        self._tegra = TegraSearch(roots(), own=False)
+        self._searches[TegraSearch] = TegraSearch(self.roots, own=False)
 
 
 class Copy(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.build import Built
-from gpu_plugin.access.cdi.wishes import ignored_options, wishes
+from gpu_plugin.access.cdi.options import cdi_options, ignored_options
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.cdi.directory import said
@@ -50,7 +50,7 @@ def built(settings: Settings, root: str | None) -> Built:
         settings = replace(settings, device_list_strategy=("cdi-cri",))
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=subject.host.device_nodes())
-        wanted = wishes(settings, plan_access(settings, node, subject.dev_root))
+        wanted = cdi_options(settings, plan_access(settings, node, subject.dev_root))
         asked = (*plan(node, settings).warnings, *access_warnings(settings, node), *ignored_options(settings))
         request = Request(served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *asked))
         try:
@@ -66,7 +66,7 @@ def _made(subject: _Subject, request: Request) -> Built:
         return SpecSource(subject.host, lambda: subject.roots).build(request)
     from gpu_plugin.cli.cdi_copy import CopySource  # noqa: PLC0415 - only who has a copy of a node needs it
 
-    request = msgspec.structs.replace(request, wishes=replace(request.wishes, hook=copy.hook_here))
+    request = msgspec.structs.replace(request, options=replace(request.options, hook=copy.hook_here))
     return copy.as_on_node(CopySource(subject.host, lambda: subject.roots).build(request))
 
 
@@ -133,7 +133,7 @@ def _live(settings: Settings) -> _Subject:
 
 
 def _probed(driver: Driver, host: HostView) -> Node:
-    from gpu_plugin.nvml.probe import probe_gpu  # noqa: PLC0415
+    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
 
     driver.open()
     try:

@@ -58,8 +58,8 @@ def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...] | 
 
 
 def _simulated(profile: str) -> Node:
-    from gpu_plugin.nvml.probe import probe_gpu  # noqa: PLC0415
     from gpu_plugin.nvml.topology import probe_links  # noqa: PLC0415
+    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
     from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415
     from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
     from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415

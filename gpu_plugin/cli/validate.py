@@ -113,8 +113,8 @@ def _idle(document: Document | None) -> list[Fault]:
 
 def _countless(settings: Settings, document: Document | None) -> list[Fault]:
     """What is to be shared under a name that no node counts a device under: nvidia.com/gpus, say."""
+    from gpu_plugin.config.names import DOMAIN  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import resource_name  # noqa: PLC0415
-    from gpu_plugin.devices.naming import DOMAIN  # noqa: PLC0415
 
     if document is None:
         return []

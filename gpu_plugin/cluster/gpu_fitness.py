@@ -9,9 +9,8 @@ from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.health.signals import SIGNALS, SignalKind, advice
 from gpu_plugin.health.signals.orders import MAINTENANCE
-from gpu_plugin.health.words import advice
 
 
 class Fitness(Enum):

@@ -9,10 +9,9 @@ from typing import Any
 from gpu_plugin.cluster.correlation import News, Object
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals.orders import MAINTENANCE
-from gpu_plugin.health.transition import Transition
 from gpu_plugin.inventory.snapshot import Snapshot
 from gpu_plugin.runtime.printable import printable
 

@@ -24,9 +24,9 @@ from gpu_plugin.cluster.own_marks import OWN_MARKS_FILE, OwnMarks
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.health.latch import Transition
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals.orders import ANNOTATED
-from gpu_plugin.health.transition import Transition
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.pulse import Pulse

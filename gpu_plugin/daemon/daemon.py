@@ -44,7 +44,7 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints
 from gpu_plugin.kubelet.holders import Pods
 from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.registrations import Registrations

@@ -10,9 +10,8 @@ from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import called, named, short_bus_id
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
-from gpu_plugin.health.transition import Transition
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Standing
 from gpu_plugin.state.event_store import Event, EventStore
 

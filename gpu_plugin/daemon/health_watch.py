@@ -9,12 +9,11 @@ from gpu_plugin.daemon.faulting_pods import Error
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import facts
-from gpu_plugin.health.latch import LatchKey, Verdict
+from gpu_plugin.health.latch import LatchKey, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Observation, Sample, XidEvent
-from gpu_plugin.health.policy import complaints, policy
+from gpu_plugin.health.policy import policy
 from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
-from gpu_plugin.health.transition import Transition
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_reports import HealthReports, RepeatedXids, tell, whose
@@ -227,7 +226,7 @@ class HealthWatch:
         )
 
     def _complain(self) -> None:
-        wrong = complaints(self.ledger.policy)
+        wrong = self.ledger.policy.malformed
         for complaint in wrong:
             if complaint not in self._complained:
                 log.warning("%s", complaint)

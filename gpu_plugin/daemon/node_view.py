@@ -264,7 +264,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             "health": {**health, "gpus": gpus},
             "counters": {
                 "snapshot_version": self.store.current.version,
-                "kubelet": self.counts.told(),
+                "kubelet": self.counts.as_data(),
                 "nvml": self.call_times.told(),
             },
         }

@@ -16,9 +16,9 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import Judgement, Standing, judge
 from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.kubelet import checkpoint
-from gpu_plugin.kubelet.again import ListResend
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding
+from gpu_plugin.kubelet.list_resend import ListResend
 from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.runtime.pulse import Pulse
@@ -99,7 +99,7 @@ class Offering:
 
     def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
         before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
-        self._inventory.store.given.seen(holding.listed, holding.writing, asked)
+        self._inventory.store.recent.seen(holding.listed, holding.writing, asked)
         # What the offer itself retires was not asked about.
         self._inventory.apply(new, holding.of_all, asked, holding.listed)
         told = {*new.plan.warnings, *new.warnings, *_held_back(self._inventory.listed)}
@@ -136,7 +136,7 @@ class Offering:
         else:
             await self._unsettled.wait(self._pause(anyio.current_time()))
             if self._next is None and not self._inventory.unpublished:
-                asked, about = anyio.current_time(), self._inventory.asked
+                asked, about = anyio.current_time(), self._inventory.judged.asked
                 holding = await self._ask()
                 await self._withdraw(holding, asked, about)
 
@@ -146,8 +146,8 @@ class Offering:
             return HOLDERS_CHECK
         if self._writes:
             return min(HOLDERS_SOON, HOLDERS_POLL)
-        given = self._inventory.store.given
-        worth = (self._inventory.next_leave, given.worth_asking(self._inventory.awaited))
+        recent = self._inventory.store.recent
+        worth = (self._inventory.judged.next_leave, recent.worth_asking(self._inventory.judged.awaited))
         return min((HOLDERS_POLL, *(at - now + TIMER_SLACK for at in worth if at > now)))
 
     async def _prepare(self) -> Topology | None:
@@ -172,14 +172,14 @@ class Offering:
         """Waits a moment for the CDI specifications that the newest offer needs and the one served does without."""
         with anyio.move_on_after(SPECS_PATIENCE):
             while self._next is not None and self._inventory.awaits_specs(self._next):
-                await self._inventory.specs_told.wait()
+                await self._inventory.specs_changed.wait()
 
     async def _withdraw(self, holding: Holding, asked: float, about: Mapping[tuple[str, str], float]) -> None:
         """Takes in an answer to a question `about` these, of the time `asked`; of what was retired since it says nothing."""
         store = self._inventory.store
-        store.given.seen(holding.listed, holding.writing, asked)
+        store.recent.seen(holding.listed, holding.writing, asked)
         for last in (*[False] * MAX_JUDGEMENTS, True):
-            if self._inventory.asked is not about:
+            if self._inventory.judged.asked is not about:
                 return
             standing = self._inventory.standing(holding.allocated, asked, holding.listed)
             if last or standing.devices < OFF_LOOP_DEVICES:
@@ -198,8 +198,8 @@ class Offering:
     def _have_written(self, holding: Holding, asked: float, before: Mapping[str, object], *, changed: bool) -> None:
         """Has the kubelet write its checkpoint where something waits for that, and says what has `changed` since `before`."""
         store = self._inventory.store
-        awaited = self._inventory.awaited
-        kept = (holding.written & awaited) | store.given.unsaid(awaited)
+        awaited = self._inventory.judged.awaited
+        kept = (holding.written & awaited) | store.recent.unconfirmed(awaited)
         self._say_what_waits(holding, awaited)
         if changed:  # a list that has changed serves as well
             self._tell_resources(before)
@@ -209,12 +209,12 @@ class Offering:
                 kept,
                 store.current.resources,
                 asked,
-                ready=store.given.begun(kept),
+                ready=store.recent.begun(kept),
                 answered=holding.answered,
                 heard=self._heard,
             )
         if again:
-            store.tell_again(again)
+            store.resend(again)
         self._writes = bool(kept) and (changed or bool(again))
 
     def _say_what_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
@@ -241,7 +241,7 @@ class Offering:
         if holding.allocated is None:
             return bool(awaited)
         return not awaited.isdisjoint(holding.allocated - holding.listed) or bool(
-            self._inventory.store.given.unsaid(awaited)
+            self._inventory.store.recent.unconfirmed(awaited)
         )
 
     async def _ask_for_offer(self) -> tuple[Holding, float]:
@@ -257,7 +257,7 @@ class Offering:
 
     async def _ask(self) -> Holding:
         socket = Path(self._settings().effective_pod_resources_socket)
-        return await self._holders.ask(socket, self._inventory.asked)
+        return await self._holders.ask(socket, self._inventory.judged.asked)
 
     async def watch_mps(self) -> None:
         """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""

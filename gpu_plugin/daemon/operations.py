@@ -13,7 +13,7 @@ from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals import SIGNALS, orders
 from gpu_plugin.nvml.monitor import Monitor
-from gpu_plugin.nvml.release import ReleaseError
+from gpu_plugin.nvml.roster import ReleaseError
 
 
 class Operations:

@@ -29,7 +29,7 @@ class Device(msgspec.Struct, frozen=True):
     that its health follows; `nodes` the /dev paths that are this device's own; `numa` its NUMA nodes, empty where unknown.
     `kind` is GPU or MIG; `sharing` is why there are several of it, None for one that is given out once.
 
-    `reason` says why it is not healthy, and is empty where it is; `held` is a reason that no proof of health takes away;
+    `reason` says why it is not healthy, and is empty where it is; `withheld` is a reason that no proof of health takes away;
     `retired` means that it is gone, and listed for the sake of a pod that may hold it.
     """
 
@@ -102,9 +102,9 @@ def mig_device(gpu: Gpu, mig: MigDevice) -> Device:
     )
 
 
-def withhold(device: Device, held: str) -> Device:
-    """The device, held back for that reason (empty: not held); the very same object where nothing changes."""
-    return device if device.withheld == held == device.reason else replace(device, withheld=held, reason=held)
+def withhold(device: Device, reason: str) -> Device:
+    """The device, withheld for that reason (empty: not withheld); the very same object where nothing changes."""
+    return device if device.withheld == reason == device.reason else replace(device, withheld=reason, reason=reason)
 
 
 def with_reason(device: Device, reason: str) -> Device:

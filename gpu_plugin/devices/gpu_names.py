@@ -1,7 +1,7 @@
-"""The one way to write a GPU for people, and the one way for people to name it. Pure."""
+"""The one way to write a GPU for people, and the ways for people to name it: in commands, and in lists of the settings. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_plugin.config.errors import ConfigError
@@ -22,12 +22,18 @@ def called(gpu: "Gpu") -> str:
     return f"GPU {gpu.index} ({', '.join(filter(None, (short_bus_id(gpu.pci_bus_id), gpu.uuid)))})"
 
 
-def short_bus_id(bus_id: str) -> str:
-    """A PCI bus id in sysfs's spelling, `0000:1b:00.0`; what is none, as it is."""
+def bus_id_numbers(bus_id: str) -> tuple[int, int, int, int] | None:
+    """Domain, bus, device and function of a whole PCI bus id, in either spelling; None for any other text."""
     form = _BUS_ID.fullmatch(bus_id)
     if form is None or form[1] is None or form[4] is None:
-        return bus_id
-    return f"{int(form[1], 16):04x}:{form[2]}:{form[3]}.{form[4]}".lower()
+        return None
+    return int(form[1], 16), int(form[2], 16), int(form[3], 16), int(form[4])
+
+
+def short_bus_id(bus_id: str) -> str:
+    """A PCI bus id in sysfs's spelling, `0000:1b:00.0`; what is none, as it is."""
+    numbers = bus_id_numbers(bus_id)
+    return bus_id if numbers is None else "{:04x}:{:02x}:{:02x}.{}".format(*numbers)
 
 
 def is_bus_id(name: str) -> bool:
@@ -52,6 +58,54 @@ def named(name: str | int, gpus: "Sequence[Gpu]") -> "Gpu | None":
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise ConfigError(f"GPU {name}: it could be {which}{more}: give its whole uuid")
     return found[0] if found else None
+
+
+def matches(text: str, pattern: str) -> bool:
+    """Whether all of `text` is what `pattern` describes: "*" stands for any text, all else for itself.
+
+    The time it takes grows with the length of both, whatever the pattern: each part between two stars is looked for once,
+    as far to the left as it can be, since no later place leaves more text for the parts after it.
+    """
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == pattern
+    *middle, last = rest
+    end = len(text) - len(last)
+    at = len(first)
+    if at > end or not text.startswith(first) or not text.endswith(last):
+        return False
+    for part in middle:
+        at = text.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def means(item: str, gpu: "Gpu") -> bool:
+    """Whether a list's item means this GPU: its index, its uuid, its PCI bus id (NVML's or sysfs's spelling), or its model."""
+    if item.isdecimal():
+        return int(item) == gpu.index
+    if item.startswith("GPU-"):
+        return item == gpu.uuid
+    bus_id = bus_id_numbers(item)
+    if bus_id is not None:
+        return bus_id == bus_id_numbers(gpu.pci_bus_id)
+    return matches(gpu.model, item)
+
+
+def selected(gpus: "Iterable[Gpu]", include: Sequence[str], exclude: Sequence[str]) -> "list[Gpu]":
+    """The GPUs that are on `include` (or all, where that is empty) and not on `exclude`."""
+    return [
+        gpu
+        for gpu in gpus
+        if (not include or any(means(item, gpu) for item in include)) and not any(means(item, gpu) for item in exclude)
+    ]
+
+
+def unmatched(gpus: "Sequence[Gpu]", items: Iterable[str]) -> list[str]:
+    """The items that mean none of these GPUs."""
+    return [item for item in items if not any(means(item, gpu) for gpu in gpus)]
 
 
 def _meant(name: str, gpus: "Sequence[Gpu]") -> "list[Gpu]":

@@ -3,14 +3,12 @@
 Source: NVIDIA's plugin v0.20.0, cmd/mps-control-daemon/mps (Root and Daemon), so that either program's daemons are found.
 """
 
-PIPE, LOG, SHM = "pipe", "log", "shm"
-"""Directories: the first two below a resource's, the last below the MPS root."""
-
-CONTROL, CONTROL_LOCK = "control", "control_lock"
-"""The socket of a control daemon in its pipe directory, and the file that it holds a lock of."""
-
-STARTED = ".started"
-"""NVIDIA's mps-control-daemon makes it in the resource's directory (daemon.go)."""
+PIPE = "pipe"  # directory below a resource's
+LOG = "log"  # directory below a resource's
+SHM = "shm"  # directory below the MPS root
+CONTROL = "control"  # socket of a control daemon in its pipe directory
+CONTROL_LOCK = "control_lock"  # file in its pipe directory that it holds a lock of
+STARTED = ".started"  # NVIDIA's mps-control-daemon makes it in the resource's directory (daemon.go)
 
 
 def resource_directory(root: str, resource: str) -> str:

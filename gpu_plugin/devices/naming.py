@@ -2,19 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpu_plugin.config.names import DOMAIN, resource_name_fault
-
-__all__ = [
-    "DOMAIN",
-    "MAX_DEVICE_ID",
-    "MAX_LIST_BYTES",
-    "PLACEHOLDER",
-    "first_few",
-    "is_placeholder",
-    "mig_resource",
-    "placeholder",
-    "resource_name_fault",
-]
+from gpu_plugin.config.names import DOMAIN
 
 MAX_DEVICE_ID = 63
 """Longest device id the API's own comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)."""

@@ -7,12 +7,13 @@ import msgspec
 
 from gpu_plugin.config.choices import MIG_STRATEGIES, Functions
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.names import DOMAIN, resource_name_fault
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, withhold
-from gpu_plugin.devices.naming import DOMAIN, MAX_LIST_BYTES, first_few, mig_resource, resource_name_fault
+from gpu_plugin.devices.gpu_names import matches, selected, unmatched
+from gpu_plugin.devices.naming import MAX_LIST_BYTES, first_few, mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
-from gpu_plugin.devices.selection import matches, selected, unmatched
 from gpu_plugin.devices.sharing import Named, share
 
 GPU_RESOURCE = f"{DOMAIN}/gpu"
@@ -107,13 +108,13 @@ def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[s
 
 @STRATEGIES("single")
 def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """Slices are counted as GPUs, which takes a node whose GPUs are all partitioned alike; any other is said and held back."""
+    """Slices are counted as GPUs, which takes a node whose GPUs are all partitioned alike; any other is withheld, and said."""
     named = _as_partitioned(gpus, settings)
     why = _unequal(gpus)
     if not why:
         return named, _empty(gpus)
-    held = [Named(n.name, withhold(n.device, n.device.withheld or why), n.aliases) for n in named]
-    return held, [*_empty(gpus), f"no device is offered: {why}"]
+    withheld = [Named(n.name, withhold(n.device, n.device.withheld or why), n.aliases) for n in named]
+    return withheld, [*_empty(gpus), f"no device is offered: {why}"]
 
 
 def _unequal(gpus: Sequence[Gpu]) -> str:
@@ -144,10 +145,10 @@ def _whole(gpu: Gpu, settings: Settings) -> Named:
 def _slice(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
     legacy = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"  # as drivers before 470 called it
     aliases = (f"{gpu.index}:{mig.index}", mig.uuid, legacy)
-    held = gpu.unreadable or ""
-    if not held and settings.pass_device_specs and None in (mig.gpu_instance_cap, mig.compute_instance_cap):
-        held = "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
-    device = withhold(mig_device(gpu, mig), held)
+    reason = gpu.unreadable or ""
+    if not reason and settings.pass_device_specs and None in (mig.gpu_instance_cap, mig.compute_instance_cap):
+        reason = "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
+    device = withhold(mig_device(gpu, mig), reason)
     return Named(counted_as(gpu, settings, mig), device, aliases)
 
 

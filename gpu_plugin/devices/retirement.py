@@ -99,12 +99,12 @@ def retire(
         devices = wanted[name].devices if name in wanted else ()
         replicas = _replicas_back(name, devices, busy, before.back, allocated or frozenset(), recent)
         back |= {(name, identifier) for identifier in replicas}
-        kept = tuple(_held_back(device, busy.claim(device).former or replicas.get(device.id)) for device in devices)
+        kept = tuple(_withheld(device, busy.claim(device).former or replicas.get(device.id)) for device in devices)
         merged.append(Resource(name, (*kept, *leaving.get(name, ()))))
     return tuple(merged), Retirement(since, free, beside, frozenset(back))
 
 
-def _held_back(device: Device, former: Device | None) -> Device:
+def _withheld(device: Device, former: Device | None) -> Device:
     if device.withheld or former is None:
         return device
     return withhold(device, f"a pod may still hold its hardware as {former.id}")

@@ -115,8 +115,8 @@ def _taken(
 
 
 def _replicas(device: Device, entry: SharedResource) -> Iterable[Device]:
-    held = device.withheld
-    if not held and entry.strategy == MPS and device.kind == MIG:
-        held = "sharing using MPS is not supported for MIG devices"
-    one = withhold(replace(device, sharing=entry), held)
+    reason = device.withheld
+    if not reason and entry.strategy == MPS and device.kind == MIG:
+        reason = "sharing using MPS is not supported for MIG devices"
+    one = withhold(replace(device, sharing=entry), reason)
     return [replace(one, id=f"{device.id}{REPLICA}{number}") for number in range(entry.replicas)]

@@ -1,13 +1,26 @@
 """A latch as it is written down: enough to hold the same verdict after a restart."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from gpu_plugin.health.background import NAME as BACKGROUND
-from gpu_plugin.health.background import Background
-from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Memory, Proof, Recovery, Verdict, corrected
+from gpu_plugin.health.latch import (
+    AnyLatch,
+    Latch,
+    LatchKey,
+    Marks,
+    Memory,
+    Moment,
+    Proof,
+    Recovery,
+    Span,
+    Verdict,
+    corrected,
+    shifted,
+    values,
+)
+from gpu_plugin.health.readings import Celsius
 from gpu_plugin.health.signals import SIGNALS
 
 CORRECTED = 1.0
@@ -24,6 +37,18 @@ _GREATEST = LATEST**2
 
 _DEEPEST = 6
 """Levels beyond any nesting of what a signal remembers."""
+
+
+BACKGROUND = LatchKey("background")
+"""Stands where a signal is written down, for what is remembered of a GPU beside latches; there is no signal of this name."""
+
+
+class Background(Memory, frozen=True):
+    """`action` is what the driver said last that it asks for (`Sample.recovery_action`); None: nothing yet."""
+
+    action: int | None = None
+
+    lasting: ClassVar[bool] = True  # it is written down where there is something to it
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspended": "aside"}):
@@ -59,7 +84,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
     @classmethod
     def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: AnyLatch, zero: float | None = None) -> "Evidence":
         """A latch of a GPU."""
-        recovery, marks, memory = latch.recovery, latch.recovery.marks, _written(latch)
+        recovery, memory = latch.recovery, _written(latch)
         return cls(
             boot_id=boot_id,
             uuid=uuid,
@@ -70,17 +95,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
             proof=latch.proof.value,
             part=key.part,
             device=key.device,
-            energy=marks.energy,
-            ecc=marks.ecc,
-            binding=marks.binding,
-            counting=marks.counting,
-            taken=marks.taken,
-            suspended=marks.suspended,
             reset=recovery.reset,
             rebound=recovery.rebound,
             overridden=latch.overridden,
             zero=zero,
             memory=msgspec.json.decode(msgspec.json.encode(memory)) if memory.__struct_fields__ else {},
+            **msgspec.structs.asdict(recovery.marks),
         )
 
     @property
@@ -91,15 +111,15 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
     @property
     def known(self) -> bool:
         """Whether this version has such a signal, and latches of it that are told apart so."""
-        if self.signal == BACKGROUND:
-            return self.key == LatchKey(BACKGROUND) and self.verdict == Verdict.OK.name
+        if self.signal == BACKGROUND.signal:
+            return self.key == BACKGROUND and self.verdict == Verdict.OK.name
         signal = SIGNALS.get(self.signal)
         return signal is not None and (signal.parts is None or signal.parts.fullmatch(self.part) is not None)
 
     @property
     def lasts(self) -> bool:
         """Whether it outlives boots, as an operator's cordon does."""
-        return self.known and self.signal != BACKGROUND and SIGNALS[self.signal].lasts
+        return self.known and self.key != BACKGROUND and SIGNALS[self.signal].lasts
 
     @property
     def possible(self) -> bool:
@@ -112,16 +132,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
             return False
         if not self.known:
             return _sane(self.memory)
-        memory = _memory(self)
-        return (
-            all(map(_time, memory.moments))
-            and all(0 <= seconds <= LONGEST for seconds in memory.spans)
-            and all(
-                _sane(value)
-                for name, value in msgspec.to_builtins(memory.shifted(0.0)).items()
-                if name not in memory.signed
-            )
-        )
+        return all(_plausible(value, of) for value, of in values(_memory(self)))
 
     def latch(self, zero: float | None = None) -> AnyLatch:
         """The latch of a known signal as it was, its times by a wall clock of this `zero`.
@@ -134,12 +145,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
         memory = _memory(self)
         marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.suspended)
         return Latch(
-            memory.shifted(by),
-            _VERDICTS.get(self.verdict, Verdict.FATAL),
+            shifted(memory, by),
+            Verdict.__members__.get(self.verdict, Verdict.FATAL),
             self.detail,
             corrected(self.since, by) if self.since else self.since,
             _PROOFS.get(self.proof, Proof.RESET),
-            Recovery(marks.shifted(by), self.reset, self.rebound),
+            Recovery(shifted(marks, by), self.reset, self.rebound),
             self.overridden,
         )
 
@@ -151,39 +162,34 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
 
 
 def news(latch: AnyLatch | None) -> tuple[object, ...]:
-    """What of a latch others are told and a restart must remember: worth writing down when it changed.
-
-    Energy counts up all the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows
-    until a quarter of what had been used then was used again.
-    """
+    """What of a latch others are told and a restart must remember: worth writing down when it changed."""
     if latch is None:
         return ()
     memory = latch.memory
     if latch.verdict is Verdict.OK:
         return (memory.news,) if memory.lasting else ()
-    recovery, marks = latch.recovery, latch.recovery.marks
-    energy = None if marks.energy is None else marks.energy.bit_length()
+    recovery = latch.recovery
     done = (recovery.reset, recovery.rebound, latch.overridden)
-    return (
-        latch.verdict,
-        latch.detail,
-        latch.proof,
-        done,
-        marks.ecc,
-        marks.binding,
-        marks.counting,
-        energy,
-        memory.counted,
-    )
+    return (latch.verdict, latch.detail, latch.proof, done, marks_news(recovery.marks), memory.counted)
+
+
+def marks_news(marks: Marks) -> tuple[object, ...]:
+    """What of a GPU's marks is worth writing down when it changes.
+
+    Energy counts up all the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows
+    until a quarter of what had been used then was used again.
+    """
+    energy = None if marks.energy is None else marks.energy.bit_length()
+    return marks.ecc, marks.binding, marks.counting, energy
 
 
 def _written(latch: AnyLatch) -> Memory:
     memory: Memory = latch.memory
-    return memory.written() if latch.verdict is Verdict.OK else memory.held()
+    return memory.stored() if latch.verdict is Verdict.OK else memory.stored_open()
 
 
 def _memory(entry: Evidence) -> Memory:
-    blank = _BACKGROUND if entry.signal == BACKGROUND else SIGNALS[entry.signal].memory
+    blank = Background() if entry.signal == BACKGROUND.signal else SIGNALS[entry.signal].memory
     try:
         return msgspec.convert(entry.memory, type(blank))
     except msgspec.ValidationError:
@@ -194,6 +200,15 @@ def _time(at: float | None) -> bool:
     return at is None or -LATEST < at < LATEST
 
 
+def _plausible(value: object, declared: object) -> bool:
+    """Whether a number that is declared so can be true; words always can."""
+    if declared == Celsius or not isinstance(value, int | float):
+        return True
+    if declared == Moment:
+        return _time(value)
+    return 0 <= value <= (LONGEST if declared == Span else _GREATEST)
+
+
 def _sane(value: object, least: float = 0, depth: int = 0) -> bool:
     """Whether all numbers are such as a signal remembers, and nested no deeper; `least` is the least of them."""
     if isinstance(value, Mapping | list | tuple):
@@ -202,6 +217,4 @@ def _sane(value: object, least: float = 0, depth: int = 0) -> bool:
     return not isinstance(value, int | float) or least <= value < _GREATEST
 
 
-_BACKGROUND: Memory = Background()
-_VERDICTS: Mapping[str, Verdict] = {verdict.name: verdict for verdict in Verdict}
 _PROOFS: Mapping[str, Proof] = {proof.value: proof for proof in Proof}

@@ -1,7 +1,6 @@
 """Why each GPU is in the state it is in, since when, what would clear it, and what to do about it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -9,23 +8,17 @@ import msgspec
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.context import Case
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import Level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.readings import Measured, Reading, spelled
-from gpu_plugin.health.signals import SIGNALS, OperatorInfluence, Signal, SignalKind
+from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing
 from gpu_plugin.health.signals.orders import released
-from gpu_plugin.health.words import advice
 from gpu_plugin.health.xid_advice import RESET
 
 Explained = Mapping[str, Any]
 """An object of JSON."""
-
-NO_ORDERS: Mapping[str, AnyLatch] = MappingProxyType({})
-"""Of a GPU that its operator leaves alone."""
 
 
 def explain(ledger: HealthLedger, gpus: Iterable[Gpu], now: float) -> Explained:
@@ -40,31 +33,21 @@ def explain(ledger: HealthLedger, gpus: Iterable[Gpu], now: float) -> Explained:
     return {"gpus": [_gpu(ledger, gpu, now) for gpu in gpus]}
 
 
-def clears(
-    key: LatchKey,
-    latch: AnyLatch,
-    *,
-    gpu: str,
-    now: float,
-    policy: HealthPolicy,
-    facts: Facts,
-    unfit: Sequence[str] = (),
-    orders: Mapping[str, AnyLatch] = NO_ORDERS,
-) -> str:
+def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) -> str:
     """What would clear a latch of a GPU, exact about what is still missing, as words that can end a sentence.
 
-    `gpu` is the uuid that commands name it by: indices shift when another one is gone. `unfit` are the signals that call it
-    FATAL by their own readings, of which no proof of a recovery can be gathered meanwhile (`HealthLedger.unfit`). `orders`
-    are the operator's that stand, by signal.
+    `unfit` are the signals that call the GPU FATAL by their own readings, of which no proof of a recovery can be gathered
+    meanwhile (`HealthLedger.unfit`); `is_released` is whether it is released for maintenance.
     """
-    signal, case = SIGNALS[key.signal], Case(key, latch, policy, gpu, now, facts)
+    key, latch, policy, gpu = case.key, case.latch, case.policy, case.gpu
+    signal = SIGNALS[key.signal]
     if signal.kind is SignalKind.ORDER:
         return _said(signal, case)
-    how = _reset_of(gpu, released=any(map(released, orders.values())))
-    vouch = f"gpu-plugin uncordon --gpu {gpu} --override, which overrides it"
+    how = _reset_of(gpu, released=is_released)
+    override = f"gpu-plugin uncordon --gpu {gpu} --override, which overrides it"
     advised = advice(key, policy, gpu, latch)
     if latch.proof is Proof.RMA:
-        return _condemned(signal, latch, vouch, advised)
+        return _condemned(signal, latch, override, advised)
     if signal.kind is SignalKind.GUARD:
         means = _said(signal, case)
     elif latch.proof is Proof.READING:
@@ -77,12 +60,9 @@ def clears(
         means = _recovered(signal, latch, how, unfit)
     if latch.overridden:
         return f"{means}; overridden by an operator meanwhile"
-    standing = policy.standing(
-        key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
-    )
-    if standing is not Verdict.FATAL or not signal.takes_word(latch):
+    if standing(key, latch, policy) is not Verdict.FATAL or not signal.takes_override(latch):
         return means
-    return f"{means}; or {vouch}"
+    return f"{means}; or {override}"
 
 
 def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
@@ -90,27 +70,27 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
     stands = ledger.standing(gpu.uuid, None)
     if gpu.unreadable is not None:  # why there was no look at it says more than that there was none
         stands = [one for one in stands if not SIGNALS[one[0].signal].of_process]
-    standing = sorted(stands, key=lambda one: (-one[2], one[1].since, one[0].signal, one[0].part))
-    orders = {key.signal: latch for key, latch, _ in standing if SIGNALS[key.signal].kind is SignalKind.ORDER}
+    open_ = sorted(stands, key=lambda one: (-one[2], one[1].since, one[0].signal, one[0].part))
+    is_released = any(released(latch) for _, latch, _ in open_)
     signals: list[Explained] = []
-    for key, latch, verdict in standing:
-        words = clears(key, latch, gpu=gpu.uuid, now=now, policy=ledger.policy, facts=facts, unfit=unfit, orders=orders)
+    for key, latch, verdict in open_:
+        case = Case(key, latch, ledger.policy, gpu.uuid, now, facts)
         signals.append(
             {
                 "name": key.signal,
                 "detail": _detail(latch) or key.signal,
                 "since": latch.since or None,
-                "clears": words,
+                "clears": clears(case, unfit=unfit, is_released=is_released),
                 "verdict": verdict.name,
                 "action": _nothing_more(key, latch) or advice(key, ledger.policy, gpu.uuid, latch),
                 **({"device": key.device} if key.device else {}),
                 **({"readings": [*map(msgspec.structs.asdict, readings)]} if (readings := _readings(latch)) else {}),
             }
         )
-    worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
+    worst = max((verdict for _, _, verdict in open_), default=Verdict.OK)
     whole = ledger.verdict(gpu.uuid)
     if gpu.unreadable is not None:
-        if not any(v is Verdict.FATAL and not key.device for key, _, v in standing):
+        if not any(v is Verdict.FATAL and not key.device for key, _, v in open_):
             signals.insert(0, _unreadable(gpu.unreadable))  # else what is says why it is not read, or is why
         worst = whole = Verdict.FATAL
     explained: dict[str, object] = {
@@ -164,16 +144,16 @@ def _read(signal: Signal, case: Case, reset: str) -> str:
     return f"{means} ({duration(case.now - since)} of it so far)" if since is not None else means
 
 
-def _condemned(signal: Signal, latch: AnyLatch, vouch: str, advised: str) -> str:
+def _condemned(signal: Signal, latch: AnyLatch, override: str, advised: str) -> str:
     """What ends the latch of a part that is to be replaced."""
     if latch.overridden:
         return f"{_looks(CLEAN_SAMPLES)} in a row; overridden by an operator meanwhile"
     if latch.recovery.rebound:
-        return f"{_to_go(latch)}: it was enumerated again; or {vouch}"
+        return f"{_to_go(latch)}: it was enumerated again; or {override}"
     if signal.kind is SignalKind.EVENT:
-        return f"nothing by itself: {advised}; or {vouch}"
+        return f"nothing by itself: {advised}; or {override}"
     reenumerated = "what is read good after the GPU was enumerated again (a repaired part)"
-    return f"nothing by itself: have the GPU replaced; {reenumerated}, or {vouch}"
+    return f"nothing by itself: have the GPU replaced; {reenumerated}, or {override}"
 
 
 def _quiet(signal: Signal, latch: AnyLatch) -> str:

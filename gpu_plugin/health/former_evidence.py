@@ -7,7 +7,6 @@ import msgspec
 
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import NOTHING, Memory, Proof, Verdict
-from gpu_plugin.health.owners import owner
 from gpu_plugin.health.signals import application_errors, flapping, heat, margin, nvlink, orders, recovery_action, xid
 from gpu_plugin.health.signals.unanswered import Answers
 from gpu_plugin.health.totals import Counted
@@ -16,25 +15,10 @@ FORMER = frozenset({"asked", "value", "times", "pods"})
 """Fields of such an entry that no other has; it had all of them."""
 
 
-class FormerEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of its health.json. `value`, `times` and `pods` were the signal's own; `since` and `times` are Unix seconds."""
+class FormerEvidence(Evidence, frozen=True, kw_only=True):
+    """An entry of its health.json. `value`, `times` and `pods` were the signal's own; `times` are Unix seconds."""
 
-    boot_id: str
-    uuid: str
-    signal: str
-    verdict: str
-    detail: str
-    since: float
-    proof: str = Proof.READING.value
-    part: str = ""
-    device: str = ""
-    energy: int | None = None
-    ecc: int | None = None
-    binding: int | None = None
-    reset: bool = False
-    rebound: bool = False
     asked: bool = False
-    overridden: bool = False
     value: float | None = None
     times: tuple[float, ...] = ()
     pods: tuple[tuple[float, str], ...] = ()
@@ -48,25 +32,14 @@ class FormerEvidence(msgspec.Struct, frozen=True, kw_only=True):
         remembered = _REMEMBERED.get(self.signal)
         memory = NOTHING if remembered is None else remembered(self)
         errors = self.signal == application_errors.NAME and self.verdict == Verdict.FATAL.name
-        return Evidence(
-            boot_id=self.boot_id,
-            uuid=self.uuid,
-            signal=self.signal,
-            verdict=Verdict.DEGRADED.name if errors else self.verdict,
-            detail=self.detail,
-            since=self.since,
-            proof=Proof.APPLICATION.value if errors else self.proof,
-            part=self.part,
-            device=self.device,
-            energy=self.energy,
-            ecc=self.ecc,
-            binding=self.binding,
-            reset=self.rebound
+        changed = {
+            "verdict": Verdict.DEGRADED.name if errors else self.verdict,
+            "proof": Proof.APPLICATION.value if errors else self.proof,
+            "reset": self.rebound
             or (self.reset and self.signal == "lost" and self.energy is None and self.binding is None),
-            rebound=self.rebound,
-            overridden=self.overridden,
-            memory=msgspec.json.decode(msgspec.json.encode(memory)),
-        )
+            "memory": msgspec.json.decode(msgspec.json.encode(memory)),
+        }
+        return Evidence(**{name: getattr(self, name) for name in Evidence.__struct_fields__} | changed)
 
 
 def without_imex(found: Iterable[tuple[Evidence, bool]]) -> list[Evidence]:
@@ -91,7 +64,9 @@ def _happened(was: FormerEvidence) -> Memory:
 
 
 def _errors(was: FormerEvidence) -> Memory:
-    owned = tuple((at, tuple(sorted({owner(pod) for pod in pods.split(",")}))) for at, pods in was.pods)
+    owned = tuple(
+        (at, tuple(sorted({application_errors.owner(pod) for pod in pods.split(",")}))) for at, pods in was.pods
+    )
     return application_errors.Errors(owned, was.times, wedged=was.verdict == Verdict.FATAL.name)
 
 

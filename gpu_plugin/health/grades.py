@@ -31,9 +31,9 @@ class Graded(Memory, frozen=True):
     @property
     def counted(self) -> object:
         """The same as is kept."""
-        return self.held()
+        return self.stored_open()
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """Without the looks that speak for a better verdict since."""
         return replace(self, looks=self.looks[-self.worse :] if self.worse else (), row=self.worse)
 
@@ -55,37 +55,41 @@ def graded(
     grade: Verdict | None,
     detail: str,
     enter: int = 1,
-    leave: int = CLEAN_SAMPLES,
 ) -> Latch[G] | None:
     """The latch after a look of this `grade`; None: it was not to be had, which ends every row and proves nothing.
 
-    The verdict rises to what the last `enter` looks all came to at least, and falls to what the last `leave` came to at
+    The verdict rises to what the last `enter` looks all came to at least, and falls to what the last three came to at
     most: so FATAL becomes DEGRADED where that is what is left, and not only OK. `detail` is what this look says, `fresh` the
     memory of a new latch.
     """
     if latch is None and grade is Verdict.OK:
         return None
-    held = latch is not None and latch.verdict is not Verdict.OK
+    is_open = latch is not None and latch.verdict is not Verdict.OK
     if grade is None:
-        if latch is None or not held:
+        if latch is None or not is_open:
             return None
         memory = latch.memory
         return replace(latch, memory=memory.after_boot()) if memory.looks else latch
     known = latch or Latch(fresh)
-    looks = (*known.memory.looks, grade)[-max(enter, leave) :]
+    looks = (*known.memory.looks, grade)[-max(enter, CLEAN_SAMPLES) :]
     risen = min(looks[-enter:]) if len(looks) >= enter else Verdict.OK
     if risen > known.verdict:
         memory = _noted(known.memory, looks, risen)
-        if held:
+        if is_open:
             return known.renewed(memory, verdict=risen, detail=detail)
         return Latch(memory, risen, detail, ctx.now, recovery=Recovery(ctx.marks))
-    if held and len(looks) >= leave and max(looks[-leave:]) < known.verdict and grade is max(looks[-leave:]):
+    if (
+        is_open
+        and len(looks) >= CLEAN_SAMPLES
+        and max(looks[-CLEAN_SAMPLES:]) < known.verdict
+        and grade is max(looks[-CLEAN_SAMPLES:])
+    ):
         if grade is Verdict.OK:
             return None
         return replace(known, verdict=grade, detail=detail, memory=_noted(known.memory, looks, grade))
-    if not held and max(looks) is Verdict.OK:
+    if not is_open and max(looks) is Verdict.OK:
         return None
-    words = detail if held and grade is known.verdict else known.detail
+    words = detail if is_open and grade is known.verdict else known.detail
     changed = replace(known, detail=words, memory=_noted(known.memory, looks, known.verdict))
     return latch if changed == latch else changed
 

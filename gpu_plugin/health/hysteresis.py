@@ -27,9 +27,9 @@ class Level(Memory, frozen=True):
         """Whether there were bad readings, which are not enough yet: the next process goes on from them."""
         return self.row > 0
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """Without the good readings since."""
-        return _begun_anew(self)
+        return _restarted(self)
 
 
 LEVEL = Level()
@@ -54,7 +54,7 @@ def level(
 
     Opens after `enter` bad readings in a row, with the words of the last. Closes after `leave` good ones in a row or, with
     `leave_seconds`, once they have been good for so long; a latch of Proof.RMA only once the GPU was enumerated again, or an
-    operator vouches for it. A reading that is not to be had ends every row and proves nothing. A worse verdict is taken over
+    operator overrides it. A reading that is not to be had ends every row and proves nothing. A worse verdict is taken over
     at once, with its words and its proof, a better one never.
     """
     if latch is None or latch.verdict is Verdict.OK:
@@ -65,7 +65,7 @@ def level(
             return Latch(replace(latch.memory if latch else fresh, row=row))
         return Latch(fresh, verdict, detail, ctx.now, proof, Recovery(ctx.marks))
     if bad and verdict > latch.verdict:
-        return latch.renewed(_begun_anew(latch.memory), ctx.marks, verdict=verdict, detail=detail, proof=proof)
+        return latch.renewed(_restarted(latch.memory), ctx.marks, verdict=verdict, detail=detail, proof=proof)
     if bad or bad is None:
         return unproven(latch)
     if latch.proof is Proof.RMA and not (latch.recovery.rebound or latch.overridden):
@@ -81,7 +81,7 @@ def level(
 
 def unproven(latch: Latch[L]) -> Latch[L]:
     """The latch with nothing gathered yet of what closes it; the very same one where nothing was."""
-    memory = _begun_anew(latch.memory)
+    memory = _restarted(latch.memory)
     return latch if memory is latch.memory else replace(latch, memory=memory)
 
 
@@ -90,5 +90,5 @@ def lately(times: tuple[float, ...], now: float, within: float, most: int = 64) 
     return tuple(at for at in times if now - at <= within)[-most:]
 
 
-def _begun_anew(memory: L) -> L:
+def _restarted(memory: L) -> L:
     return replace(memory, row=0, quiet_since=None) if memory.row or memory.quiet_since is not None else memory

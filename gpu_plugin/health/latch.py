@@ -1,8 +1,10 @@
 """Verdicts, and the latch that holds one open from its evidence until there is proof of recovery."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from enum import IntEnum, StrEnum
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from itertools import repeat
+from types import NoneType
+from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -37,11 +39,21 @@ class Proof(StrEnum):
     RESET = "reset"
     """The GPU was reset, the driver reloaded or the node booted, and it answers without a fault since."""
     REBOOT = "reboot"
-    """The node was booted or the GPU enumerated anew, and it answers without a fault since."""
+    """The node was booted or the GPU enumerated again, and it answers without a fault since."""
     RMA = "rma"
     """Nothing by itself: the part is to be replaced, or an operator overrides."""
     OPERATOR = "operator"
     """The operator's own word."""
+
+
+Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]
+"""A time in what a signal remembers: shifted where the wall clock is corrected between two processes."""
+
+Span = Annotated[float, msgspec.Meta(title="seconds")]
+"""For how long something is counted, was watched or is withheld."""
+
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
@@ -57,7 +69,7 @@ class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
     ecc: int | None = None
     binding: int | None = None
     counting: int | None = None
-    taken: float | None = None
+    taken: Moment | None = None
     suspended: "Marks | None" = None
 
     def after(self, seen: Sample, now: float) -> "Marks":
@@ -100,11 +112,6 @@ class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
             self.suspended,
         )
 
-    def shifted(self, by: float) -> "Marks":
-        """With their times as they are after the wall clock was corrected by so many seconds."""
-        taken = None if self.taken is None else corrected(self.taken, by)
-        return replace(self, taken=taken, suspended=None if self.suspended is None else self.suspended.shifted(by))
-
     def comparing(self, seen: Sample) -> "Marks | None":
         """Those with whose counters this sample's go on: a difference is the GPU's, not of who opened the driver."""
         if seen.counting is None:
@@ -137,7 +144,8 @@ UNPROVEN = Recovery()
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one signal remembers beside what all latches have. A signal that needs more has a type of its own.
 
-    Its fields are what is written down for a restart, by their names.
+    Its fields are what is written down for a restart, by their names; times are declared as `Moment`, durations as `Span`, and
+    a number that may be below 0 as `readings.Celsius`.
     """
 
     @property
@@ -160,40 +168,50 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What of it is worth writing down when it changes, while something is held: what counts towards more."""
         return None
 
-    @property
-    def moments(self) -> Iterable[float]:
-        """The times (Unix seconds) among what it remembers."""
-        return ()
-
-    @property
-    def spans(self) -> Iterable[float]:
-        """The seconds among what it remembers by which something is counted or held."""
-        return ()
-
-    @property
-    def signed(self) -> frozenset[str]:
-        """The fields whose numbers may be below 0: no counts, times or spans."""
-        return frozenset()
-
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """As a restart is to know it while nothing is held against the GPU."""
         return self
 
-    def held(self) -> Self:
-        """As a restart is to know it of an open latch: progress towards its end is left out, and gathered anew."""
-        return self.written()
+    def stored_open(self) -> Self:
+        """As a restart is to know it of an open latch: progress towards its end is left out, and gathered again."""
+        return self.stored()
 
     def after_boot(self) -> Self:
-        """As of an open latch after a boot: whatever was gathered since is gathered anew."""
-        return self.held()
+        """As of an open latch after a boot: whatever was gathered since is gathered again."""
+        return self.stored_open()
 
     def joined(self, _other: Self) -> Self:
         """With what the same signal remembered of the same GPU under another name, as far as it counts towards more."""
         return self
 
-    def shifted(self, by: float) -> Self:  # noqa: ARG002 - nothing of it is a time
-        """With its times as they are after the wall clock was corrected by so many seconds."""
-        return self
+
+def shifted(remembered: S, by: float) -> S:
+    """What is remembered with each `Moment` as it is after the wall clock was corrected by so many seconds."""
+    found: S = _changed(remembered, type(remembered), lambda value, of: corrected(value, by) if of == Moment else value)
+    return found
+
+
+def values(remembered: msgspec.Struct) -> list[tuple[Any, Any]]:
+    """All numbers and words that are remembered, however nested, each with the type that it is declared as."""
+    found: list[tuple[Any, Any]] = []
+    _changed(remembered, type(remembered), lambda value, of: found.append((value, of)))
+    return found
+
+
+def _changed(remembered: Any, declared: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """What is remembered with each number and word, of which its value and its declared type are given, changed."""
+    if remembered is None:
+        return None
+    types = get_args(declared)
+    if NoneType in types:
+        return _changed(remembered, types[0], change)
+    if isinstance(remembered, msgspec.Struct):
+        fields = msgspec.structs.fields(remembered)
+        return type(remembered)(*(_changed(getattr(remembered, field.name), field.type, change) for field in fields))
+    if isinstance(remembered, tuple):
+        of_each = repeat(types[0]) if types[-1] is ... else types
+        return tuple(_changed(each, of, change) for each, of in zip(remembered, of_each, strict=False))
+    return change(remembered, declared)
 
 
 def corrected(at: float, by: float) -> float:
@@ -201,7 +219,7 @@ def corrected(at: float, by: float) -> float:
     return max(0.0, at + by)
 
 
-def together(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -> tuple[float, ...]:
+def merged(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -> tuple[float, ...]:
     """The last `most` of two rows of times, the oldest first, one that is in both once."""
     return tuple(sorted({*mine, *others}))[-most:]
 
@@ -216,7 +234,7 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
     """What one signal holds against one GPU or MIG device, and what it remembers of it.
 
     `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is what closes it,
-    `recovery` what was seen of that where it is a reset or more. `overridden`: an operator vouches for the GPU in spite of it.
+    `recovery` what was seen of that where it is a reset or more. `overridden`: an operator states that the GPU is fit despite it.
     `memory` is the signal's own.
     """
 
@@ -234,7 +252,7 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
         return 0 < self.recovery.clean < CLEAN_SAMPLES or self.memory.gathering
 
     def renewed(self, memory: M, marks: Marks | None = None, **changes: Any) -> "Latch[M]":
-        """The latch after its evidence was renewed: whatever had been proven, or vouched for, counts no more.
+        """The latch after its evidence was renewed: whatever had been proven, or overridden, counts no more.
 
         `marks` are what a recovery is told by from now on; None: as before.
         """
@@ -269,3 +287,30 @@ class Health(NamedTuple):
     def verdict(self) -> Verdict:
         """The worst there is; OK where nothing stands."""
         return max((verdict for _, verdict in self.standing), default=Verdict.OK)
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """What a signal's verdict changed to: the event that everyone who reports on health is given.
+
+    `uuid` is the GPU's; `device` and `part` are those of the latch's key. `since` is Unix time in seconds; `xid` the Xid
+    behind it, if one is, and `xid_name` its name. `action` is what an operator is advised to do, empty once the verdict
+    is OK. `standing` is the worst of all signals of the GPU, or that MIG device, after the change.
+    """
+
+    uuid: str
+    signal: str
+    verdict: Verdict
+    before: Verdict
+    detail: str
+    since: float
+    device: str = ""
+    xid: int | None = None
+    action: str = ""
+    xid_name: str = ""
+    standing: Verdict = Verdict.OK
+    part: str = ""
+
+    @property
+    def healthy_again(self) -> bool:
+        """Whether nothing is left that makes the GPU, or that MIG device, Unhealthy, where this did before."""
+        return self.before is Verdict.FATAL and self.standing < Verdict.FATAL

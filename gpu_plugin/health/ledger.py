@@ -3,26 +3,29 @@
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
-from msgspec.structs import replace as changed_to
 
-from gpu_plugin.health import background
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.evidence import Evidence, news
+from gpu_plugin.health.evidence import BACKGROUND, Evidence
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Proof, Recovery, Transition, Verdict
+from gpu_plugin.health.observation import DriverEvent, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.record import GpuRecord, MigUuids
-from gpu_plugin.health.showing import shown
-from gpu_plugin.health.signals import SIGNALS, EndsBy, OperatorInfluence, SignalKind, first_look, flapping, xid
-from gpu_plugin.health.transition import Transition
-from gpu_plugin.health.words import advice, xid_number
+from gpu_plugin.health.record import Changed, GpuRecord, MigUuids
+from gpu_plugin.health.signals import (
+    SIGNALS,
+    EndsBy,
+    SignalKind,
+    advice,
+    first_look,
+    flapping,
+    shown,
+    standing,
+    xid,
+    xid_number,
+)
 
-_FIRST_LOOK, _WHOLE = LatchKey(first_look.NAME), LatchKey("")
-
-
-_Changed = dict[LatchKey, AnyLatch | None]
-"""What the latches were that have been changed since."""
+_FIRST_LOOK = LatchKey(first_look.NAME)
+_WHOLE = LatchKey("")
 
 
 class HealthLedger:
@@ -59,14 +62,14 @@ class HealthLedger:
         record = self._records.get(uuid)
         if record is None:
             return ()
-        changed: _Changed = {}
+        changed: Changed = {}
         # Those of an earlier process date from before what is told now: between them the GPU may have been reset
         marks = UNMARKED if record.recalled and not isinstance(seen, Sample) else record.marks
         aimed: tuple[str, ...] = ()
         if isinstance(seen, XidEvent):
-            aimed = self._aimed(seen, record)
-            if record.take(seen.xid, aimed, now) and self.policy.xids.heeded(seen.xid):
-                self.revision += 1  # when it came last, to the second, is what others are judged by
+            aimed = record.aimed(seen, whole_gpu=self.policy.xids.judge(seen.xid).whole_gpu)
+            # When it came last, to the second, is what others are judged by
+            self.revision += record.take_xid(seen.xid, aimed, now) and self.policy.xids.heeded(seen.xid)
         ctx = Context(
             now,
             _WHOLE,
@@ -79,35 +82,35 @@ class HealthLedger:
             xids=record.xids,
         )
         if isinstance(seen, Sample):
-            self._looked(record, seen, now)
+            self.revision += record.look(seen, now)  # others are to be told
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
             if signal.ends is EndsBy.RECOVERY and not judged and not event:
-                judged, ctx = True, changed_to(ctx, unfit=bool(self.unfit(uuid)))
+                judged, ctx = True, replace(ctx, unfit=bool(self.unfit(uuid)))
             if signal.parts is None:
                 known = record.latches.get(whole)
                 stepped = signal.step(known, seen, ctx)
                 if stepped is not known:
-                    self._put(record, whole, stepped, changed)
+                    self.revision += record.put(whole, stepped, changed)
                 continue
             own = self._keys(whole.signal, record, seen, aimed)
             for key in own:
                 known = dated = record.latches.get(key)
                 if event and known is not None and known.recovery.marks != marks:
                     # It is evidence of now: a reset before it proves nothing
-                    dated = changed_to(known, recovery=changed_to(known.recovery, marks=marks))
-                stepped = signal.step(dated, seen, changed_to(ctx, key=key))
-                self._put(record, key, known if stepped is dated else stepped, changed)
+                    dated = replace(known, recovery=replace(known.recovery, marks=marks))
+                stepped = signal.step(dated, seen, replace(ctx, key=key))
+                self.revision += record.put(key, known if stepped is dated else stepped, changed)
             if isinstance(seen, XidEvent):
                 self._beside(record, whole.signal, seen, ctx, changed)
-        self._note(record, seen, now)
+        self.revision += record.note(seen, now)
         if not changed:
             return ()
         self._guard(record, changed, now)
         return self._transitions(uuid, record, changed)
 
     def override(self, uuid: str) -> tuple[Transition, ...]:
-        """An operator vouches for a GPU. Events held against it are forgotten; what still reads badly is at most DEGRADED.
+        """An operator states that a GPU is fit. Events held against it are forgotten; what still reads badly is at most DEGRADED.
 
         What makes a GPU impossible to serve, and the operator's own orders, stay; but one that answers again is lost no more.
         Returns the verdicts it changed.
@@ -115,14 +118,14 @@ class HealthLedger:
         record = self._records.get(uuid)
         if record is None:
             return ()
-        changed: _Changed = {}
+        changed: Changed = {}
         for key, latch in list(record.latches.items()):
             signal = SIGNALS[key.signal]
             forgotten = signal.kind in (SignalKind.EVENT, SignalKind.GUARD) or signal.essential
-            if forgotten and signal.takes_word(latch):
-                self._put(record, key, None, changed)
+            if forgotten and signal.takes_override(latch):
+                self.revision += record.put(key, None, changed)
             elif not signal.essential and Verdict.FATAL in (latch.verdict, self._standing(key, latch)):
-                self._put(record, key, changed_to(latch, overridden=True), changed)
+                self.revision += record.put(key, replace(latch, overridden=True), changed)
         return self._transitions(uuid, record, changed)
 
     def judge_by(self, policy: HealthPolicy) -> tuple[Transition, ...]:
@@ -140,9 +143,9 @@ class HealthLedger:
         )
 
     def booted(self, boot_id: str) -> tuple[Transition, ...]:
-        """The node was booted anew: every GPU was reset and enumerated, and is believed after good looks.
+        """The node was booted: every GPU was reset and enumerated, and is believed after good looks.
 
-        Counts and baselines are of the boot before, and so are errors of applications, what an operator vouched for, and
+        Counts and baselines are of the boot before, and so are errors of applications, overrides, and
         what was released. Returns the verdicts it changed.
         """
         if boot_id == self.boot_id:
@@ -152,12 +155,12 @@ class HealthLedger:
         found: list[Transition] = []
         for uuid, record in self._records.items():
             record.marks, record.action, record.xids, record.unseen = UNMARKED, None, {}, first_look.unseen()
-            changed: _Changed = {}
+            changed: Changed = {}
             for key, latch in list(record.latches.items()):
-                held = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
+                stays = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
                 recovery = Recovery(latch.recovery.marks, reset=True, rebound=True)
-                after = latch.renewed(latch.memory.after_boot(), recovery=recovery) if held else None
-                self._put(record, key, after, changed)
+                after = latch.renewed(latch.memory.after_boot(), recovery=recovery) if stays else None
+                self.revision += record.put(key, after, changed)
             found += self._transitions(uuid, record, changed)
         return tuple(found)
 
@@ -174,7 +177,7 @@ class HealthLedger:
         """Why a GPU, or one MIG device of it, is not to be handed out, worded for people; empty where it may be."""
         record = self._records.get(uuid)
         fatal = [
-            (latch.since, latch.detail or k.signal) for k, latch, v in self._held(record, device) if v is Verdict.FATAL
+            (latch.since, latch.detail or k.signal) for k, latch, v in self._open(record, device) if v is Verdict.FATAL
         ]
         if not fatal and record is not None and record.unseen is not None:  # what else there is says more
             return record.unseen.detail
@@ -184,8 +187,8 @@ class HealthLedger:
         """The latches that stand against a GPU, or against one MIG device of it, or (None) against it and all of them."""
         record = self._records.get(uuid)
         unseen = record.unseen if record is not None else None
-        held = self._held(record, device)
-        return held if unseen is None else [*held, (_FIRST_LOOK, unseen, Verdict.FATAL)]
+        latches = self._open(record, device)
+        return latches if unseen is None else [*latches, (_FIRST_LOOK, unseen, Verdict.FATAL)]
 
     def unfit(self, uuid: str) -> tuple[str, ...]:
         """The signals that call a GPU FATAL by their own readings, and not by the operator's word: no look is clean then."""
@@ -218,19 +221,19 @@ class HealthLedger:
         known = self._records.setdefault(new, record)
         if known is record:
             return
-        for at, told in record.xids.items():
-            known.xids[at] = max(told, known.xids.get(at, told))
+        for xid_and_device, at in record.xids.items():
+            known.xids[xid_and_device] = max(at, known.xids.get(xid_and_device, at))
         for key, latch in record.latches.items():
             mine = known.latches.get(key, latch)
             worse, other = (latch, mine) if latch.verdict > mine.verdict else (mine, latch)
-            known.latches[key] = changed_to(worse, memory=worse.memory.joined(other.memory))
+            known.latches[key] = replace(worse, memory=worse.memory.joined(other.memory))
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Every open latch, and what else is remembered of a GPU, in a stable order."""
         return tuple(
             Evidence.of(self.boot_id, uuid, key, latch, self.zero)
             for uuid, record in sorted(self._records.items())
-            for key, latch in (*record.background(), *sorted(record.latches.items(), key=_ordered))
+            for key, latch in record.written()
             if latch.verdict is not Verdict.OK or latch.memory.lasting
         )
 
@@ -240,17 +243,15 @@ class HealthLedger:
             record = self._records.get(entry.uuid)
             if record is None or not entry.known:
                 continue
-            if entry.key == background.KEY:
-                marks, action = background.read(entry.latch(self.zero if entry.boot_id == self.boot_id else None))
-                if record.marks == UNMARKED:
-                    record.marks, record.recalled = marks, True
-                record.action = action if record.action is None else record.action
+            latch = entry.latch(self.zero if entry.boot_id == self.boot_id else None)
+            if entry.key == BACKGROUND:
+                record.recall(latch)
                 continue
             if SIGNALS[entry.signal].of_process:
                 continue
             several = SIGNALS[entry.signal].parts is not None
             key = entry.key if several else LatchKey(entry.signal)
-            known, latch = record.latches.get(key), entry.latch(self.zero if entry.boot_id == self.boot_id else None)
+            known = record.latches.get(key)
             if latch.verdict is Verdict.OK and not latch.memory.lasting:
                 continue
             if known is None or known.verdict < latch.verdict:
@@ -258,7 +259,7 @@ class HealthLedger:
             if (number := xid_number(key)) is not None:
                 record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
 
-    def _held(self, record: GpuRecord | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
+    def _open(self, record: GpuRecord | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
         """What `standing` has, but for the first look."""
         if record is None:
             return []
@@ -269,80 +270,29 @@ class HealthLedger:
             if (verdict := self._standing(key, latch)) is not Verdict.OK
         ]
 
-    def _beside(self, record: GpuRecord, name: str, seen: XidEvent, ctx: Context, changed: _Changed) -> None:
+    def _beside(self, record: GpuRecord, name: str, seen: XidEvent, ctx: Context, changed: Changed) -> None:
         """Shows an Xid to the latches of other Xids, which it may make more or less of: of another slice it says nothing."""
         swayed = self.policy.xids.swayed
         others = [
             key for key in record.latches if key.part in swayed and key.signal == name and key.part != str(seen.xid)
         ]
         for key in others:
-            self._put(record, key, SIGNALS[name].step(record.latches[key], seen, changed_to(ctx, key=key)), changed)
+            self.revision += record.put(
+                key, SIGNALS[name].step(record.latches[key], seen, replace(ctx, key=key)), changed
+            )
 
     def _keys(self, name: str, record: GpuRecord, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:
-        """The latches of a signal that keeps several of a GPU which an observation is about; `aimed` as of `_aimed`."""
+        """The latches of a signal that keeps several of a GPU which an observation is about; `aimed` as of `GpuRecord.aimed`."""
         if isinstance(seen, XidEvent):
             return [LatchKey(name, str(seen.xid), device) for device in aimed]
         if isinstance(seen, DriverEvent):
             return [LatchKey(name, f"{seen.kind:#x}")]
         return [key for key in record.latches if key.signal == name]
 
-    def _aimed(self, seen: XidEvent, record: GpuRecord) -> tuple[str, ...]:
-        """The MIG devices that an event is about, "" for the whole GPU.
-
-        What names a GPU instance that is none of ours is the whole GPU's; what names a strange compute instance of one of
-        ours is all of that GPU instance's.
-        """
-        if seen.gpu_instance is None or self.policy.xids.whole_gpu(seen.xid):
-            return ("",)
-        inside = {at: uuid for (instance, at), uuid in record.slices.items() if instance == seen.gpu_instance}
-        if seen.compute_instance in inside:
-            return (inside[seen.compute_instance],)
-        return tuple(inside.values()) or ("",)
-
     def _standing(self, key: LatchKey, latch: AnyLatch | None) -> Verdict:
-        if latch is None or latch.verdict is Verdict.OK:
-            return Verdict.OK
-        signal = SIGNALS[key.signal]
-        return self.policy.standing(
-            key.signal, latch, essential=signal.essential, enabled=signal.say is OperatorInfluence.ENABLED
-        )
+        return standing(key, latch, self.policy)
 
-    def _looked(self, record: GpuRecord, seen: Sample, now: float) -> None:
-        """A good look is the first, or the GPU stays unseen."""
-        if record.unseen is None:
-            return
-        if seen.fault:
-            record.unseen = first_look.unseen(seen.detail, record.unseen.since or now)
-        else:
-            record.unseen = None
-            self.revision += 1  # others are to be told
-
-    def _put(self, record: GpuRecord, key: LatchKey, latch: AnyLatch | None, changed: _Changed) -> None:
-        known = record.latches.get(key)
-        if latch is known:
-            return
-        changed.setdefault(key, known)
-        if latch is None:
-            del record.latches[key]
-        else:
-            record.latches[key] = latch
-        self.revision += news(known) != news(latch)
-
-    def _note(self, record: GpuRecord, seen: Observation, now: float) -> None:
-        """Remembers what the signals will be told with later observations."""
-        was = record.marks, record.action
-        if isinstance(seen, Sample):
-            record.marks = record.marks.after(seen, now)
-            record.recalled = record.recalled and bool(seen.fault)
-            if not seen.fault and seen.tells("recovery_action"):
-                record.action = seen.recovery_action
-        elif isinstance(seen, Order) and seen.verb == "resume":
-            # What was done meanwhile proves something for what was open before, and nothing for what comes
-            record.marks, record.action = UNMARKED, None
-        if was != (record.marks, record.action):
-            self.revision += background.news(*was) != background.news(record.marks, record.action)
-
-    def _guard(self, record: GpuRecord, changed: _Changed, now: float) -> None:
+    def _guard(self, record: GpuRecord, changed: Changed, now: float) -> None:
         """Counts what became FATAL, and holds a GPU back where that keeps happening."""
         if not self.policy.flap_hold:
             return
@@ -352,10 +302,10 @@ class HealthLedger:
             fatal = self._standing(key, record.latches.get(key)) is Verdict.FATAL
             if fatal and self._standing(key, old) is not Verdict.FATAL:
                 guard = LatchKey(flapping.NAME, f"{key.signal} {key.part}".strip(), key.device)
-                held = flapping.fell(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
-                self._put(record, guard, held, changed)
+                dropped = flapping.after_drop(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
+                self.revision += record.put(guard, dropped, changed)
 
-    def _transitions(self, uuid: str, record: GpuRecord, changed: _Changed) -> tuple[Transition, ...]:
+    def _transitions(self, uuid: str, record: GpuRecord, changed: Changed) -> tuple[Transition, ...]:
         return tuple(
             self._transition(uuid, record, key, old) for key, old in changed.items() if self._turned(record, key, old)
         )
@@ -382,11 +332,6 @@ class HealthLedger:
             standing,
             key.part,
         )
-
-
-def _ordered(item: tuple[LatchKey, AnyLatch]) -> tuple[str, str, str]:
-    key, _ = item
-    return key.signal, key.part, key.device
 
 
 def _of_its_boot(key: LatchKey, latch: AnyLatch) -> bool:

@@ -51,7 +51,7 @@ class Sample(msgspec.Struct, frozen=True):
     driver was last loaded. `recovery_action` is nvmlDeviceGpuRecoveryAction_t (field 230). `ecc_uncorrected` counts
     uncorrected errors since the driver was last loaded or the GPU reset. `clocks_event_reasons` is a mask of
     nvmlClocksEventReason*. `nvlinks` is whether each NVLink is active, by link number; the nvlink and pcie counters are
-    totals of the GPU that only a reset sets back. `binding` changes whenever the driver is bound to the GPU anew.
+    totals of the GPU that only a reset sets back. `binding` changes whenever the driver is bound to the GPU again.
 
     Those after `counting` are shown and judged by no signal: `power` and `power_limit` are in mW, `utilization` in percent,
     `memory_used` in bytes; `ecc_corrected` counts as `ecc_uncorrected` does, remapped rows those of the part's life.
@@ -95,7 +95,7 @@ class Sample(msgspec.Struct, frozen=True):
     remapped_uncorrectable: int | None = None
     asked: frozenset[str] | None = None
 
-    def tells(self, field: str) -> bool:
+    def asked_for(self, field: str) -> bool:
         """Whether this look asked for that field."""
         return self.asked is None or field in self.asked
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.health.latch import AnyLatch, Proof, Verdict
+from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.xid_table import XidTable
 from gpu_plugin.health.xids import VERDICTS, XidPolicy, parse_xid_list
 
@@ -29,27 +29,9 @@ class HealthPolicy(msgspec.Struct, frozen=True):
     judging: bool = True
     malformed: tuple[str, ...] = ()
 
-    def standing(
-        self, signal: str, latch: AnyLatch | None, *, essential: bool = False, enabled: bool = False
-    ) -> Verdict:
-        """What an open latch of a signal comes to, `essential` as in `signals.Signal`.
-
-        `enabled` is whether it counts where all health checks are disabled (`signals.OperatorInfluence.ENABLED`).
-        """
-        if latch is None:
-            return Verdict.OK
-        verdict = latch.verdict
-        if essential or verdict is Verdict.OK:
-            return verdict
-        if not (self.judging or enabled):
-            return Verdict.OK
-        if verdict is not Verdict.APP:
-            verdict = self.signals.get(signal, verdict)
-        return min(verdict, Verdict.DEGRADED) if latch.overridden else verdict
-
 
 def policy(settings: Settings, table: XidTable) -> HealthPolicy:
-    """The policy that the settings ask for, over the shipped table of Xids; `complaints` has what they get wrong."""
+    """The policy that the settings ask for, over the shipped table of Xids; `malformed` has what they get wrong."""
     disabled, enabled = parse_xid_list(settings.disable_healthchecks), parse_xid_list(settings.enable_healthchecks)
     critical = parse_xid_list(settings.xid_config)
     said = settings.verdicts
@@ -76,11 +58,6 @@ def policy(settings: Settings, table: XidTable) -> HealthPolicy:
             ),
         ),
     )
-
-
-def complaints(asked: HealthPolicy) -> list[str]:
-    """A sentence for each word of the operator's lists that is none; it is left out of the policy."""
-    return list(asked.malformed)
 
 
 def _malformed(name: str, words: tuple[str, ...]) -> list[str]:

@@ -35,18 +35,13 @@ class Measured(Level, frozen=True):
     readings: tuple[Reading, ...] = ()
 
     @property
-    def signed(self) -> frozenset[str]:
-        """Degrees may be below 0."""
-        return frozenset({"readings"})
-
-    @property
     def counted(self) -> object:
         """How bad it was."""
         return tuple((each.name, each.limit, each.worst) for each in self.readings)
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """Without what was read last: the next process looks for itself."""
-        return replace(super().held(), readings=tuple(replace(each, now=None) for each in self.readings))
+        return replace(super().stored_open(), readings=tuple(replace(each, now=None) for each in self.readings))
 
 
 class Measure(NamedTuple):
@@ -84,7 +79,7 @@ def spelled(readings: Sequence[Reading], *, now: bool = True) -> str:
 
 def _read(known: Reading | None, seen: Sample, at: Measure) -> Reading | None:
     if at.celsius is None:
-        return replace(known, now=None) if known is not None and seen.tells(at.name) else known
+        return replace(known, now=None) if known is not None and seen.asked_for(at.name) else known
     threshold = at.threshold if at.threshold is not None else known.threshold if known is not None else None
     if threshold is None or (known is None and not at.near):
         return None

@@ -15,19 +15,19 @@ import msgspec
 from gpu_plugin.config.choices import HEALTH_SIGNALS, Registry
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Memory
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Sample, XidEvent
 
-Step = Callable[[Any, Observation, Context], AnyLatch | None]
-"""(latch, observation, context) → latch."""
+Step = Callable[[Any, Any, Context], AnyLatch | None]
+"""(latch, observation of one of the kinds that the signal sees, context) → latch."""
 
 
 class SignalKind(Enum):
     """What a signal goes by."""
 
     READING = "reading"
-    """What a look reads. It is still there to be read while it lasts: an operator who vouches for the GPU overrides it."""
+    """What a look reads. It is still there to be read while it lasts: an operator's override makes it DEGRADED at most."""
     EVENT = "event"
-    """What was told once and is over: an operator who vouches for the GPU has it forgotten."""
+    """What was told once and is over: an operator's override has it forgotten."""
     ORDER = "order"
     """The operator's own word, which says nothing of the GPU itself."""
     GUARD = "guard"
@@ -38,7 +38,7 @@ class OperatorInfluence(Enum):
     """Who has a say in what a signal's verdict comes to."""
 
     OPERATOR = "operator"
-    """The operator: by the policy, and by vouching for the GPU."""
+    """The operator: by the policy, and by an override."""
     ENABLED = "enabled"
     """The same; but it counts also where all health checks are disabled, for what it goes by can be enabled by itself."""
     NOBODY = "nobody"
@@ -67,7 +67,8 @@ class Signal(msgspec.Struct, frozen=True):
     than its proof asks for, with `{reset}` for the commands; `shown` is what shows those.
 
     What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `answers` is whether
-    good looks alone are missing of its recovery. `vouched` is whether an operator's word ends it although nobody else has a say.
+    good looks alone are missing of its recovery. `overridable` is whether an operator's override ends it although
+    its verdict is essential.
     """
 
     step: Step
@@ -79,7 +80,7 @@ class Signal(msgspec.Struct, frozen=True):
     clears: str | Callable[[Case], str] = ""
     recovery: str = ""
     shown: str = ""
-    vouched: Callable[[Any], bool] | None = None
+    overridable: Callable[[Any], bool] | None = None
     until: Callable[[Any], float | None] | None = None
     answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
@@ -91,9 +92,9 @@ class Signal(msgspec.Struct, frozen=True):
         """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
         return self.say is OperatorInfluence.NOBODY or self.kind is SignalKind.ORDER
 
-    def takes_word(self, latch: AnyLatch) -> bool:
-        """Whether an operator may vouch for the GPU in spite of this latch."""
-        return not self.essential or (self.vouched is not None and self.vouched(latch))
+    def takes_override(self, latch: AnyLatch) -> bool:
+        """Whether an operator's override has an effect on this latch."""
+        return not self.essential or (self.overridable is not None and self.overridable(latch))
 
     @property
     def lasts(self) -> bool:

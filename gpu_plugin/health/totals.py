@@ -1,16 +1,29 @@
-"""Counters that only grow until a reset sets them back: how much they grew, and how often that was lately."""
+"""The rule of signals that go by two counters, which only grow until a reset sets them back.
 
-from collections.abc import Iterable
-from typing import Self
+Each growth of the first counts by itself; growth of the second counts where there was too much of it lately.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import MINUTE, Level, lately
-from gpu_plugin.health.latch import corrected, together
+from gpu_plugin.health.context import Context
+from gpu_plugin.health.hysteresis import MINUTE, Level, lately, unproven
+from gpu_plugin.health.latch import Latch, Moment, Verdict, merged
 from gpu_plugin.health.observation import Sample
 
 Totals = tuple[int | None, ...]
-"""Counters as they were read, in an order of the signal's own; None where one was not to be had."""
+"""Both counters as they were read; None where one was not to be had. Empty: neither was ever read."""
+
+
+class Counters(NamedTuple):
+    """The two counters, by their fields of `Sample`: more than `limit` of the second within so many seconds are too many."""
+
+    first: str
+    second: str
+    limit: int
+    within: float
 
 
 class Counted(Level, frozen=True):
@@ -22,13 +35,10 @@ class Counted(Level, frozen=True):
     """
 
     totals: Totals = ()
-    times: tuple[float, ...] = ()
-    noted: float | None = None
+    times: tuple[Moment, ...] = ()
+    noted: Moment | None = None
 
-    @property
-    def gathering(self) -> bool:
-        """Nothing is settled by another look soon."""
-        return False
+    gathering: ClassVar[bool] = False  # nothing is settled by another look soon
 
     @property
     def lasting(self) -> bool:
@@ -40,81 +50,59 @@ class Counted(Level, frozen=True):
         """When they were last worth it."""
         return self.noted
 
-    @property
-    def counted(self) -> object:
-        """The same."""
-        return self.noted
-
-    @property
-    def moments(self) -> Iterable[float]:
-        """When the events were."""
-        return self.times if self.noted is None else (*self.times, self.noted)
+    counted = news
 
     def joined(self, other: Self) -> Self:
         """With those events too."""
-        return replace(self, times=together(self.times, other.times))
+        return replace(self, times=merged(self.times, other.times))
 
-    def shifted(self, by: float) -> Self:
-        """With the events' times shifted."""
-        noted = None if self.noted is None else corrected(self.noted, by)
-        return replace(self, times=tuple(corrected(at, by) for at in self.times), noted=noted)
+    def read(self, seen: Sample, counters: Counters) -> Totals:
+        """Both counters as of this look; one that it did not ask for is as it was last read."""
+        before = self.totals or (None, None)
+        names = (counters.first, counters.second)
+        return tuple(
+            getattr(seen, name) if seen.asked_for(name) else old for name, old in zip(names, before, strict=True)
+        )
 
-    def after(self, now: Totals, at: float, within: float, limit: int) -> tuple[tuple[int, ...], Self]:
+    def after(self, now: Totals, at: float, counters: Counters) -> tuple[tuple[int, ...], Self]:
         """By how much each counter grew, now that they read so at Unix time `at`, and what is to be remembered.
 
-        The second is the one whose events are tallied, by `within` and `limit` as in `tally`. The same object where nothing
-        changed. A counter that was never read before or was set back is worth writing down at once, as is what grew by an
-        error that counts by itself; a tally that grows is so once a minute.
+        The same object where nothing changed. One that is read for the first time, is not to be had, or was set back has not
+        grown; one that is not to be had is remembered as it was. A counter that was never read before or was set back is worth
+        writing down at once, as is growth of the first; that of the second is so once a minute.
         """
-        growth, totals = grown(self.totals, now)
-        times = tally(self.times, growth[1], at, within, limit)
+        pairs = list(zip(self.totals or (None, None), now, strict=True))
+        growth = tuple(0 if new is None or old is None else max(0, new - old) for old, new in pairs)
+        totals = tuple(old if new is None else new for old, new in pairs)
+        most = counters.limit + 1
+        times = lately((*self.times, *(at,) * min(growth[1], most)), at, counters.within, most)
         if (totals, times) == (self.totals, self.times):
             return growth, self
-        due = self.noted is None or not 0 <= at - self.noted < MINUTE
-        due = due and totals != self.totals
-        if due or growth[0] or _begun(self.totals, totals):
-            return growth, replace(self, totals=totals, times=times, noted=at)
-        return growth, replace(self, totals=totals, times=times)
+        due = totals != self.totals and (self.noted is None or not 0 <= at - self.noted < MINUTE)
+        begun = any(new is not None and (old is None or new < old) for old, new in pairs)
+        noted = at if due or growth[0] or begun else self.noted
+        return growth, replace(self, totals=totals, times=times, noted=noted)
 
 
-def read(known: Counted | None, seen: Sample, first: str, second: str) -> Totals:
-    """Two counters as of this look, by the names of their fields; one that it did not ask for is as it was last read."""
-    now = (getattr(seen, first), getattr(seen, second))
-    if seen.asked is None:
-        return now
-    before = known.totals if known is not None and known.totals else (None, None)
-    return (now[0] if seen.tells(first) else before[0], now[1] if seen.tells(second) else before[1])
+Judge = Callable[[Latch[Counted], Counted, int, bool | None], Latch[Counted] | None]
+"""(latch, memory of a new one, growth of the first counter, whether the reading is bad as `level` has it) → latch."""
 
 
-def grown(last: Totals, now: Totals) -> tuple[tuple[int, ...], Totals]:
-    """By how much each counter grew since it was last read, and what is to be remembered of them.
-
-    One that is read for the first time, was not to be had, or was set back has not grown; the latter two differ in that what is
-    remembered is the former reading, or the new one. An empty `last` means that none was ever read.
-    """
-    known = last or (None,) * len(now)
-    growth = tuple(
-        max(0, new - old) if new is not None and old is not None else 0 for old, new in zip(known, now, strict=True)
-    )
-    return growth, tuple(old if new is None else new for old, new in zip(known, now, strict=True))
-
-
-def _begun(before: Totals, now: Totals) -> bool:
-    """Whether a counter was read for the first time, or was set back."""
-    known = before or (None,) * len(now)
-    return any(new is not None and (old is None or new < old) for old, new in zip(known, now, strict=True))
-
-
-def unread(remembered: Totals, now: Totals) -> bool:
-    """Whether the counters say nothing of an end: one that was once read is not to be had now, or none ever was."""
-    return any(new is None and old is not None for old, new in zip(remembered, now, strict=True)) or not any(
-        old is not None for old in remembered
-    )
-
-
-def tally(times: tuple[float, ...], count: int, now: float, within: float, limit: int) -> tuple[float, ...]:
-    """The times (Unix seconds) of the last events, `count` more having come now; longer than `limit` where there are too many.
-
-    Too many are more than `limit` within so many seconds; more than that are not remembered.
-    """
-    return lately((*times, *(now,) * min(count, limit + 1)), now, within, limit + 1)
+def counted(
+    latch: Latch[Counted] | None, seen: Sample, ctx: Context, counters: Counters, judge: Judge
+) -> Latch[Counted] | None:
+    """The latch after a look at two counters, of which `judge` decides what their growth means."""
+    known = latch or Latch(Counted())
+    now = known.memory.read(seen, counters)
+    if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
+        return latch
+    growth, memory = known.memory.after(now, ctx.now, counters)
+    bad: bool | None = bool(growth[0]) or (growth[1] > 0 and len(memory.times) > counters.limit)
+    lacking = any(new is None and old is not None for old, new in zip(memory.totals, now, strict=True))
+    unread = memory.totals == (None, None)
+    known = replace(known, memory=memory)
+    fresh = unproven(known).memory
+    after = judge(known, fresh, growth[0], bad or (None if lacking or unread else False))
+    if after is None and not unread:
+        after = Latch(fresh)
+    return latch if after == latch else after

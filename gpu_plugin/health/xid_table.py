@@ -1,6 +1,6 @@
 """The table of Xids that ships with the package: its rows, read strictly from the JSON that is made of `xids.yaml`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -29,22 +29,28 @@ Action = Literal[
 _seconds = duration(1, 30 * 86400)
 
 
-class Escalation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """That so many of an Xid on one GPU `within` a time, such as 24h, mean more."""
-
-    to: Literal["degraded", "fatal"]
-    count: int
+class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     within: str
 
     def __post_init__(self) -> None:
-        if not 2 <= self.count <= 64:
-            raise ValueError(f"count {self.count} is not between 2 and 64")
         _seconds(self.within)
 
     @property
     def seconds(self) -> float:
-        """That time in seconds."""
+        """`within` in seconds."""
         return _seconds(self.within)
+
+
+class Escalation(_Rule, frozen=True):
+    """That so many of an Xid on one GPU `within` a time, such as 24h, mean more."""
+
+    to: Literal["degraded", "fatal"]
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.count <= 64:
+            raise ValueError(f"count {self.count} is not between 2 and 64")
+        super().__post_init__()
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,22 +60,16 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     verdict: Literal["degraded", "fatal"]
 
 
-class Brings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Brings(_Rule, frozen=True):
     """What an Xid means where one of these `xids` comes `within` a time of it, such as 5s."""
 
     xids: tuple[int, ...]
-    within: str
     verdict: Literal["degraded", "fatal"]
 
     def __post_init__(self) -> None:
         if not self.xids:
             raise ValueError("there are no xids")
-        _seconds(self.within)
-
-    @property
-    def seconds(self) -> float:
-        """That time in seconds."""
-        return _seconds(self.within)
+        super().__post_init__()
 
 
 class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"beside": "with"}):
@@ -129,19 +129,12 @@ def xid_table(content: object) -> XidTable:
     """
     if not isinstance(content, list):
         raise ValueError("the table is not a list of rows")
-    return _by_number([_row(at, row) for at, row in enumerate(content)])
-
-
-def _row(at: int, content: object) -> XidRow:
-    try:
-        return msgspec.convert(content, XidRow)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"row {at}: {error}") from None
-
-
-def _by_number(rows: Iterable[XidRow]) -> XidTable:
     found: dict[int, XidRow] = {}
-    for row in rows:
+    for at, each in enumerate(content):
+        try:
+            row = msgspec.convert(each, XidRow)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"row {at}: {error}") from None
         for number in row.numbers:
             if number in found:
                 raise ValueError(f"Xid {number} stands in two rows, {found[number].name!r} and {row.name!r}")

@@ -109,14 +109,6 @@ class XidPolicy:
         """What this Xid means. One that neither the table nor the operator names is DEGRADED, unless the driver asks for more."""
         return self._judged.get(xid, self._unlisted)
 
-    def fatal(self, xid: int) -> bool:
-        """Whether this Xid by itself makes its GPU unfit for use."""
-        return self.judge(xid).verdict is Verdict.FATAL
-
-    def whole_gpu(self, xid: int) -> bool:
-        """Whether this Xid is the whole GPU's trouble, whichever instance the driver names."""
-        return self.judge(xid).whole_gpu
-
     def heeded(self, xid: int) -> bool:
         """Whether another Xid means more or less where this one comes with it."""
         return xid in self._heeded

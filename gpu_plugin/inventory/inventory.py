@@ -32,14 +32,16 @@ class Inventory:
         self.offer = Offer()
         self._health = health
         self._remembered: tuple[Resource, ...] = ()
-        self._last = Judgement()
-        self._published = False
+        self.judged = Judgement()
+        """What the last list was made of; another object after each change."""
+        self.unpublished = True
+        """Whether no offer has been published yet."""
         self._hardware: frozenset[tuple[str, str]] = frozenset()
         self.mps_resources: tuple[MpsShared, ...] = ()
         """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
         self._mps_down: dict[str, str] = {}
         self._cdi: CdiReadiness | None = None
-        self.specs_told = Pulse()
+        self.specs_changed = Pulse()
         """Rung whenever it is told which devices CDI specifications have."""
 
     @property
@@ -50,35 +52,12 @@ class Inventory:
         return tuple(view.resource for view in self.store.current.resources.values())
 
     @property
-    def unpublished(self) -> bool:
-        """Whether no offer has been published yet."""
-        return not self._published
-
-    @property
-    def awaited(self) -> Allocated:
-        """What keeps hardware back until no pod holds it: what is retired, and what is held under foreign names."""
-        return self._last.awaited
-
-    @property
     def foreign(self) -> tuple[Resource, ...]:
         """What pods hold of NVIDIA's devices under names that are not listed here, which another plugin may serve."""
         found: dict[str, list[Device]] = {}
-        for (name, _), device in self._last.foreign.items():
+        for (name, _), device in self.judged.foreign.items():
             found.setdefault(name, []).append(device)
         return tuple(Resource(name, tuple(devices)) for name, devices in found.items())
-
-    @property
-    def asked(self) -> Mapping[tuple[str, str], float]:
-        """What the kubelet is to be asked about, and since when: what is retired, and what is held under foreign names.
-
-        Another object after each change.
-        """
-        return self._last.asked
-
-    @property
-    def retired(self) -> Mapping[tuple[str, str], float]:
-        """What is gone and still listed, by resource name and device id: since when, in seconds of the clock of `apply`."""
-        return self._last.retirement.since
 
     def found(self, gpus: Iterable[Gpu]) -> None:
         """Publishes the hardware that the node has now, and its health: also what no resource is made of."""
@@ -101,19 +80,14 @@ class Inventory:
     @property
     def leaving(self) -> bool:
         """Whether something is still listed that is to go: `settle` is owed now and then."""
-        return bool(self._last.retirement.since or self._last.empty_since or self._last.elsewhere)
-
-    @property
-    def next_leave(self) -> float:
-        """When something that is listed still may go next though nothing more is learnt; inf for nothing."""
-        return self._last.next_leave
+        return bool(self.judged.retirement.since or self.judged.empty_since or self.judged.elsewhere)
 
     def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
         """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names."""
         self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
         allocated = {(r.name, device.id): gone(device) for r in foreign for device in r.devices}
         since = dict.fromkeys(allocated, -inf)
-        self._last = Judgement(foreign=allocated, foreign_since=since, asked=since)
+        self.judged = Judgement(foreign=allocated, foreign_since=since, asked=since)
 
     def check(self, new: Offer) -> None:
         """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
@@ -139,7 +113,7 @@ class Inventory:
                 self._mps_down.pop(shared.name, None)  # what its daemon serves is not what is asked for now
         if self.unpublished:  # what an earlier process listed it may have given away until a moment ago
             for resource in self._remembered:
-                self.store.given.note(resource.name, (device.id for device in resource.devices), now)
+                self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
         self._take(judge(self.standing(allocated, now, known)))
 
     def standing(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> Standing:
@@ -148,15 +122,11 @@ class Inventory:
             offer=self.offer,
             listed=self.listed,
             views=self.store.current.resources,
-            retirement=self._last.retirement,
-            foreign=self._last.foreign,
-            foreign_since=self._last.foreign_since,
-            slices=self._last.slices,
-            empty_since=self._last.empty_since,
+            before=self.judged,
             reasons={visible: self._reason(gpu, visible) for gpu, visible in self._hardware},
             mps_down=dict(self._mps_down),
             cdi=self._cdi_readiness() if self.offer.access.by_cdi else None,
-            unsaid=self.store.given.unsaid,
+            unconfirmed=self.store.recent.unconfirmed,
             allocated=allocated,
             known=known,
             now=now,
@@ -164,14 +134,14 @@ class Inventory:
 
     def take(self, judged: Judgement, standing: Standing) -> bool:
         """Publishes what was judged of `standing`, unless things have changed since. Returns whether it did."""
-        current = self.store.current.resources is standing.views and self._last.retirement is standing.retirement
-        if not current or self.offer is not standing.offer or self.store.given.unsaid(judged.moved):
+        current = self.store.current.resources is standing.views and self.judged is standing.before
+        if not current or self.offer is not standing.offer or self.store.recent.unconfirmed(judged.moved):
             return False
         self._take(judged)
         return True
 
     def _take(self, judged: Judgement) -> None:
-        self._last, self._published = judged, True
+        self.judged, self.unpublished = judged, False
         self.store.publish(judged.views)
 
     def settle(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
@@ -208,7 +178,7 @@ class Inventory:
     def cdi_changed(self, state: "CdiReadiness") -> None:
         """Publishes which devices the container runtime can be told of by CDI name."""
         self._cdi = state
-        self.specs_told.ring()
+        self.specs_changed.ring()
         views = self.store.current.resources
         if not self.unpublished and self.offer.access.by_cdi:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})

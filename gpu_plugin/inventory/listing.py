@@ -14,10 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.access.container import MpsDirectories
+from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import GPU, MIG, OWN_NAMES, Device, Resource
-from gpu_plugin.devices.given import Key
-from gpu_plugin.devices.naming import resource_name_fault
+from gpu_plugin.devices.recent_allocations import Key
 from gpu_plugin.devices.retirement import SETTLE, Allocated, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.inventory.offer import Offer
@@ -35,25 +35,20 @@ MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
 class Standing(msgspec.Struct, frozen=True):
     """How things stand, and what the kubelet said.
 
-    `listed` are the resources as the kubelet is told of them and `views` what is published of them. `retirement`, `foreign`,
-    `foreign_since`, `slices` and `empty_since` are those of the last Judgement. `reasons` says why hardware is unfit, by what
-    containers are told to see, `mps_down` why an MPS daemon is, by resource; `cdi` is what is known of CDI specifications where
-    names of theirs are told. `unsaid` tells which of some devices may have been given away without the kubelet having said so.
-    `allocated`, `known` and `now` are as for `Inventory.apply`.
+    `listed` are the resources as the kubelet is told of them and `views` what is published of them; `before` is what followed
+    the last time. `reasons` says why hardware is unfit, by what containers are told to see, `mps_down` why an MPS daemon is, by
+    resource; `cdi` is what is known of CDI specifications where their names are told. `unconfirmed` tells which of some devices
+    may have been given away without the kubelet having confirmed it. `allocated`, `known` and `now` are as for `Inventory.apply`.
     """
 
     offer: Offer
     listed: tuple[Resource, ...]
     views: Mapping[str, ResourceView]
-    retirement: Retirement
-    foreign: Mapping[Key, Device]
-    foreign_since: Mapping[Key, float]
-    slices: Mapping[str, str]
-    empty_since: Mapping[str, float]
+    before: "Judgement"
     reasons: Mapping[str, str]
     mps_down: Mapping[str, str]
     cdi: "CdiReadiness | None"
-    unsaid: Callable[[Collection[Key]], Allocated]
+    unconfirmed: Callable[[Collection[Key]], Allocated]
     allocated: Allocated | None
     known: Allocated
     now: float
@@ -91,23 +86,22 @@ class Judgement(msgspec.Struct, frozen=True):
 
 def judge(standing: Standing) -> Judgement:
     """What the kubelet is to be told."""
-    now, offer = standing.now, standing.offer
-    slices = {**standing.slices, **offer.slices}
+    now, offer, before = standing.now, standing.offer, standing.before
+    slices = {**before.slices, **offer.slices}
     gpus = {device.gpu for resource in offer.plan.resources for device in resource.devices}
     listed, foreign = _recalled(standing, slices, gpus)
-    foreign_since = {key: standing.foreign_since.get(key, now) for key in foreign}
+    foreign_since = {key: before.foreign_since.get(key, now) for key in foreign}
     elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
-    recent = standing.unsaid([(r.name, d.id) for r in listed for d in r.devices])
+    recent = standing.unconfirmed([(r.name, d.id) for r in listed for d in r.devices])
     resources, retirement = retire(
-        listed, offer.plan.resources, standing.retirement, standing.allocated, now, recent, list(elsewhere.values())
+        listed, offer.plan.resources, before.retirement, standing.allocated, now, recent, list(elsewhere.values())
     )
     names = {resource.name for resource in resources}
     emptied = {resource.name for resource in listed} - names
-    empty_since = {name: standing.empty_since.get(name, now) for name in emptied}
+    empty_since = {name: before.empty_since.get(name, now) for name in emptied}
     empty_since = {name: since for name, since in empty_since.items() if now - since < WITHDRAW}
     lasting = [Resource(resource.name) for resource in listed if resource.name in empty_since]
     views = {resource.name: _view(standing, resource) for resource in (*resources, *lasting)}
-    before = standing.retirement
     leaves = (
         *(retirement.since[key] + SETTLE for key in retirement.free),
         *(since + WITHDRAW for since in empty_since.values()),
@@ -120,7 +114,9 @@ def judge(standing: Standing) -> Judgement:
         elsewhere=frozenset(elsewhere),
         slices=slices,
         empty_since=empty_since,
-        moved=frozenset(key for key in before.since if key not in retirement.since or key in retirement.free),
+        moved=frozenset(
+            key for key in before.retirement.since if key not in retirement.since or key in retirement.free
+        ),
         awaited=frozenset(retirement.since.keys() | elsewhere.keys()),
         asked={**foreign_since, **retirement.since},
         next_leave=min((at for at in leaves if at > now), default=inf),
@@ -152,12 +148,12 @@ def _recalled(
     for resource in everything:
         present.setdefault(resource.name, set()).update(device.id for device in resource.devices)
     listed = {resource.name: resource.devices for resource in standing.listed}
-    said = standing.known | (standing.foreign.keys() if standing.allocated is None else standing.allocated)
+    said = standing.known | (standing.before.foreign.keys() if standing.allocated is None else standing.allocated)
     foreign: dict[Key, Device] = {}
     lost = _lost(((name, one) for name, one in said if one not in present.get(name, ())), gpus)
     alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
     for name, identifier in lost:
-        device = standing.foreign.get((name, identifier)) or _described(name, identifier, alike, slices)
+        device = standing.before.foreign.get((name, identifier)) or _described(name, identifier, alike, slices)
         if name in present:
             listed[name] = (*listed.get(name, ()), device)
         else:

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
 from gpu_plugin.devices.device import Device, Resource, with_reason
-from gpu_plugin.devices.given import RecentAllocations
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
+from gpu_plugin.devices.recent_allocations import RecentAllocations
 from gpu_plugin.health.latch import Health
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.runtime.pulse import Pulse
@@ -126,7 +126,7 @@ class SnapshotStore:
     def __init__(self) -> None:
         self.current = Snapshot()
         self.changed = Pulse()
-        self.given = RecentAllocations()
+        self.recent = RecentAllocations()
         """What was given to containers a moment ago."""
         self._again: Counter[str] = Counter()
 
@@ -147,12 +147,12 @@ class SnapshotStore:
         self.changed.ring()
         return self.current
 
-    def tell_again(self, resource: str) -> None:
+    def resend(self, resource: str) -> None:
         """Has the list of a resource sent once more as it is, and wakes who waits."""
         self._again[resource] += 1
         self.changed.ring()
 
-    def told_again(self, resource: str) -> int:
+    def resends(self, resource: str) -> int:
         """How often that was asked for."""
         return self._again[resource]
 

@@ -71,7 +71,7 @@ class PodAttribution:
         self._socket = socket
         self._clock = clock
         self._dice = dice
-        self._held: HoldersByDevice | None = None
+        self._holders: HoldersByDevice | None = None
         self._asked_at = float("-inf")
         self._settled = 0
         self._answer_of = float("-inf")
@@ -80,19 +80,19 @@ class PodAttribution:
         """The socket on which the kubelet did not answer the last time."""
         self._one_at_a_time = anyio.Lock()
         self._wanted = Pulse()
-        self._told = Pulse()
+        self._answered = Pulse()
 
     async def run(self) -> None:
         """Asks for those who cannot wait. Never returns."""
         while True:
             await self._wanted.wait()
             await self.current()
-            self._told.ring()
+            self._answered.ring()
 
     @property
     def age(self) -> float | None:
         """Seconds since the question that the known answer belongs to; None where none is known."""
-        return None if self._held is None else self._clock() - self._answer_of
+        return None if self._holders is None else self._clock() - self._answer_of
 
     async def current(self) -> HoldersByDevice | None:
         """The containers that hold each (resource, device id), as they were some `AGE` seconds ago at most.
@@ -115,7 +115,7 @@ class PodAttribution:
         if self._due():
             with anyio.move_on_after(SHORTLY):
                 self._wanted.ring()
-                await self._told.wait()
+                await self._answered.wait()
         return self._known()
 
     def _due(self) -> bool:
@@ -125,9 +125,9 @@ class PodAttribution:
         return self._backoff.due(self._clock()) or (socket is not None and socket != self._silent)
 
     def _known(self) -> HoldersByDevice | None:
-        if self._held is not None and self._clock() - self._answer_of >= STALE:
-            self._held = None
-        return self._held
+        if self._holders is not None and self._clock() - self._answer_of >= STALE:
+            self._holders = None
+        return self._holders
 
     async def newest(self) -> HoldersByDevice | None:
         """The containers that hold each (resource, device id), by a question asked after this call; None: not answered."""
@@ -135,10 +135,10 @@ class PodAttribution:
         async with self._one_at_a_time:
             if self._settled <= begun:
                 await self._ask()
-        return None if self.trouble else self._held
+        return None if self.trouble else self._holders
 
     def _good(self) -> bool:
-        return self._held is not None and not self.trouble and self._clock() - self._answer_of < AGE
+        return self._holders is not None and not self.trouble and self._clock() - self._answer_of < AGE
 
     async def _ask(self) -> None:
         """One question, and what follows from it. Only for who has the lock; may be cancelled."""
@@ -148,7 +148,7 @@ class PodAttribution:
         number = self.questions = self.questions + 1
         socket = self._socket()
         try:
-            self._held = await pod_resources.holders(socket, PATIENCE, self._held)
+            self._holders = await pod_resources.holders(socket, PATIENCE, self._holders)
         except pod_resources.PodResourcesError as error:
             self.failures += 1
             if str(error) != self.trouble:

@@ -3,8 +3,7 @@
 from grpclib.client import Channel, Handler
 from grpclib.protocol import H2Protocol
 
-from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.unknown_frames import EndsAtUnknownFrame
+from gpu_plugin.kubelet.codec import BytesCodec, EndsAtUnknownFrame
 
 
 class BoundedChannel(Channel):

@@ -47,7 +47,7 @@ def entries(directory: Path) -> Mapping[tuple[str, str], frozenset[str]] | None:
 
 
 def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Writing]:
-    """The same, and which writing of the file it is of: a kubelet makes the file anew each time it writes.
+    """The same, and which writing of the file it is of: a kubelet makes a new file each time it writes.
 
     Raises:
         CheckpointError: the file is no witness.

@@ -3,12 +3,14 @@
 import asyncio
 import binascii
 import logging
+import struct
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import grpclib.server
 from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 from grpclib.metadata import decode_bin_value
 from grpclib.protocol import Stream
 from h2.connection import H2Connection
@@ -16,8 +18,8 @@ from h2.errors import ErrorCodes
 from h2.events import DataReceived, StreamReset
 from h2.exceptions import ProtocolError
 
-from gpu_plugin.kubelet.sparing import LogThrottle
-from gpu_plugin.kubelet.unknown_frames import EndsAtUnknownFrame
+from gpu_plugin.kubelet.codec import EndsAtUnknownFrame
+from gpu_plugin.kubelet.log_throttle import LogThrottle
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -31,17 +33,20 @@ RESETS = 200
 UNREAD_FRAMES = 4096
 """Frames of a stream that wait to be read: those of a window of 4 MiB (grpclib's) are 256 as grpc-go sends them."""
 
+LONGEST_REQUEST = 8 * 1024 * 1024
+"""Bytes of a request. A kubelet's names the ids of one resource twice at most, as available and as to be included; the list that
+it has them from has no more than 4 MiB, with more than the ids in it."""
+
 UNFINISHED_BYTES = 16 * 1024 * 1024
 """Bytes of requests of one connection that are not answered yet: those of the two longest. A kubelet sends one at a time."""
 
 Headers = list[tuple[str, str]]
 
-
-_SPARING = LogThrottle()
+_THROTTLE = LogThrottle()
 
 
 def _say(why: str) -> None:
-    level, more = _SPARING.next(time.monotonic())
+    level, more = _THROTTLE.next(time.monotonic())
     log.log(level, "%s; its connection is closed%s", why, more)
 
 
@@ -110,6 +115,28 @@ async def _refuse(stream: Stream, fault: str) -> None:
             stream.reset_nowait()
     except ProtocolError as error:
         log.debug("a request that is refused was given up meanwhile: %s", error)
+
+
+async def received(stream: grpclib.server.Stream[bytes, bytes], longest: int = LONGEST_REQUEST) -> bytes:
+    """The message of a request: grpclib would believe any length, and takes no compression.
+
+    Raises GRPCError: it is compressed, has more than `longest` bytes, or ends before it is whole.
+    """
+    try:
+        head = await stream._stream.recv_data(5)  # noqa: SLF001 - what grpclib reads itself has no bounds
+        if len(head) < 5:
+            raise GRPCError(Status.INVALID_ARGUMENT, "the request ended before its message")
+        compressed, size = struct.unpack(">BI", head)
+        if compressed:
+            raise GRPCError(Status.UNIMPLEMENTED, "only uncompressed messages are accepted")
+        if size > longest:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes is longer than {longest}")
+        data = await stream._stream.recv_data(size)  # noqa: SLF001
+    except AssertionError:  # what grpclib makes of a stream that ends too early
+        raise GRPCError(Status.INVALID_ARGUMENT, "the request ended within its message") from None
+    if len(data) < size:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the request ended within its message")
+    return data
 
 
 class TrackedProtocol(EndsAtUnknownFrame):

@@ -17,7 +17,8 @@ METHODS = ("Allocate", "GetPreferredAllocation", "GetDevicePluginOptions", "PreS
 DURATIONS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
 """Seconds: an answer takes half a millisecond, and the kubelet waits for it without a deadline."""
 
-ACCEPTED, FAILED = "accepted", "failed"
+ACCEPTED = "accepted"
+FAILED = "failed"
 """What came of a registration."""
 
 
@@ -69,13 +70,13 @@ class KubeletCounts:
             self._requests[resource] += 1
             self._devices[resource] += devices
 
-    def told(self) -> Mapping[str, Any]:
+    def as_data(self) -> Mapping[str, Any]:
         """Plain data, `resources` by name and `methods` by name."""
         names = {*self._requests, *self.streams, *self.lists, *(resource for resource, _ in self.registrations)}
         return {
             "methods": {
                 method: {
-                    "seconds": durations.told(),
+                    "seconds": durations.as_data(),
                     "errors": {code: count for (of, code), count in sorted(self.errors.items()) if of == method},
                 }
                 for method, durations in self.durations.items()

@@ -77,7 +77,7 @@ def _nearest(directory: Path) -> tuple[Path, Place]:
 def _watch_above(inotify: Inotify, target: Path) -> Iterator[tuple[Watch, frozenset[str]]]:
     """Watches the directories that lead to the target, by its own path and by the one that links on it lead to.
 
-    Gives the names in each that are next on the way: renamed or made anew, the path leads elsewhere.
+    Gives the names in each that are next on the way: renamed or made again, the path leads elsewhere.
     """
     names: dict[Place, set[str]] = {}
     paths: dict[Place, Path] = {}
@@ -118,7 +118,7 @@ class OrphanCheck:
         if now and not self._was:
             log.error(
                 "%s was removed on the host, and what is mounted here is only what is left of it: %s until this pod is started "
-                "anew, or the process where it runs without a container",
+                "again, or the process where it runs without a container",
                 self._directory,
                 self._means,
             )

@@ -1,4 +1,4 @@
-"""One resource's life with the kubelet: listen, register, watch, and begin anew when anything of that is lost.
+"""One resource's life with the kubelet: listen, register, watch, and begin again when anything of that is lost.
 
 The kubelet never repairs a broken connection to a plugin; whatever breaks, the plugin has to register again, and must
 have let go of everything old before it does. So there is one way to mend: end this incarnation, begin the next. Each
@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from gpu_plugin.access.conflicts import PairWatch
-from gpu_plugin.devices.naming import resource_name_fault
+from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
@@ -28,6 +28,7 @@ from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.supervision import forever
 
 log = logging.getLogger(__name__)
 
@@ -229,17 +230,17 @@ class ResourceEndpoint:
 
     async def _kubelet_present(self) -> Identity:
         """Waits for the kubelet's socket and says which one it is."""
-        told, said = -math.inf, False
+        next_line, reminded = -math.inf, False
         while True:
             found = self._kubelet()
             if found is not None:
                 return found
-            if anyio.current_time() >= told:
+            if anyio.current_time() >= next_line:
                 why = self._absent()
-                level = logging.WARNING if said else logging.INFO
+                level = logging.WARNING if reminded else logging.INFO
                 self._log.log(level, "%s: %s", self.resource, why)
                 self._registrations.away(self.resource, why)
-                told, said = anyio.current_time() + REMINDER, True
+                next_line, reminded = anyio.current_time() + REMINDER, True
             await self._look.wait(POLL_INTERVAL)
 
     def _absent(self) -> str:
@@ -273,6 +274,56 @@ class ResourceEndpoint:
                 if self._unheard:
                     self._log.info("%s: the kubelet has opened its stream", self.resource)
             await self._look.wait(POLL_INTERVAL)
+
+
+class Endpoints:
+    """Serves every resource of the store on a socket of its own. One resource's trouble never reaches another."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        kubelet_socket: Path | None,
+        directory: Path,
+        look: Pulse,
+        registered: Callable[[], object] | None = None,
+        registrations: Registrations | None = None,
+        counts: KubeletCounts | None = None,
+    ) -> None:
+        """Takes what each `ResourceEndpoint` takes."""
+        self._store = store
+        self._registrations = registrations or Registrations()
+        pairs = PairWatch()
+        counted = counts or KubeletCounts()
+        self._make: Callable[[str], ResourceEndpoint] = lambda name: ResourceEndpoint(
+            name, store, kubelet_socket, directory, look, pairs, registered, self._registrations, counted
+        )
+        self._running: dict[str, anyio.CancelScope] = {}
+
+    async def run(self) -> None:
+        """Follows the store until cancelled, then ends every endpoint."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                names = self._store.current.resources.keys()
+                for name in [name for name in self._running if name not in names]:
+                    log.info("%s: withdrawn", name)
+                    self._running.pop(name).cancel()
+                    self._registrations.withdrawn(name)
+                for name in names - self._running.keys():
+                    self._running[name] = anyio.CancelScope()
+                    tasks.start_soon(self._serve, name, self._running[name])
+                await self._store.changed.wait()
+
+    async def _serve(self, name: str, scope: anyio.CancelScope) -> None:
+        with scope:
+            try:
+                endpoint = self._make(name)
+            except ValueError as error:
+                log.error("cannot be served: %s", error)  # noqa: TRY400 - the sentence is all there is to say
+                self._registrations.away(name, f"it cannot be served: {error}")
+            else:
+                await forever(name, endpoint.run)
+        if name not in self._running:  # it was withdrawn: what was noted of it while it ended is past, too
+            self._registrations.withdrawn(name)
 
 
 class View(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ OFF_LOOP_DEVICES = 2_000
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What the store wants told: the devices, and how often the same list was asked for once more."""
+    """What the store wants sent: the devices, and how often the same list was asked for once more."""
 
     devices: tuple[Device, ...]
     again: int
@@ -70,7 +70,7 @@ class ListFeed:
 
     def _wanted(self) -> Wanted:
         view = self._store.current.resources.get(self.resource)
-        return Wanted(view.resource.devices if view else (), self._store.told_again(self.resource))
+        return Wanted(view.resource.devices if view else (), self._store.resends(self.resource))
 
     async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
         """A list of these devices; the last one where it would be too long."""

@@ -9,8 +9,14 @@ Source of the encoding: protobuf.dev/programming-guides/encoding.
 
 from collections.abc import Iterator
 
-NUMBER, BYTES = 0, 2
-"""Wire types: a varint, and what has a length."""
+NUMBER = 0
+"""Wire type of a varint."""
+
+BYTES = 2
+"""Wire type of what has a length: text and messages."""
+
+FIXED_SIZES = {1: 8, 5: 4}
+"""Bytes by the other wire types that proto3 has."""
 
 Span = tuple[int, int]
 """Where a message lies in the bytes: its first byte, and the one after its last."""
@@ -33,8 +39,8 @@ def fields(data: bytes, within: Span) -> Iterator[tuple[int, int, int, int]]:
             continue
         if kind == BYTES:
             size, at = varint(data, at, end)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
+        elif kind in FIXED_SIZES:
+            size = FIXED_SIZES[kind]
         else:
             raise ValueError(f"field {number} has wire type {kind}, which no message has")
         if size > end - at:
@@ -43,18 +49,9 @@ def fields(data: bytes, within: Span) -> Iterator[tuple[int, int, int, int]]:
         at += size
 
 
-def nested_in(data: bytes, within: Span, wanted: int) -> Iterator[Span]:
-    """Where the messages in the fields `wanted` lie. Raises ValueError where such a field is not a message."""
-    for number, kind, begin, end in fields(data, within):
-        if number == wanted:
-            if kind != BYTES:
-                raise ValueError(f"field {number} is not a message")
-            yield begin, end
-
-
 def texts(data: bytes, within: Span, wanted: int) -> list[str]:
     """What the fields `wanted` say, in order. Raises ValueError where one is not text."""
-    return [text(data, *field) for field in fields(data, within) if field[0] == wanted]
+    return [data[begin:end].decode() for begin, end in spans(data, within, wanted)]
 
 
 def text(data: bytes, number: int, kind: int, begin: int, end: int) -> str:
@@ -70,27 +67,34 @@ def int32(value: int) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def spans(data: bytes, within: Span, number: int) -> Iterator[Span]:
-    """Where the fields `number` of a message lie that are text or messages. Raises ValueError on bytes that are none."""
+def spans(data: bytes, within: Span, wanted: int) -> Iterator[Span]:
+    """Where the fields `wanted` lie, which are text or messages.
+
+    It does what `fields` does for one number, in half the time: the kubelet waits for each Allocate.
+
+    Raises ValueError where such a field is neither, and as `fields` does.
+    """
     at, end = within
     while at < end:
         key, at = (data[at], at + 1) if data[at] < 0x80 else varint(data, at, end)
-        kind = key & 7
-        if kind == 2:
+        kind, size = key & 7, 0
+        if key < 8:
+            raise ValueError("a field has the number 0")
+        if kind == BYTES:
             size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else varint(data, at, end)
-            if size > end - at:
-                raise ValueError(f"field {key >> 3} has {size} bytes where {end - at} are left")
-            if key >> 3 == number:
-                yield at, at + size
-            at += size
-        elif kind == 0:
+        elif kind == NUMBER:
             _, at = varint(data, at, end)
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
+        elif kind in FIXED_SIZES:
+            size = FIXED_SIZES[kind]
         else:
             raise ValueError(f"field {key >> 3} has wire type {kind}, which no message has")
-    if at > end:
-        raise ValueError("the message ends within a field")
+        if size > end - at:
+            raise ValueError(f"field {key >> 3} has {size} bytes where {end - at} are left")
+        if key >> 3 == wanted:
+            if kind != BYTES:
+                raise ValueError(f"field {wanted} is not text or a message")
+            yield at, at + size
+        at += size
 
 
 def last(data: bytes, within: Span, number: int) -> bytes:

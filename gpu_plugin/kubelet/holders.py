@@ -8,7 +8,7 @@ from typing import TypeVar
 import anyio.to_thread
 
 from gpu_plugin.kubelet import checkpoint, pod_resources
-from gpu_plugin.kubelet.holding import Entries, Holding, Key, KubeletReadings, Told, weigh
+from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
 from gpu_plugin.kubelet.socket import identity
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers
@@ -38,7 +38,7 @@ class Holders:
     def __init__(self, directory: Path) -> None:
         """Takes the device plugin directory, where kubelet.sock and the checkpoint lie."""
         self._directory = directory
-        self._told = Told()
+        self._history = History()
         self._no_answer = ""
         self._threads = Workers("checkpoint")
         self._reading: SlowCall[Written] = SlowCall(self._threads.begin)
@@ -58,9 +58,9 @@ class Holders:
         entries, writing = (None, None) if after is None else after
         said = KubeletReadings(kubelet, listed, None if before is None else before[0], entries, writing)
         if len(listed or ()) + len(entries or ()) >= OFF_LOOP_DEVICES:
-            holding, self._told = await anyio.to_thread.run_sync(weigh, self._told, said, awaited)
+            holding, self._history = await anyio.to_thread.run_sync(weigh, self._history, said, awaited)
         else:
-            holding, self._told = weigh(self._told, said, awaited)
+            holding, self._history = weigh(self._history, said, awaited)
         return holding
 
     async def _answer(self, question: Awaitable[T]) -> T | None:

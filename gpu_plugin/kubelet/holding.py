@@ -31,7 +31,7 @@ class KubeletReadings(msgspec.Struct, frozen=True):
 
     `listed` is None where PodResources did not answer, `before` and `after` where the checkpoint could not be read. `kubelet`
     is the socket that answered, None where it is not known to have been one and the same from the question to the answer: a
-    kubelet makes its socket anew when it starts. `writing` tells the checkpoint read as `after` from any other writing of it.
+    kubelet makes a new socket when it starts. `writing` tells the checkpoint read as `after` from any other writing of it.
     """
 
     kubelet: Identity | None = None
@@ -41,7 +41,7 @@ class KubeletReadings(msgspec.Struct, frozen=True):
     writing: object = None
 
 
-class Told(msgspec.Struct, frozen=True):
+class History(msgspec.Struct, frozen=True):
     """What one kubelet, known by its PodResources socket, has listed.
 
     `pods` has the uid of the pod that had each device; `seen` are devices that were awaited already when they were
@@ -74,11 +74,11 @@ class Holding(msgspec.Struct, frozen=True):
         return None if self.writing is None else self.allocated
 
 
-def weigh(told: Told, said: KubeletReadings, awaited: Mapping[Key, float]) -> tuple[Holding, Told]:
+def weigh(history: History, said: KubeletReadings, awaited: Mapping[Key, float]) -> tuple[Holding, History]:
     """What pods may hold, and what is to be remembered for the next time.
 
     Args:
-        told: what was remembered the last time.
+        history: what was remembered the last time.
         said: what the witnesses say now.
         awaited: what a pod may hold and its hardware is kept back for, and since when without a break: what is retired, so
             that the kubelet gives it to no pod any more, and what is held under names that others serve.
@@ -88,13 +88,13 @@ def weigh(told: Told, said: KubeletReadings, awaited: Mapping[Key, float]) -> tu
     then, and lists it no more, and the checkpoint has not been readable in between: a plain init container of another pod may
     have been given it meanwhile, by a plugin that serves it.
     """
-    if said.listed is None:  # another kubelet may have begun meanwhile: nothing of what this one told counts any more
+    if said.listed is None:  # another kubelet may have begun meanwhile: nothing that this one said counts any more
         named = frozenset(said.after or ())
-        return Holding(None if said.after is None else named, written=named, writing=said.writing), Told()
+        return Holding(None if said.after is None else named, written=named, writing=said.writing), History()
     listed = said.listed
-    same = said.kubelet is not None and said.kubelet == told.kubelet
-    pods: Mapping[Key, str] = told.pods if same else {}
-    seen = frozenset(one for one in told.seen if awaited.get(one[0]) == one[1]) if same else frozenset()
+    same = said.kubelet is not None and said.kubelet == history.kubelet
+    pods: Mapping[Key, str] = history.pods if same else {}
+    seen = frozenset(one for one in history.seen if awaited.get(one[0]) == one[1]) if same else frozenset()
     written: Allocated = frozenset()
     if said.after is None:
         listed_before = {key for key, _ in seen}
@@ -108,7 +108,7 @@ def weigh(told: Told, said: KubeletReadings, awaited: Mapping[Key, float]) -> tu
         unproven = written = frozenset(key for key, uids in after.items() if key not in listed and not uids <= ended)
     allocated = listed | unproven if unproven else listed
     holding = Holding(allocated, listed, written, said.writing, answered=True)
-    return holding, Told(said.kubelet, {**pods, **_pairs(said, listed)}, seen)
+    return holding, History(said.kubelet, {**pods, **_pairs(said, listed)}, seen)
 
 
 def _ended(pods: Mapping[Key, str], listed: Allocated) -> AbstractSet[str]:

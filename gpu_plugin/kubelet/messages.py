@@ -7,49 +7,7 @@ from typing import TypeVar
 
 import betterproto
 
-from gpu_plugin.kubelet._api.v1beta1 import (
-    AllocateRequest,
-    AllocateResponse,
-    CdiDevice,
-    ContainerAllocateRequest,
-    ContainerAllocateResponse,
-    ContainerPreferredAllocationRequest,
-    ContainerPreferredAllocationResponse,
-    Device,
-    DevicePluginOptions,
-    DeviceSpec,
-    ListAndWatchResponse,
-    Mount,
-    NumaNode,
-    PreferredAllocationRequest,
-    PreferredAllocationResponse,
-    PreStartContainerRequest,
-    PreStartContainerResponse,
-    RegisterRequest,
-    TopologyInfo,
-)
-
-__all__ = [
-    "AllocateRequest",
-    "AllocateResponse",
-    "CdiDevice",
-    "ContainerAllocateRequest",
-    "ContainerAllocateResponse",
-    "ContainerPreferredAllocationRequest",
-    "ContainerPreferredAllocationResponse",
-    "Device",
-    "DevicePluginOptions",
-    "DeviceSpec",
-    "ListAndWatchResponse",
-    "Mount",
-    "NumaNode",
-    "PreStartContainerRequest",
-    "PreStartContainerResponse",
-    "PreferredAllocationRequest",
-    "PreferredAllocationResponse",
-    "RegisterRequest",
-    "TopologyInfo",
-]
+from gpu_plugin.kubelet._api.v1beta1 import *  # noqa: F403 - every message
 
 M = TypeVar("M", bound=betterproto.Message)
 

@@ -64,13 +64,13 @@ def decode_allocated(data: bytes) -> frozenset[tuple[str, str]]:
     return frozenset(decode_holders(data))
 
 
-def pods(held: HoldersByDevice) -> Mapping[tuple[str, str], frozenset[str]]:
+def pods(by_device: HoldersByDevice) -> Mapping[tuple[str, str], frozenset[str]]:
     """The pods, as namespace/name, that hold each device."""
     named: dict[frozenset[Holder], frozenset[str]] = {}
-    for holders in held.values():
+    for holders in by_device.values():
         if holders not in named:
             named[holders] = frozenset(f"{holder.namespace}/{holder.pod}" for holder in holders)
-    return {key: named[holders] for key, holders in held.items()}
+    return {key: named[holders] for key, holders in by_device.items()}
 
 
 def decode_allocatable(data: bytes) -> Mapping[str, frozenset[str]]:

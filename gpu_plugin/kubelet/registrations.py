@@ -1,4 +1,4 @@
-"""What is known of each resource's standing with the kubelet: served where, told of since when, or lost since when and why."""
+"""How each resource stands with the kubelet: on which socket it is served, and since when it is registered, or lost and why."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,5 @@
 """A call of our own server, the way the kubelet makes it: whether a resource's socket takes connections and is answered on."""
 
-import errno
 from pathlib import Path
 
 from grpclib.client import Channel, UnaryUnaryMethod
@@ -8,12 +7,10 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.server import OUT_OF_RESOURCES
 
 PATIENCE = 2.0
 """Seconds that our own server may take to answer."""
-
-SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""What calls fail with where the process or the machine lacks something: the other end has no part in it."""
 
 
 class ShortageError(Exception):
@@ -40,7 +37,7 @@ async def self_call(socket: Path, patience: float = PATIENCE) -> str:
     except (StreamTerminatedError, ProtocolError) as error:
         return f"the connection broke: {error}"
     except OSError as error:
-        if error.errno in SHORTAGES:
+        if error.errno in OUT_OF_RESOURCES:
             raise ShortageError(error.strerror) from None
         return f"no connection: {error.strerror or error}"
     finally:

@@ -6,26 +6,38 @@ one knows its connections, says GOAWAY, and closes them.
 """
 
 import asyncio
+import errno
+import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import grpclib.const
 import grpclib.server
 from grpclib.protocol import H2Protocol
 
-from gpu_plugin.kubelet import shortages
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.connection import Requests, TrackedProtocol
 from gpu_plugin.runtime.pulse import Pulse
+
+log = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o600
 
 DRAIN = 0.1
 """Seconds that streams and connections are given to end by themselves before they are cut."""
+
+
+EPISODE = 60.0
+"""Seconds without such a failure after which the next one is news."""
+
+OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""What calls fail with where the process or the machine lacks something: the other end has no part in it."""
+
+ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 
 
 class Service(Protocol):
@@ -65,7 +77,7 @@ class SocketServer(grpclib.server.Server):
         except BaseException:
             bound.close()
             raise
-        shortages.watch(asyncio.get_running_loop())
+        handle_shortages(asyncio.get_running_loop())
         status = os.stat(path)  # noqa: PTH116 - a local file system's answer, microseconds
         self._path, self._identity = path, (status.st_dev, status.st_ino)
 
@@ -133,3 +145,44 @@ class SocketServer(grpclib.server.Server):
         """Requests being handled."""
         running = {task for handler in self._handlers for task in (*handler._tasks.values(), *handler._cancelled)}  # noqa: SLF001
         return {task for task in running if not task.done()}
+
+
+class Shortages:
+    """An event loop's exception handler, before the one that there was: a line now and then where connections cannot be taken.
+
+    asyncio tries 100 times a second, and has a traceback for each (asyncio.selector_events, _accept_connection).
+    """
+
+    def __init__(self, before: ExceptionHandler | None) -> None:
+        self._before = before
+        self._last: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Says what went wrong in the loop, as asyncio calls it."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES and "socket" in context:
+            now, where = loop.time(), _address(context["socket"])
+            recent = {at: last for at, last in self._last.items() if now - last < EPISODE}
+            level = logging.DEBUG if where in recent else logging.ERROR
+            self._last = recent | {where: now}
+            log.log(level, "connections to %s wait: %s", where, error.strerror)
+        elif self._before is not None:
+            self._before(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+
+def _address(listener: socket.socket) -> str:
+    """What a listening socket is bound to, in words."""
+    try:
+        bound = listener.getsockname()
+    except OSError:
+        bound = ""
+    return f"{bound[0]}:{bound[1]}" if isinstance(bound, tuple) else bound or "a socket without a name"
+
+
+def handle_shortages(loop: asyncio.AbstractEventLoop) -> None:
+    """Has an event loop use `Shortages`; once is enough."""
+    before = loop.get_exception_handler()
+    if not isinstance(before, Shortages):
+        loop.set_exception_handler(Shortages(before))

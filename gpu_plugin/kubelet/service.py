@@ -17,16 +17,15 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from gpu_plugin.access.conflicts import PairWatch
-from gpu_plugin.access.container import container_edits
-from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.access.container import ContainerEdits, container_edits
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.connection import received
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
-from gpu_plugin.kubelet.message import received
-from gpu_plugin.kubelet.sparing import LogThrottle
+from gpu_plugin.kubelet.log_throttle import LogThrottle
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
 
@@ -193,7 +192,7 @@ class DevicePluginService:
         """
         now = self._clock()
         for ids in containers:
-            self._store.given.note(self.resource, self._listed(ids), now)
+            self._store.recent.note(self.resource, self._listed(ids), now)
         view = self._view()  # read after that was noted: what it says may be given is not freed behind its back
         answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
         if sentence := self._pairs.allocated(self.resource, view.access.strategies, now):

@@ -1,15 +1,17 @@
 """The names of our sockets in the kubelet's device plugin directory, and the removal of those a dead process left."""
 
+import ctypes
 import errno
 import logging
 import os
 import socket
 import stat
+import struct
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 from gpu_plugin.config.socket_path import room
-from gpu_plugin.kubelet.birth import birth
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +21,16 @@ INSTANCE = os.urandom(4).hex()
 """Tells this process's sockets from every other's, so that an old instance's end is never taken for ours."""
 
 
+_AT_FDCWD = -100
+_BASIC_STATS_AND_BTIME = 0xFFF
+_BTIME = 0x800
+_SIZE = 256
+_MASK_AT, _INODE_AT, _BIRTH_AT = 0, 32, 80
+"""struct statx of linux/stat.h: stx_mask (u32), stx_ino (u64), stx_btime (s64 seconds, u32 nanoseconds)."""
+
+
 def socket_path(directory: Path, resource: str, incarnation: int, instance: str = INSTANCE) -> Path:
-    """Where the server of a resource listens; a name of its own each time it begins anew.
+    """Where the server of a resource listens; a name of its own each time it begins again.
 
     The resource's name is shortened where the whole would not fit into a socket address. Raises ValueError where not
     even the shortest would.
@@ -69,4 +79,24 @@ def identity(path: Path) -> Identity | None:
         status = os.stat(path)  # noqa: PTH116 - as cheap as can be, it is asked often
     except OSError:
         return None
-    return (status.st_dev, status.st_ino, birth(path, status)) if stat.S_ISSOCK(status.st_mode) else None
+    return (status.st_dev, status.st_ino, _birth(path, status)) if stat.S_ISSOCK(status.st_mode) else None
+
+
+def _birth(path: Path, status: os.stat_result) -> int:
+    """When the file of this status was made, in nanoseconds; when it last changed where the file system does not say."""
+    call = _statx()
+    if call is not None:
+        buffer = ctypes.create_string_buffer(_SIZE)
+        if call(_AT_FDCWD, os.fsencode(path), 0, _BASIC_STATS_AND_BTIME, buffer) == 0:
+            (mask,) = struct.unpack_from("=I", buffer, _MASK_AT)
+            (inode,) = struct.unpack_from("=Q", buffer, _INODE_AT)
+            seconds, nanoseconds = struct.unpack_from("=qI", buffer, _BIRTH_AT)
+            if mask & _BTIME and inode == status.st_ino:
+                return int(seconds * 1_000_000_000 + nanoseconds)
+    return status.st_ctime_ns
+
+
+@cache
+def _statx() -> "ctypes._FuncPointer | None":
+    """statx(2), which Python does not have before 3.15."""
+    return getattr(ctypes.CDLL(None, use_errno=True), "statx", None)

@@ -72,7 +72,7 @@ def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
 
 
 class List(msgspec.Struct, frozen=True):
-    """A resource as the kubelet was told of it: its view, and which of its devices are healthy and which are not."""
+    """The list of a resource that the kubelet was sent: its view, and which of its devices are healthy and which are not."""
 
     view: ResourceView
     healthy: frozenset[str]
@@ -89,7 +89,7 @@ class List(msgspec.Struct, frozen=True):
         )
 
 
-def told(before: Mapping[str, List], after: Mapping[str, List]) -> tuple[Ids, Ids]:
+def steady(before: Mapping[str, List], after: Mapping[str, List]) -> tuple[Ids, Ids]:
     """The healthy and the unhealthy devices of each resource, as far as they were so before a question and after it. Pure.
 
     Each question comes long after a list was sent, or the next one does.
@@ -159,7 +159,7 @@ class Takeovers:
         return Outcome(again, taken, back)
 
     def registered(self, names: AbstractSet[str]) -> None:
-        """These are registered anew, or not at all: what another plugin had of them says nothing any more."""
+        """These are registered again, or not at all: what another plugin had of them says nothing any more."""
         self.taken -= names
 
     def _backoff(self, name: str) -> Backoff:
@@ -228,7 +228,7 @@ class TakeoverWatch:
     ) -> Outcome:
         earlier = lists(before, self._lists)
         self._lists = lists(after, earlier)
-        ours, unfit = told(earlier, self._lists)
+        ours, unfit = steady(earlier, self._lists)
         return self._takeovers.judge(ours, allocatable, now, unfit)
 
     def _served(self) -> Mapping[str, ResourceView]:

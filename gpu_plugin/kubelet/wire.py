@@ -12,11 +12,11 @@ from functools import lru_cache
 import betterproto
 import msgspec
 
-from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.naming import MAX_LIST_BYTES
 from gpu_plugin.kubelet import messages
-from gpu_plugin.kubelet.fields import NUMBER, Span, fields, int32, nested_in, text, texts
+from gpu_plugin.kubelet.fields import NUMBER, Span, fields, int32, spans, text, texts
 
 VERSION = "v1beta1"
 HEALTHY = "Healthy"
@@ -48,12 +48,12 @@ class PreferredRequest(msgspec.Struct, frozen=True):
 
 def decode_allocate(data: bytes) -> list[list[str]]:
     """The device ids of each container of an AllocateRequest. Raises ValueError on bytes that are none."""
-    return [texts(data, container, 1) for container in nested_in(data, (0, len(data)), 1)]
+    return [texts(data, container, 1) for container in spans(data, (0, len(data)), 1)]
 
 
 def decode_preferred(data: bytes) -> list[PreferredRequest]:
     """The containers of a PreferredAllocationRequest. Raises ValueError on bytes that are none."""
-    return [_preferred_request(data, container) for container in nested_in(data, (0, len(data)), 1)]
+    return [_preferred_request(data, container) for container in spans(data, (0, len(data)), 1)]
 
 
 def decode_pre_start(data: bytes) -> list[str]:

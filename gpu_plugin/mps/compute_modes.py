@@ -13,8 +13,8 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.threads import DaemonThreads, answered
 from gpu_plugin.state.directory import StateDirectory
 
@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 FILE = ".compute-modes.json"
 
-_DISK_PATIENCE = 2.0
-"""Seconds for a write."""
+_DISK_PATIENCE = 2.0  # seconds for a write
 
 T = TypeVar("T")
 
@@ -67,10 +66,7 @@ class ComputeModes:
     async def make_exclusive(self, uuid: str) -> None:
         """One process alone, the MPS server, may use the GPU from here on.
 
-        A part that has no compute modes stays as it is.
-
-        Raises:
-            MpsError: the driver refuses, or does not answer in time.
+        A part that has no compute modes stays as it is. Raises MpsError where the driver refuses, or does not answer in time.
         """
         try:
             mode = await self._run(lambda: self._driver.compute_mode(self._driver.handle_by_uuid(uuid)))

@@ -3,22 +3,32 @@
 import asyncio
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
-from gpu_plugin.mps import control_program, leftovers, tether
+from gpu_plugin.mps import control_program, tether
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import MpsDaemon
 from gpu_plugin.runtime.threads import DaemonThreads, Job, begin
 
 log = logging.getLogger(__name__)
+
+MARK = "GPU_PLUGIN_MPS_DAEMON"
+"""The environment variable that marks a daemon and its servers as those of one resource under one MPS root."""
+
+_PROC = Path("/proc")
+
+# Seconds that a killed process may take to be gone; one stuck in the driver takes longer and is left behind.
+_KILL_PATIENCE = 2.0
 
 _LONGEST_LINE = 1000
 _MAX_CHUNKS = 64
@@ -49,10 +59,9 @@ class ControlDaemon:
     async def start(self) -> None:
         """Starts it in the foreground, in a process group of its own; it dies with this process.
 
-        Raises:
-            MpsError: it cannot be started.
+        Raises MpsError where it cannot be started.
         """
-        marked = {leftovers.VARIABLE: leftovers.mark(self._root, self.daemon.resource)}
+        marked = {MARK: mark(self._root, self.daemon.resource)}
         # asyncio's own processes count as running for as long as a child of theirs holds their output open, as servers do.
         output, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(theirs, True)
@@ -84,11 +93,7 @@ class ControlDaemon:
         return f"{PROGRAM} {how}{f': {self._last_line}' if self._last_line else ''}"
 
     async def ask(self, command: str, patience: float) -> str:
-        """What it answers to a command.
-
-        Raises:
-            MpsError: it is not there, or does not answer within `patience` seconds.
-        """
+        """What it answers to a command. Raises MpsError where it is not there, or does not answer within `patience` seconds."""
         process = control_program.start_client(self._control, self.daemon.environment)
         answered = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
         try:
@@ -157,12 +162,74 @@ async def end_leftovers(root: Path, resource: str = "") -> list[int]:
     """Kills what daemons under this root have left, of one resource or of all. Gives process ids."""
     threads = DaemonThreads("mps-processes")
     try:
-        return await threads.run(lambda: leftovers.end(leftovers.mark(root, resource)), _SWEEP_PATIENCE)
+        return await threads.run(lambda: _end(mark(root, resource)), _SWEEP_PATIENCE)
     except (OSError, TimeoutError) as error:
         log.warning("processes of MPS daemons under %s may be left: %s", root, error)
         return []
     finally:
         threads.close()
+
+
+def mark(root: Path, resource: str = "") -> str:
+    """The value of the variable for a resource; without one, what the values of all under this root begin with.
+
+    The root is named by what it is, since each container may have it at another path.
+    """
+    status = root.stat()
+    return f"{status.st_dev}:{status.st_ino}:{resource}"
+
+
+def _end(value: str) -> list[int]:
+    """Kills every process that carries this mark, and waits until they are gone. Gives their ids.
+
+    A mark without a resource is that of all resources under its root.
+    """
+    ended: list[int] = []
+    until = time.monotonic() + _KILL_PATIENCE
+    while (found := _marked(value)) and time.monotonic() < until:
+        for pid in found:
+            if pid not in ended:
+                ended.append(pid)
+            _kill(pid, value, until)
+    return ended
+
+
+def _marked(value: str) -> list[int]:
+    return [
+        int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdecimal() and _carries(_PROC / entry.name, value)
+    ]
+
+
+def _carries(process: Path, value: str) -> bool:
+    """Whether a process carries the mark; a zombie carries nothing."""
+    wanted = f"{MARK}={value}".encode()
+    try:
+        variables = (process / "environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or another user's and thus none of ours
+        return False
+    return any(variable == wanted or (value.endswith(":") and variable.startswith(wanted)) for variable in variables)
+
+
+def _kill(pid: int, value: str, until: float) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # kernels before 5.3 have no such descriptors
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+        return
+    try:
+        if not _carries(_PROC / str(pid), value):
+            return  # the id is another's already
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
+        with suppress(OSError):  # only a process that fell to us, as to process 1 of a container, is ours to reap
+            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+    finally:
+        os.close(descriptor)
 
 
 def _signal_name(number: int) -> str:

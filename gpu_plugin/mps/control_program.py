@@ -24,11 +24,8 @@ PROGRAM = "nvidia-cuda-mps-control"
 GET_THREADS = "get_default_active_thread_percentage"
 """What a control daemon that works can always answer (NVIDIA's plugin asks the same)."""
 
-UNKNOWN = "Unknown command"
-"""How the answer to a command begins that the daemon does not know."""
-
-LONGEST_ANSWER = 1000
-"""Characters of an answer that are passed on."""
+UNKNOWN = "Unknown command"  # how the answer to a command begins that the daemon does not know
+LONGEST_ANSWER = 1000  # characters of an answer that are passed on
 
 _MAX_READ = 64 * 1024
 
@@ -36,8 +33,7 @@ _MAX_READ = 64 * 1024
 def find_program(roots: Sequence[str], path: str | None = None, more: str = "") -> str:
     """The control program: under one of these driver roots, else on `path` (None: $PATH).
 
-    Raises:
-        MpsError: it is nowhere, with the places that were looked at; `more` is what else can be done about it.
+    Raises MpsError where it is nowhere, with the places that were looked at; `more` is what else can be done about it.
     """
     places = [f"{root.rstrip('/')}/usr/bin/{PROGRAM}" for root in roots if root.rstrip("/")]
     for place in places:
@@ -63,8 +59,7 @@ def environment(program: str, *variables: Mapping[str, str]) -> dict[str, str]:
 def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts the program as a client, which reads commands from its standard input.
 
-    Raises:
-        NotStartedError: it cannot be started.
+    Raises NotStartedError where it cannot be started.
     """
     try:
         return subprocess.Popen(  # noqa: S603 - no shell
@@ -82,8 +77,7 @@ def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subpro
 def answer(command: str, status: int, output: bytes) -> str:
     """What the daemon answered, in one line.
 
-    Raises:
-        MpsError: the program ended with another status than 0, as where there is no daemon.
+    Raises MpsError where the program ended with another status than 0, as where there is no daemon.
     """
     said = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
     if status:
@@ -99,9 +93,8 @@ def unanswered(command: str, patience: float) -> MpsError:
 def ask(control: Sequence[str], pipe: str, command: str, patience: float) -> str:
     """What the daemon with this pipe directory answers to a command. Blocks for `patience` seconds at most.
 
-    Raises:
-        NotStartedError: the program cannot be started.
-        MpsError: the daemon is not there, or does not answer in time.
+    Raises NotStartedError where the program cannot be started, and MpsError where the daemon is not there, or does not answer
+    in time.
     """
     return answer_of(start_client(control, {"CUDA_MPS_PIPE_DIRECTORY": pipe}), command, patience)
 
@@ -109,10 +102,8 @@ def ask(control: Sequence[str], pipe: str, command: str, patience: float) -> str
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
     """What a client that was just started answers to a command. Blocks for `patience` seconds at most; then it is killed.
 
-    Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be.
-
-    Raises:
-        MpsError: the daemon is not there, or does not answer in time.
+    Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be. Raises MpsError
+    where the daemon is not there, or does not answer in time.
     """
     until = time.monotonic() + patience
     with client as process:

@@ -14,11 +14,8 @@ OPEN_TO_ALL = 0o755
 A pipe directory that all may write to would let one pod stand in for the daemon of the others.
 """
 
-SHM_MODE = 0o1777
-"""As /dev/shm, whose place it takes in containers."""
-
-MAX_LOG_BYTES = 16 * 1024 * 1024
-"""Bytes that a log may occupy; the MPS root is often on a tmpfs."""
+SHM_MODE = 0o1777  # as /dev/shm, whose place it takes in containers
+MAX_LOG_BYTES = 16 * 1024 * 1024  # bytes that a log may occupy; the MPS root is often on a tmpfs
 
 SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 """What containers may touch under SELinux's targeted policy (NVIDIA's daemon sets the same)."""
@@ -29,8 +26,7 @@ _SELINUX_FILESYSTEM = Path("/sys/fs/selinux/enforce")
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_RELATIME = 2, 4, 8, 1 << 21  # mount(2), linux/mount.h
 
 
-MOUNT = Path("/mps")
-"""Where NVIDIA's manifests mount the host's MPS root in containers."""
+MOUNT = Path("/mps")  # where NVIDIA's manifests mount the host's MPS root in containers
 
 
 def root_here(configured: str) -> Path:
@@ -61,16 +57,10 @@ def shm_fault(shm: Path, mine: Path) -> str:
     )
 
 
-def make_root(root: Path) -> None:
-    """Makes the MPS root. Raises MpsError where that cannot be."""
-    _make(root, OPEN_TO_ALL)
-
-
 def make(root: Path, pipe: Path, log: Path, shm: Path) -> None:
     """Makes what one daemon needs, and whatever leads there below `root`, or mends its modes where it is.
 
-    Raises:
-        MpsError: one of them cannot be made.
+    Raises MpsError where one of them cannot be made.
     """
     below = dict.fromkeys(
         directory
@@ -79,14 +69,15 @@ def make(root: Path, pipe: Path, log: Path, shm: Path) -> None:
         if directory.is_relative_to(root)
     )
     for directory in below:
-        _make(directory, OPEN_TO_ALL)
+        make_directory(directory)
     if not os.path.ismount(shm):
-        _make(shm, SHM_MODE)
+        make_directory(shm, SHM_MODE)
     if _SELINUX_FILESYSTEM.exists():
         _label(pipe)
 
 
-def _make(directory: Path, mode: int) -> None:
+def make_directory(directory: Path, mode: int = OPEN_TO_ALL) -> None:
+    """Makes a directory, or mends its mode. Raises MpsError where that cannot be."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if directory.stat().st_mode & 0o7777 != mode:
@@ -119,13 +110,12 @@ def trim_logs(log: Path) -> None:
 def mount_shm(shm: Path, bytes_in_all: int) -> bool:
     """Mounts a tmpfs of so many bytes at `shm`, made if need be; False where something is mounted there already.
 
-    Raises:
-        MpsError: it cannot be mounted, as without the capability SYS_ADMIN.
+    Raises MpsError where it cannot be mounted, as without the capability SYS_ADMIN.
     """
-    _make(shm.parent, OPEN_TO_ALL)
+    make_directory(shm.parent)
     if os.path.ismount(shm):
         return False
-    _make(shm, SHM_MODE)
+    make_directory(shm, SHM_MODE)
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_RELATIME
     options = f"mode={SHM_MODE:o},size={bytes_in_all}".encode()
@@ -135,13 +125,6 @@ def mount_shm(shm: Path, bytes_in_all: int) -> bool:
     return True
 
 
-def half_of_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Half of the node's memory in bytes; 64 MiB, as a container's own /dev/shm, where the kernel does not say."""
-    try:
-        for line in meminfo.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemTotal":
-                return int(value.split()[0]) * 1024 // 2
-    except (OSError, ValueError, IndexError):
-        return 64 * 1024 * 1024
-    return 64 * 1024 * 1024
+def half_of_memory() -> int:
+    """Half of the node's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -21,14 +21,9 @@ from msgspec.structs import replace
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.plan import same_threads, thread_percentage
 
-CONFIRM = 30.0
-"""Seconds between two questions to a daemon that is up and holds its lock: these find one that hangs."""
-
-LOOK_AGAIN = 3.0
-"""Seconds between two questions to one that is down, or that holds no lock."""
-
-SET_UP = 10.0
-"""Seconds that a daemon is given for being told its limits, where no .started tells that it has been."""
+CONFIRM = 30.0  # seconds between two questions to a daemon that is up and holds its lock: these find one that hangs
+LOOK_AGAIN = 3.0  # seconds between two questions to one that is down, or that holds no lock
+SET_UP = 10.0  # seconds that a daemon is given for being told its limits, where no .started tells that it has been
 
 Identity = tuple[int, ...]
 """Which file it is: device, inode, when it was made or written last in nanoseconds of Unix time. Empty where there is none."""
@@ -94,13 +89,9 @@ def due(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits, now
 
 
 def why_down(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits) -> str:
-    """Why the daemon cannot be used; empty where it can.
+    """Why the daemon cannot be used by its signs now and its last answer (None: not asked yet); empty where it can.
 
-    Args:
-        signs: as they are now.
-        last: what it answered last; None before it was asked.
-        replicas: how often each of its GPUs is given out.
-        limits: what its clients may use at most, as far as the configuration says so.
+    It is to share each GPU among `replicas` clients, within the `limits` of the configuration.
     """
     if last is None or last.signs.control != signs.control:
         return f"{_DOWN} the daemon of another program has not answered yet"

@@ -15,8 +15,7 @@ from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.mps_paths import log_directory, pipe_directory
 from gpu_plugin.devices.node import Gpu, Node
 
-VOLTA = 5
-"""NVML_DEVICE_ARCH_VOLTA: the first whose clients the hardware keeps apart."""
+VOLTA = 5  # NVML_DEVICE_ARCH_VOLTA: the first whose clients the hardware keeps apart
 
 CLIENTS = 48
 CLIENTS_BEFORE_VOLTA = 16
@@ -24,8 +23,8 @@ CLIENTS_BEFORE_VOLTA = 16
 (nvidia-cuda-mps-control(1))."""
 
 
+# The longest of the names under which the control daemon listens in its pipe directory.
 _LONGEST_SOCKET = "control_privileged"
-"""The longest of the names under which the control daemon listens in its pipe directory."""
 
 SET_MEMORY, GET_MEMORY = "set_default_device_pinned_mem_limit", "get_default_device_pinned_mem_limit"
 """Commands to a control daemon: what a client may use of a GPU's memory at most (nvidia-cuda-mps-control(1))."""
@@ -118,11 +117,9 @@ def _mps_resource(name: str, devices: list[Device], gpus: Mapping[str, Gpu]) -> 
 
 
 def plan_daemons(root: str, resources: Iterable[MpsResource]) -> MpsPlan:
-    """The daemons of these resources under the MPS root. A resource that cannot be served takes no other with it.
+    """The daemons of these resources under the MPS root. Of two resources that want the same GPU, the first has it.
 
-    Args:
-        root: the directory of all daemons (--mps-root).
-        resources: what is shared by MPS; of two that want the same GPU, the first has it.
+    A resource that cannot be served takes no other with it.
     """
     daemons: list[MpsDaemon] = []
     refused: dict[str, str] = {}

@@ -55,8 +55,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 def lock(path: Path) -> int | None:
     """An exclusive lock on `path`, made if need be: the descriptor that holds it. None where another process has it.
 
-    Raises:
-        MpsError: the file cannot be made or opened.
+    Raises MpsError where the file cannot be made or opened.
     """
     descriptor = _lock_file(path)
     for _ in range(_TRIES):
@@ -96,8 +95,7 @@ class ReadyMark:
     def up(self, mark: Mark) -> None:
         """The daemon is up, or confirmed to be so still.
 
-        Raises:
-            MpsError: the mark cannot be written, or another process holds it.
+        Raises MpsError where the mark cannot be written, or another process holds it.
         """
         if self._descriptor is None:
             self._descriptor = lock(self._ready)
@@ -128,14 +126,10 @@ class ReadyMark:
 
 
 def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas: int = 0, now: float = 0.0) -> str:
-    """Why the MPS daemon of a resource cannot be used; empty where it can.
+    """Why the MPS daemon of a resource such as nvidia.com/gpu cannot be used; empty where it can.
 
-    Args:
-        mps_root: the directory of all daemons.
-        resource: its whole name, such as nvidia.com/gpu.
-        gpus: uuids that the daemon must serve.
-        replicas: how often it must share each of them; 0: however often.
-        now: CLOCK_MONOTONIC in seconds, for tests; 0: as it is.
+    It must serve the GPUs of these uuids, each for so many `replicas` (0: for any number). `now` is CLOCK_MONOTONIC in
+    seconds, for tests; 0: as it is.
     """
     found = _mark(mps_root / resource / READY)
     if found is None:

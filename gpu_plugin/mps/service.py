@@ -18,10 +18,9 @@ from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import mps_resources
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
-from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.finding import Finder
+from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
@@ -31,14 +30,11 @@ from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
 
-PROBE_PATIENCE = 5.0
-"""Seconds a GPU may take to describe itself before the daemons are planned without it."""
-
 SHM = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
 """Where MPS servers and their clients share memory, each in its own container."""
 
+# Settings that a running process cannot change.
 UNCHANGEABLE = ("state_dir", "simulate", "driver_root", "driver_root_ctr_path")
-"""Settings that a running process cannot change."""
 
 
 class NothingToServeError(Exception):
@@ -106,7 +102,6 @@ class MpsService:
         await self._configuration.run(self._take_settings)
 
     def _take_settings(self, new: Settings) -> None:
-        """Has the GPUs looked at under newer settings."""
         self.settings = new
         self._look.ring()
 
@@ -192,8 +187,7 @@ class MpsService:
     def _plan(self, node: Node, settings: Settings) -> bool:
         """Has the daemons run that the settings ask for on this node. Returns whether looking again would serve more.
 
-        Raises:
-            ConfigError: the settings ask for what the node cannot do.
+        Raises ConfigError where the settings ask for what the node cannot do.
         """
         resources = mps_resources(plan(node, settings).resources, node)
         if resources and not settings.mps_root:

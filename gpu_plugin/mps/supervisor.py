@@ -47,22 +47,17 @@ class Tempo(msgspec.Struct, frozen=True):
     A daemon counts as stuck when `misses` probes in a row were not answered: ending it ends the work of all its clients.
     """
 
-    start: float = 15.0
-    """From its start until its control answers."""
-    answer: float = 5.0
-    """For a command."""
-    probe: float = 10.0
-    """Between two probes; that a daemon exits is seen at once, without one."""
+    start: float = 15.0  # from its start until its control answers
+    answer: float = 5.0  # for a command
+    probe: float = 10.0  # between two probes; that a daemon exits is seen at once, without one
     misses: int = 3
-    quit: float = 3.0
-    """For a daemon to quit before it is killed."""
+    quit: float = 3.0  # for a daemon to quit before it is killed
+    # For the driver to restore a compute mode: a GPU that hangs holds up neither others nor the exit.
     restore: float = 2.0
-    """For the driver to restore a compute mode: a GPU that hangs holds up neither others nor the exit."""
+    # Until a daemon that went down is started again: the first, doubled each time, up to the longest.
     first_pause: float = 1.0
     longest_pause: float = 60.0
-    """Until a daemon that went down is started again: the first, doubled each time, up to the longest."""
-    forget: float = 60.0
-    """A daemon that was ready for so long begins with the first pause again."""
+    forget: float = 60.0  # a daemon that was ready for so long begins with the first pause again
 
 
 class _Kept(msgspec.Struct):
@@ -110,8 +105,7 @@ class Supervisor:
     async def run(self) -> None:
         """Keeps running what is wanted until cancelled; then ends every daemon and restores every compute mode.
 
-        Raises:
-            MpsError: the MPS root cannot be used.
+        Raises MpsError where the MPS root cannot be used.
         """
         async with self._sole_supervisor():
             left = await end_leftovers(self._root)
@@ -136,7 +130,7 @@ class Supervisor:
     @asynccontextmanager
     async def _sole_supervisor(self) -> AsyncIterator[None]:
         """Holds the lock of the MPS root, once whoever has it lets go."""
-        directories.make_root(self._root)
+        directories.make_directory(self._root)
         path = self._root / readiness.SUPERVISOR
         descriptor = readiness.lock(path)
         if descriptor is None:
@@ -214,8 +208,7 @@ class Supervisor:
     async def _run_once(self, daemon: MpsDaemon, mark: ReadyMark) -> str:
         """One daemon from its start to its end; gives why it ended. Nothing of it is left then.
 
-        Raises:
-            MpsError: it cannot be started, or does not do its work.
+        Raises MpsError where it cannot be started, or does not do its work.
         """
         control = ControlDaemon(daemon, self._root, self._control())
         try:
@@ -260,8 +253,7 @@ class Supervisor:
     async def _serve(self, control: ControlDaemon, mark: ReadyMark) -> None:
         """Makes the daemon ready and confirms that it is, until it does not answer any more.
 
-        Raises:
-            MpsError: it does not answer, or refuses a limit.
+        Raises MpsError where it does not answer, or refuses a limit.
         """
         daemon, tempo = control.daemon, self._tempo
         await self._first_answer(control)
@@ -304,10 +296,8 @@ class Supervisor:
         """Tells the daemon its limits and reads them back: it refuses without a word, and with exit status 0.
 
         Of a memory limit only whether there is one is verified: it is answered rounded, such as 79G for 81559M. Daemons of
-        drivers before R495 (CUDA 11.5) know none.
-
-        Raises:
-            MpsError: it does not answer, or has another limit than it was told, or none.
+        drivers before R495 (CUDA 11.5) know none. Raises MpsError where it does not answer, or has another limit than it was
+        told, or none.
         """
         patience = self._tempo.answer
         for command in control.daemon.commands:

@@ -26,11 +26,8 @@ from gpu_plugin.runtime.threads import Workers, begin
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 1.0
-"""Seconds for the file system to say how things are."""
-
-ANSWER = 5.0
-"""Seconds for a daemon to answer."""
+PATIENCE = 1.0  # seconds for the file system to say how things are
+ANSWER = 5.0  # seconds for a daemon to answer
 
 AT_ONCE = 0.25
 """Seconds that a look waits for answers: a daemon in order needs some milliseconds, another is judged by a later look."""
@@ -40,8 +37,7 @@ _STATE = "its MPS daemon's state"
 _Seen = tuple[str, dict[str, tuple[str, Signs | None]]]
 """The MPS root as it is found here; by resource why its daemon is down, and the signs of another program's."""
 
-_FLOCK = "hhqqi4x"
-"""struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, process."""
+_FLOCK = "hhqqi4x"  # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, process
 
 
 class _Foreign(msgspec.Struct):
@@ -63,12 +59,11 @@ class MpsWatch:
     async def look(self, settings: Settings, shared: Sequence[MpsShared]) -> dict[str, str]:
         """Why the MPS daemon of each resource is down, by name; empty where it is up."""
         try:
-            looked = await self._look_here(settings.mps_root, shared)
+            root, seen = await self._looking.fresh(partial(_seen, settings.mps_root, shared), PATIENCE)
+        except TimeoutError:
+            return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
         except OSError as error:
             return {r.name: f"{_STATE} cannot be read: {error.strerror}; is --mps-root right?" for r in shared}
-        if looked is None:
-            return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
-        root, seen = looked
         found = {name: why for name, (why, _) in seen.items()}
         others = {r.name: (r, signs) for r in shared if (signs := seen[r.name][1]) is not None}
         self._foreign = {name: self._foreign.get(name, _Foreign()) for name in others}
@@ -84,17 +79,6 @@ class MpsWatch:
             self._tell(name, "" if answer is None or found[name] else answer.unable)
         return found
 
-    async def _look_here(self, configured: str, shared: Sequence[MpsShared]) -> _Seen | None:
-        """What is seen of the daemons under the MPS root; None while a look hangs, which no other is begun beside.
-
-        Raises:
-            OSError: the root cannot be read.
-        """
-        try:
-            return await self._looking.fresh(partial(_seen, configured, shared), PATIENCE)
-        except TimeoutError:
-            return None
-
     def close(self) -> None:
         """Lets the thread that looks end."""
         self._looks.close()
@@ -102,7 +86,6 @@ class MpsWatch:
     def _ask(
         self, kept: _Foreign, settings: Settings, root: str, resource: MpsShared, signs: Signs, now: float
     ) -> None:
-        """Begins a question if one is due; one at a time, however long the last one hangs."""
         answer = self._heard(kept)
         if (began := kept.question.started) is not None:
             if now - began > 2 * ANSWER:
@@ -135,8 +118,7 @@ class MpsWatch:
 def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
     """Looks at the daemons of these resources. Blocks. Where gpu-plugin mps runs, no other program's counts.
 
-    Raises:
-        OSError: the root cannot be read.
+    Raises OSError where the root cannot be read.
     """
     root = directories.root_here(configured)
     ours = {r.name: readiness.ready(root, r.name, gpus=r.gpus, replicas=r.replicas) for r in shared}
@@ -180,7 +162,6 @@ def _locked(path: Path) -> bool:
 
 
 def _answer(roots: Sequence[str], pipe: str, signs: Signs, now: float) -> Answer:
-    """Asks the daemon with this pipe directory. Blocks."""
     try:
         program = control_program.find_program(roots)
     except MpsError as error:

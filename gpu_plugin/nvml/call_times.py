@@ -14,8 +14,7 @@ from gpu_plugin.runtime.histogram import Histogram
 DURATIONS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """Seconds: most getters take 2 µs, the MIG mode 0.2 ms, and the first contact with a GPU that sleeps seconds."""
 
-WAIT = "wait"
-"""The one that is meant to take its time."""
+WAIT = "wait"  # the one that is meant to take its time
 
 _ORDINARY: Mapping[str, frozenset[int]] = {
     WAIT: frozenset({Return.TIMEOUT}),
@@ -23,6 +22,8 @@ _ORDINARY: Mapping[str, frozenset[int]] = {
     "nvlink_remote_bus_id": frozenset({Return.INVALID_ARGUMENT}),
 }
 """Refusals that say that there is nothing, by the call that asks."""
+
+_KNOWN = frozenset(Return)
 
 
 class CallTimes:
@@ -41,7 +42,9 @@ class CallTimes:
 
     def timed(self, driver: Driver) -> Driver:
         """The driver, every call of which is taken down."""
-        return _TimedDriver({name: self._around(name, getattr(driver, name)) for name in NVML_FUNCTIONS})
+        timed = Driver()
+        vars(timed).update({name: self._around(name, getattr(driver, name)) for name in NVML_FUNCTIONS})
+        return timed
 
     def told(self) -> Mapping[str, Any]:
         """Plain data: `calls` by name with `seconds`, `errors` by code and `hung`, and how many are `hanging` now.
@@ -54,7 +57,7 @@ class CallTimes:
             return {
                 "calls": {
                     call: {
-                        "seconds": durations.told() if call != WAIT else None,
+                        "seconds": durations.as_data() if call != WAIT else None,
                         "errors": {code: count for (of, code), count in sorted(self._errors.items()) if of == call},
                         "hung": self._hung[call] + hanging[call],
                     }
@@ -65,25 +68,22 @@ class CallTimes:
 
     def _around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
-            ticket = self._begun(name, arguments[-1] / 1000 if name == WAIT else 0.0)
+            ticket, allowed = next(self._tickets), arguments[-1] / 1000 if name == WAIT else 0.0
+            with self._lock:
+                self._durations.setdefault(name, Histogram(DURATIONS))
+                self._out[ticket] = name, self._clock(), allowed
             try:
                 return call(*arguments)
             except NvmlError as error:
                 if not error.unsupported and error.code not in _ORDINARY.get(name, ()):
-                    self._refused(name, error.code)
+                    label = Return(error.code).name.lower() if error.code in _KNOWN else str(error.code)
+                    with self._lock:
+                        self._errors[name, label] += 1
                 raise
             finally:
                 self._over(ticket)
 
         return timed
-
-    def _begun(self, name: str, allowed: float) -> int:
-        """`allowed` is for how many seconds more than usual it may take."""
-        ticket = next(self._tickets)
-        with self._lock:
-            self._durations.setdefault(name, Histogram(DURATIONS))
-            self._out[ticket] = name, self._clock(), allowed
-        return ticket
 
     def _over(self, ticket: int) -> None:
         now, timeout = self._clock(), self._timeout()
@@ -92,17 +92,3 @@ class CallTimes:
             self._durations[name].observe(now - began)
             if now - began >= timeout + allowed:
                 self._hung[name] += 1
-
-    def _refused(self, name: str, code: int) -> None:
-        with self._lock:
-            self._errors[name, Return(code).name.lower() if code in _KNOWN else str(code)] += 1
-
-
-_KNOWN = frozenset(Return)
-
-
-class _TimedDriver(Driver):
-    """A driver made of these calls."""
-
-    def __init__(self, calls: Mapping[str, Callable[..., Any]]) -> None:
-        self.__dict__.update(calls)

@@ -35,8 +35,17 @@ _FABRIC: tuple[tuple[str, type[ctypes.Structure]], ...] = (
 _CLOCKS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 """What tells why clocks are low, by its name now and by the one that older libraries know."""
 
+# pynvml keeps one library for the whole process, whoever opened it: so do we with the calls into it.
 _in_use = library.Calls()
-"""pynvml keeps one library for the whole process, whoever opened it: so do we with the calls into it."""
+
+
+def _getter(name: str, kind: Callable[[Any], T]) -> Callable[[Any, Handle], T]:
+    """A call about one GPU that pynvml's function of this name answers; `kind` makes the plain value of the answer."""
+
+    def asked(self: "PynvmlDriver", handle: Handle) -> T:
+        return kind(self._ask(name, handle))
+
+    return asked
 
 
 class PynvmlDriver(port.Driver):
@@ -60,97 +69,82 @@ class PynvmlDriver(port.Driver):
                 pynvml.nvmlLib = library.load(self._roots)
         self._nvml = pynvml
         self._fabric_version, self._older_temperature, self._older_memory = 0, False, False
-        self._call(pynvml.nvmlInit)
+        self._call("nvmlInit")
 
     def close(self) -> None:
         """Ends the use of the library, and unloads it with the last one, unless a call is still under way."""
         if self._nvml is not None:
-            self._call(self._nvml.nvmlShutdown)
+            self._call("nvmlShutdown")
             with _in_use.lock:
                 _unload(self._nvml)
 
+    uuid = _getter("nvmlDeviceGetUUID", str)
+    minor_number = _getter("nvmlDeviceGetMinorNumber", int)
+    name = _getter("nvmlDeviceGetName", str)
+    architecture = _getter("nvmlDeviceGetArchitecture", int)
+    memory_total = _getter("nvmlDeviceGetMemoryInfo", lambda told: int(told.total))
+    utilization = _getter("nvmlDeviceGetUtilizationRates", lambda told: int(told.gpu))
+    power_usage = _getter("nvmlDeviceGetPowerUsage", int)
+    power_limit = _getter("nvmlDeviceGetEnforcedPowerLimit", int)
+    max_mig_devices = _getter("nvmlDeviceGetMaxMigDeviceCount", int)
+    gpu_instance_id = _getter("nvmlDeviceGetGpuInstanceId", int)
+    compute_instance_id = _getter("nvmlDeviceGetComputeInstanceId", int)
+    numa_node = _getter("nvmlDeviceGetNumaNodeId", int)
+    compute_mode = _getter("nvmlDeviceGetComputeMode", int)
+    persistence_mode = _getter("nvmlDeviceGetPersistenceMode", bool)
+    margin_temperature = _getter("nvmlDeviceGetMarginTemperature", int)
+    retired_pages_pending = _getter("nvmlDeviceGetRetiredPagesPendingStatus", bool)
+    pcie_replays = _getter("nvmlDeviceGetPcieReplayCounter", int)
+    total_energy = _getter("nvmlDeviceGetTotalEnergyConsumption", int)
+    supported_event_types = _getter("nvmlDeviceGetSupportedEventTypes", int)
+
     def driver_version(self) -> str:
-        return str(self._call(self._lib.nvmlSystemGetDriverVersion))
+        return str(self._call("nvmlSystemGetDriverVersion"))
 
     def cuda_version(self) -> tuple[int, int]:
-        version = int(self._call(self._lib.nvmlSystemGetCudaDriverVersion_v2))
+        version = int(self._call("nvmlSystemGetCudaDriverVersion_v2"))
         return version // 1000, version % 1000 // 10  # NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR
 
     def device_count(self) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetCount))
+        return int(self._call("nvmlDeviceGetCount"))
 
     def handle_by_index(self, index: int) -> Handle:
-        return _address(self._call(self._lib.nvmlDeviceGetHandleByIndex, index))
+        return _address(self._call("nvmlDeviceGetHandleByIndex", index))
 
     def handle_by_uuid(self, uuid: str) -> Handle:
-        return _address(self._call(self._lib.nvmlDeviceGetHandleByUUID, uuid))
+        return _address(self._call("nvmlDeviceGetHandleByUUID", uuid))
 
     def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
-        return _address(self._call(self._lib.nvmlDeviceGetHandleByPciBusId, bus_id))
-
-    def uuid(self, handle: Handle) -> str:
-        return str(self._call(self._lib.nvmlDeviceGetUUID, _pointer(self._lib, handle)))
-
-    def minor_number(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetMinorNumber, _pointer(self._lib, handle)))
+        return _address(self._call("nvmlDeviceGetHandleByPciBusId", bus_id))
 
     def pci_bus_id(self, handle: Handle) -> str:
-        return self._bus_id(self._lib.nvmlDeviceGetPciInfo, _pointer(self._lib, handle))
-
-    def name(self, handle: Handle) -> str:
-        return str(self._call(self._lib.nvmlDeviceGetName, _pointer(self._lib, handle)))
-
-    def architecture(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetArchitecture, _pointer(self._lib, handle)))
+        return self._bus_id("nvmlDeviceGetPciInfo", handle)
 
     def compute_capability(self, handle: Handle) -> tuple[int, int]:
-        major, minor = self._call(self._lib.nvmlDeviceGetCudaComputeCapability, _pointer(self._lib, handle))
+        major, minor = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
         return int(major), int(minor)
 
-    def memory_total(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetMemoryInfo, _pointer(self._lib, handle)).total)
-
     def memory_used(self, handle: Handle) -> int:
-        lib = self._lib
         if not self._older_memory:
             try:
-                told = self._call(lib.nvmlDeviceGetMemoryInfo, _pointer(lib, handle), lib.nvmlMemory_v2)
+                told = self._ask("nvmlDeviceGetMemoryInfo", handle, self._lib.nvmlMemory_v2)
             except NvmlError as error:
                 if error.code not in (Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH):
                     raise
                 self._older_memory = True  # the library's age, which no other GPU changes
             else:
                 return int(told.used)
-        return int(self._call(lib.nvmlDeviceGetMemoryInfo, _pointer(lib, handle)).used)
-
-    def utilization(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetUtilizationRates, _pointer(self._lib, handle)).gpu)
-
-    def power_usage(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetPowerUsage, _pointer(self._lib, handle)))
-
-    def power_limit(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetEnforcedPowerLimit, _pointer(self._lib, handle)))
+        return int(self._ask("nvmlDeviceGetMemoryInfo", handle).used)
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
-        current, pending = self._call(self._lib.nvmlDeviceGetMigMode, _pointer(self._lib, handle))
+        current, pending = self._ask("nvmlDeviceGetMigMode", handle)
         return int(current), int(pending)
 
-    def max_mig_devices(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetMaxMigDeviceCount, _pointer(self._lib, handle)))
-
     def mig_handle(self, handle: Handle, index: int) -> Handle:
-        lib = self._lib
-        return _address(self._call(lib.nvmlDeviceGetMigDeviceHandleByIndex, _pointer(lib, handle), index))
-
-    def gpu_instance_id(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetGpuInstanceId, _pointer(self._lib, handle)))
-
-    def compute_instance_id(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetComputeInstanceId, _pointer(self._lib, handle)))
+        return _address(self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index))
 
     def mig_attributes(self, handle: Handle) -> MigAttributes:
-        found = self._call(self._lib.nvmlDeviceGetAttributes_v2, _pointer(self._lib, handle))
+        found = self._ask("nvmlDeviceGetAttributes_v2", handle)
         engines = Engines(
             found.multiprocessorCount,
             found.sharedCopyEngineCount,
@@ -161,17 +155,8 @@ class PynvmlDriver(port.Driver):
         )
         return MigAttributes(found.gpuInstanceSliceCount, found.computeInstanceSliceCount, found.memorySizeMB, engines)
 
-    def numa_node(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetNumaNodeId, _pointer(self._lib, handle)))
-
-    def compute_mode(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetComputeMode, _pointer(self._lib, handle)))
-
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
-        self._call(self._lib.nvmlDeviceSetComputeMode, _pointer(self._lib, handle), mode)
-
-    def persistence_mode(self, handle: Handle) -> bool:
-        return bool(self._call(self._lib.nvmlDeviceGetPersistenceMode, _pointer(self._lib, handle)))
+        self._ask("nvmlDeviceSetComputeMode", handle, mode)
 
     def temperature(self, handle: Handle) -> int:
         if not self._older_temperature:
@@ -185,33 +170,23 @@ class PynvmlDriver(port.Driver):
                 self._older_temperature = True  # the library's age, which no other GPU changes
             else:
                 return int(told.temperature)
-        return int(self._call(self._lib.nvmlDeviceGetTemperature, _pointer(self._lib, handle), TEMPERATURE_GPU))
+        return int(self._ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU))
 
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetTemperatureThreshold, _pointer(self._lib, handle), int(kind)))
-
-    def margin_temperature(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetMarginTemperature, _pointer(self._lib, handle)))
+        return int(self._ask("nvmlDeviceGetTemperatureThreshold", handle, int(kind)))
 
     def uncorrected_ecc_errors(self, handle: Handle) -> int:
-        lib = self._lib
-        return int(
-            self._call(lib.nvmlDeviceGetTotalEccErrors, _pointer(lib, handle), MEMORY_ERROR_UNCORRECTED, ECC_VOLATILE)
-        )
+        return int(self._ask("nvmlDeviceGetTotalEccErrors", handle, MEMORY_ERROR_UNCORRECTED, ECC_VOLATILE))
 
     def sram_threshold_exceeded(self, handle: Handle) -> bool:
-        lib = self._lib
-        status = lib.c_nvmlEccSramErrorStatus_v1_t()
-        self._call(lib.nvmlDeviceGetSramEccErrorStatus, _pointer(lib, handle), ctypes.byref(status))
+        status = self._lib.c_nvmlEccSramErrorStatus_v1_t()
+        self._ask("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
         return bool(status.bThresholdExceeded)
 
     def remapped_rows(self, handle: Handle) -> RemappedRows:
-        found = self._call(self._lib.nvmlDeviceGetRemappedRows, _pointer(self._lib, handle))
+        found = self._ask("nvmlDeviceGetRemappedRows", handle)
         correctable, uncorrectable, pending, failure = found
         return RemappedRows(correctable, uncorrectable, bool(pending), bool(failure))
-
-    def retired_pages_pending(self, handle: Handle) -> bool:
-        return bool(self._call(self._lib.nvmlDeviceGetRetiredPagesPendingStatus, _pointer(self._lib, handle)))
 
     def unrepairable_memory(self, handle: Handle) -> bool:
         status = structures.made(structures.UnrepairableMemory)
@@ -219,20 +194,18 @@ class PynvmlDriver(port.Driver):
         return bool(status.bUnrepairableMemory)
 
     def clocks_event_reasons(self, handle: Handle) -> int:
-        pointer = _pointer(self._lib, handle)
         try:
-            return int(self._call(self._known(_CLOCKS[0]), pointer))
+            return int(self._ask(_CLOCKS[0], handle))
         except NvmlError as error:
             if error.code != Return.FUNCTION_NOT_FOUND:
                 raise
-            return int(self._call(self._known(_CLOCKS[1]), pointer))
+            return int(self._ask(_CLOCKS[1], handle))
 
     def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
-        pointer = _pointer(self._lib, handle)
         states: list[bool] = []
         for link in range(MAX_NVLINKS):
             try:
-                states.append(bool(self._call(self._lib.nvmlDeviceGetNvLinkState, pointer, link)))
+                states.append(bool(self._ask("nvmlDeviceGetNvLinkState", handle, link)))
             except NvmlError as error:
                 if link and (error.unsupported or error.code == Return.INVALID_ARGUMENT):
                     break  # no such link: there are none after it either
@@ -240,10 +213,7 @@ class PynvmlDriver(port.Driver):
         return tuple(states)
 
     def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
-        lib = self._lib
-        return bool(
-            self._call(lib.nvmlDeviceGetNvLinkRemoteDeviceType, _pointer(lib, handle), link) == NVLINK_REMOTE_SWITCH
-        )
+        return bool(self._ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == NVLINK_REMOTE_SWITCH)
 
     def fabric(self, handle: Handle) -> Fabric:
         version = self._fabric_version
@@ -262,18 +232,8 @@ class PynvmlDriver(port.Driver):
                 return structures.fabric(told)
 
     def pcie_link(self, handle: Handle) -> PcieLink:
-        pointer = _pointer(self._lib, handle)
-        width = self._call(self._lib.nvmlDeviceGetCurrPcieLinkWidth, pointer)
-        return PcieLink(int(width), int(self._call(self._lib.nvmlDeviceGetMaxPcieLinkWidth, pointer)))
-
-    def pcie_replays(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetPcieReplayCounter, _pointer(self._lib, handle)))
-
-    def total_energy(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetTotalEnergyConsumption, _pointer(self._lib, handle)))
-
-    def supported_event_types(self, handle: Handle) -> int:
-        return int(self._call(self._lib.nvmlDeviceGetSupportedEventTypes, _pointer(self._lib, handle)))
+        width = self._ask("nvmlDeviceGetCurrPcieLinkWidth", handle)
+        return PcieLink(int(width), int(self._ask("nvmlDeviceGetMaxPcieLinkWidth", handle)))
 
     def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
         values = structures.asking(fields)
@@ -281,33 +241,29 @@ class PynvmlDriver(port.Driver):
         return structures.answers(values, "nvmlDeviceGetFieldValues")
 
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
-        pointer = _pointer(self._lib, handle)
-        if not self._call(self._lib.nvmlDeviceGetNvLinkState, pointer, link):
+        if not self._ask("nvmlDeviceGetNvLinkState", handle, link):
             return None
         try:
-            return self._bus_id(self._lib.nvmlDeviceGetNvLinkRemotePciInfo, pointer, link)
+            return self._bus_id("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
         except NvmlError as error:
             if error.code in (Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT):
                 return ""  # that there is such a link was said a moment ago
             raise
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
-        lib = self._lib
-        return int(self._call(lib.nvmlDeviceGetTopologyCommonAncestor, _pointer(lib, one), _pointer(lib, other)))
+        return int(self._ask("nvmlDeviceGetTopologyCommonAncestor", one, self._device(other)))
 
     def event_set(self) -> EventSet:
-        return EventSet(_value(self._call(self._lib.nvmlEventSetCreate)))
+        return EventSet(_value(self._call("nvmlEventSetCreate")))
 
     def free_event_set(self, events: EventSet) -> None:
-        self._call(self._lib.nvmlEventSetFree, _events(self._lib, events))
+        self._call("nvmlEventSetFree", self._events(events))
 
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
-        lib = self._lib
-        self._call(lib.nvmlDeviceRegisterEvents, _pointer(lib, handle), mask, _events(lib, events))
+        self._ask("nvmlDeviceRegisterEvents", handle, mask, self._events(events))
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
-        lib = self._lib
-        data = self._call(lib.nvmlEventSetWait_v2, _events(lib, events), timeout_ms)
+        data = self._call("nvmlEventSetWait_v2", self._events(events), timeout_ms)
         return Event(_address(data.device), data.eventType, data.eventData, data.gpuInstanceId, data.computeInstanceId)
 
     @property
@@ -316,16 +272,20 @@ class PynvmlDriver(port.Driver):
             raise NvmlError(Return.UNINITIALIZED, "open")
         return self._nvml
 
-    def _bus_id(self, function: Callable[..., Any], *arguments: Any) -> str:
-        """The bus id in the PCI description that a function gives."""
-        info = self._call(function, *arguments)
+    def _device(self, handle: Handle) -> Any:
+        return ctypes.cast(ctypes.c_void_p(handle), self._lib.c_nvmlDevice_t)
+
+    def _events(self, events: EventSet) -> Any:
+        return ctypes.cast(ctypes.c_void_p(events), self._lib.c_nvmlEventSet_t)
+
+    def _bus_id(self, name: str, handle: Handle, *arguments: Any) -> str:
+        info = self._ask(name, handle, *arguments)
         try:
             return str(info.busId)  # made into text by pynvml, on being looked at
         except UnicodeDecodeError as error:
-            raise _no_text(function, error) from None
+            raise _no_text(name, error) from None
 
     def _fill(self, name: str, handle: Handle, into: ctypes.Structure) -> None:
-        """Has a function fill in a structure about a GPU."""
         self._straight(name, ctypes.c_void_p(handle), ctypes.byref(into))
 
     def _straight(self, name: str, *arguments: Any) -> None:
@@ -341,23 +301,23 @@ class PynvmlDriver(port.Driver):
         if code != Return.SUCCESS:
             raise NvmlError(code, name)
 
-    def _known(self, name: str) -> Any:
-        """What pynvml calls so; one that is older than the library knows less than it."""
-        found = getattr(self._lib, name, None)
-        if found is None:
-            raise NvmlError(Return.FUNCTION_NOT_FOUND, name, "nvidia-ml-py is too old for it")
-        return found
+    def _ask(self, name: str, handle: Handle, *arguments: Any) -> Any:
+        """Calls pynvml's function of this name about a GPU."""
+        return self._call(name, self._device(handle), *arguments)
 
-    def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls pynvml and makes what it raises into NvmlError."""
-        assert self._nvml is not None
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Calls pynvml's function of this name and makes what it raises into NvmlError."""
+        lib = self._lib
+        function = getattr(lib, name, None)
+        if function is None:  # pynvml is older than the library
+            raise NvmlError(Return.FUNCTION_NOT_FOUND, name, "nvidia-ml-py is too old for it")
         with _in_use:
             try:
                 return function(*arguments)
-            except self._nvml.NVMLError as error:
-                raise NvmlError(error.value, function.__name__) from None
+            except lib.NVMLError as error:
+                raise NvmlError(error.value, name) from None
             except UnicodeDecodeError as error:  # seen on drivers in trouble: bytes that are not text
-                raise _no_text(function, error) from None
+                raise _no_text(name, error) from None
 
 
 def _unload(nvml: Any) -> None:
@@ -377,13 +337,5 @@ def _value(pointer: Any) -> int:
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
-def _pointer(lib: ModuleType, handle: Handle) -> Any:
-    return ctypes.cast(ctypes.c_void_p(handle), lib.c_nvmlDevice_t)
-
-
-def _events(lib: ModuleType, events: EventSet) -> Any:
-    return ctypes.cast(ctypes.c_void_p(events), lib.c_nvmlEventSet_t)
-
-
-def _no_text(function: Callable[..., Any], error: UnicodeDecodeError) -> NvmlError:
-    return NvmlError(Return.UNKNOWN, function.__name__, f"answered with bytes that are not text: {error}")
+def _no_text(name: str, error: UnicodeDecodeError) -> NvmlError:
+    return NvmlError(Return.UNKNOWN, name, f"answered with bytes that are not text: {error}")

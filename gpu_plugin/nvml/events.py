@@ -18,41 +18,32 @@ from gpu_plugin.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
-WAIT_MS = 1000
-"""Longest stay in the driver, milliseconds: the thread looks up this often to see whether it should end."""
+WAIT_MS = 1000  # longest stay in the driver, milliseconds: the thread looks up this often to see whether it should end
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
 """Seconds until a wait that failed is repeated: the first time, and at most."""
 
-REPEAT_LOG = 60.0
-"""Seconds between two lines of the log about that."""
-
-MAX_FAILED_WAITS = 3
-"""Waits in a row that fail before nothing is expected of the event set any more."""
+REPEAT_LOG = 60.0  # seconds between two lines of the log about that
+MAX_FAILED_WAITS = 3  # waits in a row that fail before nothing is expected of the event set any more
 
 BURST = 40
 """Events that are handed over one by one, each at once. Beyond that they are in a storm, and handed over several at a time."""
 
-REFILL = 40.0
-"""Events a second by which that number is filled up again."""
+REFILL = 40.0  # events a second by which that number is filled up again
 
 BATCH_SECONDS = 0.05
 """Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
 
-MAX_DRAINED = 1024
-"""Events that are still taken from an event set when the wait for it ends."""
-
-DRAIN_SECONDS = 0.25
-"""Seconds that this may take."""
+MAX_DRAINED = 1024  # events that are still taken from an event set when the wait for it ends
+DRAIN_SECONDS = 0.25  # seconds that this may take
 
 
 class EventBatch(msgspec.Struct):
     """Events of a storm on their way to the event loop. Times are in seconds of any steady clock. Does no I/O."""
 
     events: list[Event] = msgspec.field(default_factory=list)
-    due: float = 0.0
-    """When those are handed over."""
+    due: float = 0.0  # when those are handed over
     credit: float = BURST
     _at: float = 0.0
 
@@ -74,8 +65,7 @@ class WaitFailures(msgspec.Struct):
     """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
 
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
-    said: float | None = None
-    """When that was said last."""
+    said: float | None = None  # when that was said last
 
 
 class EventWaiter:
@@ -107,12 +97,11 @@ class EventWaiter:
         self._wait_failures = wait_failures
         self._over = over
         self._loop = asyncio.get_running_loop()
-        self._context = (
-            contextvars.copy_context()
-        )  # in which anyio knows its event loop, which the thread's own does not say
+        self._context = contextvars.copy_context()  # in which anyio knows its event loop, unlike in the thread's own
         self._stop = threading.Event()
         self._left = asyncio.Event()
-        self._out = False
+        self.ended = False
+        """Whether the thread is out of the driver for good."""
         self._since: float | None = None
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
 
@@ -121,7 +110,7 @@ class EventWaiter:
         try:
             self._thread.start()
         except RuntimeError as error:  # the process may have no more threads; whoever listens tries again
-            self._out = True
+            self.ended = True
             self._left.set()
             self._report_trouble(f"no thread can wait for them: {error}")
 
@@ -131,15 +120,10 @@ class EventWaiter:
 
     async def left(self, seconds: float) -> bool:
         """Waits until the thread is out of the driver for good, at most so long. Returns whether it is."""
-        if not self._out:
+        if not self.ended:
             with anyio.move_on_after(seconds):
                 await self._left.wait()
-        return self._out
-
-    @property
-    def ended(self) -> bool:
-        """Whether the thread is out of the driver for good."""
-        return self._out
+        return self.ended
 
     def stuck(self, seconds: float) -> bool:
         """Whether a wait has been in the driver for so long, and not for as long as it was asked to."""
@@ -153,7 +137,7 @@ class EventWaiter:
             self._drain(batch)
         finally:
             self._hand_over(partial(self._deliver_all, batch.handed_over()))
-            self._out = True
+            self.ended = True
             self._hand_over(self._leave)
 
     def _leave(self) -> None:

@@ -13,15 +13,18 @@ from gpu_plugin.devices.naming import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.nvml import probe
-from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-from gpu_plugin.nvml.release import MAINTENANCE, Released
+from gpu_plugin.nvml.roster import MAINTENANCE, Released
 from gpu_plugin.nvml.sample import fault
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.watched import Probed, Watched
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
+
+PROBE_PATIENCE = 5.0
+"""Seconds a GPU may take to describe itself before the node is served without it; the first contact wakes a sleeping one."""
 
 
 class Finder:
@@ -95,7 +98,7 @@ def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Cal
 
     def probed() -> Probed:
         known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if by_bus_id else ""
-        handle, found = probe.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
+        handle, found = traits.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
         if named and found.uuid != gpu.uuid:
             raise replaced(gpu, found.uuid)
         return handle, found
@@ -152,13 +155,13 @@ def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Map
     return in_order([*probed, *absent])
 
 
-def at_rest(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
+def released_gpus(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
     """Remembered GPUs that are released, as they are listed until they are resumed."""
     return [Watched(replace(gpu, unreadable=MAINTENANCE), None) for gpu in remembered if gpu.uuid in released]
 
 
 def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[Watched]:
-    """What is known of the GPUs after the driver was opened anew and found these; none that went unread is news.
+    """What is known of the GPUs after the driver was opened again and found these; none that went unread is news.
 
     Made-up names go once the GPU of that index is found under its own, or `every` GPU was asked for and read.
     """

@@ -1,5 +1,6 @@
 """What the node's own /sys, /dev and /proc say about its GPUs."""
 
+import logging
 import os
 import re
 import stat
@@ -8,8 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from gpu_plugin.nvml.port import HostView
+from gpu_plugin.nvml.session import DriverCalls
+from gpu_plugin.runtime.slow_call import SlowCall
+
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
+    from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
 
 # Every node under /dev that a container could be given on account of a GPU, as patterns under a root.
 _NODE_PATTERNS = (
@@ -32,11 +39,8 @@ _BINDINGS = "bus/pci/drivers/nvidia"
 # How sysfs calls a PCI device: domain, bus, device and function, as in 0000:1b:00.0.
 _PCI_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 
-_LARGEST = (1 << 63) - 1
-"""The largest number that any reader of our state file takes for an integer."""
-
-_MAX_NUMA_NODES = 1024
-"""As many as any kernel can be built for (CONFIG_NODES_SHIFT of at most 10)."""
+_LARGEST = (1 << 63) - 1  # the largest number that any reader of our state file takes for an integer
+_MAX_NUMA_NODES = 1024  # as many as any kernel can be built for (CONFIG_NODES_SHIFT of at most 10)
 
 # A line of it that is a GPU or compute instance's: "gpu0/gi2/ci0/access 22". The others are config and monitor.
 _MIG_MINOR = re.compile(rb"^(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access) ([0-9]+)$", re.MULTILINE)
@@ -60,11 +64,8 @@ class LinuxHost:
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """Sysfs's numa_node of a PCI device; None where there is no such file or no such node (-1)."""
-        try:
-            node = int((self._pci_device(pci_bus_id) / "numa_node").read_text())
-        except (OSError, ValueError):
-            return None
-        return node if node >= 0 else None
+        node = self._pci_number(pci_bus_id, "numa_node", 10)
+        return None if node is None or node < 0 else node
 
     def pci_path(self, pci_bus_id: str) -> str:
         """Where sysfs's link to a PCI device leads: the path of all that is above it; empty where there is no such device."""
@@ -82,10 +83,7 @@ class LinuxHost:
 
     def pci_class(self, pci_bus_id: str) -> int | None:
         """Sysfs's class of a PCI device."""
-        try:
-            return int((self._pci_device(pci_bus_id) / "class").read_text(), 16)
-        except (OSError, ValueError):
-            return None
+        return self._pci_number(pci_bus_id, "class", 16)
 
     def pci_config(self, pci_bus_id: str) -> bytes:
         """Sysfs's config of a PCI device; without CAP_SYS_ADMIN the kernel gives 64 bytes of it."""
@@ -133,7 +131,7 @@ class LinuxHost:
 
         A node of the first root that has it counts, as with `device_nodes`.
         """
-        from gpu_plugin.access.cdi.found import HostDevices  # noqa: PLC0415 - only CDI specifications need it
+        from gpu_plugin.access.cdi.host_files import HostDevices  # noqa: PLC0415 - only CDI specifications need it
 
         nodes: dict[str, DeviceFile] = {}
         for root in self._roots:
@@ -180,10 +178,8 @@ class LinuxHost:
 
         The kernel makes that link when it binds the driver, and numbers what it makes in turn (fs/kernfs), so that none comes
         twice while anyone remembers it. The link's times are worth nothing here: they are those of the first look at it, and
-        change when the kernel drops what it had cached of it.
-
-        Raises:
-            OSError: it cannot be read now, which says nothing of the GPUs.
+        change when the kernel drops what it had cached of it. Raises OSError where it cannot be read now, which says nothing
+        of the GPUs.
         """
         try:
             links = os.scandir(self._sysfs / _BINDINGS)
@@ -199,6 +195,12 @@ class LinuxHost:
             return (self._procfs / "sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             return ""
+
+    def _pci_number(self, pci_bus_id: str, file: str, base: int) -> int | None:
+        try:
+            return int((self._pci_device(pci_bus_id) / file).read_text(), base)
+        except (OSError, ValueError):
+            return None
 
     def _pci_device(self, pci_bus_id: str) -> Path:
         """Sysfs's directory of a PCI device. Raises ValueError for what is no bus id."""
@@ -221,7 +223,7 @@ def _listed(text: str) -> list[int]:
 
 def _device_file(path: Path) -> "DeviceFile | None":
     """The character device that a path leads to; None for anything else."""
-    from gpu_plugin.access.cdi.found import DeviceFile  # noqa: PLC0415 - only CDI specifications need it
+    from gpu_plugin.access.cdi.host_files import DeviceFile  # noqa: PLC0415 - only CDI specifications need it
 
     try:
         status = path.stat()
@@ -231,3 +233,44 @@ def _device_file(path: Path) -> "DeviceFile | None":
         return None
     numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
     return DeviceFile(*numbers, stat.S_IMODE(status.st_mode) & 0o777, status.st_gid)
+
+
+log = logging.getLogger(__name__)
+
+
+class HostSight(msgspec.Struct, frozen=True):
+    """What the host said at one time. None: it was not asked, or could not tell."""
+
+    device_nodes: frozenset[str]
+    mig_minors: Mapping[str, int] | None
+    bindings: Mapping[str, int] | None
+    boot_id: str
+
+
+class HostWatch:
+    """Asks the host; while one question is under way there is no other."""
+
+    def __init__(self, host: HostView, calls: DriverCalls) -> None:
+        self._host = host
+        self._asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
+
+    async def see(self, patience: float, *, sliced: bool) -> HostSight | None:
+        """What the host says now, within `patience` seconds; the minors of MIG devices only where GPUs are `sliced`.
+
+        None where it cannot be asked, or takes longer: its answer is then what the next call gives.
+        """
+        host = self._host
+        try:
+            return await self._asking.joined(lambda: _see(host, sliced=sliced), patience)
+        except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
+            log.debug("the host cannot be asked: %r", error)
+            return None
+
+
+def _see(host: HostView, *, sliced: bool) -> HostSight:
+    try:
+        bindings = host.bindings()
+    except OSError as error:
+        log.debug("the driver's bindings cannot be read now: %s", error)
+        bindings = None
+    return HostSight(host.device_nodes(), host.mig_minors() if sliced else None, bindings, host.boot_id())

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping
 
 from gpu_plugin.devices.node import Link, Pair
 from gpu_plugin.nvml import topology
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, HostView
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.runtime.slow_call import SlowCall
 
 log = logging.getLogger(__name__)
 
+# How often in a row a reading is repeated, a round later, in which something was refused for no lasting reason.
 REPEATS = 2
-"""How often in a row a reading is repeated, a round later, in which something was refused for no lasting reason."""
 
 
 class Links:

@@ -42,11 +42,9 @@ def read_partition(
 ) -> Partition | None:
     """How the GPU is partitioned now; None where it can never be partitioned.
 
-    Devices among `known` that are still there are given back as they are, at the cost of a handle and a uuid each; of
-    new ones the capability minors are unknown still. `memory_bytes` is the GPU's own.
-
-    Raises:
-        NvmlError: the driver does not say, or the GPU is gone.
+    Devices among `known` that are still there are given back as they are, at the cost of a handle and a uuid each; of new
+    ones the capability minors are unknown still. `memory_bytes` is the GPU's own. Raises NvmlError where the driver does not
+    say, or the GPU is gone.
     """
     try:
         enabled = driver.mig_mode(handle)[0] == FEATURE_ENABLED

@@ -1,8 +1,8 @@
 """Keeps an eye on the node's GPUs: composes what finds them, looks at them, hears of them, and opens and closes the driver.
 
-    Schedule ──whose turn──▶ Monitor ──▶ Looks ──Found──▶ Reports ──observations──▶ observe
+    Schedule ──whose turn──▶ Monitor ──▶ Poller ─Result─▶ Reports ──observations──▶ observe
     EventWaiter (thread) ──event──▶ Reports ──▶ observe, and the GPU's turn is next
-    HostWatch, Reopening ──▶ DriverSession, Finder, EventSubscription        Publisher ──Node──▶ found
+    HostWatch, Reopening ──▶ DriverSession, Finder, EventSubscription        Monitor ──Node──▶ found
 
 Decides nothing of their health: every look and every event goes to `observe`, every change of what is known of the hardware
 to `found`. GPUs are looked at side by side: one that holds a call holds no other GPU, and no round for longer than a moment.
@@ -17,54 +17,42 @@ import anyio
 
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
-from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.finding import Finder, at_rest, in_order, merged, with_remembered
-from gpu_plugin.nvml.host_sight import HostWatch
+from gpu_plugin.nvml.finding import PROBE_PATIENCE
+from gpu_plugin.nvml.host import HostWatch
 from gpu_plugin.nvml.links import Links
-from gpu_plugin.nvml.looks import Looks
 from gpu_plugin.nvml.mig import with_caps
-from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-from gpu_plugin.nvml.publishing import AS_BEFORE, Publisher
-from gpu_plugin.nvml.release import PATIENCE, Released, ReleaseError
+from gpu_plugin.nvml.polling import Poller
+from gpu_plugin.nvml.port import Driver, HostView
 from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
-from gpu_plugin.nvml.roster import Roster
+from gpu_plugin.nvml.roster import PATIENCE, Released, ReleaseError, Roster
 from gpu_plugin.nvml.schedule import Schedule, Turn
-from gpu_plugin.nvml.session import RETRY_PAUSES, BusyCause, DriverBusy, DriverSession, Opened
+from gpu_plugin.nvml.session import AS_BEFORE, DriverCalls, DriverSession, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
-from gpu_plugin.nvml.watched import Found, Watched
+from gpu_plugin.nvml.watched import LookResult, Watched
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-PROBE_PATIENCE = 5.0
-"""Seconds a GPU may take to describe itself before the node is served without it; the first contact wakes a sleeping one."""
-
-LOOK_PATIENCE = 1.0
-"""Seconds a look at a GPU is waited for; it goes on after that."""
+LOOK_PATIENCE = 1.0  # seconds a look at a GPU is waited for; it goes on after that
 
 FIRST_LOOKS = 5.0
 """Seconds that the first looks, all at once, may take before the node is served without what they would have told."""
 
-CONFIRM = 1.0
-"""Seconds until the next look at most where the last one raised a suspicion that one look cannot settle."""
+CONFIRM = 1.0  # seconds until the next look at most where the last one raised a suspicion that one look cannot settle
 
+# Seconds between what brings a turn and the turn, and between two turns: first let the kubelet hear of it.
 LOOK_GAP = 0.1
-"""Seconds between what brings a turn and the turn, and between two turns: first let the kubelet hear of it."""
 
 
 def longest_turn(timeout: float) -> float:
     """Seconds that a turn may take by the patience of everything in it, where the driver and each GPU use all of theirs.
 
-    The driver is opened anew in five times `timeout` seconds at most: for a closing that is still under way, for all attempts
+    The driver is opened again in five times `timeout` seconds at most: for a closing that is still under way, for all attempts
     at opening it, for what it says of itself, and for closing it again where it says nothing. 60 s are for its end, the host,
     the GPUs (all at once) and their links, the event set and the wait for it.
     """
     return 60 + 5 * timeout
-
-
-def _unheard(_: object) -> None:
-    """Nobody wants to know."""
 
 
 class Monitor:
@@ -78,6 +66,7 @@ class Monitor:
         turn_due: by when the turn under way, or the next one, is over if all is well, in event loop time; it is none while idle.
         trouble: why no GPU could be reached as of the last turn; empty where one could, and where all are released.
         boot_id: the boot that is known of; empty: whichever the host tells first.
+        node: the node as it was passed on last.
     """
 
     def __init__(
@@ -93,43 +82,33 @@ class Monitor:
         retention: float = 86400.0,
         judging: bool = True,
         released: frozenset[str] | None = frozenset(),
-        booted: Callable[[str], None] = _unheard,
-        met: Callable[[Sequence[Gpu]], None] = _unheard,
+        booted: Callable[[str], object] = lambda _: None,
+        met: Callable[[Sequence[Gpu]], object] = lambda _: None,
         boot_id: str = "",
     ) -> None:
-        """Takes the hardware, the pace in seconds, and who wants to know.
+        """Takes the driver, closed; the host; the GPUs `remembered` of this boot; the attributes; and who wants to know.
 
-        Args:
-            driver: the driver, closed.
-            host: the host's own word on GPUs.
-            poll: see the attributes.
-            timeout: see the attributes.
-            remembered: GPUs that this boot has seen before.
-            observe: takes in an observation; returns whether another soon would settle something.
-            found: told of the node whenever what is known of it changed.
-            retention: see the attributes.
-            judging: see the attributes.
-            released: the uuids of GPUs that are out for maintenance from the start; None: all.
-            booted: told the id of the boot once the node was booted under us, as simulated ones are.
-            met: told of GPUs before they are looked at for the first time, which is before `found` is.
-            boot_id: see the attributes.
+        `observe` takes in an observation and returns whether another soon would settle something; `found` gets the node whenever
+        what is known of it changed; `met` gets GPUs before the first look at them; `booted` gets the id of the boot once the
+        node was booted under us, as simulated ones are. `released` are the uuids of GPUs that are out for maintenance from the
+        start; None: all.
         """
         self.poll, self.timeout, self.retention, self.judging = poll, timeout, retention, judging
         self.host, self.remembered, self.boot_id = host, remembered, boot_id
         self.turn_due = math.inf
         self.trouble = ""
-        self._booted, self._met = booted, met
+        self.node = Node()
+        self._found, self._booted, self._met = found, booted, met
+        self._device_nodes: frozenset[str] = frozenset()
         calls = self._calls = DriverCalls()
         roster = self._roster = Roster(Released.of(released))
         session = self._session = DriverSession(driver, calls)
         reports = self._reports = Reports(driver, calls, roster, observe, self._look_at)
-        self._events = EventSubscription(driver, calls, reports.heard, self.look_now, reports.delivery)
-        self._finder = Finder(driver, host, calls)
-        self._looks = Looks(driver, host, calls, session, roster)
+        self._events = EventSubscription(driver, calls, reports.heard, self.look_now, reports.saw)
+        self._poller = Poller(driver, host, calls, session, roster)
         self._links = Links(driver, host, calls)
-        self._publisher = Publisher(self._links, found, Node())
-        self._sight = HostWatch(host, calls)
-        self._reopening = Reopening()
+        self._host_watch = HostWatch(host, calls)
+        self._reopening = Reopening(driver, host, calls, roster, session, self._events, reports)
         self._schedule = Schedule()
         self._look, self._turned = Pulse(), Pulse()
         self._running = False
@@ -138,33 +117,17 @@ class Monitor:
         self._share = 1.0
         self._rounds = 0
 
-    @property
-    def node(self) -> Node:
-        """The node as it was passed on last."""
-        return self._publisher.node
-
     async def open(self) -> Node:
         """Opens the driver and finds the GPUs. Where all those remembered are released, it is left alone until `resume`.
 
-        Raises:
-            NvmlError: there is no driver, or it does not work.
-            TimeoutError: it does not answer.
+        Raises NvmlError where there is no driver, or it does not work, and TimeoutError where it does not answer.
         """
         roster = self._roster
         roster.gpus, roster.by_handle = [], {}
-        self._expect_turn(0)
+        self.turn_due = self._turn_end()
         try:
             await self._see_host(PROBE_PATIENCE)
-            # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.
-            roster.untouched = roster.wanted if self.remembered else Released()
-            opened, self._reopening.rebooted = AS_BEFORE, False  # whatever is found now is of this boot
-            if roster.untouched.leaves(self.remembered):
-                opened = await self._session.open(self.timeout)
-                roster.gpus = await self._first(opened.gpus)
-                roster.bus.opened(roster.gpus, self._rounds)
-            else:
-                roster.gpus = in_order(at_rest(self.remembered, roster.untouched))
-            roster.know_handles()
+            opened = await self._reopening.first(self.remembered, self._rounds, self.timeout)
             if not roster.gpus:
                 await self._session.close(self.timeout)
                 return self.node
@@ -173,7 +136,7 @@ class Monitor:
                 self._met([watched.gpu for watched in roster.gpus])
                 with_handles = [each for each in roster.watched() if each.handle is not None]
                 await self._look_at_all(with_handles, None, min(self.timeout, FIRST_LOOKS))
-            await self._publish(opened)
+            await self._publish(opened or AS_BEFORE)
             self.trouble = self._unreached()
         finally:
             self.turn_due = math.inf  # until the next attempt, or `run`
@@ -190,9 +153,8 @@ class Monitor:
                 turn = self._schedule.take(anyio.current_time())
                 if turn.whole:
                     self._over = None
-                    owed = self.turn_due  # begun again after a failure, it does not get more time for what is owed
-                    self._expect_turn(0)  # and one may begin before its time
-                    self.turn_due = min(self.turn_due, owed)
+                    # Begun again after a failure, it does not get more time for what is owed; and one may begin before its time.
+                    self.turn_due = min(self.turn_due, self._turn_end())
                 await self._turn(turn)
                 self.trouble = self._unreached()
                 self._turned.ring()
@@ -215,15 +177,14 @@ class Monitor:
 
     def look_now(self) -> None:
         """Has the GPUs looked at without waiting for their turn. From the event loop's thread."""
-        self._schedule.everyone(
-            -math.inf
-        )  # where some GPUs' turn is over in the one under way, it is followed by another
+        # Where some GPUs' turn is over in the one under way, it is followed by another.
+        self._schedule.everyone(-math.inf)
         self._look.ring()
 
     def retune(self, poll: float, timeout: float, retention: float, *, judging: bool) -> None:
         """Has other settings obeyed at once; see the attributes. From the event loop's thread."""
         longer = longest_turn(timeout) - longest_turn(self.timeout)
-        anew = judging != self.judging
+        other_judging = judging != self.judging
         self.poll, self.timeout, self.retention, self.judging = poll, timeout, retention, judging
         if not self._running:
             return
@@ -231,7 +192,7 @@ class Monitor:
             self.turn_due += max(0.0, longer)  # the turn under way may take as long as it wants by now
         else:
             self._pause()
-        if anew:
+        if other_judging:
             self._schedule.everyone(-math.inf)
         self._look.ring()
 
@@ -249,13 +210,12 @@ class Monitor:
     async def release(self, uuids: frozenset[str] | None) -> None:
         """Drops the driver's handles of these GPUs, None: of all, and leaves them alone until `resume`. Waits a few seconds.
 
-        Raises:
-            ReleaseError: something holds them; they are dropped as soon as it lets go.
+        Raises ReleaseError where something holds them; they are dropped as soon as it lets go.
         """
         roster = self._roster
         roster.wanted = roster.wanted.plus(uuids)
-        if not await self._brought(self._let_go):
-            held = self._reopening.held or self._holder()
+        if not await self._brought(lambda: self._reopening.released):
+            held = self._reopening.held or self._reopening.holder
             words = held.words if held else "the GPUs' turn has not come yet"
             raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {words}")
 
@@ -265,11 +225,6 @@ class Monitor:
         roster.wanted = roster.wanted.minus(uuids, (watched.gpu.uuid for watched in roster.gpus))
         if self._running:  # else they are found when the driver is
             await self._brought(lambda: roster.untouched == roster.wanted and self._rounds > before)
-
-    def _let_go(self) -> bool:
-        """Whether the driver has no handle of what is released."""
-        roster = self._roster
-        return not self._session.holds or (roster.in_use and roster.untouched.covers(roster.wanted))
 
     async def _brought(self, done: Callable[[], bool]) -> bool:
         """Waits until a round brought something about, for a few seconds. Returns whether one did."""
@@ -285,46 +240,40 @@ class Monitor:
             self._schedule.heard(uuid, anyio.current_time())
             self._look.ring()
 
-    def _expect_turn(self, pause: float) -> None:
-        self.turn_due = anyio.current_time() + pause + longest_turn(self.timeout)
-
-    async def _first(self, count: int) -> list[Watched]:
-        """Every GPU that may be touched, found for the first time, and what is remembered beside."""
-        untouched, patience = self._roster.untouched, min(self.timeout, PROBE_PATIENCE)
-        if not untouched:
-            found = await self._finder.by_index(count, patience)
-            return with_remembered(found, self.remembered, self._roster.bus.told)
-        reached = [gpu for gpu in self.remembered if gpu.uuid not in untouched]
-        return in_order([*at_rest(self.remembered, untouched), *await self._finder.by_bus_id(reached, patience)])
+    def _turn_end(self) -> float:
+        """By when a turn that begins now is over."""
+        return anyio.current_time() + longest_turn(self.timeout)
 
     # A turn
 
     async def _turn(self, turn: Turn) -> None:
-        """The host, the driver if it must be opened anew, strange events, the GPUs whose turn it is, and the node."""
+        """The host, the driver if it must be opened again, strange events, the GPUs whose turn it is, and the node."""
         roster = self._roster
         await self._see_host(LOOK_PATIENCE)
-        if turn.whole:
-            await self._mend()
+        if turn.whole and (opened := await self._reopening.again(self._rounds, self.timeout)) is not None:
+            await self._publish(opened)
         self._events.collect()
         self._events.listen(self.timeout)
         await self._reports.resolve_unknown_events(LOOK_PATIENCE)
         gpus = [each for each in roster.watched() if turn.whole or each.gpu.uuid in (turn.full or ())]
         found = await self._look_at_all(gpus, turn.full, min(self.timeout, LOOK_PATIENCE))
         if self._session.is_open and await self._events.tend(roster.watched(), self.timeout, retry=turn.whole):
-            self.look_now()  # what happened while the event set was made anew was not heard
+            self.look_now()  # what happened while the event set was made again was not heard
         self._events.listen(self.timeout)
         await self._keep_up(found)
         if turn.whole:
             self._count_round()
 
-    async def _look_at_all(self, gpus: Sequence[Watched], full: frozenset[str] | None, patience: float) -> list[Found]:
+    async def _look_at_all(
+        self, gpus: Sequence[Watched], full: frozenset[str] | None, patience: float
+    ) -> list[LookResult]:
         """Looks at these GPUs at once, and passes on each sample as it comes. Returns what was found besides."""
-        every: list[Found] = []
+        every: list[LookResult] = []
 
         async def one(watched: Watched) -> None:
             uuid = watched.gpu.uuid
             wholly = full is None or uuid in full
-            found = await self._looks.look(watched, patience, self.timeout, full=wholly, judging=self.judging)
+            found = await self._poller.look(watched, patience, self.timeout, full=wholly, judging=self.judging)
             if found.register_events:
                 self._events.register_again(uuid)
             soon = found.sample is not None and self._reports.saw(uuid, found.sample)
@@ -337,12 +286,12 @@ class Monitor:
                 group.start_soon(one, watched)
         return every
 
-    async def _keep_up(self, found: Sequence[Found]) -> None:
+    async def _keep_up(self, found: Sequence[LookResult]) -> None:
         """What belongs to a turn beside the looks: what is gone for good, links that are owed, and the node."""
         roster, now = self._roster, anyio.current_time()
         for watched in tuple(roster.gpus):
             since = watched.vanished_since
-            if since is not None and now - since >= self.retention and not roster.at_rest(watched.gpu.uuid):
+            if since is not None and now - since >= self.retention and not roster.is_released(watched.gpu.uuid):
                 log.warning("GPU %s vanished %.0f s ago and is not listed any more", watched.gpu.uuid, now - since)
                 roster.gpus.remove(watched)
         if any(each.repartitioned for each in found):
@@ -350,7 +299,7 @@ class Monitor:
         if any(each.links_changed for each in found) or self._links.due(roster.gpus):
             await self._publish(AS_BEFORE)
         else:
-            self._publisher.publish(roster.gpus)
+            self._pass_on(AS_BEFORE)
 
     def _count_round(self) -> None:
         roster = self._roster
@@ -381,20 +330,33 @@ class Monitor:
         return f"none of the {len(there)} GPUs answers" if len(there) > 1 else "the only GPU does not answer"
 
     async def _publish(self, opened: Opened) -> None:
-        """Has the links between the GPUs read anew, and passes the node on."""
+        """Has the links between the GPUs read again, and passes the node on."""
         await self._links.read(self._roster.gpus, min(self.timeout, PROBE_PATIENCE))
         await self._see_host(PROBE_PATIENCE)
-        self._publisher.publish(self._roster.gpus, opened)
+        self._pass_on(opened)
+
+    def _pass_on(self, opened: Opened) -> None:
+        """Passes on the node as it is known, under the driver as it was `opened`, where that is news."""
+        self._links.came()
+        gpus = tuple(watched.gpu for watched in self._roster.gpus)
+        uuids = [gpu.uuid for gpu in gpus]
+        links, cliques = self._links.between(uuids), self._links.cliques(uuids)
+        version = opened.version or self.node.driver_version
+        cuda = opened.cuda or self.node.cuda_version
+        node = Node(gpus, links, version, self._device_nodes, cliques, cuda)
+        if node != self.node:
+            self.node = node
+            self._found(node)
 
     async def _see_host(self, patience: float) -> None:
         """Takes in what the host says now: nothing, where it cannot be asked or takes its time, and what was known stays."""
         roster = self._roster
         sliced = any(watched.gpu.mig_devices for watched in roster.gpus)
-        seen = await self._sight.see(min(self.timeout, patience), sliced=sliced)
+        seen = await self._host_watch.see(min(self.timeout, patience), sliced=sliced)
         if seen is None:
             return
-        self._publisher.device_nodes = seen.device_nodes
-        roster.bus.told = roster.bus.told if seen.bindings is None else seen.bindings
+        self._device_nodes = seen.device_nodes
+        roster.bus.bindings = roster.bus.bindings if seen.bindings is None else seen.bindings
         if seen.mig_minors is not None:
             for watched in roster.gpus:
                 watched.gpu = with_caps(watched.gpu, seen.mig_minors)
@@ -405,70 +367,3 @@ class Monitor:
                 self._reopening.rebooted = True
                 roster.wanted = Released()  # no maintenance outlives the boot it was begun in
                 self._booted(seen.boot_id)
-
-    # The driver
-
-    async def _mend(self) -> None:
-        """Closes the driver, or opens it anew, where that is asked for or may help, unless a call to it is under way."""
-        roster, session, reopening = self._roster, self._session, self._reopening
-        why = reopening.reason(roster, session, roster.bus.news(roster.gpus, self._rounds))
-        if why is None:
-            return
-        in_use, held_before = roster.in_use, session.holds
-        held = self._holder()
-        # One that answers at last is taken as it is, unless it was opened for others than are to be touched now.
-        if not held and not why.late:
-            held = await self._shut()
-        if held and held != reopening.held:
-            able = "opened anew" if in_use else "closed"
-            log.warning(
-                "the driver cannot be %s now: %s; will be tried again; wanted because %s", able, held.words, why.words
-            )
-        reopening.held = held
-        if held:
-            return
-        if in_use or held_before:
-            doing = "reopening the driver" if in_use else "closing the driver"
-            log.log(logging.WARNING if why.alarming else logging.INFO, "%s: %s", doing, why.words)
-        reopening.rebooted = False
-        roster.forget()
-        self._reports.forget()
-        self._finder.forget()
-        await self._reopen()
-
-    def _holder(self) -> DriverBusy | None:
-        """What keeps the driver from being closed: a call that has not come back. None if nothing does."""
-        if not self._calls.under_way:
-            return None
-        pending = [each.gpu.uuid for each in self._roster.gpus if each.pending and not each.pending.done.done()]
-        return self._session.held or DriverBusy(BusyCause.CALL, pending[0] if pending else "")
-
-    async def _shut(self) -> DriverBusy | None:
-        """Leaves the events and closes the driver. Returns what holds it; None once it is closed."""
-        patience = min(self.timeout, PROBE_PATIENCE)
-        if not await self._events.leave(patience):
-            return DriverBusy(BusyCause.EVENT_WAIT)
-        return None if await self._session.close(patience) else DriverBusy(BusyCause.CLOSING)
-
-    async def _reopen(self) -> None:
-        """Begins anew with the driver: it counts GPUs when it is opened, and a reloaded one knows no handle of before."""
-        roster, opened = self._roster, AS_BEFORE
-        gpus = [watched.gpu for watched in roster.gpus]
-        if roster.untouched.leaves(gpus):
-            try:
-                opened = await self._session.open(self.timeout, RETRY_PAUSES)
-            except (NvmlError, TimeoutError) as error:
-                log.warning("the driver cannot be opened: %s", error)
-                return
-            patience = min(self.timeout, PROBE_PATIENCE)
-            if roster.untouched:
-                reachable = [gpu for gpu in gpus if gpu.pci_bus_id and gpu.uuid not in roster.untouched]
-                probed = await self._finder.by_bus_id(reachable, patience)
-            else:
-                there = [watched.gpu for watched in roster.gpus if watched.vanished_since is None]
-                probed = await self._finder.by_index(opened.gpus, patience, there)
-            roster.gpus = merged(roster.gpus, probed, every=not roster.untouched)
-            roster.bus.opened(roster.gpus, self._rounds)
-            roster.know_handles()
-            await self._events.tend(roster.watched(), self.timeout)
-        await self._publish(opened)

@@ -17,7 +17,7 @@ from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Thresh
 from gpu_plugin.health.observation import Fabric
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.found import HostDevices
+    from gpu_plugin.access.cdi.host_files import HostDevices
 
 Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
@@ -81,7 +81,7 @@ class MigAttributes(msgspec.Struct, frozen=True):
     engines: Engines | None = None
 
 
-class RemappedRows(msgspec.Struct, frozen=True):
+class RemappedRows(NamedTuple):
     """nvmlDeviceGetRemappedRows: how many rows, by what was wrong; whether one waits for a reset, whether one failed."""
 
     correctable: int = 0
@@ -90,7 +90,7 @@ class RemappedRows(msgspec.Struct, frozen=True):
     failure: bool = False
 
 
-class PcieLink(msgspec.Struct, frozen=True):
+class PcieLink(NamedTuple):
     """Lanes that the GPU's PCIe link has now, and could have (nvmlDeviceGetCurrPcieLinkWidth, ...MaxPcieLinkWidth)."""
 
     width: int
@@ -152,58 +152,58 @@ class Driver:
         """nvmlDeviceGetHandleByPciBusId_v2: the only way to a GPU that wakes no other (nvml.h), as one released must not be."""
 
     @answered_by("nvmlDeviceGetUUID")
-    def uuid(self, handle: Handle) -> str:
+    def uuid(self, handle: Handle, /) -> str:
         """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189; of a MIG device MIG-<uuid>."""
 
     @answered_by("nvmlDeviceGetMinorNumber")
-    def minor_number(self, handle: Handle) -> int:
+    def minor_number(self, handle: Handle, /) -> int:
         """nvmlDeviceGetMinorNumber: N of /dev/nvidiaN."""
 
     @answered_by("nvmlDeviceGetPciInfo_v3")
-    def pci_bus_id(self, handle: Handle) -> str:
+    def pci_bus_id(self, handle: Handle, /) -> str:
         """nvmlDeviceGetPciInfo_v3's busId, such as 00000000:00:06.0."""
 
     @answered_by("nvmlDeviceGetName")
-    def name(self, handle: Handle) -> str:
+    def name(self, handle: Handle, /) -> str:
         """nvmlDeviceGetName, such as NVIDIA H200; of a MIG device NVIDIA H200 MIG 1g.18gb."""
 
     @answered_by("nvmlDeviceGetArchitecture")
-    def architecture(self, handle: Handle) -> int:
+    def architecture(self, handle: Handle, /) -> int:
         """nvmlDeviceGetArchitecture: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
 
     @answered_by("nvmlDeviceGetCudaComputeCapability")
-    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+    def compute_capability(self, handle: Handle, /) -> tuple[int, int]:
         """nvmlDeviceGetCudaComputeCapability: major and minor number, such as (9, 0)."""
 
     @answered_by("nvmlDeviceGetMemoryInfo")
-    def memory_total(self, handle: Handle) -> int:
+    def memory_total(self, handle: Handle, /) -> int:
         """nvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
 
     @answered_by("nvmlDeviceGetMemoryInfo")
-    def memory_used(self, handle: Handle) -> int:
+    def memory_used(self, handle: Handle, /) -> int:
         """nvmlDeviceGetMemoryInfo_v2's used, bytes; of an older driver nvmlDeviceGetMemoryInfo's, with what it reserves."""
 
     @answered_by("nvmlDeviceGetUtilizationRates")
-    def utilization(self, handle: Handle) -> int:
+    def utilization(self, handle: Handle, /) -> int:
         """nvmlDeviceGetUtilizationRates's gpu: percent of the last sample period in which a kernel ran.
 
         NOT_SUPPORTED in MIG mode.
         """
 
     @answered_by("nvmlDeviceGetPowerUsage")
-    def power_usage(self, handle: Handle) -> int:
+    def power_usage(self, handle: Handle, /) -> int:
         """nvmlDeviceGetPowerUsage, mW."""
 
     @answered_by("nvmlDeviceGetEnforcedPowerLimit")
-    def power_limit(self, handle: Handle) -> int:
+    def power_limit(self, handle: Handle, /) -> int:
         """nvmlDeviceGetEnforcedPowerLimit, mW: the lowest of all that hold."""
 
     @answered_by("nvmlDeviceGetMigMode")
-    def mig_mode(self, handle: Handle) -> tuple[int, int]:
+    def mig_mode(self, handle: Handle, /) -> tuple[int, int]:
         """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
 
     @answered_by("nvmlDeviceGetMaxMigDeviceCount")
-    def max_mig_devices(self, handle: Handle) -> int:
+    def max_mig_devices(self, handle: Handle, /) -> int:
         """nvmlDeviceGetMaxMigDeviceCount: how many MIG indices there are; 0 while MIG mode is off."""
 
     @answered_by("nvmlDeviceGetMigDeviceHandleByIndex")
@@ -214,23 +214,23 @@ class Driver:
         """
 
     @answered_by("nvmlDeviceGetGpuInstanceId")
-    def gpu_instance_id(self, handle: Handle) -> int:
+    def gpu_instance_id(self, handle: Handle, /) -> int:
         """nvmlDeviceGetGpuInstanceId of a MIG device."""
 
     @answered_by("nvmlDeviceGetComputeInstanceId")
-    def compute_instance_id(self, handle: Handle) -> int:
+    def compute_instance_id(self, handle: Handle, /) -> int:
         """nvmlDeviceGetComputeInstanceId of a MIG device, counted within its GPU instance."""
 
     @answered_by("nvmlDeviceGetAttributes_v2")
-    def mig_attributes(self, handle: Handle) -> MigAttributes:
+    def mig_attributes(self, handle: Handle, /) -> MigAttributes:
         """nvmlDeviceGetAttributes_v2 of a MIG device."""
 
     @answered_by("nvmlDeviceGetNumaNodeId")
-    def numa_node(self, handle: Handle) -> int:
+    def numa_node(self, handle: Handle, /) -> int:
         """nvmlDeviceGetNumaNodeId."""
 
     @answered_by("nvmlDeviceGetComputeMode")
-    def compute_mode(self, handle: Handle) -> int:
+    def compute_mode(self, handle: Handle, /) -> int:
         """nvmlDeviceGetComputeMode: a ComputeMode."""
 
     @answered_by("nvmlDeviceSetComputeMode")
@@ -238,11 +238,11 @@ class Driver:
         """nvmlDeviceSetComputeMode, until the driver is unloaded. NO_PERMISSION for users other than root."""
 
     @answered_by("nvmlDeviceGetPersistenceMode")
-    def persistence_mode(self, handle: Handle) -> bool:
+    def persistence_mode(self, handle: Handle, /) -> bool:
         """nvmlDeviceGetPersistenceMode: whether the driver keeps the GPU initialised while nobody has it open."""
 
     @answered_by("nvmlDeviceGetTemperature")
-    def temperature(self, handle: Handle) -> int:
+    def temperature(self, handle: Handle, /) -> int:
         """nvmlDeviceGetTemperature of the GPU sensor, °C."""
 
     @answered_by("nvmlDeviceGetTemperatureThreshold")
@@ -250,35 +250,35 @@ class Driver:
         """nvmlDeviceGetTemperatureThreshold, °C."""
 
     @answered_by("nvmlDeviceGetMarginTemperature")
-    def margin_temperature(self, handle: Handle) -> int:
+    def margin_temperature(self, handle: Handle, /) -> int:
         """nvmlDeviceGetMarginTemperature: °C left to the GPU's T.Limit, negative beyond it."""
 
     @answered_by("nvmlDeviceGetTotalEccErrors")
-    def uncorrected_ecc_errors(self, handle: Handle) -> int:
+    def uncorrected_ecc_errors(self, handle: Handle, /) -> int:
         """nvmlDeviceGetTotalEccErrors, uncorrected and volatile: since the driver was loaded or the GPU reset."""
 
     @answered_by("nvmlDeviceGetSramEccErrorStatus")
-    def sram_threshold_exceeded(self, handle: Handle) -> bool:
+    def sram_threshold_exceeded(self, handle: Handle, /) -> bool:
         """nvmlDeviceGetSramEccErrorStatus's bThresholdExceeded: so many SRAM errors that the part is to be replaced."""
 
     @answered_by("nvmlDeviceGetRemappedRows")
-    def remapped_rows(self, handle: Handle) -> RemappedRows:
+    def remapped_rows(self, handle: Handle, /) -> RemappedRows:
         """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is partitioned into MIG instances."""
 
     @answered_by("nvmlDeviceGetRetiredPagesPendingStatus")
-    def retired_pages_pending(self, handle: Handle) -> bool:
+    def retired_pages_pending(self, handle: Handle, /) -> bool:
         """nvmlDeviceGetRetiredPagesPendingStatus. NOT_SUPPORTED on parts that remap rows instead."""
 
     @answered_by("nvmlDeviceGetUnrepairableMemoryFlag_v1")
-    def unrepairable_memory(self, handle: Handle) -> bool:
+    def unrepairable_memory(self, handle: Handle, /) -> bool:
         """nvmlDeviceGetUnrepairableMemoryFlag_v1: memory that cannot be repaired."""
 
     @answered_by("nvmlDeviceGetCurrentClocksEventReasons")
-    def clocks_event_reasons(self, handle: Handle) -> int:
+    def clocks_event_reasons(self, handle: Handle, /) -> int:
         """nvmlDeviceGetCurrentClocksEventReasons: a mask of why the clocks are lower than they could be, 1 where idle."""
 
     @answered_by("nvmlDeviceGetNvLinkState")
-    def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
+    def nvlink_states(self, handle: Handle, /) -> tuple[bool, ...]:
         """nvmlDeviceGetNvLinkState of each link there is, whether it is active. NOT_SUPPORTED: no NVLink at all."""
 
     @answered_by("nvmlDeviceGetNvLinkRemoteDeviceType")
@@ -286,23 +286,23 @@ class Driver:
         """nvmlDeviceGetNvLinkRemoteDeviceType: whether an active link leads to an NVSwitch (2) rather than to a GPU (0)."""
 
     @answered_by("nvmlDeviceGetGpuFabricInfoV")
-    def fabric(self, handle: Handle) -> Fabric:
+    def fabric(self, handle: Handle, /) -> Fabric:
         """nvmlDeviceGetGpuFabricInfo_v4, else nvmlDeviceGetGpuFabricInfoV, in the newest version that the driver knows."""
 
     @answered_by("nvmlDeviceGetCurrPcieLinkWidth")
-    def pcie_link(self, handle: Handle) -> PcieLink:
+    def pcie_link(self, handle: Handle, /) -> PcieLink:
         """nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetMaxPcieLinkWidth."""
 
     @answered_by("nvmlDeviceGetPcieReplayCounter")
-    def pcie_replays(self, handle: Handle) -> int:
+    def pcie_replays(self, handle: Handle, /) -> int:
         """nvmlDeviceGetPcieReplayCounter: since the driver was loaded or the GPU reset."""
 
     @answered_by("nvmlDeviceGetTotalEnergyConsumption")
-    def total_energy(self, handle: Handle) -> int:
+    def total_energy(self, handle: Handle, /) -> int:
         """nvmlDeviceGetTotalEnergyConsumption: mJ since the driver was last loaded; going backwards proves a reload."""
 
     @answered_by("nvmlDeviceGetSupportedEventTypes")
-    def supported_event_types(self, handle: Handle) -> int:
+    def supported_event_types(self, handle: Handle, /) -> int:
         """nvmlDeviceGetSupportedEventTypes, a mask of EventType bits and others."""
 
     @answered_by("nvmlDeviceGetFieldValues")
@@ -378,11 +378,9 @@ class HostView(Protocol):
     def bindings(self) -> Mapping[str, int]:
         """The GPUs that the NVIDIA driver is bound to, by PCI bus id as NVML writes it; empty where the host does not say.
 
-        The number is another one whenever the driver was bound anew, be it because it was reloaded, or because the GPU was
-        taken off the bus and found again. Numbers of two boots say nothing about each other; each is below 2^63.
-
-        Raises:
-            OSError: the host cannot be asked now.
+        The number is another one whenever the driver was bound again, be it because it was reloaded, or because the GPU was
+        taken off the bus and found again. Numbers of two boots say nothing about each other; each is below 2^63. Raises
+        OSError where the host cannot be asked now.
         """
 
     def boot_id(self) -> str:

@@ -17,8 +17,7 @@ from gpu_plugin.nvml.port import Driver, Field, Handle
 Ask = Callable[[Driver, Handle], tuple[Any, ...]]
 
 
-TURNS = 6
-"""Steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s."""
+TURNS = 6  # steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s
 
 PARTITION_TURN, COUNTING_TURN = 0, 1
 """In which of them it is asked how the GPU is partitioned, and whether it stays initialised by itself."""
@@ -63,32 +62,22 @@ class Reading(msgspec.Struct, frozen=True):
         return self.shape in (Shape.LINKS, Shape.LINK_SUM)
 
 
-def _remapped_rows(driver: Driver, handle: Handle) -> tuple[bool, bool, int, int]:
-    rows = driver.remapped_rows(handle)
-    return rows.pending, rows.failure, rows.correctable, rows.uncorrectable
-
-
-def _pcie_link(driver: Driver, handle: Handle) -> tuple[int, int]:
-    link = driver.pcie_link(handle)
-    return link.width, link.max_width
-
-
-REMAP = ("remap_pending", "remap_failure", "remapped_correctable", "remapped_uncorrectable")
-"""What a GPU says of its rows, though not while it is partitioned into MIG devices."""
+REMAP = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
+"""What a GPU says of its rows, in the order of `RemappedRows`, though not while it is partitioned into MIG devices."""
 
 QUESTIONS: tuple[Question, ...] = (
     Question(("temperature",), lambda driver, handle: (driver.temperature(handle),)),
     Question(("energy",), lambda driver, handle: (driver.total_energy(handle),)),
     Question(("margin",), lambda driver, handle: (driver.margin_temperature(handle),)),
     Question(("ecc_uncorrected",), lambda driver, handle: (driver.uncorrected_ecc_errors(handle),)),
-    Question(REMAP, _remapped_rows),
+    Question(REMAP, lambda driver, handle: driver.remapped_rows(handle)),
     Question(("clocks_event_reasons",), lambda driver, handle: (driver.clocks_event_reasons(handle),)),
     Question(("fabric",), lambda driver, handle: (driver.fabric(handle),)),
     Question(("sram_threshold",), lambda driver, handle: (driver.sram_threshold_exceeded(handle),), Pace.TURN),
     Question(("unrepairable_memory",), lambda driver, handle: (driver.unrepairable_memory(handle),), Pace.TURN),
     Question(("retired_pending",), lambda driver, handle: (driver.retired_pages_pending(handle),), Pace.TURN),
     Question(("pcie_replays",), lambda driver, handle: (driver.pcie_replays(handle),), Pace.TURN),
-    Question(("pcie_width", "pcie_max_width"), _pcie_link, Pace.TURN, calls=2),
+    Question(("pcie_width", "pcie_max_width"), lambda driver, handle: driver.pcie_link(handle), Pace.TURN, calls=2),
     Question(("utilization",), lambda driver, handle: (driver.utilization(handle),), Pace.TURN),
     Question(("memory_used",), lambda driver, handle: (driver.memory_used(handle),), Pace.TURN),
     Question(("power",), lambda driver, handle: (driver.power_usage(handle),), Pace.TURN),
@@ -159,14 +148,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan(answered: frozenset[int], links: int, skip: frozenset[str], *, full: bool = True, turn: int = 0) -> Plan:
-    """What a look asks of a part that answers these fields and has so many NVLinks.
+    """What a look asks of a part that has so many NVLinks, less the fields of a Sample to `skip`.
 
-    Args:
-        answered: NVML's fields that its probe found answered. One that has a function too is asked for only if it is among them.
-        links: how many NVLinks the part has.
-        skip: fields of a Sample not to ask for.
-        full: whether everything is asked.
-        turn: which steady look it is, counted up by one.
+    `answered` are NVML's fields that its probe found answered; one that has a function too is asked for only if it is among them.
+    A look that is not `full` asks only some, by its `turn`: which steady look it is, counted up by one.
     """
     return _plan(answered, links, skip, None if full else turn % TURNS)
 
@@ -213,7 +198,6 @@ def _spread(questions: Iterable[Question]) -> Mapping[Question, int]:
 
 
 def _fields(reading: Reading, links: int) -> tuple[Field, ...]:
-    """Link by link where it is of the links."""
     if not reading.per_link:
         return tuple(Field(number) for number in reading.numbers)
     return tuple(Field(number, link) for link in range(links) for number in reading.numbers)

@@ -1,18 +1,26 @@
-"""When the driver is to be closed, or closed and opened anew. Does no I/O; time is counted in rounds.
+"""Opens the driver and finds the GPUs; closes it, or opens it again, where that is asked for or may help.
 
 NVML finds GPUs when it is opened, and a handle stays open for as long as it does: so whatever is new, or is to be let go of,
-needs that.
+needs that. Time is counted in rounds.
 """
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
 
-from gpu_plugin.nvml.roster import Roster
-from gpu_plugin.nvml.session import DriverBusy, DriverSession
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder, in_order, merged, released_gpus, with_remembered
+from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.nvml.reports import Reports
+from gpu_plugin.nvml.roster import Released, Roster
+from gpu_plugin.nvml.session import AS_BEFORE, RETRY_PAUSES, BusyCause, DriverBusy, DriverCalls, DriverSession, Opened
+from gpu_plugin.nvml.subscription import EventSubscription
 
+log = logging.getLogger(__name__)
+
+# Rounds in a row without an answer from any GPU after which the driver is reopened; if in vain, more rarely.
 REOPEN_AFTER = 6
-"""Rounds in a row without an answer from any GPU after which the driver is opened anew; if in vain, more rarely."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -23,17 +31,141 @@ class Reason(msgspec.Struct, frozen=True):
     late: bool = False
 
 
-class Reopening(msgspec.Struct):
-    """What speaks for it, and what it waits for."""
+class Reopening:
+    """Opens and closes the driver for the parts of the monitor, and has them forget what does not outlive it.
 
-    rebooted: bool = False
-    """Whether the node was booted since the driver was opened, as simulated ones are."""
-    held: DriverBusy | None = None
-    """What kept it from being done; None where nothing does."""
-    rounds_without_answer: int = 0
+    Attributes:
+        rebooted: whether the node was booted since the driver was opened, as simulated ones are.
+        held: what kept the driver from being closed or reopened; None where nothing does.
+    """
 
-    def reason(self, roster: Roster, session: DriverSession, news: Sequence[str]) -> Reason | None:
+    def __init__(
+        self,
+        driver: Driver,
+        host: HostView,
+        calls: DriverCalls,
+        roster: Roster,
+        session: DriverSession,
+        events: EventSubscription,
+        reports: Reports,
+    ) -> None:
+        self._finder = Finder(driver, host, calls)
+        self._calls = calls
+        self._roster = roster
+        self._session = session
+        self._events = events
+        self._reports = reports
+        self._rounds_without_answer = 0
+        self.rebooted = False
+        self.held: DriverBusy | None = None
+
+    @property
+    def released(self) -> bool:
+        """Whether the driver has no handle of what is released."""
+        roster = self._roster
+        return not self._session.holds or (roster.in_use and roster.untouched.covers(roster.wanted))
+
+    @property
+    def holder(self) -> DriverBusy | None:
+        """The call to the driver that has not come back, under which it must not be closed; None where there is none."""
+        if not self._calls.under_way:
+            return None
+        pending = [each.gpu.uuid for each in self._roster.gpus if each.pending and not each.pending.done.done()]
+        return self._session.held or DriverBusy(BusyCause.CALL, pending[0] if pending else "")
+
+    def answered(self, *, anyone: bool) -> None:
+        """A round is over, in which a GPU answered, or none of those that were asked."""
+        self._rounds_without_answer = 0 if anyone else self._rounds_without_answer + 1
+
+    async def first(self, remembered: Sequence[Gpu], rounds: int, timeout: float) -> Opened | None:
+        """Opens the driver for the first time, and finds every GPU that may be touched beside those remembered.
+
+        None: all GPUs remembered are released, and the driver is left alone. Raises NvmlError where there is no driver, or it
+        does not work, and TimeoutError where it does not answer.
+        """
+        roster, patience = self._roster, min(timeout, PROBE_PATIENCE)
+        # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.
+        untouched = roster.untouched = roster.wanted if remembered else Released()
+        self.rebooted = False  # whatever is found now is of this boot
+        opened = await self._session.open(timeout) if untouched.leaves(remembered) else None
+        if opened is None:
+            roster.gpus = in_order(released_gpus(remembered, untouched))
+        elif untouched:
+            reached = [gpu for gpu in remembered if gpu.uuid not in untouched]
+            roster.gpus = in_order(
+                [*released_gpus(remembered, untouched), *await self._finder.by_bus_id(reached, patience)]
+            )
+        else:
+            found = await self._finder.by_index(opened.gpus, patience)
+            roster.gpus = with_remembered(found, remembered, roster.bus.bindings)
+        if opened is not None:
+            roster.bus.opened(roster.gpus, rounds)
+        roster.note_handles()
+        return opened
+
+    async def again(self, rounds: int, timeout: float) -> Opened | None:
+        """Closes the driver, or reopens it, where that is asked for or may help, unless a call to it is under way.
+
+        Returns what the driver says of itself, or AS_BEFORE where it was only closed; None where nothing came of it.
+        """
+        roster, session = self._roster, self._session
+        why = self._reason(roster.bus.news(roster.gpus, rounds))
+        if why is None:
+            return None
+        in_use, held_before = roster.in_use, session.holds
+        held = self.holder
+        # One that answers at last is taken as it is, unless it was opened for others than are to be touched now.
+        if not held and not why.late:
+            held = await self._shut(min(timeout, PROBE_PATIENCE))
+        if held and held != self.held:
+            able = "reopened" if in_use else "closed"
+            log.warning(
+                "the driver cannot be %s now: %s; will be tried again; wanted because %s", able, held.words, why.words
+            )
+        self.held = held
+        if held:
+            return None
+        if in_use or held_before:
+            doing = "reopening the driver" if in_use else "closing the driver"
+            log.log(logging.WARNING if why.alarming else logging.INFO, "%s: %s", doing, why.words)
+        self.rebooted = False
+        roster.forget()
+        self._reports.forget()
+        self._finder.forget()
+        if not roster.untouched.leaves(watched.gpu for watched in roster.gpus):
+            return AS_BEFORE
+        try:
+            opened = await session.open(timeout, RETRY_PAUSES)
+        except (NvmlError, TimeoutError) as error:
+            log.warning("the driver cannot be opened: %s", error)
+            return None
+        await self._find_again(opened, rounds, timeout)
+        return opened
+
+    async def _shut(self, patience: float) -> DriverBusy | None:
+        """Leaves the events and closes the driver. Returns what holds it; None once it is closed."""
+        if not await self._events.leave(patience):
+            return DriverBusy(BusyCause.EVENT_WAIT)
+        return None if await self._session.close(patience) else DriverBusy(BusyCause.CLOSING)
+
+    async def _find_again(self, opened: Opened, rounds: int, timeout: float) -> None:
+        """Finds the GPUs: the driver counts them when it is opened, and a reloaded one knows no handle of before."""
+        roster, patience = self._roster, min(timeout, PROBE_PATIENCE)
+        if roster.untouched:
+            gpus = [watched.gpu for watched in roster.gpus]
+            reachable = [gpu for gpu in gpus if gpu.pci_bus_id and gpu.uuid not in roster.untouched]
+            probed = await self._finder.by_bus_id(reachable, patience)
+        else:
+            there = [watched.gpu for watched in roster.gpus if watched.vanished_since is None]
+            probed = await self._finder.by_index(opened.gpus, patience, there)
+        roster.gpus = merged(roster.gpus, probed, every=not roster.untouched)
+        roster.bus.opened(roster.gpus, rounds)
+        roster.note_handles()
+        await self._events.tend(roster.watched(), timeout)
+
+    def _reason(self, news: Sequence[str]) -> Reason | None:
         """Why it is to be done now; None: it is not. `news` are PCI bus ids that the driver was bound to."""
+        roster, session = self._roster, self._session
         changed = roster.untouched != roster.wanted
         if self.rebooted:
             return Reason("the node was booted")
@@ -46,14 +178,11 @@ class Reopening(msgspec.Struct):
             return Reason("it answers now", late=roster.in_use)
         if news and session.is_open:
             return Reason(f"it was bound to {', '.join(news)}")
-        if self._lost(session):
-            return Reason(f"no GPU has answered for {self.rounds_without_answer} rounds", alarming=True)
+        if self._unanswering:
+            return Reason(f"no GPU has answered for {self._rounds_without_answer} rounds", alarming=True)
         return None
 
-    def answered(self, *, anyone: bool) -> None:
-        """A round is over, in which a GPU answered, or none of those that were asked."""
-        self.rounds_without_answer = 0 if anyone else self.rounds_without_answer + 1
-
-    def _lost(self, session: DriverSession) -> bool:
-        times, between = divmod(self.rounds_without_answer, REOPEN_AFTER)
-        return bool(times) and not between and (not session.is_open or times in (1, 2, 4) or times % 8 == 0)
+    @property
+    def _unanswering(self) -> bool:
+        times, between = divmod(self._rounds_without_answer, REOPEN_AFTER)
+        return bool(times) and not between and (not self._session.is_open or times in (1, 2, 4) or times % 8 == 0)

@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterator
 import anyio
 
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType
-from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
-from gpu_plugin.nvml.calls import DriverCalls
+from gpu_plugin.health.observation import DriverEvent, Observation, XidEvent
 from gpu_plugin.nvml.port import Driver, Event, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
+# Events of unknown handles that are kept until the driver has said whose they are; the oldest go first.
 MAX_UNKNOWN_EVENTS = 256
-"""Events of unknown handles that are kept until the driver has said whose they are; the oldest go first."""
-
+# Unknown handles that the driver is asked about at once at most: a question that hangs holds a thread.
 MAX_HANDLE_LOOKUPS = 4
-"""Unknown handles that the driver is asked about at once at most: a question that hangs holds a thread."""
 
 
 class Reports:
@@ -33,14 +32,10 @@ class Reports:
         observe: Callable[[str, Observation], bool],
         look: Callable[[str], None],
     ) -> None:
-        """Takes who wants to know.
+        """Takes the driver, which says whose events of unknown handles are, the GPUs, and who wants to know.
 
-        Args:
-            driver: is asked whose events of unknown handles are.
-            calls: make those calls.
-            roster: the GPUs.
-            observe: takes in an observation of a GPU and returns whether another soon would settle something.
-            look: told the uuid of a GPU of which an event was heard; empty where it is not known whose it is.
+        `observe` takes in an observation of a GPU and returns whether another soon would settle something. `look` gets the uuid
+        of a GPU of which an event was heard; empty where it is not known whose it is.
         """
         self._driver = driver
         self._calls = calls
@@ -57,7 +52,7 @@ class Reports:
 
         Whoever takes it in may fail over one GPU: that is said once, and costs no other GPU anything.
         """
-        if self._roster.at_rest(uuid):
+        if self._roster.is_released(uuid):
             return False
         try:
             return bool(self._observe(uuid, seen))
@@ -75,10 +70,6 @@ class Reports:
         else:
             self._unknown_events.append(event)
         self._look(uuid)
-
-    def delivery(self, uuid: str, told: EventDelivery) -> None:
-        """Passes on whether the events of a GPU are heard."""
-        self.saw(uuid, told)
 
     def forget(self) -> None:
         """The driver was closed: a handle from before may come to mean another GPU, so nothing is asked about it any more."""
@@ -149,7 +140,6 @@ class Reports:
 
 
 def _bits(kind: int) -> Iterator[int]:
-    """The event types that a mask is made of."""
     while kind:
         lowest = kind & -kind
         yield lowest

@@ -34,8 +34,8 @@ _FAULTS: dict[int, tuple[Fault, str]] = {
     Return.LIB_RM_VERSION_MISMATCH: (Fault.DRIVER, "the driver and its library are of different versions"),
 }
 
+# Codes that are the GPU's, whatever it was asked; any other leaves that one question open.
 _OUT_OF_REACH = frozenset(_FAULTS)
-"""Codes that are the GPU's, whatever it was asked; any other leaves that one question open."""
 
 _CORE = frozenset({"temperature", "energy"})
 """Fields that every GPU of use answers: UNKNOWN to one of them is the GPU's too, while a driver that never says anything
@@ -139,33 +139,33 @@ def sample(
     What the driver refuses for another reason is None this time, and no fault: one strange answer makes no GPU unreadable.
     A fault it is where the code says that the GPU or the driver is out of reach, and where no question was answered at all.
     """
-    heard = _Heard()
+    answers = _Answers()
     try:
         for question in asking.questions:
             try:
-                heard.answers.update(zip(question.names, question.ask(driver, handle), strict=True))
+                answers.values.update(zip(question.names, question.ask(driver, handle), strict=True))
             except NvmlError as error:
-                heard.refused(error, question.names)
+                answers.refused(error, question.names)
         if asking.fields:
             try:
                 values = driver.field_values(handle, asking.fields)
             except NvmlError as error:
-                heard.refused(error, [reading.name for reading, _ in asking.readings])
+                answers.refused(error, [reading.name for reading, _ in asking.readings])
             else:
-                heard.fields(asking, values)
-        heard.settle()
-        if not heard.answers:
+                answers.fields(asking, values)
+        answers.settle()
+        if not answers.values:
             driver.uuid(handle)  # as good a question as any
     except NvmlError as error:
-        return _faulty(error, binding), frozenset()
-    return Sample(**heard.answers, binding=binding), frozenset(heard.unsupported)
+        return fault(error, binding), frozenset()
+    return Sample(**answers.values, binding=binding), frozenset(answers.unsupported)
 
 
-class _Heard:
+class _Answers:
     """What a look has heard so far: answers by the fields of a Sample, and the names of those never answered."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
         self.unsupported: list[str] = []
         self._refusal: NvmlError | None = None
 
@@ -177,16 +177,16 @@ class _Heard:
         """Takes in the values of the fields asked for. Raises what refused one and is not that field's."""
         at = 0
         for reading, fields in asking.readings:
-            answer = _told(reading, values[at : at + len(fields)], self.answers.get("nvlinks"))
+            answer = _field_value(reading, values[at : at + len(fields)], self.values.get("nvlinks"))
             at += len(fields)
             if isinstance(answer, NvmlError):
                 self._refused(answer, (reading.name,), of_gpu=answer.code in GPU_GONE_CODES, for_good=never(answer))
             else:
-                self.answers[reading.name] = answer
+                self.values[reading.name] = answer
 
     def settle(self) -> None:
         """Raises a refusal where it was one of everything."""
-        if self._refusal is not None and all(answer is None for answer in self.answers.values()):
+        if self._refusal is not None and all(answer is None for answer in self.values.values()):
             raise self._refusal
 
     def _refused(self, error: NvmlError, names: Sequence[str], *, of_gpu: bool, for_good: bool) -> None:
@@ -198,17 +198,13 @@ class _Heard:
             self._refusal = error
 
 
-def fault(error: NvmlError) -> Sample:
+def fault(error: NvmlError, binding: int | None = None) -> Sample:
     """The sample that a refusal of the driver is."""
-    return _faulty(error, None)
-
-
-def _faulty(error: NvmlError, binding: int | None) -> Sample:
     kind, words = _FAULTS.get(error.code, (Fault.ERROR, "the driver cannot read the GPU"))
     return Sample(fault=kind, detail=f"{words} ({error})", binding=binding)
 
 
-def _told(reading: Reading, values: Sequence[int | NvmlError], links: tuple[bool, ...] | None) -> Any:
+def _field_value(reading: Reading, values: Sequence[int | NvmlError], links: tuple[bool, ...] | None) -> Any:
     """What these values make of a field of a Sample: the answer; a refusal; None where that stays open this time.
 
     Never a sum that lacks a part: a smaller number would pass for growth once it is whole again. A link that is not active

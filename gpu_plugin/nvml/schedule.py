@@ -7,11 +7,8 @@ import math
 
 import msgspec
 
-EVENT_GAP = 1.0
-"""Seconds between two looks that events of one GPU bring: a storm of events is no storm of looks."""
-
-ANYBODY = ""
-"""In place of a uuid: an event of a handle that is no known GPU's."""
+EVENT_GAP = 1.0  # seconds between two looks that events of one GPU bring: a storm of events is no storm of looks
+ANYBODY = ""  # in place of a uuid: an event of a handle that is no known GPU's
 
 
 class Turn(msgspec.Struct, frozen=True):

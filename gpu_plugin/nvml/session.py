@@ -2,18 +2,47 @@
 
 import logging
 import time
+from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Job
+from gpu_plugin.runtime.threads import Job, Workers
 
 T = TypeVar("T")
+
+
+class DriverCalls:
+    """Makes calls at once where they take their time, and keeps count of those that have not come back."""
+
+    def __init__(self) -> None:
+        self._workers = Workers("nvml-calls")
+        self._out: set[Job[Any]] = set()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a call was handed over that has not come back, whoever still waits for it."""
+        return any(not job.done.done() for job in self._out)
+
+    def begin(self, call: Callable[[], T]) -> Job[T]:
+        """Hands a call over."""
+        job = self._workers.begin(call)
+        self._out.add(job)
+        job.done.add_done_callback(lambda _: self._out.discard(job))
+        return job
+
+    def begin_unrelated(self, call: Callable[[], T]) -> Job[T]:
+        """As `begin`, for a call that is none of the driver's: whether it comes back is nothing to NVML."""
+        return self._workers.begin(call)
+
+    def close(self) -> None:
+        """Lets idle threads end; a hung one is a daemon and ends with the process."""
+        self._workers.close()
+
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +61,11 @@ class Opened(NamedTuple):
     cuda: tuple[int, int] | None = None
 
 
+AS_BEFORE = Opened()  # the driver that was opened before still, or one that nobody has asked yet
+
+
 class BusyCause(Enum):
-    """What keeps the driver from being closed, or opened anew; the value says it to people."""
+    """What keeps the driver from being closed, or opened again; the value says it to people."""
 
     OPENING = "it does not open"
     CLOSING = "it does not close"

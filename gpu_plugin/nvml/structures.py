@@ -111,8 +111,7 @@ def fabric(info: Any) -> Fabric:
     return Fabric(info.state, info.status, mask, summary, cluster.hex() if any(cluster) else "", clique)
 
 
-_ROW = struct.Struct("@IIqqII8s")
-"""A FieldValue, read whole: member by member it takes a microsecond each."""
+_ROW = struct.Struct("@IIqqII8s")  # a FieldValue, read whole: member by member it takes a microsecond each
 
 _READERS: Mapping[int, struct.Struct] = {
     ValueType.DOUBLE: struct.Struct("@d"),

@@ -1,4 +1,4 @@
-"""The life of the event set: which GPUs' events are asked for, whether they are heard, and when the set is made anew.
+"""The life of the event set: which GPUs' events are asked for, whether they are heard, and when the set is made again.
 
 No set is freed while a call is in it, and none is entered once its end was handed over. One that cannot be freed in time is
 left behind, and another one takes its place: it costs less than GPUs of which nothing is heard. Where one GPU undid the set, or
@@ -14,7 +14,6 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.event_set import (
     FIRST_REBUILD_PAUSE,
     FREE_REBUILDS,
@@ -22,10 +21,14 @@ from gpu_plugin.nvml.event_set import (
     STABLE_AFTER,
     LiveSet,
     Member,
+    Outcome,
+    Registered,
+    register,
+    register_warily,
 )
 from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, WaitFailures
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
-from gpu_plugin.nvml.registration import Outcome, Registered, register, register_warily
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.slow_call import SlowCall
@@ -61,14 +64,14 @@ class EventSubscription:
         calls: DriverCalls,
         deliver: Callable[[Event], None],
         upset: Callable[[], None],
-        tell: Callable[[str, EventDelivery], None],
+        report: Callable[[str, EventDelivery], object],
     ) -> None:
         """Takes the callbacks for an event, for a wait that failed, and for whether events of the GPU of that uuid are heard."""
         self._driver = driver
         self._calls = calls
         self._deliver = deliver
         self._upset = upset
-        self._tell = tell
+        self._report = report
         self._set: LiveSet | None = None
         self._left_behind: list[LiveSet] = []
         self._making: SlowCall[EventSet] = SlowCall(calls.begin)
@@ -80,8 +83,8 @@ class EventSubscription:
         self._unsupported = False
         self._no_set = ""
         self._stuck = False
-        self._told: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
     def trouble(self, uuid: str) -> str:
         """Why no event of a GPU is heard; empty where they are, where there are none, and where it was not asked yet."""
@@ -104,14 +107,14 @@ class EventSubscription:
         return ""
 
     def register_again(self, uuid: str) -> None:
-        """The GPU is to be asked anew: a registration does not survive what the GPU has been through."""
+        """The GPU is to be asked again: a registration does not survive what the GPU has been through."""
         if self._set is not None:
             self._set.members.pop(uuid, None)
 
     async def tend(self, gpus: Sequence[Watched], patience: float, *, retry: bool = True) -> bool:
         """Has the events of these GPUs asked for, as far as they are not, and tells what changed for whom.
 
-        Makes the event set where there is none, and makes it anew where it is good for nothing any more.
+        Makes the event set where there is none, and makes it again where it is good for nothing any more.
 
         Args:
             gpus: those that may be asked. One without a handle, or with a call under way, is left out this time.
@@ -119,19 +122,19 @@ class EventSubscription:
             retry: whether to ask those again that refused.
 
         Returns:
-            Whether the set was made anew: what happened meanwhile was not heard.
+            Whether the set was made again: what happened meanwhile was not heard.
         """
-        patience, anew = min(patience, PATIENCE), False
+        patience, rebuilt = min(patience, PATIENCE), False
         self.collect()
         for _ in range(2):  # one GPU may undo the first set, and is known by then
-            anew |= await self._replace(patience)
+            rebuilt |= await self._replace(patience)
             if not await self._make(patience):
                 break
             await self._ask(gpus, patience, retry=retry)
             if self._set is None or not self._set.undone:
                 break
-        self.tell(each.gpu.uuid for each in gpus)
-        return anew and self._set is not None
+        self.report(each.gpu.uuid for each in gpus)
+        return rebuilt and self._set is not None
 
     def collect(self) -> None:
         """Takes the answers that have come, late ones among them: those GPUs can be asked other things again."""
@@ -152,7 +155,7 @@ class EventSubscription:
         stuck = waiter is not None and waiter.stuck(patience)
         if stuck != self._stuck:
             self._stuck = stuck
-            self._tell_members()
+            self._report_members()
 
     def stop(self) -> None:
         """Lets the waiting thread end; what was asked for stays asked for."""
@@ -175,17 +178,17 @@ class EventSubscription:
         self._no_set, self._unsupported = "", False  # the next driver may know more
         return True
 
-    def tell(self, uuids: Iterable[str]) -> None:
+    def report(self, uuids: Iterable[str]) -> None:
         """Tells of those of these GPUs for which it changed whether their events are heard."""
         for uuid in tuple(uuids):
             why = self.trouble(uuid)
-            if why != self._told.get(uuid, ""):
-                self._told[uuid] = why
-                self._tell(uuid, EventDelivery(why))
+            if why != self._reported.get(uuid, ""):
+                self._reported[uuid] = why
+                self._report(uuid, EventDelivery(why))
 
-    def _tell_members(self) -> None:
+    def _report_members(self) -> None:
         if self._set is not None:
-            self.tell(self._set.members)
+            self.report(self._set.members)
 
     # The set
 
@@ -254,7 +257,6 @@ class EventSubscription:
         return all(each.gone for each in sets)
 
     def _undo(self, undone: LiveSet, why: str) -> None:
-        """Nothing more is to be expected of that set."""
         if undone is not self._set or undone.undone:
             return
         now = anyio.current_time()
@@ -307,9 +309,9 @@ class EventSubscription:
         member = asked.into.members.get(uuid)
         if member is not None:
             member.answer = answer
-        if answer.why and answer.why != self._said.get(uuid):
+        if answer.why and answer.why != self._logged.get(uuid):
             log.warning("GPU %s: no event of it is heard, health relies on polling: %s", uuid, answer.why)
-        self._said[uuid] = answer.why
+        self._logged[uuid] = answer.why
 
     # The wait
 
@@ -345,4 +347,4 @@ class EventSubscription:
             return
         if why:
             self._undo(waited, why)
-        self._tell_members()
+        self._report_members()

@@ -17,8 +17,7 @@ from gpu_plugin.health.observation import Fabric, Fault
 from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
 from gpu_plugin.nvml.sample import fault
 
-_SAME_NODE = 10
-"""The distance of a NUMA node to itself (ACPI SLIT; Linux: LOCAL_DISTANCE)."""
+_SAME_NODE = 10  # the distance of a NUMA node to itself (ACPI SLIT; Linux: LOCAL_DISTANCE)
 
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 _PCI_DEVICE = re.compile(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]")
@@ -57,18 +56,13 @@ def probe_links(driver: Driver, host: HostView, handles: Mapping[str, Handle], g
     that is not there (19), for the kind of each switch (4) and for its fabric (1), and 28 pairs for their common ancestor. NVML
     itself is called 364 times, as it is asked of each link whether it works before where it leads.
 
-    Args:
-        driver: an open driver.
-        host: asked for NUMA distances once, and for the PCI paths of GPUs whose common ancestor the driver does not tell.
-        handles: by uuid, one of each GPU.
-        gpus: the GPUs.
+    `handles` has one of each GPU, by uuid. The host is asked for NUMA distances once, and for the PCI paths of GPUs whose common
+    ancestor the driver does not tell.
     """
     return _Reading(driver, host, handles, gpus).all()
 
 
 class _Reading:
-    """One reading under way."""
-
     def __init__(self, driver: Driver, host: HostView, handles: Mapping[str, Handle], gpus: Sequence[Gpu]) -> None:
         self._driver = driver
         self._host = host
@@ -261,6 +255,5 @@ def pcie_relation(one: str, other: str, *, near: bool) -> TopologyLevel:
 
 
 def _device(name: str) -> str:
-    """A PCI device's address without its function."""
     found = _PCI_DEVICE.fullmatch(name)
     return found[1] if found else name

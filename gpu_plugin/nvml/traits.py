@@ -12,8 +12,8 @@ from msgspec.structs import astuple, replace
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.devices.nvml_h import Threshold
-from gpu_plugin.nvml.mig import GPU_GONE_CODES
-from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, never
+from gpu_plugin.nvml.mig import GPU_GONE_CODES, read_partition, with_caps, with_partition
+from gpu_plugin.nvml.port import Driver, Field, Handle, HostView, NvmlError, never
 from gpu_plugin.nvml.questions import LINK_FIELDS, PROBED
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ MARGIN_FIELDS = (
 """In the order of `Thresholds`: °C, signed."""
 
 
-class Asking:
+class TraitQuery:
     """Asks for one trait of a GPU of which `known` is known. `open` is set where the driver did not tell for the moment."""
 
     def __init__(self, driver: Driver, handle: Handle, known: Gpu, level: int) -> None:
@@ -52,49 +52,48 @@ class Asking:
             return default
 
 
-def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[Asking], dict[str, Any]]:
-    """The trait of that name, which one call answers."""
-    return lambda asking: {name: asking.ask(lambda: call(asking.driver, asking.handle), getattr(asking.known, name))}
+def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[TraitQuery], dict[str, Any]]:
+    return lambda query: {name: query.ask(lambda: call(query.driver, query.handle), getattr(query.known, name))}
 
 
-def _numa_node(asking: Asking) -> dict[str, Any]:
+def _numa_node(query: TraitQuery) -> dict[str, Any]:
     """NVML's word, where the host has none, and never a negative one."""
-    if asking.known.numa_node is not None:
+    if query.known.numa_node is not None:
         return {}
-    node = asking.ask(lambda: asking.driver.numa_node(asking.handle), -1)
+    node = query.ask(lambda: query.driver.numa_node(query.handle), -1)
     return {"numa_node": node if node >= 0 else None}
 
 
-def _thresholds(asking: Asking) -> dict[str, Any]:
+def _thresholds(query: TraitQuery) -> dict[str, Any]:
     def limit(kind: Threshold, known: int | None) -> int | None:
-        return asking.ask(lambda: asking.driver.temperature_threshold(asking.handle, kind), known)
+        return query.ask(lambda: query.driver.temperature_threshold(query.handle, kind), known)
 
-    return {"thresholds": Thresholds(*map(limit, Threshold, astuple(asking.known.thresholds)))}
-
-
-def _remaps_rows(asking: Asking) -> dict[str, Any]:
-    rows = asking.ask(lambda: asking.driver.remapped_rows(asking.handle), None)
-    return {"remaps_rows": rows is not None or asking.known.remaps_rows}
+    return {"thresholds": Thresholds(*map(limit, Threshold, astuple(query.known.thresholds)))}
 
 
-def _nvlinks(asking: Asking) -> dict[str, Any]:
+def _remaps_rows(query: TraitQuery) -> dict[str, Any]:
+    rows = query.ask(lambda: query.driver.remapped_rows(query.handle), None)
+    return {"remaps_rows": rows is not None or query.known.remaps_rows}
+
+
+def _nvlinks(query: TraitQuery) -> dict[str, Any]:
     """How many there are, and whether the first that is active leads to a switch: those of a GPU all lead to the same kind."""
     none: tuple[bool, ...] = ()
-    states = asking.ask(lambda: asking.driver.nvlink_states(asking.handle), none)
+    states = query.ask(lambda: query.driver.nvlink_states(query.handle), none)
     first = next((link for link, active in enumerate(states) if active), None)
     if first is None:
         return {"nvlinks": len(states)}
-    switched = asking.ask(lambda: asking.driver.nvlink_to_switch(asking.handle, first), asking.known.nvswitch)
+    switched = query.ask(lambda: query.driver.nvlink_to_switch(query.handle, first), query.known.nvswitch)
     return {"nvlinks": len(states), "nvswitch": switched}
 
 
-def _fields(asking: Asking) -> dict[str, Any]:
+def _fields(query: TraitQuery) -> dict[str, Any]:
     """NVML's fields that are answered, of a link's by any link, and the margins, which some of them are."""
     whole = [Field(number) for number in (*PROBED, *MARGIN_FIELDS) if number not in LINK_FIELDS]
-    of_links = [Field(number, link) for number in sorted(LINK_FIELDS) for link in range(asking.known.nvlinks)]
+    of_links = [Field(number, link) for number in sorted(LINK_FIELDS) for link in range(query.known.nvlinks)]
     wanted = (*whole, *of_links)
     none: tuple[int | NvmlError, ...] = ()
-    answers = asking.ask(lambda: asking.driver.field_values(asking.handle, wanted), none)
+    answers = query.ask(lambda: query.driver.field_values(query.handle, wanted), none)
     if not answers:
         return {}
     by_field = dict(zip(wanted, answers, strict=True))
@@ -102,11 +101,11 @@ def _fields(asking: Asking) -> dict[str, Any]:
     refused = {field: answer for field, answer in by_field.items() if isinstance(answer, NvmlError)}
     if gone := next((error for error in refused.values() if error.code in GPU_GONE_CODES), None):
         raise gone
-    numbers = asking.known.fields.union(field.number for field in told)
+    numbers = query.known.fields.union(field.number for field in told)
     for_now = {field.number for field, error in refused.items() if not never(error)} - numbers
-    asking.open |= bool(for_now) or (not asking.known.nvlinks and "nvlinks" in asking.known.unsettled)
+    query.open |= bool(for_now) or (not query.known.nvlinks and "nvlinks" in query.known.unsettled)
     margins = [told.get(Field(number)) for number in MARGIN_FIELDS]
-    known = astuple(asking.known.margins)
+    known = astuple(query.known.margins)
     return {
         "fields": numbers,
         "margins": Thresholds(
@@ -120,7 +119,7 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 == 1 else value
 
 
-TRAITS: Mapping[str, Callable[[Asking], Mapping[str, Any]]] = {
+TRAITS: Mapping[str, Callable[[TraitQuery], Mapping[str, Any]]] = {
     "pci_bus_id": _simple("pci_bus_id", lambda driver, handle: driver.pci_bus_id(handle)),
     "minor": _simple("minor", lambda driver, handle: driver.minor_number(handle)),
     "model": _simple("model", lambda driver, handle: driver.name(handle)),
@@ -139,8 +138,7 @@ TRAITS: Mapping[str, Callable[[Asking], Mapping[str, Any]]] = {
 def described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str] = TRAITS) -> Gpu:
     """The GPU with these traits, as the driver tells them; what it does not tell for the moment is `unsettled`.
 
-    Raises:
-        NvmlError: the GPU is lost, or must be reset.
+    Raises NvmlError where the GPU is lost, or must be reset.
     """
     return _described(driver, handle, gpu, names, logging.WARNING)
 
@@ -163,8 +161,51 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
 
 def _described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str], level: int) -> Gpu:
     for name in names:
-        asking = Asking(driver, handle, gpu, level)
-        found = TRAITS[name](asking)
-        unsettled = gpu.unsettled | {name} if asking.open else gpu.unsettled - {name}
+        query = TraitQuery(driver, handle, gpu, level)
+        found = TRAITS[name](query)
+        unsettled = gpu.unsettled | {name} if query.open else gpu.unsettled - {name}
         gpu = replace(gpu, **found, unsettled=unsettled)
     return gpu
+
+
+def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "", *, bus_id: str = "") -> tuple[Handle, Gpu]:
+    """One GPU by its `bus_id`, by its uuid if that is `known`, else by its NVML index (which may change when another GPU goes).
+
+    Its bus id is the way where another GPU must not be touched: by index or uuid, NVML may wake others too.
+
+    Raises:
+        NvmlError: the driver gives no handle or no uuid for it. What else it does not say is None in the answer; one lost
+            midway comes back `unreadable`.
+    """
+    if bus_id:
+        handle = driver.handle_by_pci_bus_id(bus_id)
+    else:
+        handle = driver.handle_by_uuid(known) if known else driver.handle_by_index(index)
+    uuid = driver.uuid(handle)
+    try:
+        return handle, _describe(driver, host, handle, uuid, index)
+    except NvmlError as error:
+        return handle, Gpu(uuid=uuid, index=index, unreadable=f"the driver cannot describe it: {error}")
+
+
+def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: int) -> Gpu:
+    whole = described(driver, handle, Gpu(uuid=uuid, index=index), ("pci_bus_id",))
+    node = host.numa_node(whole.pci_bus_id) if whole.pci_bus_id else None  # NVML's word only where the host has none
+    whole = replace(whole, numa_node=node if node is not None and node >= 0 else None)
+    whole = described(driver, handle, whole, (name for name in TRAITS if name != "pci_bus_id"))
+    try:
+        partition = read_partition(driver, handle, memory_bytes=whole.memory_bytes)
+    except NvmlError as error:
+        if error.code in GPU_GONE_CODES:
+            raise
+        log.warning("GPU %s: its MIG devices cannot be read now: %s", uuid, error)
+        return whole
+    if partition is None:
+        return whole
+    if not partition.enabled:
+        return with_partition(whole, partition)
+    for at, why in partition.unreadable.items():
+        log.warning("GPU %s: MIG device %d cannot be read and is not offered: %s", uuid, at, why)
+    # While a GPU is partitioned NVML tells nothing of its rows; every part that has MIG remaps them (Ampere and later).
+    whole = replace(whole, remaps_rows=whole.remaps_rows or bool(partition.devices))
+    return with_caps(with_partition(whole, partition), host.mig_minors())

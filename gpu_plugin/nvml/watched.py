@@ -9,33 +9,29 @@ from msgspec.structs import replace
 from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fabric, Fault, Sample
+from gpu_plugin.nvml.event_set import Registered
 from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, with_partition
 from gpu_plugin.nvml.port import Handle
-from gpu_plugin.nvml.registration import Registered
 from gpu_plugin.nvml.sample import Look
 from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
-Probed = tuple[Handle, Gpu]
-"""What a probe brought: the handle that was got anew, and the GPU as it describes itself."""
+Probed = tuple[Handle, Gpu]  # what a probe brought: the handle that was got again, and the GPU as it describes itself
 
 
-class Found(msgspec.Struct, frozen=True):
+class LookResult(msgspec.Struct, frozen=True):
     """What a GPU's turn found.
 
     `sample` is None while a call is under way that has not been out for too long, and where the GPU was described instead.
     """
 
     sample: Sample | None = None
-    repartitioned: bool = False
-    """It is repartitioned: there may be other device nodes."""
-    links_changed: bool = False
-    """The links between GPUs are to be read again."""
+    repartitioned: bool = False  # it is repartitioned: there may be other device nodes
+    links_changed: bool = False  # the links between GPUs are to be read again
     register_events: bool = False
     """It is reached through a new handle, or was reset: what it was asked to report is asked for again."""
-    look_soon: bool = False
-    """Another look within a second would settle something."""
+    look_soon: bool = False  # another look within a second would settle something
 
 
 class Watched(msgspec.Struct):
@@ -45,28 +41,22 @@ class Watched(msgspec.Struct):
     handle: Handle | None
     looking: "Job[Look] | Job[Probed] | None" = None
     registering: "Job[Registered] | None" = None
-    turn: int = 0
-    """Looks that were begun, by which it is told which of them are full."""
-    counting: int | None = None
-    """The last word on which counters can be compared (`Sample.counting`)."""
+    turn: int = 0  # looks that were begun, by which it is told which of them are full
+    counting: int | None = None  # the last word on which counters can be compared (`Sample.counting`)
     partitionable: bool = True
     """Whether it can be partitioned into MIG devices, as far as is known: a part that never can is not asked again."""
-    unreadable_looks: int = 0
-    """Looks in a row in which a MIG device of it was unreadable."""
-    partition_trouble: str = ""
-    """Why the last look did not tell how it is partitioned, said once."""
+    unreadable_looks: int = 0  # looks in a row in which a MIG device of it was unreadable
+    partition_trouble: str = ""  # why the last look did not tell how it is partitioned, said once
     unsupported: frozenset[str] = frozenset()
     """Fields of a Sample that it never answers, learnt since it was described: not asked for again."""
     unanswered: frozenset[str] | None = None
     """The same for whoever asks what it tells: kept while it cannot be looked at; None before the first look at it."""
-    binding: int | None = None
-    """The last binding that the host told of it."""
-    asked_under: int | None = None
-    """The binding as of when the driver was asked about it last."""
+    binding: int | None = None  # the last binding that the host told of it
+    asked_under: int | None = None  # the binding as of when the driver was asked about it last
+    # Which of its NVLinks were active when it last said so, since it was described.
     nvlinks: tuple[bool, ...] | None = None
-    """Which of its NVLinks were active when it last said so, since it was described."""
+    # Likewise how far it had come in joining its fabric, without regard to how sound that is.
     fabric: Fabric | None = None
-    """Likewise how far it had come in joining its fabric, without regard to how sound that is."""
     vanished_since: float | None = None
     """Since when it is not there any more, in seconds of the event loop's clock; None while it is."""
 
@@ -94,11 +84,11 @@ class Watched(msgspec.Struct):
         self.handle, self.gpu = handle, gpu
         self.nvlinks = self.fabric = None  # whatever it says next, the links may have been read before that was so
 
-    def saw(self, sample: Sample, now: float) -> Found:
+    def saw(self, sample: Sample, now: float) -> LookResult:
         """Takes in that there is nothing to be had of it but this sample, by which it is out of reach."""
         self.handle = None
         self.dated(sample, now)
-        return Found(sample)
+        return LookResult(sample)
 
     def dated(self, sample: Sample, now: float) -> None:
         """Takes in what a sample says of whether it is there, at time `now` of the event loop."""
@@ -107,11 +97,11 @@ class Watched(msgspec.Struct):
         elif sample.fault not in (Fault.DRIVER, Fault.HUNG):  # which say nothing of whether it is there
             self.vanished_since = None
 
-    def looked(self, found: Look, now: float) -> Found:
+    def looked(self, found: Look, now: float) -> LookResult:
         """Takes in what a look brought at time `now` of the event loop."""
         if found.sample.fault:  # handles from before a reset are worth nothing: the next look asks for a new one
             return self.saw(found.sample, now)
-        anew = self.handle is None
+        new_handle = self.handle is None
         self.handle = found.handle
         self.unsupported |= found.unsupported
         self.counting = found.sample.counting
@@ -123,12 +113,12 @@ class Watched(msgspec.Struct):
             )
         soon = self._take_partition(found)
         self.unanswered = self.unsupported
-        return Found(
+        return LookResult(
             found.sample,
             repartitioned=self.gpu is not before,
             links_changed=self.links_changed(found.sample),
             # A registration does not survive the reset that a new handle may come from, or that the MIG mode is switched by.
-            register_events=anew or self.gpu.mig_enabled != was_enabled,
+            register_events=new_handle or self.gpu.mig_enabled != was_enabled,
             look_soon=soon,
         )
 

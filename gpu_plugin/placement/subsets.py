@@ -229,8 +229,10 @@ def _evenness(topology: Topology) -> "array[int]":
     nodes: dict[int | None, int] = {}
     for at, node in enumerate(topology.numa):
         nodes[node] = nodes.get(node, 0) | 1 << count - 1 - at
-    held = list(nodes.values())
-    return array("H", [count**2 - sum([(mask & node).bit_count() ** 2 for node in held]) for mask in range(1 << count)])
+    by_node = list(nodes.values())
+    return array(
+        "H", [count**2 - sum([(mask & node).bit_count() ** 2 for node in by_node]) for mask in range(1 << count)]
+    )
 
 
 def _uniform(topology: Topology) -> bool:

@@ -5,11 +5,43 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from gpu_plugin.devices.node import Gpu, Link, Node
-from gpu_plugin.placement.scores import pair_score
+from gpu_plugin.devices.nvml_h import TopologyLevel
 
-SAME_NODE, OTHER_NODE, UNKNOWN_NODE = 10, 20, 255
-"""NUMA distances where firmware tells none: of a node to itself and to another (Linux: LOCAL_DISTANCE, REMOTE_DISTANCE), and
-the worst there is (ACPI: unreachable) where it is not even known which node a GPU is near."""
+SAME_NODE = 10
+OTHER_NODE = 20
+"""NUMA distances where firmware tells none, of a node to itself and to another (Linux: LOCAL_DISTANCE, REMOTE_DISTANCE)."""
+
+UNKNOWN_NODE = 255
+"""NUMA distance where it is not known which node a GPU is near: the worst there is (ACPI: unreachable)."""
+
+PCIE: Mapping[int, int] = {
+    TopologyLevel.INTERNAL: 60,
+    TopologyLevel.SINGLE: 50,
+    TopologyLevel.MULTIPLE: 40,
+    TopologyLevel.HOSTBRIDGE: 30,
+    TopologyLevel.NODE: 20,
+    TopologyLevel.SYSTEM: 10,
+}
+"""Points by closest common PCIe ancestor. NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
+
+FARTHEST = 10
+"""Points of a PCIe relation that is none of those."""
+
+NVLINK = 100
+"""Points of a direct NVLink, whatever its generation: NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
+
+POINTS_PER_GB_S = 4
+"""Points of a GB/s in one direction through NVSwitches, so that an NVLink of 25 GB/s counts the same as a direct one."""
+
+SWITCHED_GB_S: Mapping[int | None, int] = {5: 25, 7: 25, 9: 25, 10: 50}
+"""GB/s in one direction of one NVLink to an NVSwitch, by nvmlDeviceArchitecture_t: Volta, Ampere, Hopper, Blackwell.
+
+NVIDIA's figures for a whole GPU both ways, 300 (V100, 6 links), 600 (A100, 12), 900 (H100, 18) and 1800 GB/s (B200, 18), over
+twice the number of links. go-gpuallocator counts no NVLink that ends at a switch.
+"""
+
+UNKNOWN_GB_S = 25
+"""The same for a generation that is not in the table, or that the part does not tell."""
 
 Matrix = tuple[tuple[int, ...], ...]
 
@@ -62,3 +94,12 @@ def _distance(one: Gpu, other: Gpu, link: Link) -> int:
     if one.numa_node is None or other.numa_node is None:
         return UNKNOWN_NODE
     return SAME_NODE if one.numa_node == other.numa_node else OTHER_NODE
+
+
+def pair_score(one: Gpu, other: Gpu, link: Link) -> int:
+    """The points of a pair: those of its PCIe relation and those of its NVLinks, the slower end's where it is switched."""
+    return PCIE.get(link.ancestor, FARTHEST) + link.nvlinks * (_switched(one, other) if link.switched else NVLINK)
+
+
+def _switched(one: Gpu, other: Gpu) -> int:
+    return POINTS_PER_GB_S * min(SWITCHED_GB_S.get(gpu.architecture, UNKNOWN_GB_S) for gpu in (one, other))

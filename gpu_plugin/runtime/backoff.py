@@ -24,7 +24,7 @@ class Backoff(msgspec.Struct):
         free: so many failures in a row are tried again at once, before the first delay.
         stable: who has worked for so long fails for the first time again; waiting for work is no work.
         failures: how many there were in a row.
-        delay: the newest delay, before it was spread: what people are told.
+        delay: the newest delay, before it was spread: the one that is logged.
         not_before: when the next attempt is due; the past where none has failed.
     """
 

@@ -21,6 +21,6 @@ class Histogram:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum += seconds
 
-    def told(self) -> Mapping[str, Any]:
+    def as_data(self) -> Mapping[str, Any]:
         """Plain data: `bounds` (seconds), `counts` of each bucket by itself with one more for what is above, `sum` (seconds)."""
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}

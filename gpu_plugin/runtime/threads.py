@@ -90,14 +90,13 @@ async def answered(job: Job[T], patience: float) -> T:
 class DaemonThreads:
     """Runs calls one after the other on a daemon thread called `name`, and on a fresh one once a call is given up on."""
 
-    def __init__(self, name: str = "nvml-calls") -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
         self._queue: queue.SimpleQueue[Job[Any] | None] | None = None
 
     async def submit(self, call: Callable[[], T], patience: float) -> Job[T]:
         """Starts a call and gives it `patience` seconds; it may still be under way when this returns."""
-        loop = asyncio.get_running_loop()
-        job = Job(call, loop)
+        job = Job(call, asyncio.get_running_loop())
         if self._queue is None:
             fresh: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
             try:
@@ -109,8 +108,7 @@ class DaemonThreads:
         mine = self._queue
         mine.put(job)
         try:
-            with anyio.move_on_after(patience):
-                await asyncio.wait([job.done])
+            await settled(job, patience)
         finally:
             if not job.done.done() and self._queue is mine:
                 self._queue = None

@@ -28,7 +28,7 @@ from gpu_plugin.devices.nvml_h import (
     Return,
 )
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml.port import RemappedRows
+from gpu_plugin.nvml.port import PcieLink, RemappedRows
 from gpu_plugin.simulation.profile import GpuProfile
 
 _VOLATILE_FIELDS = frozenset({FI_PCIE_COUNT_FATAL_ERROR, FI_GET_GPU_RECOVERY_ACTION})
@@ -47,8 +47,10 @@ LINK_FIELDS = frozenset(
 
 def _health(true: FabricCondition) -> int:
     """A health mask in which this condition is true, every other one false, and nothing wrong with the configuration."""
-    told = {each: FABRIC_TRUE if each is true else FABRIC_FALSE for each in _JUDGED}
-    return sum(value << shift for shift, value in told.items()) | FabricConfiguration.NONE << FABRIC_CONFIGURATION_SHIFT
+    values = {each: FABRIC_TRUE if each is true else FABRIC_FALSE for each in _JUDGED}
+    return (
+        sum(value << shift for shift, value in values.items()) | FabricConfiguration.NONE << FABRIC_CONFIGURATION_SHIFT
+    )
 
 
 _JUDGED = (
@@ -71,20 +73,21 @@ FABRICS: Mapping[str, Fabric] = {
         summary=FabricSummary.LIMITED_CAPACITY,
     ),
 }
-"""What a fabric can be told to be, by its name, besides `completed`, which is what the profile says.
+"""States that a fabric can be given, by name, besides `completed`, which is what the profile says.
 
 Once it is completed, cluster and clique are the profile's all the same.
 """
 
-UNREADABLE, UNKNOWN = "unreadable", "unknown"
-"""How little a GPU's place on PCIe can be told to be known: NVML does not say what it shares with others; nor does sysfs."""
+UNREADABLE = "unreadable"
+UNKNOWN = "unknown"
+"""What can be unknown of a GPU's place on PCIe: NVML does not say what it shares with others; nor does sysfs."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU now. None, and what is left out: as its profile says, or as it is when nothing is wrong with it.
 
     `energy_since` is on the wall clock and `hung_until` on the node's own, both in seconds; temperatures are in °C.
-    `binding` is another number whenever the driver was bound anew. `error` is the nvmlReturn_t of every call about the GPU.
+    `binding` is another number whenever the driver was bound again. `error` is the nvmlReturn_t of every call about the GPU.
     `fields` are values by NVML_FI_* id that differ from the profile's, `link_fields` those of NVLinks, by id and then by link.
     `links_down` are NVLinks by number that are inactive at this end, `fabric` is a key of `FABRICS`, `topology` is `UNREADABLE`
     or `UNKNOWN`. `ecc_uncorrected`, `pcie_replays` count from the last reset. `persistence` is whether the driver keeps the GPU
@@ -145,7 +148,7 @@ def reset(was: Condition, now: float, *, energy: bool = True) -> Condition:
 
 
 def initialised(was: Condition, now: float) -> Condition:
-    """Once the driver has initialised the GPU anew at `now` on the wall clock, as it does where nothing kept it initialised."""
+    """Once the driver has initialised the GPU again at `now` on the wall clock, as it does where nothing kept it initialised."""
     return msgspec.structs.replace(
         was,
         energy_since=now,
@@ -157,21 +160,21 @@ def initialised(was: Condition, now: float) -> Condition:
 
 
 def booted(was: Condition, now: float) -> Condition:
-    """After a boot of the node at `now` on the wall clock: reset, back on the bus, and bound anew."""
+    """After a boot of the node at `now` on the wall clock: reset, back on the bus, and bound again."""
     return msgspec.structs.replace(
         reset(was, now), lost=False, vanished=False, error=None, hung_until=None, binding=was.binding + 1
     )
 
 
 def returned(was: Condition, now: float) -> Condition:
-    """Back on the bus at `now` on the wall clock, and bound anew: the driver's own counters begin at 0."""
+    """Back on the bus at `now` on the wall clock, and bound again: the driver's own counters begin at 0."""
     return msgspec.structs.replace(
         was, vanished=False, energy_since=now, ecc_uncorrected=0, pcie_replays=0, binding=was.binding + 1
     )
 
 
 def healed(was: Condition, now: float) -> Condition:
-    """Repaired, or replaced by a sound one, at `now` on the wall clock: bound anew, and nothing is wrong with it."""
+    """Repaired, or replaced by a sound one, at `now` on the wall clock: bound again, and nothing is wrong with it."""
     return Condition(energy_since=now, binding=was.binding + 1)
 
 
@@ -197,6 +200,20 @@ def power(built: GpuProfile, now: Condition) -> int:
 def power_limit(built: GpuProfile) -> int:
     """Power limit, mW."""
     return 1000 * built.limit_watts
+
+
+def clocks_event_reasons(built: GpuProfile, now: Condition) -> int | None:
+    """None: not supported."""
+    if built.clocks_event_reasons is None or now.clocks_event_reasons is None:
+        return built.clocks_event_reasons
+    return now.clocks_event_reasons
+
+
+def pcie_link(built: GpuProfile, now: Condition) -> PcieLink | None:
+    """None: not supported."""
+    if built.pcie_width is None:
+        return None
+    return PcieLink(built.pcie_width if now.pcie_width is None else now.pcie_width, built.pcie_width)
 
 
 def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
@@ -238,13 +255,13 @@ def fabric(built: GpuProfile, now: Condition) -> Fabric | None:
     """None: not supported."""
     if built.fabric is None:
         return None
-    told = built.fabric if now.fabric is None else FABRICS[now.fabric]
-    joined = told.state == FabricState.COMPLETED
+    state = built.fabric if now.fabric is None else FABRICS[now.fabric]
+    joined = state.state == FabricState.COMPLETED
     return Fabric(
-        told.state,
-        told.status,
-        told.health_mask,
-        told.summary,
+        state.state,
+        state.status,
+        state.health_mask,
+        state.summary,
         built.fabric.cluster if joined else "",
         built.fabric.clique if joined else 0,
     )

@@ -12,13 +12,13 @@ from gpu_plugin.devices.nvml_h import (
     Return,
     Threshold,
 )
-from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
+from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, RemappedRows
 from gpu_plugin.simulation import condition
-from gpu_plugin.simulation.calls import refused, supported
 from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
-from gpu_plugin.simulation.session import Session, gpu_of_mig, mig_handle
+from gpu_plugin.simulation.profile import GpuProfile
+from gpu_plugin.simulation.refusals import refused, supported
+from gpu_plugin.simulation.session import Session, answered, gpu_of_mig, mig_handle
 
 _OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE, FI_REMAPPED_COR, FI_REMAPPED_UNC)
 
@@ -33,11 +33,48 @@ _COMPUTE_CAPABILITIES = {5: (7, 0), 6: (7, 5), 7: (8, 0), 8: (8, 9), 9: (9, 0), 
 """By nvmlDeviceArchitecture_t: V100, T4, A100, L40S, H100, B200 (developer.nvidia.com/cuda-gpus)."""
 
 
+def _compute_capability(built: GpuProfile) -> tuple[int, int] | None:
+    """The profile's, else that of its architecture's first GPU for data centres."""
+    return built.compute_capability or _COMPUTE_CAPABILITIES.get(built.architecture or 0)
+
+
 class SimulatedDriver(Session):
     """The port's `Driver` on a `SimulatedNode`, safe from any thread; every refusal is an NvmlError.
 
     What a GPU's profile lacks: NOT_SUPPORTED. `Session` says what any call may meet, and what is counted and slowed down.
     """
+
+    # What a GPU's profile has built, and its condition says now; None answers NOT_SUPPORTED.
+    minor_number = answered("minor_number", lambda built, _: built.minor)
+    pci_bus_id = answered("pci_bus_id", lambda built, _: built.pci_bus_id)
+    architecture = answered("architecture", lambda built, _: built.architecture)
+    compute_capability = answered("compute_capability", lambda built, _: _compute_capability(built))
+    memory_total = answered("memory_total", lambda built, _: built.memory_bytes)
+    memory_used = answered("memory_used", lambda built, now: None if built.memory_bytes is None else now.memory_used)
+    power_usage = answered("power_usage", condition.power)
+    power_limit = answered("power_limit", lambda built, _: condition.power_limit(built))
+    # Only where a GPU's memory is a NUMA node; sysfs knows the node that a PCIe GPU is near
+    numa_node = answered("numa_node", lambda built, _: built.nvml_numa_node)
+    persistence_mode = answered("persistence_mode", lambda _, now: now.persistence)
+    temperature = answered("temperature", condition.temperature)
+    margin_temperature = answered("margin_temperature", condition.margin)
+    uncorrected_ecc_errors = answered(
+        "uncorrected_ecc_errors", lambda built, now: now.ecc_uncorrected if built.ecc else None
+    )
+    sram_threshold_exceeded = answered(
+        "sram_threshold_exceeded", lambda built, now: now.sram_threshold if built.sram_status else None
+    )
+    retired_pages_pending = answered(
+        "retired_pages_pending", lambda built, now: now.retirement_pending if built.page_retirement else None
+    )
+    unrepairable_memory = answered(
+        "unrepairable_memory", lambda built, now: now.unrepairable_memory if built.unrepairable_memory else None
+    )
+    clocks_event_reasons = answered("clocks_event_reasons", condition.clocks_event_reasons)
+    fabric = answered("fabric", condition.fabric)
+    pcie_link = answered("pcie_link", condition.pcie_link)
+    pcie_replays = answered("pcie_replays", lambda built, now: now.pcie_replays if built.pcie_width else None)
+    supported_event_types = answered("supported_event_types", lambda built, _: built.event_types)
 
     def driver_version(self) -> str:
         self._begin("driver_version")
@@ -74,50 +111,17 @@ class SimulatedDriver(Session):
         found = self._slice("uuid", handle)
         return found.uuid if found else self._gpu("uuid", handle).uuid
 
-    def minor_number(self, handle: Handle) -> int:
-        return self._gpu("minor_number", handle).minor
-
-    def pci_bus_id(self, handle: Handle) -> str:
-        return self._gpu("pci_bus_id", handle).pci_bus_id
-
     def name(self, handle: Handle) -> str:
         found = self._slice("name", handle)
         if found is None:
             return self._gpu("name", handle).name
         return f"{self._profile.gpus[gpu_of_mig(handle)].name} MIG {found.instance.profile}"
 
-    def architecture(self, handle: Handle) -> int:
-        return supported("architecture", self._gpu("architecture", handle).architecture)
-
-    def compute_capability(self, handle: Handle) -> tuple[int, int]:
-        """The profile's; NOT_SUPPORTED for an architecture whose GPUs are not known here."""
-        gpu = self._gpu("compute_capability", handle)
-        known = gpu.compute_capability or _COMPUTE_CAPABILITIES.get(gpu.architecture or 0)
-        return supported("compute_capability", known)
-
-    def memory_total(self, handle: Handle) -> int:
-        """The profile's, bytes."""
-        return supported("memory_total", self._gpu("memory_total", handle).memory_bytes)
-
-    def memory_used(self, handle: Handle) -> int:
-        """Bytes now; NOT_SUPPORTED for a part without memory of its own."""
-        built, now = self._now("memory_used", handle)
-        supported("memory_used", built.memory_bytes)
-        return now.memory_used
-
     def utilization(self, handle: Handle) -> int:
         """Percent now; NOT_SUPPORTED in MIG mode."""
         index = self._reach("utilization", handle)
         busy = self._node.condition(index).utilization
         return supported("utilization", busy if self._node.mig_partition(index) is None else None)
-
-    def power_usage(self, handle: Handle) -> int:
-        """What it draws now, mW."""
-        return condition.power(*self._now("power_usage", handle))
-
-    def power_limit(self, handle: Handle) -> int:
-        """The profile's, mW."""
-        return condition.power_limit(self._now("power_limit", handle)[0])
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """The profile's (current, pending), until the GPU is repartitioned."""
@@ -153,10 +157,6 @@ class SimulatedDriver(Session):
         found = self._mig("mig_attributes", handle).instance
         return MigAttributes(found.gpu_instance_slices, found.compute_slices, found.memory_mb, found.engines)
 
-    def numa_node(self, handle: Handle) -> int:
-        """NOT_SUPPORTED but where a GPU's memory is a NUMA node; sysfs knows the node a PCIe GPU is near."""
-        return supported("numa_node", self._gpu("numa_node", handle).nvml_numa_node)
-
     def compute_mode(self, handle: Handle) -> int:
         return self._node.compute_modes.get(self._reach("compute_mode", handle))
 
@@ -167,13 +167,6 @@ class SimulatedDriver(Session):
             raise refused("set_compute_mode", Return.INVALID_ARGUMENT)
         self._node.compute_modes.set(index, mode)
 
-    def persistence_mode(self, handle: Handle) -> bool:
-        return self._now("persistence_mode", handle)[1].persistence
-
-    def temperature(self, handle: Handle) -> int:
-        """°C now."""
-        return condition.temperature(*self._now("temperature", handle))
-
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         """The profile's, °C; INVALID_ARGUMENT for a kind that NVML does not have."""
         thresholds = self._gpu("temperature_threshold", handle).thresholds
@@ -182,36 +175,11 @@ class SimulatedDriver(Session):
         limit: int | None = getattr(thresholds, _THRESHOLDS[kind])
         return supported("temperature_threshold", limit)
 
-    def margin_temperature(self, handle: Handle) -> int:
-        """°C, less by as much as the GPU is warmer than when idle."""
-        return supported("margin_temperature", condition.margin(*self._now("margin_temperature", handle)))
-
-    def uncorrected_ecc_errors(self, handle: Handle) -> int:
-        built, now = self._now("uncorrected_ecc_errors", handle)
-        return supported("uncorrected_ecc_errors", now.ecc_uncorrected if built.ecc else None)
-
-    def sram_threshold_exceeded(self, handle: Handle) -> bool:
-        built, now = self._now("sram_threshold_exceeded", handle)
-        return supported("sram_threshold_exceeded", now.sram_threshold if built.sram_status else None)
-
     def remapped_rows(self, handle: Handle) -> RemappedRows:
         """NOT_SUPPORTED too while the GPU is partitioned into MIG devices."""
         index = self._reach("remapped_rows", handle)
         rows = condition.remapped_rows(self._profile.gpus[index], self._node.condition(index))
         return supported("remapped_rows", None if self._cut_up(index) else rows)
-
-    def retired_pages_pending(self, handle: Handle) -> bool:
-        built, now = self._now("retired_pages_pending", handle)
-        return supported("retired_pages_pending", now.retirement_pending if built.page_retirement else None)
-
-    def unrepairable_memory(self, handle: Handle) -> bool:
-        built, now = self._now("unrepairable_memory", handle)
-        return supported("unrepairable_memory", now.unrepairable_memory if built.unrepairable_memory else None)
-
-    def clocks_event_reasons(self, handle: Handle) -> int:
-        built, now = self._now("clocks_event_reasons", handle)
-        idle = supported("clocks_event_reasons", built.clocks_event_reasons)
-        return idle if now.clocks_event_reasons is None else now.clocks_event_reasons
 
     def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
         """A link that leads nowhere is inactive."""
@@ -225,25 +193,9 @@ class SimulatedDriver(Session):
         remote = self._remote("nvlink_to_switch", handle, link)
         return remote is not None and all(remote != gpu.pci_bus_id for gpu in self._profile.gpus)
 
-    def fabric(self, handle: Handle) -> Fabric:
-        return supported("fabric", condition.fabric(*self._now("fabric", handle)))
-
-    def pcie_link(self, handle: Handle) -> PcieLink:
-        built, now = self._now("pcie_link", handle)
-        widest = supported("pcie_link", built.pcie_width)
-        return PcieLink(widest if now.pcie_width is None else now.pcie_width, widest)
-
-    def pcie_replays(self, handle: Handle) -> int:
-        built, now = self._now("pcie_replays", handle)
-        return supported("pcie_replays", now.pcie_replays if built.pcie_width else None)
-
     def total_energy(self, handle: Handle) -> int:
         """Energy in mJ, growing with time; from 0 again after a reset."""
         return self._node.energy(self._reach("total_energy", handle))
-
-    def supported_event_types(self, handle: Handle) -> int:
-        """The profile's mask."""
-        return supported("supported_event_types", self._gpu("supported_event_types", handle).event_types)
 
     def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
         """NOT_SUPPORTED for a field that the profile does not list, INVALID_ARGUMENT for that of an NVLink that is not there."""
@@ -309,21 +261,21 @@ class SimulatedDriver(Session):
 
     def _field(self, index: int, field: Field) -> int | NvmlError:
         built, now = self._profile.gpus[index], self._node.condition(index)
-        told: int | None
+        value: int | None
         if field.number in condition.LINK_FIELDS:
             links = self._remotes(index)
             if not 0 <= field.scope < len(links):
                 return refused("field_values", Return.INVALID_ARGUMENT if links else Return.NOT_SUPPORTED)
-            told = condition.link_value(built, now, field.number, field.scope)
-            if told is not None and field.number == FI_NVLINK_GET_STATE:
-                told = int(links[field.scope] is not None)
+            value = condition.link_value(built, now, field.number, field.scope)
+            if value is not None and field.number == FI_NVLINK_GET_STATE:
+                value = int(links[field.scope] is not None)
         elif field.number == FI_TOTAL_ENERGY_CONSUMPTION and field.number in built.fields:
-            told = self._node.energy(index)
+            value = self._node.energy(index)
         elif field.number in _OF_ROWS and self._cut_up(index):
-            told = None
+            value = None
         else:
-            told = condition.field_value(built, now, field.number)
-        return refused("field_values", Return.NOT_SUPPORTED) if told is None else told
+            value = condition.field_value(built, now, field.number)
+        return refused("field_values", Return.NOT_SUPPORTED) if value is None else value
 
     def _cut_up(self, index: int) -> bool:
         """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""

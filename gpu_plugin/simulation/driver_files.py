@@ -1,9 +1,10 @@
 """A driver's user space for a simulated node, so that a container can be given one: the layout of the .run installer."""
 
+import os
+import struct
 from pathlib import Path
 
 from gpu_plugin.runtime.atomic import replace_file
-from gpu_plugin.simulation.shared_library import shared_library
 
 DIRECTORY = "driver-root"
 """Where it is made, below a simulated node's state directory."""
@@ -22,6 +23,22 @@ _LIBRARIES = {
     "libnvidia-ptxjitcompiler": "1",
 }
 """Libraries of every driver, with the number that ends their SONAMEs."""
+
+_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine, EM_X86_64 and EM_AARCH64 (elf.h)
+
+# Structures of 64 bits, and constants, of elf.h
+_HEADER = "<16sHHIQQQIHHHHHH"
+_PROGRAM_HEADER = "<IIQQQQQQ"
+_DYNAMIC = "<qQ"
+_ET_DYN = 3
+_PT_LOAD = 1
+_PT_DYNAMIC = 2
+_DT_NULL = 0
+_DT_STRTAB = 5
+_DT_STRSZ = 10
+_DT_SONAME = 14
+_READ = 4  # PF_R
+_PAGE = 0x1000  # bytes
 
 
 def make(root: Path, version: str) -> Path:
@@ -55,3 +72,36 @@ def _has(file: Path, content: bytes) -> bool:
         return file.read_bytes() == content
     except FileNotFoundError:
         return False
+
+
+def shared_library(soname: str, machine: str = os.uname().machine) -> bytes:
+    """A shared library of 64 bits with this SONAME, empty for none, as ELF has it (elf(5)); `machine` as uname(2) says.
+
+    It has no code and no symbols; readers of its headers cannot tell it from a real one.
+    """
+    strings = b"\0" + soname.encode() + b"\0"
+    at = struct.calcsize(_HEADER) + 2 * struct.calcsize(_PROGRAM_HEADER)
+    dynamic_at = (at + len(strings) + 7) & ~7
+    tags = [(_DT_STRTAB, at), (_DT_STRSZ, len(strings))]
+    if soname:
+        tags.append((_DT_SONAME, 1))
+    dynamic = b"".join(struct.pack(_DYNAMIC, *tag) for tag in [*tags, (_DT_NULL, 0)])
+    size = dynamic_at + len(dynamic)
+    header = struct.pack(
+        _HEADER,
+        b"\x7fELF\x02\x01\x01",  # 64 bits, least byte first, version 1
+        _ET_DYN,
+        _MACHINES.get(machine, _MACHINES["x86_64"]),
+        1,
+        0,
+        struct.calcsize(_HEADER),
+        0,
+        0,
+        struct.calcsize(_HEADER),
+        struct.calcsize(_PROGRAM_HEADER),
+        *(2, 0, 0, 0),
+    )
+    load = struct.pack(_PROGRAM_HEADER, _PT_LOAD, _READ, 0, 0, 0, size, size, _PAGE)
+    where = struct.pack(_PROGRAM_HEADER, _PT_DYNAMIC, _READ, dynamic_at, dynamic_at, dynamic_at, *[len(dynamic)] * 2, 8)
+    content = header + load + where + strings
+    return content.ljust(dynamic_at, b"\0") + dynamic

@@ -7,13 +7,14 @@ from functools import partial
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
-from gpu_plugin.simulation import device_nodes, recovery_actions
-from gpu_plugin.simulation.fault_values import find_gpu, instances, integer, lacks, mask, said
+from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, RecoveryAction, Return
+from gpu_plugin.simulation import device_nodes
 from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.simulation.part_faults import PART_FAULTS, Fault
+from gpu_plugin.simulation.part_faults import PART_FAULTS, Fault, check_flag, integer, mask, require
+from gpu_plugin.sources.xid_table import shipped_table
 
-_NONE, _EMPTY = "none", "empty"
+_NONE = "none"
+_EMPTY = "empty"
 """What `mig` takes besides profiles: no MIG mode, and MIG mode without a MIG device (as an empty text is)."""
 
 HIGHEST_XID = 999
@@ -25,41 +26,54 @@ _LONGEST_HANG = 86400.0
 _MANY_TIMES = 1000
 """More refusals than a test waits for."""
 
+_RECOVERIES = {"reset": int(RecoveryAction.GPU_RESET), "reboot": int(RecoveryAction.NODE_REBOOT)}
+"""nvmlDeviceGpuRecoveryAction_t that a driver asks for after a fatal Xid, by what proves that Xid over."""
+
 
 def _xid(node: SimulatedNode, gpu: int, value: object, instance: object = None) -> str:
     number = integer("xid", value, 1, HIGHEST_XID)
-    gpu_instance, compute_instance = (ALL_INSTANCES, ALL_INSTANCES) if instance is None else instances(instance)
+    gpu_instance, compute_instance = (ALL_INSTANCES, ALL_INSTANCES) if instance is None else _instances(instance)
     # What is contained in an instance costs its user the work there: a driver asks for nothing of the whole GPU
-    action = recovery_actions.after_xid(number) if instance is None else 0
+    action = _recovery_after(number) if instance is None else 0
     heard = node.raise_xid(gpu, number, action, gpu_instance=gpu_instance, compute_instance=compute_instance)
     where = "" if instance is None else f" on instance {instance}"
     return f"Xid {number} raised{where}" + ("" if heard else ", and nothing listens for its events")
+
+
+def _recovery_after(xid: int) -> int:
+    """What a driver asks for after this Xid: what ends it where it is fatal, else nothing (0).
+
+    Of Xids whose gravity the driver itself decides (109, 144 to 146), the simulated one says: none. `--recovery-action` has
+    it say otherwise.
+    """
+    row = shipped_table().get(xid)
+    return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict == "fatal" else 0
 
 
 def _event(node: SimulatedNode, gpu: int, value: object) -> str:
     kind = mask("event", value, 1)
     if kind & EventType.XID_CRITICAL:
         raise ConfigError(f"event: {kind:#x}: {int(EventType.XID_CRITICAL):#x} is an Xid: ask for xid")
-    if unknown := kind & ~(node.profile.gpus[gpu].event_types or 0):
-        raise lacks(node, gpu, "event", f"sends no events of type {unknown:#x}")
+    unknown = kind & ~(node.profile.gpus[gpu].event_types or 0)
+    require(node, gpu, "event", not unknown, f"sends no events of type {unknown:#x}")
     heard = node.post(gpu, kind)
     return f"event of type {kind:#x} sent" + ("" if heard else ", and nothing listens for it")
 
 
 def _lost(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("lost", value)
+    check_flag("lost", value)
     node.lose(gpu)
     return "fell off the bus, until healed"
 
 
 def _vanish(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("vanish", value)
+    check_flag("vanish", value)
     node.vanish(gpu)
     return "gone from its driver, until it returns or is healed"
 
 
 def _return(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("return", value)
+    check_flag("return", value)
     if not node.condition(gpu).vanished:
         raise ConfigError(f"return: GPU {gpu} has not vanished")
     node.bring_back(gpu)
@@ -111,26 +125,26 @@ def _mig(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _reset(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("reset", value)
+    check_flag("reset", value)
     node.reset(gpu)
     off = node.condition(gpu)
     return "reset" + (", and still off the bus" if off.lost or off.vanished else "")
 
 
 def _reset_keeping_energy(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("reset-keeping-energy", value)
+    check_flag("reset-keeping-energy", value)
     node.reset(gpu, energy=False)
     return "reset, and its energy counts on, as where the driver stays loaded"
 
 
 def _heal(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("heal", value)
+    check_flag("heal", value)
     node.heal(gpu)
     return "repaired and reset"
 
 
 def _reboot(node: SimulatedNode, value: object) -> str:
-    said("reboot", value)
+    check_flag("reboot", value)
     node.reboot()
     return f"rebooted, with boot id {node.boot_id}"
 
@@ -192,14 +206,40 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
         raise ConfigError(f"{TIMES}: goes only with init-error, not with {name}")
     if name in NODE_FAULTS:
         if "gpu" in request:
-            find_gpu(node, request["gpu"])
+            _find_gpu(node, request["gpu"])
         of_node = partial(_init_error, times=request[TIMES]) if TIMES in request else NODE_FAULTS[name]
         return f"The node: {of_node(node, request[name])}."
-    gpu = find_gpu(node, request.get("gpu"))
+    gpu = _find_gpu(node, request.get("gpu"))
     fault = partial(_xid, instance=request[INSTANCE]) if INSTANCE in request else FAULTS[name]
     there = node.profile.gpus[gpu]
     named = called(Gpu(there.uuid, gpu, pci_bus_id=there.pci_bus_id))
     return f"{named}: {fault(node, gpu, request[name])}."
+
+
+def _instances(value: object) -> tuple[int, int]:
+    """The GPU instance and the compute instance that a text such as 1 or 1/0 names; without the latter all of the former."""
+    if isinstance(value, str):
+        numbers = value.split("/")
+        if len(numbers) <= 2 and all(part.isascii() and part.isdecimal() and len(part) <= 2 for part in numbers):
+            return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else ALL_INSTANCES
+    raise ConfigError(f"instance: {value!r}: a GPU instance such as 1, or a compute instance of it such as 1/0")
+
+
+def _find_gpu(node: SimulatedNode, value: object) -> int:
+    """The GPU that an index or a uuid names."""
+    gpus = node.profile.gpus
+    if isinstance(value, int) and not isinstance(value, bool):
+        if 0 <= value < len(gpus):
+            return value
+        raise ConfigError(
+            f"GPU {value}: this node has {f'GPUs 0 to {len(gpus) - 1}' if len(gpus) > 1 else 'only GPU 0'}"
+        )
+    for index, gpu in enumerate(gpus):
+        if gpu.uuid == value:
+            return index
+    if isinstance(value, str):
+        raise ConfigError(f"GPU {value}: no GPU of this node has this name; give an index from 0 to {len(gpus) - 1}")
+    raise ConfigError("gpu: missing: which GPU, by index or uuid")
 
 
 def verb(node: SimulatedNode) -> Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]:

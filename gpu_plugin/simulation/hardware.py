@@ -71,6 +71,7 @@ class SimulatedNode:
         self._read: dict[int, int] = {}
         self._dips: dict[int, int] = {}
         self.refusals = Refusals()
+        self.refuse = self.refusals.add
         self._last_slice = 0
         saved = read(self._file, profile, keep=True) if self._file else None
         now, wall = clock(), wall_clock()
@@ -144,12 +145,12 @@ class SimulatedNode:
         with self._changed:
             now = self._wall_clock()
             if gpu in self._dips:
-                told = max(0, self._read.get(gpu, 0) - self._dips.pop(gpu))
-                self._set(gpu, energy_since=now - told / watts / 1000)
+                energy = max(0, self._read.get(gpu, 0) - self._dips.pop(gpu))
+                self._set(gpu, energy_since=now - energy / watts / 1000)
             else:
-                told = round(max(0.0, now - self._gpus[gpu].energy_since) * watts * 1000)
-            self._read[gpu] = told
-        return told
+                energy = round(max(0.0, now - self._gpus[gpu].energy_since) * watts * 1000)
+            self._read[gpu] = energy
+        return energy
 
     def mig_partition(self, gpu: int) -> MigPartition | None:
         """How the GPU is partitioned into MIG devices; None out of MIG mode."""
@@ -157,7 +158,7 @@ class SimulatedNode:
             return self._partitions[gpu]
 
     def bindings(self) -> dict[str, int]:
-        """By PCI bus id a number that is another one whenever the driver was bound anew; none of a GPU that has vanished."""
+        """By PCI bus id a number that is another one whenever the driver was bound again; none of a GPU that has vanished."""
         with self._changed:
             return {
                 built.pci_bus_id: now.binding
@@ -220,7 +221,7 @@ class SimulatedNode:
         return heard
 
     def change(self, gpu: int, **changes: Any) -> None:
-        """Has these of the GPU's `Condition` be so until told otherwise, reset where a reset sets them back, or healed."""
+        """Has these of the GPU's `Condition` be so until changed again, reset where a reset sets them back, or healed."""
         with self._changed:
             self._set(gpu, **changes)
         self._tell_lost()
@@ -256,7 +257,7 @@ class SimulatedNode:
         self._save()
 
     def set_temperature(self, gpu: int, celsius: int) -> None:
-        """The GPU stays at this temperature until told otherwise or healed."""
+        """The GPU stays at this temperature until changed again or healed."""
         self.change(gpu, temperature=celsius)
 
     def lose(self, gpu: int) -> None:
@@ -288,7 +289,7 @@ class SimulatedNode:
         self._become(gpu, partial(condition.reset, energy=energy))
 
     def reboot(self) -> None:
-        """Boots the node anew: every GPU is reset, and back on the bus if it was not."""
+        """Boots the node again: every GPU is reset, and back on the bus if it was not."""
         with self._changed:
             self.boot_id = _new_boot_id()
             self.compute_modes = SimulatedComputeModes(self._file.parent if self._file else None, self.boot_id)
@@ -298,7 +299,7 @@ class SimulatedNode:
         self._save()
 
     def heal(self, gpu: int) -> None:
-        """Repair and reset in one: bound anew, idle, its counters at 0, and nothing is wrong with it. Its partition stays."""
+        """Repair and reset in one: bound again, idle, its counters at 0, and nothing is wrong with it. Its partition stays."""
         self._become(gpu, condition.healed)
 
     def partition(self, gpu: int, profiles: Sequence[str] | None) -> None:
@@ -313,14 +314,6 @@ class SimulatedNode:
         with self._changed:
             self._partitions[gpu] = self._partitioned(built, profiles)
         self._save()
-
-    def refuse(self, call: str, code: int, gpu: int | None = None, times: int | None = None) -> None:
-        """A seam for tests: makes a driver call, by its name in the port, fail with `code`.
-
-        Of one GPU or, for None, of any and of calls that are no GPU's; `times` times or, for None, for ever. It comes
-        before whatever else would happen to the call.
-        """
-        self.refusals.add(call, code, gpu, times)
 
     def _become(self, gpu: int, change: Callable[[Condition, float], Condition]) -> None:
         with self._changed:

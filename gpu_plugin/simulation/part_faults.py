@@ -11,10 +11,9 @@ from gpu_plugin.devices.nvml_h import (
     FI_PCIE_COUNT_FATAL_ERROR,
     FI_RETIRED_DBE,
     EventType,
+    RecoveryAction,
 )
-from gpu_plugin.simulation import recovery_actions
 from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE
-from gpu_plugin.simulation.fault_values import integer, lacks, mask, said
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 Fault = Callable[[SimulatedNode, int, object], str]
@@ -24,7 +23,8 @@ Raises:
     ConfigError: the value cannot be, or not on this GPU; nothing was done.
 """
 
-_COLDEST, _HOTTEST = -40, 200
+_COLDEST = -40
+_HOTTEST = 200
 """°C. No sensor says more or less; a slip of the finger does."""
 
 _MANY = 1_000_000
@@ -46,6 +46,9 @@ TOPOLOGIES = {
 }
 """What `topology` takes, and what it does; the first is as the profile says."""
 
+RECOVERY_ACTIONS: Mapping[str, int] = {action.name.lower().replace("_", "-"): int(action) for action in RecoveryAction}
+"""nvmlDeviceGpuRecoveryAction_t by the words that `recovery-action` takes for it."""
+
 
 def _temperature(node: SimulatedNode, gpu: int, value: object) -> str:
     celsius = integer("temperature", value, _COLDEST, _HOTTEST, " °C")
@@ -61,33 +64,35 @@ def _memory_temperature(node: SimulatedNode, gpu: int, value: object) -> str:
 
 def _margin(node: SimulatedNode, gpu: int, value: object) -> str:
     celsius = integer("margin", value, -_HOTTEST, _HOTTEST, " °C")
-    if node.profile.gpus[gpu].margin is None:
-        raise lacks(node, gpu, "margin", "tells no margin temperature")
+    require(node, gpu, "margin", node.profile.gpus[gpu].margin is not None, "tells no margin temperature")
     node.change(gpu, margin=celsius)
     return f"now {celsius} °C from its temperature limit, until healed"
 
 
 def _clocks_event_reasons(node: SimulatedNode, gpu: int, value: object) -> str:
     reasons = mask("clocks-event-reasons", value)
-    if node.profile.gpus[gpu].clocks_event_reasons is None:
-        raise lacks(node, gpu, "clocks-event-reasons", "tells no clocks event reasons")
+    require(
+        node,
+        gpu,
+        "clocks-event-reasons",
+        node.profile.gpus[gpu].clocks_event_reasons is not None,
+        "tells no clocks event reasons",
+    )
     node.change(gpu, clocks_event_reasons=reasons)
     return f"its clocks event reasons are {reasons:#x}, until healed"
 
 
 def _ecc_uncorrected(node: SimulatedNode, gpu: int, value: object) -> str:
     errors = integer("ecc-uncorrected", value, 1, _MANY)
-    if not node.profile.gpus[gpu].ecc:
-        raise lacks(node, gpu, "ecc-uncorrected", "counts no memory errors")
+    require(node, gpu, "ecc-uncorrected", node.profile.gpus[gpu].ecc, "counts no memory errors")
     node.grow(gpu, "ecc_uncorrected", errors)
     node.post(gpu, EventType.DOUBLE_BIT_ECC)
     return f"{errors} more uncorrected memory error{'' if errors == 1 else 's'}, until reset"
 
 
 def _ecc_cleared(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("ecc-cleared", value)
-    if not node.profile.gpus[gpu].ecc:
-        raise lacks(node, gpu, "ecc-cleared", "counts no memory errors")
+    check_flag("ecc-cleared", value)
+    require(node, gpu, "ecc-cleared", node.profile.gpus[gpu].ecc, "counts no memory errors")
     node.change(gpu, ecc_uncorrected=0)
     return "its count of memory errors is 0 again, without a reset"
 
@@ -109,53 +114,57 @@ def _persistence_mode(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _remap_pending(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("remap-pending", value)
-    _check_remaps(node, gpu, "remap-pending")
+    check_flag("remap-pending", value)
+    require(node, gpu, "remap-pending", node.profile.gpus[gpu].row_remapping, "remaps no memory rows")
     node.change(gpu, rows_uncorrectable=node.condition(gpu).rows_uncorrectable + 1, remap_pending=True)
     return "a memory row waits to be remapped, until reset"
 
 
 def _remap_failure(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("remap-failure", value)
-    _check_remaps(node, gpu, "remap-failure")
+    check_flag("remap-failure", value)
+    require(node, gpu, "remap-failure", node.profile.gpus[gpu].row_remapping, "remaps no memory rows")
     node.change(gpu, remap_failure=True)
     return "a memory row could not be remapped, until healed"
 
 
 def _retired_pages(node: SimulatedNode, gpu: int, value: object) -> str:
     pages = integer("retired-pages", value, 0, _MANY)
-    _check_retires(node, gpu, "retired-pages")
+    require(node, gpu, "retired-pages", node.profile.gpus[gpu].page_retirement, "retires no memory pages")
     _set_field(node, gpu, "retired-pages", FI_RETIRED_DBE, pages)
     return f"{pages} memory pages are retired, until healed"
 
 
 def _retirement_pending(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("retirement-pending", value)
-    _check_retires(node, gpu, "retirement-pending")
+    check_flag("retirement-pending", value)
+    require(node, gpu, "retirement-pending", node.profile.gpus[gpu].page_retirement, "retires no memory pages")
     node.change(gpu, retirement_pending=True)
     return "a memory page waits to be retired, until reset"
 
 
 def _sram_threshold(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("sram-threshold", value)
-    if not node.profile.gpus[gpu].sram_status:
-        raise lacks(node, gpu, "sram-threshold", "tells nothing of its SRAM")
+    check_flag("sram-threshold", value)
+    require(node, gpu, "sram-threshold", node.profile.gpus[gpu].sram_status, "tells nothing of its SRAM")
     node.change(gpu, sram_threshold=True)
     return "its SRAM has had more errors than it may, until healed"
 
 
 def _unrepairable_memory(node: SimulatedNode, gpu: int, value: object) -> str:
-    said("unrepairable-memory", value)
-    if not node.profile.gpus[gpu].unrepairable_memory:
-        raise lacks(node, gpu, "unrepairable-memory", "tells nothing of unrepairable memory")
+    check_flag("unrepairable-memory", value)
+    require(
+        node,
+        gpu,
+        "unrepairable-memory",
+        node.profile.gpus[gpu].unrepairable_memory,
+        "tells nothing of unrepairable memory",
+    )
     node.change(gpu, unrepairable_memory=True)
     return "it has memory that cannot be repaired, until healed"
 
 
 def _recovery_action(node: SimulatedNode, gpu: int, value: object) -> str:
-    action = recovery_actions.NUMBERS.get(value) if isinstance(value, str) else None
+    action = RECOVERY_ACTIONS.get(value) if isinstance(value, str) else None
     if action is None:
-        raise ConfigError(f"recovery-action: {value!r}: one of {', '.join(recovery_actions.NUMBERS)}")
+        raise ConfigError(f"recovery-action: {value!r}: one of {', '.join(RECOVERY_ACTIONS)}")
     _set_field(node, gpu, "recovery-action", FI_GET_GPU_RECOVERY_ACTION, action)
     node.post(gpu, EventType.GPU_RECOVERY_ACTION)
     if not action:
@@ -191,8 +200,7 @@ def _fabric(node: SimulatedNode, gpu: int, value: object) -> str:
     if value not in (_COMPLETED, *FABRICS):
         raise ConfigError(f"fabric: {value!r}: one of {', '.join((_COMPLETED, *FABRICS))}")
     built = node.profile.gpus[gpu].fabric
-    if built is None or not built.state:
-        raise lacks(node, gpu, "fabric", "is part of no NVLink fabric")
+    require(node, gpu, "fabric", built and built.state, "is part of no NVLink fabric")
     node.change(gpu, fabric=None if value == _COMPLETED else value)
     return f"its NVLink fabric is {value}" + ("" if value == _COMPLETED else ", until reset")
 
@@ -205,9 +213,8 @@ def _topology(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
-    widest = node.profile.gpus[gpu].pcie_width
-    if widest is None:
-        raise lacks(node, gpu, "pcie-width", "tells nothing of its PCIe link")
+    widest = node.profile.gpus[gpu].pcie_width or 0
+    require(node, gpu, "pcie-width", widest, "tells nothing of its PCIe link")
     lanes = integer("pcie-width", value, 1, widest, " lanes")
     node.change(gpu, pcie_width=lanes)
     return f"its PCIe link has {lanes} of {widest} lanes, until healed"
@@ -215,8 +222,7 @@ def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
 
 def _pcie_replays(node: SimulatedNode, gpu: int, value: object) -> str:
     replays = integer("pcie-replays", value, 1, _MANY)
-    if node.profile.gpus[gpu].pcie_width is None:
-        raise lacks(node, gpu, "pcie-replays", "tells nothing of its PCIe link")
+    require(node, gpu, "pcie-replays", node.profile.gpus[gpu].pcie_width is not None, "tells nothing of its PCIe link")
     node.grow(gpu, "pcie_replays", replays)
     return f"{replays} more replays on its PCIe link, until reset"
 
@@ -228,43 +234,56 @@ def _pcie_fatal_errors(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _set_field(node: SimulatedNode, gpu: int, name: str, number: int, value: int, *, more: bool = False) -> None:
-    _check_has_field(node, gpu, name, number)
+    _require_field(node, gpu, name, number)
     node.set_field(gpu, number, value, more=more)
 
 
 def _grow_on_link(node: SimulatedNode, gpu: int, name: str, number: int, by: int) -> int:
     """Has a count of the last NVLink that leads anywhere grow; gives its number."""
-    _check_has_field(node, gpu, name, number)
-    link = max((at for at, remote in enumerate(node.profile.remotes[gpu]) if remote is not None), default=None)
-    if link is None:
-        raise lacks(node, gpu, name, "has no NVLinks")
-    node.grow_on_link(gpu, link, number, by)
-    return link
-
-
-def _check_has_field(node: SimulatedNode, gpu: int, name: str, number: int) -> None:
-    if number not in node.profile.gpus[gpu].fields:
-        raise lacks(node, gpu, name, f"does not have the field that tells it, {number}")
-
-
-def _check_remaps(node: SimulatedNode, gpu: int, name: str) -> None:
-    if not node.profile.gpus[gpu].row_remapping:
-        raise lacks(node, gpu, name, "remaps no memory rows")
-
-
-def _check_retires(node: SimulatedNode, gpu: int, name: str) -> None:
-    if not node.profile.gpus[gpu].page_retirement:
-        raise lacks(node, gpu, name, "retires no memory pages")
+    _require_field(node, gpu, name, number)
+    links = [at for at, remote in enumerate(node.profile.remotes[gpu]) if remote is not None]
+    require(node, gpu, name, links, "has no NVLinks")
+    node.grow_on_link(gpu, links[-1], number, by)
+    return links[-1]
 
 
 def _link(node: SimulatedNode, gpu: int, name: str, value: object) -> int:
     links = node.profile.remotes[gpu]
-    if not links:
-        raise lacks(node, gpu, name, "has no NVLinks")
+    require(node, gpu, name, links, "has no NVLinks")
     link = integer(name, value, 0, len(links) - 1)
-    if links[link] is None:
-        raise lacks(node, gpu, name, f"has nothing at the other end of its NVLink {link}")
+    require(node, gpu, name, links[link], f"has nothing at the other end of its NVLink {link}")
     return link
+
+
+def _require_field(node: SimulatedNode, gpu: int, name: str, number: int) -> None:
+    has = number in node.profile.gpus[gpu].fields
+    require(node, gpu, name, has, f"does not have the field that tells it, {number}")
+
+
+def require(node: SimulatedNode, gpu: int, name: str, has: object, lacks: str) -> None:
+    """Raises ConfigError unless the GPU `has` what a fault takes; `lacks` says what its model does not do."""
+    if not has:
+        raise ConfigError(f"{name}: {node.profile.gpus[gpu].name}: the simulated one {lacks}")
+
+
+def integer(name: str, value: object, low: int, high: int, unit: str = "") -> int:
+    """The value, if it is a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}: {value!r} is not a whole number")
+    if not low <= value <= high:
+        raise ConfigError(f"{name}: {value}: from {low} to {high}{unit}")
+    return value
+
+
+def mask(name: str, value: object, low: int = 0) -> int:
+    """The value, if it is a mask of 32 bits, and no less than `low`."""
+    return integer(name, value, low, 0xFFFFFFFF)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises ConfigError unless the value is true."""
+    if value is not True:
+        raise ConfigError(f"{name}: {value!r}: it is either asked for with true or left out")
 
 
 PART_FAULTS: Mapping[str, Fault] = {

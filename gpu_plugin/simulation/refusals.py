@@ -1,10 +1,14 @@
-"""What tests ask of a simulated driver: that a call fails with a code of their own."""
+"""How calls of a simulated driver fail: by themselves, or because a test asked for it."""
 
 import threading
+from typing import TypeVar
 
 import msgspec
 
-from gpu_plugin.nvml.port import NVML_FUNCTIONS
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
+
+_Value = TypeVar("_Value")
 
 
 class _Refusal(msgspec.Struct):
@@ -21,8 +25,12 @@ class Refusals:
         self._lock = threading.Lock()
         self._refusals: list[_Refusal] = []
 
-    def add(self, call: str, code: int, gpu: int | None, times: int | None) -> None:
-        """As `SimulatedNode.refuse` has it."""
+    def add(self, call: str, code: int, gpu: int | None = None, times: int | None = None) -> None:
+        """Makes a driver call, by its name in the port, fail with `code`.
+
+        Of one GPU or, for None, of any and of calls that are no GPU's; `times` times or, for None, for ever. It comes before
+        whatever else would happen to the call.
+        """
         if call not in NVML_FUNCTIONS:
             raise ValueError(f"{call}: no such driver call")
         with self._lock:
@@ -46,3 +54,15 @@ class Refusals:
                             self._refusals.remove(refusal)
                     return refusal.code
         return None
+
+
+def refused(call: str, code: int) -> NvmlError:
+    """The error of a call that fails with this nvmlReturn_t."""
+    return NvmlError(code, NVML_FUNCTIONS[call])
+
+
+def supported(call: str, value: _Value | None) -> _Value:
+    """The value; None is raised as NOT_SUPPORTED."""
+    if value is None:
+        raise refused(call, Return.NOT_SUPPORTED)
+    return value

@@ -4,13 +4,16 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar, cast
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Handle
-from gpu_plugin.simulation.calls import refused, supported
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.hardware import SimulatedMigDevice, SimulatedNode
 from gpu_plugin.simulation.profile import GpuProfile
+from gpu_plugin.simulation.refusals import refused, supported
+
+T_co = TypeVar("T_co", covariant=True)
 
 _FIRST_HANDLE, _HANDLE_STRIDE = 0x7F0000001000, 0x1000
 """Handles look like the pointers they are in NVML, by the number that a GPU got when the driver was opened."""
@@ -29,7 +32,7 @@ class Session(Driver):
     - A hung GPU: every call about it blocks in the calling thread until the hang ends; `close` does not end it. A slow one:
       likewise, each for so long.
     - A GPU that nothing keeps initialised (persistence mode off): the first `open` of the node's driver, after the last `close`
-      or the end of the process that had it open, initialises it anew: its counters and its energy begin at 0.
+      or the end of the process that had it open, initialises it again: its counters and its energy begin at 0.
     - The handle of a MIG device that is no more: INVALID_ARGUMENT from every call.
 
     `latency` makes a call, by its name here, take that many seconds longer. `calls` counts calls by name, refused ones
@@ -97,10 +100,6 @@ class Session(Driver):
     def _gpu(self, call: str, handle: Handle) -> GpuProfile:
         return self._profile.gpus[self._reach(call, handle)]
 
-    def _now(self, call: str, handle: Handle) -> tuple[GpuProfile, Condition]:
-        index = self._reach(call, handle)
-        return self._profile.gpus[index], self._node.condition(index)
-
     def _slice(self, call: str, handle: Handle) -> SimulatedMigDevice | None:
         """The slice that a handle is about, after what every call goes through; None for a handle that is no slice's."""
         if handle < _FIRST_MIG_HANDLE:
@@ -152,6 +151,20 @@ class Session(Driver):
         if index is None:
             raise refused(call, Return.INVALID_ARGUMENT)
         return index
+
+
+class _Call(Protocol[T_co]):
+    def __call__(self, handle: Handle) -> T_co: ...
+
+
+def answered(call: str, answer: Callable[[GpuProfile, Condition], T_co | None]) -> _Call[T_co]:
+    """A call about one GPU, answered from its profile and its condition now; None is raised as NOT_SUPPORTED."""
+
+    def method(session: Session, handle: Handle) -> T_co:
+        index = session._reach(call, handle)  # noqa: SLF001 - a method of the class
+        return supported(call, answer(session._profile.gpus[index], session._node.condition(index)))  # noqa: SLF001
+
+    return cast("_Call[T_co]", method)
 
 
 def mig_handle(gpu: int, number: int) -> Handle:

@@ -150,6 +150,14 @@ def identity(file: Path) -> Identity | None:
     return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
+def is_named(path: Path, there: os.stat_result) -> bool:
+    """Whether the path still means what was opened there: it may have been removed or renamed since."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), there)  # noqa: PTH116 - as cheap as can be
+    except OSError:
+        return False
+
+
 def set_aside(file: Path, fits: Callable[[int], bool] = stat.S_ISREG) -> None:
     """Puts what stands under a file's name and is none, such as a link, a pipe or a directory, aside, and says so. Blocks.
 

@@ -26,37 +26,19 @@ from gpu_plugin.state.directory import Identity, identity, keep_aside
 
 log = logging.getLogger(__name__)
 
-FILE = "events.jsonl"
-"""The file in the state directory."""
-
-KEPT = 1000
-"""Events that are remembered."""
-
-LONGEST = 300
-"""Characters of each text of an event."""
-
-LONGEST_WORD = 60
-"""Characters that a word may have that is left out whole where a text is cut: a uuid has 40."""
-
-MAX_BYTES = 4 * 1024 * 1024
-"""What the file holds at most, and what is read of it."""
-
-WHOLE_BYTES = 3 * 1024 * 1024
-"""What it holds at most once it was replaced: the oldest events are left out then. A thousand with long texts take 2 MiB."""
-
-PATIENCE = 10.0
-"""Seconds that the disk may take before its thread is given up on."""
-
-WRITTEN_SOON = 1.0
-"""Seconds that who gave an order is kept waiting until it is written down."""
-
-RETRY = 5.0
-"""Seconds until what could not be written is tried again, where no event comes before."""
+FILE = "events.jsonl"  # in the state directory
+KEPT = 1000  # events that are remembered
+LONGEST = 300  # characters of each text of an event
+LONGEST_WORD = 60  # characters of a word that is left out whole where a text is cut: a uuid has 40
+MAX_BYTES = 4 * 1024 * 1024  # that the file holds at most, and that are read of it
+WHOLE_BYTES = 3 * 1024 * 1024  # that it holds once it was replaced; a thousand events with long texts take 2 MiB
+PATIENCE = 10.0  # seconds that the disk may take before its thread is given up on
+WRITTEN_SOON = 1.0  # seconds that who gave an order is kept waiting until it is written down
+RETRY = 5.0  # seconds until what could not be written is tried again, where no event comes before
+MODE = 0o600
 
 LATEST = 253_402_300_800.0
 """Unix time in seconds of the year 10000, which no event of ours reaches and no calendar here can show."""
-
-MODE = 0o600
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,11 +81,6 @@ def _shortened(text: str) -> str:
     kept = text[: LONGEST - 3]
     blank = kept.rfind(" ", LONGEST - LONGEST_WORD)
     return f"{kept if blank < 0 else kept[:blank]}..."
-
-
-def read(state_dir: Path) -> list[Event]:
-    """As `recollect`, without what it counts."""
-    return recollect(state_dir)[0]
 
 
 def recollect(state_dir: Path) -> tuple[list[Event], int]:
@@ -151,7 +128,8 @@ class EventStore:
         """How many events came since the start, and how many of them are in the file."""
         self._lines = KEPT * 2
         """Lines of the file; before it was read, so many that it is replaced first."""
-        self._news = Pulse()
+        self.news = Pulse()
+        """Rings at each event."""
         self._turned = Pulse()
         self._tried = 0
         """How many events had come at the last attempt to write them, whatever came of it."""
@@ -164,11 +142,6 @@ class EventStore:
         self._writing: SlowCall[tuple[Identity | None, bool]] = SlowCall(self._threads.begin)
 
     @property
-    def news(self) -> Pulse:
-        """Rings at each event."""
-        return self._news
-
-    @property
     def _unwritten(self) -> int:
         """How many of the newest events are not in the file yet."""
         return min(self._added - self._written, len(self.events))
@@ -176,7 +149,7 @@ class EventStore:
     def recall(self) -> None:
         """Takes in what an earlier process wrote down. Blocks for as long as a local file system does.
 
-        A file with lines that cannot be read is set aside, and what could be read of it written down anew.
+        A file with lines that cannot be read is set aside, and what could be read of it written down again.
         """
         file = self._state_dir / FILE
         try:
@@ -197,7 +170,7 @@ class EventStore:
         event = bounded(Event(self._clock(), kind, text, **fields))  # type: ignore[arg-type] # checked where they are read
         self.events.append(event)
         self._added += 1
-        self._news.ring()
+        self.news.ring()
 
     @property
     def trouble(self) -> str:
@@ -208,13 +181,13 @@ class EventStore:
         """Has all that is remembered written down again where the file is gone. From the event loop's thread."""
         if self._file is not None and not self._writing.begun and identity(self._state_dir / FILE) != self._file:
             self._lost = True
-            self._news.ring()
+            self.news.ring()
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
         """Whether all events of until now outlive this process; waits `seconds` at most, less where they cannot be written."""
         added = self._added
         if self._written < added and self._running:
-            self._news.ring()
+            self.news.ring()
             with anyio.move_on_after(seconds):
                 while self._tried < added:
                     await self._turned.wait()
@@ -229,10 +202,10 @@ class EventStore:
         try:
             while True:
                 if not self._unwritten and not self._lost:
-                    await self._news.wait()
+                    await self.news.wait()
                     continue
                 if not await self._write():
-                    await self._news.wait(RETRY)
+                    await self.news.wait(RETRY)
         finally:
             self._running = False
             self._threads.close()

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gpu_plugin.runtime.regular_file import open_file
+from gpu_plugin.state.directory import is_named
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -144,7 +145,7 @@ class Journal(Generic[T, R]):
                 self._kept = None
 
     @property
-    def stands(self) -> bool:
+    def in_place(self) -> bool:
         """Whether what was appended last is under the file's name still: it may have been removed, renamed or cut short.
 
         While something is being appended it counts as there: nobody waits for that.
@@ -153,7 +154,7 @@ class Journal(Generic[T, R]):
             return True
         try:
             there = None if self._descriptor is None else os.fstat(self._descriptor)
-            return there is not None and there.st_size >= self._used and self._is_named(there)
+            return there is not None and there.st_size >= self._used and is_named(self._file, there)
         except OSError:
             return False
         finally:
@@ -178,7 +179,7 @@ class Journal(Generic[T, R]):
         """
         if self._descriptor is not None:
             there = os.fstat(self._descriptor)
-            if self._is_named(there):
+            if is_named(self._file, there):
                 return self._descriptor, there.st_size
             self._close()
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,13 +191,6 @@ class Journal(Generic[T, R]):
         self._number = max(self._number, lines[0].number if lines else 0)
         self._used = len(written.rstrip(b"\0"))
         return self._descriptor, len(written)
-
-    def _is_named(self, there: os.stat_result) -> bool:
-        """Whether the file's name means the file that this is of."""
-        try:
-            return os.path.samestat(os.stat(self._file, follow_symlinks=False), there)  # noqa: PTH116 - as cheap as can be
-        except OSError:
-            return False
 
     def _close(self) -> None:
         if self._descriptor is not None:

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Iterable
 
+import msgspec
+
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
@@ -47,9 +49,9 @@ class Memory:
         """Allocates room for what is held against GPUs, which a full disk takes then. Says where it cannot. Blocks."""
         self._journal.reserve()
 
-    def stands(self) -> bool:
+    def in_place(self) -> bool:
         """Whether all that was written is where a restart looks for it: it may have been removed, renamed or replaced since."""
-        return (self._health is None or self._journal.stands) and all(map(self._is_there, [*self._written]))
+        return (self._health is None or self._journal.in_place) and all(map(self._is_there, [*self._written]))
 
     def _is_there(self, name: str) -> bool:
         return identity(self._state.path / name) == self._written[name][1]
@@ -84,19 +86,7 @@ class Memory:
         memory = self._state.read(GPUS_FILE, GpuMemory)
         if memory is None or memory.boot_id != self._boot_id:
             return ()
-        return tuple(
-            Gpu(
-                g.uuid,
-                g.index,
-                g.minor,
-                g.pci_bus_id,
-                g.model,
-                numa_node=g.numa_node,
-                mig_enabled=g.mig_enabled,
-                mig_devices=g.mig_devices,
-            )
-            for g in memory.gpus
-        )
+        return tuple(Gpu(**msgspec.structs.asdict(known)) for known in memory.gpus)
 
     def listed(self) -> tuple[Resource, ...]:
         """Resources and devices that an earlier process of this boot listed: a pod may hold each of them."""
@@ -112,18 +102,17 @@ class Memory:
         memory = self._state.read(DEVICES_FILE, DeviceMemory)
         return memory if memory is not None and memory.boot_id == self._boot_id else None
 
-    def write(self, evidence: tuple[Evidence, ...], node: Node, listed: Iterable[Resource]) -> bool:
-        """Writes down what changed since the last time. Blocks for as long as the disk does. Returns whether all is written."""
-        told = self.write_evidence(evidence)
-        return self.write_durably(evidence, node, listed) and told
-
     def write_evidence(self, evidence: tuple[Evidence, ...]) -> bool:
         """Has what is held against GPUs outlive this process, without waiting for a disk. Returns whether that worked.
 
         `write_durably` has it outlive a power failure too, of which most is of no use: that is a new boot.
         """
         former = self._health
-        if former is None or (former.boot_id, former.evidence) != (self._boot_id, evidence) or not self._journal.stands:
+        if (
+            former is None
+            or (former.boot_id, former.evidence) != (self._boot_id, evidence)
+            or not self._journal.in_place
+        ):
             newer = HealthMemory(self._boot_id, evidence, self._sequence + 1)
             if not self._journal.append(newer):
                 self._health = None
@@ -144,9 +133,7 @@ class Memory:
         """
         boot_id = self._boot_id
         known = tuple(
-            KnownGpu(g.uuid, g.index, g.minor, g.pci_bus_id, g.model, g.numa_node, g.mig_enabled, g.mig_devices)
-            for g in node.gpus
-            if not is_placeholder(g.uuid)
+            msgspec.convert(gpu, KnownGpu, from_attributes=True) for gpu in node.gpus if not is_placeholder(gpu.uuid)
         )
         devices = DeviceMemory(boot_id, by_name(listed), by_name(foreign))
         health = self._health  # which may be newer than `evidence` by now, and must not be unsaid
@@ -155,15 +142,15 @@ class Memory:
         wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
             wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: devices}
-        held = True
+        all_written = True
         for name, content in wanted.items():
             if self._holds(name, content):
                 continue
             if self._state.write(name, content):
                 self._written[name] = content, identity(self._state.path / name)
             else:
-                held = False
+                all_written = False
                 self._written.pop(name, None)  # whatever is there now, it is not known to be this
         if HEALTH_FILE in self._written:
             self._journal.settle(health)
-        return held
+        return all_written

@@ -23,7 +23,7 @@ from gpu_plugin.config.times import utc
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.regular_file import UnfitFileError, kind, open_file
-from gpu_plugin.state.directory import Identity, identity, set_aside
+from gpu_plugin.state.directory import Identity, identity, is_named, set_aside
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class NodeLock:
     """Both locks of one daemon. Calls block for no longer than a local file system does."""
 
     def __init__(self, state_dir: Path, directory: Path, version: str) -> None:
-        """Takes the state directory, and the directory directory of kubelet.sock and of our sockets."""
+        """Takes the state directory, and the directory of kubelet.sock and of our sockets."""
         self._state_dir = state_dir
         self._directory = directory
         self._version = version
@@ -102,8 +102,8 @@ class NodeLock:
         return ""
 
     def follow(self) -> str:
-        """Locks the directories that bear the paths now, where they were made anew. Returns who has one, as `take` does."""
-        if self._file is not None and not _names(self._state_dir / FILE, self._file):
+        """Locks the directories that bear the paths now, where they were made again. Returns who has one, as `take` does."""
+        if self._file is not None and not is_named(self._state_dir / FILE, os.fstat(self._file)):
             try:
                 moved = self._opened is None or not os.path.samestat(self._opened, self._state_dir.stat())
             except OSError:
@@ -233,7 +233,7 @@ def _locked_file(path: Path, descriptor: int) -> bool:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         raise UnfitFileError(errno.EINVAL, kind(mode))
-    return _locked(descriptor) and _names(path, descriptor)
+    return _locked(descriptor) and is_named(path, os.fstat(descriptor))
 
 
 def _locked(descriptor: int) -> bool:
@@ -242,11 +242,3 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _names(path: Path, descriptor: int) -> bool:
-    """Whether the path still means this file: it may have been removed between the opening and the lock."""
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))  # noqa: PTH116
-    except OSError:
-        return False

@@ -14,13 +14,10 @@ from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.state.memory import Memory
 
-PATIENCE = 10.0
-RETRY = 5.0
-LAST_WRITE = 0.2
-"""Seconds for a write of what must outlive the process, until a failed one is tried again, and for the one at the exit."""
-
-WRITTEN_SOON = 1.0
-"""Seconds that an operator is kept waiting until what was asked for is written down."""
+PATIENCE = 10.0  # seconds for a write of what must outlive the process
+RETRY = 5.0  # seconds until a failed write is tried again
+LAST_WRITE = 0.2  # seconds for the write at the exit
+WRITTEN_SOON = 1.0  # seconds that an operator is kept waiting until what was asked for is written down
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -52,11 +49,11 @@ class Recorder:
     What is held against GPUs is written on a thread of its own: it comes before others are told, and waits for no disk.
     """
 
-    def __init__(self, memory: Memory, known: Callable[[], Known], revision: Callable[[], int] | None = None) -> None:
+    def __init__(self, memory: Memory, known: Callable[[], Known], revision: Callable[[], int]) -> None:
         """Takes where to write, and how to learn at any time what is known, and of which `revision` that is alone."""
         self._memory = memory
         self._known = known
-        self._revision = revision or (lambda: known().revision)
+        self._revision = revision
         self._unsaved = Pulse()
         self._turned = Pulse()
         self._tried = 0
@@ -86,7 +83,7 @@ class Recorder:
 
     def look(self) -> None:
         """Has all that is known written down again where something of it is gone. From the event loop's thread."""
-        if not self._memory.stands():
+        if not self._memory.in_place():
             self._unsaved.ring()
 
     @property

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.devices.naming import resource_name_fault
 from gpu_plugin.devices.node import MigDevice
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
@@ -94,7 +94,10 @@ def entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
 
 def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
     """Devices as they are written, by the name of their resource."""
-    return {resource.name: tuple(map(_listed, resource.devices)) for resource in listed}
+    return {
+        resource.name: msgspec.convert(resource.devices, tuple[ListedDevice, ...], from_attributes=True)
+        for resource in listed
+    }
 
 
 def resources(remembered: Mapping[str, tuple[ListedDevice, ...]]) -> tuple[Resource, ...]:
@@ -106,29 +109,8 @@ def resources(remembered: Mapping[str, tuple[ListedDevice, ...]]) -> tuple[Resou
     )
 
 
-def _listed(device: Device) -> ListedDevice:
-    return ListedDevice(
-        device.id,
-        device.gpu,
-        device.visible_id,
-        device.index,
-        device.kind,
-        device.shared,
-        device.numa,
-        device.nodes,
-    )
-
-
 def _device(resource: str, known: ListedDevice) -> Device:
     """The device as far as it is known; how many replicas there were is not, and is never asked of a retired one."""
-    sharing = SharedResource(resource, resource, 2, known.shared) if known.shared else None
-    return Device(
-        known.id,
-        known.gpu,
-        known.visible_id,
-        known.index,
-        numa=known.numa,
-        kind=known.kind,
-        sharing=sharing,
-        nodes=known.nodes,
-    )
+    fields = msgspec.structs.asdict(known)
+    shared = fields.pop("shared")
+    return Device(**fields, sharing=SharedResource(resource, resource, 2, shared) if shared else None)

@@ -64,10 +64,10 @@ def supervised(root: Path) -> bool:
     lock = root / readiness.SUPERVISOR
     if not lock.exists():
         return False
-    held = readiness.lock(lock)
-    if held is not None:
-        os.close(held)
-    return held is None
+    descriptor = readiness.lock(lock)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def _resources(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What the Kubernetes API was told of a Node and outlives the plugin: condition, taint, labels; and their removal."""
+"""What the plugin wrote on its Node and outlives it: condition, taint, labels; and their removal."""
 
 import shlex
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def take_back(state_dir: Path, node_name: str, kubeconfig: str) -> list[str]:
     nodes = dict.fromkeys(marks, node_name) | ({"labels": applied.node} if applied.labels else {})
     if not nodes:
         return []
-    return list(_told(nodes, anyio.run(_taken, nodes, kubeconfig), applied))
+    return list(_sentences(nodes, anyio.run(_taken, nodes, kubeconfig), applied))
 
 
 async def _taken(nodes: dict[str, str], kubeconfig: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ async def _take(mark: str, node: str, kubeconfig: str) -> None:
         await api.apply_labels({})
 
 
-def _told(nodes: dict[str, str], why: dict[str, str], applied: Applied) -> Iterator[str]:
+def _sentences(nodes: dict[str, str], why: dict[str, str], applied: Applied) -> Iterator[str]:
     names = {"condition": f"the condition {CONDITION}", "taint": f"the taint {TAINT}", "labels": "the labels"}
     for mark, node in nodes.items():
         if not why[mark]:

@@ -47,12 +47,12 @@ class _Kind(msgspec.Struct, frozen=True):
     mounted_at: str = ""
     cleaning: tuple[str, ...] = ()
     propagation: str = ""
-    told: bool = False
-    """Whether the cluster was told something that is to be taken back, where the pod has a token for that."""
+    reports: bool = False
+    """Whether it writes to the Kubernetes API what is to be taken back, where the pod has a token for that."""
 
 
 _KINDS = (
-    _Kind("run", "--state-dir", "STATE_DIR", STATE_DIR, told=True),
+    _Kind("run", "--state-dir", "STATE_DIR", STATE_DIR, reports=True),
     # The shared memory is unmounted on the node, too.
     _Kind("mps", "--mps-root", "MPS_ROOT", "", "/mps", ("--mps",), "Bidirectional"),
 )
@@ -103,7 +103,7 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
                 "metadata": {"labels": more_labels | labels, "annotations": dict(dressed.get("annotations") or {})},
                 "spec": {
                     **kept,
-                    "automountServiceAccountToken": kind.told and pod.get("automountServiceAccountToken") is True,
+                    "automountServiceAccountToken": kind.reports and pod.get("automountServiceAccountToken") is True,
                     "initContainers": [cleaning],
                     "containers": [staying],
                     "volumes": volumes,

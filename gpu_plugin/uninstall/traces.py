@@ -4,14 +4,14 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.directory import SpecDirectory
-from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.runtime.atomic import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
@@ -72,16 +72,16 @@ def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Pat
     left += [
         f"{path}: a socket that is in use, or cannot be removed" for path in sorted(socket_dir.glob(f"{PREFIX}*.sock"))
     ]
+    kept: set[Path] = set()
     if features_dir is not None:
-        written = WrittenFiles(StateDirectory(state_dir))
-        for directory in sorted({features_dir, *map(Path, written.directories())}):
-            labels = FeaturesFile(directory, written)
-            try:
-                if labels.remove():
-                    removed.append(str(labels.path))
-            except OSError as error:
-                left.append(f"{labels.path}: {error.strerror or error}")
+        labels, remembered = _remove_labels(state_dir, features_dir)
+        removed += labels.removed
+        left += labels.left
+        if remembered:
+            kept = {state_dir / FEATURES_FILE}
     for path in _state(state_dir):
+        if path in kept:
+            continue
         try:
             _remove(path)
         except FileNotFoundError:
@@ -90,12 +90,35 @@ def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Pat
             left.append(f"{path}: {error.strerror or error}")
         else:
             removed.append(str(path))
-    trouble = remove_directory(state_dir)
+    trouble = remove_directory(state_dir, kept)
     if trouble is None:
         removed.append(str(state_dir))
     elif trouble:
         left.append(trouble)
     return Removal(tuple(removed), tuple(left))
+
+
+def _remove_labels(state_dir: Path, features_dir: Path) -> tuple[Removal, bool]:
+    """Removes the files of labels. Returns, too, whether the state directory has to remember one that is still there."""
+    removed, left = [], []
+    written, memory = WrittenFiles(StateDirectory(state_dir)), state_dir / FEATURES_FILE
+    written.load()
+    for directory in sorted({features_dir, *map(Path, written.directories())}):
+        file = FeaturesFile(directory, written)
+        try:
+            if file.remove():
+                removed.append(str(file.path))
+        except AwayError as error:
+            left.append(
+                f"{file.path}: {error.strerror}; mount it and run this again, or, if it is gone for good, remove {memory}"
+            )
+        except OSError as error:
+            again = f"; {memory} stays, so that running this again finds it" if written.remembers(file.path) else ""
+            left.append(f"{file.path}: {error.strerror or error}{again}")
+    remembered = bool(written.directories())
+    if remembered:
+        written.keep()
+    return Removal(tuple(removed), tuple(left)), remembered
 
 
 def _state(state_dir: Path) -> Iterator[Path]:
@@ -118,8 +141,11 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def remove_directory(directory: Path) -> str | None:
-    """Removes an empty directory. Returns None once it is gone, else why it stays, or nothing where it never was."""
+def remove_directory(directory: Path, kept: Collection[Path] = ()) -> str | None:
+    """Removes an empty directory. Returns None once it is gone, else why it stays, or nothing where it never was.
+
+    Nothing is said of one that holds but what is `kept`, either.
+    """
     if directory.is_symlink():
         return f"{directory}: is a link to {directory.readlink()}: remove both by hand"
     try:
@@ -129,6 +155,8 @@ def remove_directory(directory: Path) -> str | None:
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             return f"{directory}: {error.strerror or error}"
-        names = sorted(os.listdir(directory))  # noqa: PTH208 - names alone
+        names = sorted(set(os.listdir(directory)) - {path.name for path in kept})  # noqa: PTH208 - names alone
+        if not names:
+            return ""
         return f"{directory}: holds what is not this plugin's: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
     return None

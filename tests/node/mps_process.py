@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio
 
-from gpu_plugin.mps.leftovers import VARIABLE
+from gpu_plugin.mps.control_daemon import MARK
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.simulation.compute_modes import STATE_FILE
 from tests.node.daemon import GPU, DaemonProcess
@@ -58,7 +58,7 @@ class MpsProcess(DaemonProcess):
     def children(self):
         """Processes of the daemons under this root."""
         status = self.root.stat()
-        value = f"{VARIABLE}={status.st_dev}:{status.st_ino}:".encode()
+        value = f"{MARK}={status.st_dev}:{status.st_ino}:".encode()
         found = []
         for process in Path("/proc").iterdir():
             try:

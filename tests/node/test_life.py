@@ -69,7 +69,7 @@ async def test_pods_keep_their_gpus_over_restarts_of_everything(kubelet, daemon)
     await kubelet.wait_for(healthy(kubelet, 8))
     fresh = (await kubelet.admit("fresh", {GPU: 5})).allocations[0]
     assert not set(held.ids) & set(fresh.ids)
-    assert held.ids == tuple(kubelet.pods["long"].held["main"][GPU].ids)
+    assert held.ids == tuple(kubelet.pods["long"].allocated["main"][GPU].ids)
     assert len(list(daemon.directory.glob("gpu-plugin-*"))) == 1  # what the killed one left is gone
 
 

@@ -15,12 +15,13 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi import spec
-from gpu_plugin.access.cdi.build import CdiOptions, build
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.build import build
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
 from gpu_plugin.access.cdi.names import GDRCOPY, GDS, MOFED
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.host.driver_root.search import Search
-from gpu_plugin.nvml.probe import probe_gpu
+from gpu_plugin.nvml.traits import probe_gpu
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -123,11 +124,11 @@ def generated(directory: Path) -> Iterator[tuple[str, bytes]]:
         driver.open()
         gpus = tuple(probe_gpu(driver, host, index)[1] for index in range(driver.device_count()))
         driver.close()
-        for title, wishes in wanted.items():
+        for title, options in wanted.items():
             for drawing in (False, True):
                 devices = drm(gpus, host.devices(())) if drawing else host.devices(())
                 given = tuple(map(with_graphics, gpus)) if drawing else gpus
-                made = build(given, devices, files, wishes)
+                made = build(given, devices, files, options)
                 assert made.trouble == ""
                 for file, document in made.specs.items():
                     yield f"{profile}, {title}, {drawing=}: {file}", spec.to_json(document)

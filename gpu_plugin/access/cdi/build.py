@@ -11,51 +11,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
+from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
+from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
 from gpu_plugin.devices.device import mig_device, whole_gpu
 from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, MigDevice
 
-NO_GIDS = "no-additional-gids-for-device-nodes"
-NO_SOCKETS = "disable-ipc-discoverer"
-FEATURE_FLAGS = (NO_GIDS, NO_SOCKETS)
-"""Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that mean something here."""
-
-IDLE_FEATURE_FLAGS = (
-    "disable-nvsandboxutils",
-    "disable-multiple-csv-devices",
-    "enable-coherent-annotations",
-    "enable-explicit-driver-libraries",
-)
-"""Those that are accepted and change nothing here."""
-
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 """Mount options of files, and of sockets, which containers connect to: NVIDIA's (internal/discover)."""
 
+# Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own.
 HIDDEN = f"{VISIBLE_DEVICES}=void"
-"""Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own."""
-
 
 AMBIGUOUS = "the driver gives its name to two devices now"
-
-
-class CdiOptions(msgspec.Struct, frozen=True):
-    """What the operator asked for: host paths without a slash at the end, empty for /.
-
-    `classes` are those beside `gpu` of which containers get all devices (gdrcopy, gds, mofed). `hook` is the path of
-    NVIDIA's hook on the host, empty for specifications without hooks; `disabled_hooks` names those to leave out.
-    """
-
-    driver_root: str = ""
-    dev_root: str = ""
-    classes: tuple[str, ...] = ()
-    imex_channels: tuple[int, ...] = ()
-    hook: str = ""
-    disabled_hooks: frozenset[str] = frozenset()
-    feature_flags: frozenset[str] = frozenset()
 
 
 class Built(msgspec.Struct, frozen=True):
@@ -71,11 +42,10 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """Makes device nodes for containers of the host's, whose root the host calls `dev_root`, empty for /."""
+    """Makes device nodes for containers of the host's."""
 
     host: HostDevices
-    dev_root: str
-    gids: bool
+    options: CdiOptions
 
     def there(self, paths: Iterable[str]) -> list[str]:
         """Those of these paths that the host has, each once."""
@@ -86,7 +56,7 @@ class Nodes(msgspec.Struct, frozen=True):
         known = self.host.nodes[path]
         return DeviceNode(
             path=path,
-            host_path=f"{self.dev_root}{path}" if self.dev_root else "",
+            host_path=f"{self.options.dev_root}{path}" if self.options.dev_root else "",
             type=known.type,
             major=known.major,
             minor=known.minor,
@@ -99,19 +69,18 @@ class Nodes(msgspec.Struct, frozen=True):
         """Those that give a container these nodes, and the groups to which they are open where they are not to all."""
         given = tuple(self.of(path) for path in paths)
         groups = {node.gid for node in given if node.gid and ((node.file_mode or 0) & 0o006) != 0o006}
-        return Edits(device_nodes=given, additional_gids=tuple(sorted(groups)) if self.gids else ())
+        gids = () if NO_GIDS in self.options.feature_flags else tuple(sorted(groups))
+        return Edits(device_nodes=given, additional_gids=gids)
 
 
-def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: CdiOptions) -> Built:
-    """The specifications for these GPUs and all that they are partitioned into.
+def gpu_spec(devices: Iterable[SpecDevice], common: Edits) -> dict[str, Spec]:
+    """The specification of the class gpu by its file name; `common` is what every container gets that has one."""
+    return {names.file_name(names.GPU): made(names.kind(names.GPU), tuple(devices), common)}
 
-    Args:
-        gpus: those that containers may be given.
-        host: the device nodes that exist.
-        files: the driver's user space below its root.
-        wishes: what the operator asked for.
-    """
-    nodes = Nodes(host, wishes.dev_root, gids=NO_GIDS not in wishes.feature_flags)
+
+def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: CdiOptions) -> Built:
+    """The specifications for the GPUs that containers may be given, and all that these are partitioned into."""
+    nodes = Nodes(host, options)
     described = [gpu for gpu in gpus if not is_placeholder(gpu.uuid)]
     served: list[tuple[tuple[str, ...], list[str]]] = []
     missing: dict[str, str] = {}
@@ -135,13 +104,12 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, wishes: Cd
         if names.ALL not in owners:
             every = dict.fromkeys(path for _, given in served for path in given)
             devices.append(SpecDevice(name=names.ALL, container_edits=nodes.edits(every)))
-        common = _common(nodes, files, wishes)
-        specs[names.file_name(names.GPU)] = made(names.kind(names.GPU), tuple(devices), common)
+        specs = gpu_spec(devices, _common(nodes, files, options))
     elif not trouble and gpus and not described:
         trouble = "the driver could not describe any GPU of this node"
     elif not trouble and gpus:
-        trouble = f"no GPU of this node has its device node under {wishes.dev_root or '/'}: {next(iter(missing.values()), '')}"
-    for device_class, spec in _others(nodes, files, wishes):
+        trouble = f"no GPU of this node has its device node under {options.dev_root or '/'}: {next(iter(missing.values()), '')}"
+    for device_class, spec in _others(nodes, files, options):
         specs[names.file_name(device_class)] = spec
     return Built(specs, trouble, missing, files.complaints)
 
@@ -184,31 +152,33 @@ def _why_missing(gpu: Gpu, gone: Sequence[str]) -> str:
     return f"its device node {gone[0]} does not exist on this node ({advice})"
 
 
-def _common(nodes: Nodes, files: DriverFiles, wishes: CdiOptions) -> Edits:
-    """What every container with a GPU gets."""
-    root = wishes.driver_root
+def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
+    root = options.driver_root
     control = tuple(nodes.of(path) for path in nodes.there(CONTROL_NODES))
     made_hooks: tuple[Hook, ...] = ()
     environment: tuple[str, ...] = (HIDDEN,)
-    mounts = [bind(root, file.target, file.container_path, _options(file.group)) for file in _placed(files, wishes)]
-    if wishes.hook:
+    mounts = [
+        bind(root, file.target, file.container_path, _mount_options(file.group)) for file in _placed(files, options)
+    ]
+    if options.hook:
         bound = [bind(root, target, target) for target in dict.fromkeys(each.target for each in files.libraries)]
-        made_hooks = hooks.hooks(files, wishes.hook, wishes.disabled_hooks)
+        links, targets = hooks.soname_links(files.libraries), [each.target for each in files.libraries]
+        made_hooks = hooks.hooks(options.hook, options.disabled_hooks, links, targets, files.version)
         environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
     else:
         bound = list(loadable(root, files.libraries, files.machine).values())
     return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=(*bound, *mounts))
 
 
-def _placed(files: DriverFiles, wishes: CdiOptions) -> Iterator[PlacedFile]:
+def _placed(files: DriverFiles, options: CdiOptions) -> Iterator[PlacedFile]:
     for file in files.files:
-        if file.group == driver.SOCKET and NO_SOCKETS in wishes.feature_flags:
+        if file.group == driver.SOCKET and NO_SOCKETS in options.feature_flags:
             continue
         if file.group != driver.STORAGE:
             yield file
 
 
-def _options(group: str) -> tuple[str, ...]:
+def _mount_options(group: str) -> tuple[str, ...]:
     return SOCKET_OPTIONS if group == driver.SOCKET else READ_ONLY
 
 
@@ -228,18 +198,17 @@ def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str,
     return {path: bind(root, library.target, path) for path, library in paths}
 
 
-def _others(nodes: Nodes, files: DriverFiles, wishes: CdiOptions) -> Iterator[tuple[str, Spec]]:
-    """The classes beside that of GPUs."""
-    channels = [channel for channel in wishes.imex_channels if imex_node(channel) in nodes.host.nodes]
+def _others(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Iterator[tuple[str, Spec]]:
+    channels = [channel for channel in options.imex_channels if imex_node(channel) in nodes.host.nodes]
     if channels:
         devices = [_simple(nodes, str(channel), [imex_node(channel)]) for channel in channels]
         devices.append(_simple(nodes, names.ALL, map(imex_node, channels)))
         yield names.IMEX, made(names.kind(names.IMEX), tuple(devices), Edits(env=(HIDDEN,)))
-    for device_class in wishes.classes:
+    for device_class in options.classes:
         paths = class_nodes(device_class, nodes.host.nodes)
         if paths:
             storage = [file for file in files.files if file.group == driver.STORAGE and device_class == names.GDS]
-            mounts = tuple(bind(wishes.driver_root, file.target, file.container_path) for file in storage)
+            mounts = tuple(bind(options.driver_root, file.target, file.container_path) for file in storage)
             device = _simple(nodes, names.ALL, paths)
             yield device_class, made(names.kind(device_class), (device,), Edits(env=(HIDDEN,), mounts=mounts))
 

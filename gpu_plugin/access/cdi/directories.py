@@ -23,8 +23,7 @@ LIBRARY_DIRECTORIES = (
 WSL_LIBRARIES = "usr/lib/wsl/lib"
 """Where WSL puts libraries of the Windows host's driver, or what loads those (see ld.so.conf.d/ld.wsl.conf there)."""
 
-DXCORE = "libdxcore.so"
-"""The library through which Linux reaches a Windows host's GPUs."""
+DXCORE = "libdxcore.so"  # the library through which Linux reaches a Windows host's GPUs
 
 DXCORE_DIRECTORIES = (WSL_LIBRARIES, *LIBRARY_DIRECTORIES)
 """Where it lies: in WSL's own directory, or where Docker Desktop and NVIDIA's runtime put it in their nodes."""

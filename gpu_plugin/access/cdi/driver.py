@@ -11,19 +11,16 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
-from gpu_plugin.access.cdi.found import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
 
 BINARY, FIRMWARE, CONFIG, SOCKET, XORG, STORAGE = "binary", "firmware", "config", "socket", "xorg", "storage"
 """What a file that is no library for the loader is of."""
 
-MAX_LIBRARIES = 512
-"""Libraries of one driver that containers are given at most; drivers have some 60."""
+MAX_LIBRARIES = 512  # libraries of one driver that containers are given at most; drivers have some 60
+MAX_NAMED_FILES = 3  # files with the same fault that are named one by one
 
-MAX_NAMED_FILES = 3
-"""Files with the same fault that are named one by one."""
-
+# Directories below those of libraries from which other libraries load drivers of their own.
 SUBDIRECTORIES = ("vdpau", "gbm")
-"""Directories below those of libraries from which other libraries load drivers of their own."""
 
 BINARY_DIRECTORIES = (
     "usr/bin",

@@ -3,13 +3,12 @@
 Names and arguments are those of nvidia-container-toolkit (internal/discover/hooks.go).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
-from gpu_plugin.access.cdi.found import DriverFiles, Library
+from gpu_plugin.access.cdi.host_files import DriverFiles, Library
 from gpu_plugin.access.cdi.spec import Hook
 
-ALL = "all"
-"""Stands for all hooks in --cdi-disable-hooks."""
+ALL = "all"  # stands for all hooks in --cdi-disable-hooks
 
 CREATE_SYMLINKS = "create-symlinks"
 ENABLE_CUDA_COMPAT = "enable-cuda-compat"
@@ -18,51 +17,38 @@ DISABLE_DEVICE_NODE_MODIFICATION = "disable-device-node-modification"
 
 NAMES = (CREATE_SYMLINKS, ENABLE_CUDA_COMPAT, UPDATE_LDCACHE, DISABLE_DEVICE_NODE_MODIFICATION)
 
-OTHERS = ("update-application-profile", "chmod")
-"""NVIDIA's other hooks, of which no specification here makes use."""
+OTHERS = ("update-application-profile", "chmod")  # NVIDIA's other hooks, of which no specification here makes use
 
 _TOOLKIT = "nvidia-ctk"
 
 
-def hooks(files: DriverFiles, path: str, disabled: Iterable[str]) -> tuple[Hook, ...]:
-    """The hooks that make a driver's libraries usable where they are mounted, as `calls` has them."""
-    return calls(
-        {
-            CREATE_SYMLINKS: linked(soname_links(files.libraries)),
-            ENABLE_CUDA_COMPAT: [f"--host-driver-version={files.version}"],
-            UPDATE_LDCACHE: cached(each.target for each in files.libraries),
-            DISABLE_DEVICE_NODE_MODIFICATION: [],
-        },
-        path,
-        disabled,
-    )
+def hooks(
+    path: str, disabled: Iterable[str], links: Iterable[str], libraries: Iterable[str], version: str = ""
+) -> tuple[Hook, ...]:
+    """The hooks that make libraries usable where they are mounted, less those `disabled` and those that have nothing to do.
 
-
-def calls(arguments: Mapping[str, Sequence[str]], path: str, disabled: Iterable[str]) -> tuple[Hook, ...]:
-    """The hooks of these names with these arguments, less those `disabled` and those that have nothing to do.
-
-    `path` is the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front.
+    `path` is the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front. `links` are
+    to be made in a container, as `target::path`; the dynamic loader is told of the directories of `libraries`. `version` is the
+    driver's, empty where it has neither libraries for CUDA's compatibility nor device nodes of its own.
     """
     off = set(disabled)
     if ALL in off:
         return ()
+    arguments = {
+        CREATE_SYMLINKS: _flagged("--link", links),
+        ENABLE_CUDA_COMPAT: [f"--host-driver-version={version}"] if version else [],
+        UPDATE_LDCACHE: _flagged("--folder", dict.fromkeys(map(_directory, libraries))),
+    }
+    wanted = {name: more for name, more in arguments.items() if more}
+    if version:
+        wanted[DISABLE_DEVICE_NODE_MODIFICATION] = []
     program = path.rpartition("/")[2]
     begin = [program, "hook"] if program == _TOOLKIT else [program]
     return tuple(
         Hook(hook_name="createContainer", path=path, args=(*begin, name, *more))
-        for name, more in arguments.items()
-        if name not in off and (more or name == DISABLE_DEVICE_NODE_MODIFICATION)
+        for name, more in wanted.items()
+        if name not in off
     )
-
-
-def linked(links: Iterable[str]) -> list[str]:
-    """Arguments of create-symlinks for links as `target::path`."""
-    return _flagged("--link", links)
-
-
-def cached(libraries: Iterable[str]) -> list[str]:
-    """Arguments of update-ldcache for the directories of these files."""
-    return _flagged("--folder", dict.fromkeys(map(_directory, libraries)))
 
 
 def libcuda_directory(files: DriverFiles) -> str:

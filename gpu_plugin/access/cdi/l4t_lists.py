@@ -18,8 +18,7 @@ MAX_BYTES = 1024 * 1024
 MAX_LINES = 10_000
 """More than any list has: that of a Jetson Orin has 285 lines, in 20 KiB."""
 
-MAX_FAULTS = 20
-"""Faults of one list that are told one by one."""
+MAX_FAULTS = 20  # faults of one list that are told one by one
 
 
 class Entry(StrEnum):
@@ -65,7 +64,6 @@ def parse(name: str, content: bytes) -> Lines:
 
 
 def _line(text: str) -> Line | str:
-    """The line, or what is wrong with it."""
     word, comma, path = (part.strip() for part in text.partition(","))
     shown = repr(text[:80])
     if not comma:

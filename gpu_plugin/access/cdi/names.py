@@ -16,8 +16,8 @@ CLASS_NODES = {
 }
 """How the device nodes of each class begin (nvcdi: gdrcopy.go, gds.go, mofed.go)."""
 
-ALL = "all"
-"""The device that stands for all of its class."""
+ALL = "all"  # the device that stands for all of its class
+INDEX = "0"  # what the only device of a node is called where devices go by index
 
 
 def kind(device_class: str) -> str:

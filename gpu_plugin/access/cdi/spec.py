@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from gpu_plugin.access.cdi import names
+
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions of the specification that runtimes know, in their order."""
 
-MAX_BYTES = 16 * 1024 * 1024
-"""More than any specification is: that of 16 GPUs in 7 slices each takes 0.2 MiB."""
+MAX_BYTES = 16 * 1024 * 1024  # more than any specification is: that of 16 GPUs in 7 slices each takes 0.2 MiB
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Variable = Annotated[str, msgspec.Meta(pattern="^[^=]+=")]
@@ -215,3 +216,40 @@ def _annotation_faults(place: str, annotations: Mapping[str, str]) -> Iterator[s
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of the document, made from the classes that read it."""
     return msgspec.json.schema(Spec)
+
+
+def device_nodes(spec: Spec) -> Iterator[DeviceNode]:
+    """Every device node in it; one that several devices have comes as often."""
+    for edits in (spec.container_edits, *(device.container_edits for device in spec.devices)):
+        yield from edits.device_nodes
+
+
+def host_paths(spec: Spec) -> tuple[str, ...]:
+    """What must be on the host for its devices, each path once."""
+    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
+    paths = [mount.host_path for each in edits for mount in each.mounts]
+    paths += [node.host_path or node.path for node in device_nodes(spec)]
+    paths += [hook.path for each in edits for hook in each.hooks]
+    return tuple(dict.fromkeys(paths))
+
+
+def gpu_nodes(specs: Mapping[str, Spec]) -> dict[str, frozenset[str]]:
+    """The device nodes that a container gets with each device of the class gpu, by its name; `specs` are by file name."""
+    spec = specs.get(names.file_name(names.GPU))
+    if spec is None:
+        return {}
+    common = [node.path for node in spec.container_edits.device_nodes]
+    return {
+        device.name: frozenset([*common, *(node.path for node in device.container_edits.device_nodes)])
+        for device in spec.devices
+    }
+
+
+def other_names(specs: Mapping[str, Spec]) -> frozenset[str]:
+    """The qualified names of all devices that are of other classes; `specs` are by file name."""
+    return frozenset(
+        f"{spec.kind}={device.name}"
+        for file, spec in specs.items()
+        if file != names.file_name(names.GPU)
+        for device in spec.devices
+    )

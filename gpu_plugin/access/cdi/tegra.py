@@ -10,20 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, CdiOptions, Nodes, bind, loadable
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
+from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
-from gpu_plugin.access.cdi.spec import Edits, SpecDevice, made
+from gpu_plugin.access.cdi.options import CdiOptions
+from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import TEGRA_GPU
 
-INDEX = "0"
-"""What the device is called where devices go by index."""
-
-RELEASE = "/etc/nv_tegra_release"
-"""The file by which programs know a Tegra."""
-
-MAX_NAMED_PATHS = 3
-"""Paths that a sentence about several names."""
+RELEASE = "/etc/nv_tegra_release"  # the file by which programs know a Tegra
+MAX_NAMED_PATHS = 3  # paths that a sentence about several names
 
 _LIBRARY = re.compile(r"lib.+\.so(\..+)?")
 
@@ -57,36 +52,29 @@ def is_library(path: str) -> bool:
     return _LIBRARY.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def tegra_specs(files: TegraFiles, wishes: CdiOptions) -> Built:
-    """The specification of the one device, by the names `tegra`, `0` and `all`: what its lists name, as far as it is there.
-
-    Args:
-        files: what the lists name, and what was found of it.
-        wishes: what the operator asked for.
-    """
-    root = wishes.driver_root
+def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
+    """The specification of the one device, by the names `tegra`, `0` and `all`: what its lists name, as far as it is there."""
+    root = options.driver_root
     mounted = [each for each in files.looked if each.line.kind is not Entry.DEVICE and _mounts(each)]
     devices = [each.line.path for each in files.looked if each.line.kind is Entry.DEVICE]
     gone = [each.line.path for each in files.looked if each.line.kind is not Entry.DEVICE and not _mounts(each)]
     gone += [path for path in devices if path not in files.nodes]
     complaints = [*files.complaints, *_left_out(gone, len(files.looked)), *_unreadable(mounted)]
-    nodes = Nodes(HostDevices(files.nodes), wishes.dev_root, gids=NO_GIDS not in wishes.feature_flags)
+    nodes = Nodes(HostDevices(files.nodes), options)
     trouble = files.fault
     if not trouble and not nodes.there(devices):
-        trouble = f"no device node that the lists of Linux for Tegra name exists under {wishes.dev_root or '/'}"
+        trouble = f"no device node that the lists of Linux for Tegra name exists under {options.dev_root or '/'}"
     if trouble:
         return Built(trouble=trouble, complaints=tuple(complaints))
     libraries, machine = _libraries(mounted)
-    if wishes.hook:
-        common = _hooked(root, mounted, libraries, wishes)
+    if options.hook:
+        common = _hooked(root, mounted, libraries, options)
     else:
         mounts = {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted}
         common = Edits(env=(HIDDEN,), mounts=tuple({**loadable(root, libraries, machine), **mounts}.values()))
     edits = nodes.edits(nodes.there(devices))
-    called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, INDEX, names.ALL))
-    return Built(
-        {names.file_name(names.GPU): made(names.kind(names.GPU), called, common)}, complaints=tuple(complaints)
-    )
+    called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, names.INDEX, names.ALL))
+    return Built(gpu_spec(called, common), complaints=tuple(complaints))
 
 
 def _mounts(each: Looked) -> bool:
@@ -123,7 +111,7 @@ def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
     return list(driver.named_once(usable.values())), machine
 
 
-def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], wishes: CdiOptions) -> Edits:
+def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], options: CdiOptions) -> Edits:
     """As NVIDIA's: files at the paths that links lead to, and hooks that make the links and tell the loader of directories."""
     mounts = {each.seen.target: bind(root, each.seen.target, each.seen.target) for each in mounted if each.link}
     mounts |= {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted if not each.link}
@@ -131,11 +119,6 @@ def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], 
     for link in hooks.soname_links(libraries):
         target, _, path = link.partition("::")
         links.setdefault(path, target)
-    arguments = {
-        hooks.CREATE_SYMLINKS: hooks.linked(
-            f"{target}::{path}" for path, target in links.items() if path not in mounts
-        ),
-        hooks.UPDATE_LDCACHE: hooks.cached(library.target for library in libraries),
-    }
-    made_hooks = hooks.calls(arguments, wishes.hook, wishes.disabled_hooks)
-    return Edits(env=(HIDDEN,), hooks=made_hooks, mounts=tuple(mounts.values()))
+    wanted = [f"{target}::{path}" for path, target in links.items() if path not in mounts]
+    made = hooks.hooks(options.hook, options.disabled_hooks, wanted, [library.target for library in libraries])
+    return Edits(env=(HIDDEN,), hooks=made, mounts=tuple(mounts.values()))

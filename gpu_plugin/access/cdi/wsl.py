@@ -10,20 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gpu_plugin.access.cdi import driver, hooks, names
-from gpu_plugin.access.cdi.build import HIDDEN, NO_GIDS, Built, CdiOptions, Nodes, bind, loadable
+from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
 from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
-from gpu_plugin.access.cdi.found import HostDevices, Kind, Library, Seen, SeenLibrary
-from gpu_plugin.access.cdi.spec import Edits, SpecDevice, made
+from gpu_plugin.access.cdi.host_files import HostDevices, Kind, Library, Seen, SeenLibrary
+from gpu_plugin.access.cdi.options import CdiOptions
+from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import WSL_GPUS
 
-DXG = "/dev/dxg"
-"""The device through which Linux reaches the Windows host's GPUs."""
+DXG = "/dev/dxg"  # the device through which Linux reaches the Windows host's GPUs
 
-INDEX = "0"
-"""What the one device of such a node is called where devices go by index."""
-
+# The driver store of Windows, of which each driver has a directory named after its INF file.
 STORE = "usr/lib/wsl/drivers"
-"""The driver store of Windows, of which each driver has a directory named after its INF file."""
 
 CUDA, CUDA_LOADER, NVIDIA_SMI = "libcuda.so.1.1", "libcuda_loader.so", "nvidia-smi"
 
@@ -124,15 +121,9 @@ def no_driver(root: str) -> str:
     )
 
 
-def wsl_specs(files: WslFiles, host: HostDevices, wishes: CdiOptions) -> Built:
-    """The specification of the one device, by the names `all` and `0`.
-
-    Args:
-        files: what was found below the driver root.
-        host: the device nodes that exist.
-        wishes: what the operator asked for.
-    """
-    root = wishes.driver_root
+def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
+    """The specification of the one device, by the names `all` and `0`, of what was found below the driver root."""
+    root = options.driver_root
     libraries, machine, complaints, fault = _libraries(files, root or "/")
     others = [seen for seen in files.files if seen.kind is Kind.FILE]
     complaints += [
@@ -141,33 +132,25 @@ def wsl_specs(files: WslFiles, host: HostDevices, wishes: CdiOptions) -> Built:
     complaints = [*files.complaints, *complaints]
     trouble = files.fault or fault
     if not trouble and DXG not in host.nodes:
-        trouble = f"there is no device {DXG} under {wishes.dev_root or '/'}: WSL makes it where Windows has a GPU driver for it"
+        trouble = f"there is no device {DXG} under {options.dev_root or '/'}: WSL makes it where Windows has a GPU driver for it"
     if trouble:
         return Built(trouble=trouble, complaints=tuple(complaints))
     mounts = {library.path: bind(root, library.target, library.path) for library in libraries}
     mounts |= {seen.path: bind(root, seen.target, seen.path) for seen in others}
     smi = next((seen for seen in others if seen.path.endswith(f"/{NVIDIA_SMI}")), None)
-    if wishes.hook:
+    if options.hook:
         links = [link for link in hooks.soname_links(libraries) if link.partition("::")[2] not in mounts]
         links += [f"{smi.path}::/usr/bin/{NVIDIA_SMI}"] if smi else []
-        arguments = {
-            hooks.CREATE_SYMLINKS: hooks.linked(links),
-            hooks.UPDATE_LDCACHE: hooks.cached(library.path for library in libraries),
-        }
-        common = Edits(
-            env=(HIDDEN,),
-            hooks=hooks.calls(arguments, wishes.hook, wishes.disabled_hooks),
-            mounts=tuple(mounts.values()),
-        )
+        made = hooks.hooks(options.hook, options.disabled_hooks, links, [library.path for library in libraries])
+        common = Edits(env=(HIDDEN,), hooks=made, mounts=tuple(mounts.values()))
     else:
         placed = loadable(root, libraries, machine)
         if smi:
             placed[f"/usr/bin/{NVIDIA_SMI}"] = bind(root, smi.target, f"/usr/bin/{NVIDIA_SMI}")
         common = Edits(env=(HIDDEN,), mounts=tuple({**placed, **mounts}.values()))
-    node = Nodes(host, wishes.dev_root, gids=NO_GIDS not in wishes.feature_flags).edits([DXG])
-    devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, INDEX))
-    spec = made(names.kind(names.GPU), devices, common)
-    return Built({names.file_name(names.GPU): spec}, complaints=tuple(complaints))
+    node = Nodes(host, options).edits([DXG])
+    devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, names.INDEX))
+    return Built(gpu_spec(devices, common), complaints=tuple(complaints))
 
 
 def _libraries(files: WslFiles, root: str) -> tuple[list[Library], str, list[str], str]:

@@ -13,6 +13,7 @@ import random
 import shlex
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -21,14 +22,15 @@ from typing import Protocol, TypeVar
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles, same
+from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.nvml.port import HostView
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import DaemonThreads, Workers
 from gpu_plugin.state.directory import StateDirectory
 
 _T = TypeVar("_T")
@@ -55,7 +57,16 @@ FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 600.0
 
 PATIENCE = 5.0
-"""Seconds that the disk may take."""
+"""Seconds that the disk of the file of labels may take."""
+
+MEMORY_PATIENCE = 5.0
+"""Seconds that the state directory may take until it is said that it does not answer."""
+
+LABELS_WAIT = 0.5
+"""Seconds that new labels wait until the state directory remembers that they are written."""
+
+SYSFS = Path("/sys")
+"""Where the host says what machine it is, and of which class its PCI devices are."""
 
 _REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
 """What says of another Node that it is none of ours to change: a right that is missing, or an admission policy."""
@@ -121,8 +132,11 @@ class NodeLabels:
         self._threads = DaemonThreads("labels")
         self._directories: set[str] = set()
         self._files = WrittenFiles(state)
-        self._remembers = False  # what an earlier process wrote
+        self._recalled = False
         self._applied: Applied | None = None
+        self._kept_applied: Applied | None = None
+        self._memory_threads = Workers("labels-memory")
+        self._memory: SlowCall[bool] = SlowCall(self._memory_threads.begin)
         self._renew_at = float("-inf")
         self._apis: dict[tuple[str, str], LabelApi] = {}
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
@@ -148,6 +162,7 @@ class NodeLabels:
                     await anyio.sleep(SETTLE)
         finally:
             self._threads.close()
+            self._memory_threads.close()
 
     async def _keep(self) -> float | None:
         """Does what is to be done now. Returns how many seconds later to look again; None: once there is news.
@@ -155,11 +170,19 @@ class NodeLabels:
         What cannot be done in one way keeps nothing from being done in another.
         """
         settings, troubles, pauses = self._settings(), [], []
-        for step in (self._remove_files, self._take_back, self._write_file, self._apply_if_due):
+        steps = (
+            self._recall,
+            self._remove_files,
+            self._take_back,
+            self._write_file,
+            self._apply_if_due,
+            self._remember,
+        )
+        for step in steps:
             try:
                 pause = await step(settings)
-            except (OSError, TimeoutError) as error:
-                troubles.append(f"{settings.features_dir}: {getattr(error, 'strerror', None) or error}")
+            except _DiskError as error:
+                troubles.append(str(error))
                 pause = CHECK
             except ConfigError as error:
                 troubles.append(str(error))
@@ -169,20 +192,55 @@ class NodeLabels:
                 pause = self._backoff.not_before - anyio.current_time()
             if pause is not None:
                 pauses.append(max(0.0, pause))
-        self._say("; ".join(troubles))
+        self._say("; ".join(dict.fromkeys(troubles)))
         return min(pauses, default=None)
+
+    async def _recall(self, _: Settings) -> float | None:
+        """Has the state directory say what earlier processes wrote and gave."""
+        if self._applied is None:
+            await self._kept(MEMORY_PATIENCE)
+        return None
+
+    async def _remember(self, _: Settings) -> float | None:
+        """Has the state directory remember what was written and given: tried again until it does."""
+        return None if await self._kept(MEMORY_PATIENCE) else CHECK
+
+    async def _kept(self, patience: float) -> bool:
+        """Whether the state directory remembers all that a restart must know. Raises _DiskError after `patience` seconds."""
+        try:
+            return await self._memory.fresh(self._keep_memory, patience)
+        except TimeoutError as error:
+            raise _DiskError(f"{self._state.path}: what a restart must know of the labels: {error}") from None
+
+    def _keep_memory(self) -> bool:
+        """Reads what is remembered, the first time, and writes what is not yet. Blocks."""
+        if self._kept_applied is None:
+            self._kept_applied = self._state.read(LABELS_FILE, Applied) or Applied()
+            self._applied = self._kept_applied
+        applied = self._applied or Applied()
+        if applied != self._kept_applied and self._state.write(LABELS_FILE, applied):
+            self._kept_applied = applied
+        return self._files.keep() and applied == self._kept_applied
 
     async def _remove_files(self, settings: Settings) -> float | None:
         """Removes our file from where it is not wanted any more."""
+        if not self._files.loaded:
+            return None
         wanted = settings.features_dir if settings.node_labels == "file" else None
-        if not self._remembers:
-            self._directories |= await self._on_disk(self._files.directories)
-            self._remembers = True
+        if not self._recalled:
+            self._directories |= self._files.directories()
+            self._recalled = True
         for directory in self._directories - {wanted}:
+            file = self._file(directory)
             try:
-                removed = await self._on_disk(self._file(directory).remove)
-            except OSError:
-                if directory in self._files.directories():
+                removed = await self._on_disk(file.path.parent, file.remove)
+            except AwayError as error:
+                log.warning(
+                    "labels: %s: the file of labels that was written there stays: %s", file.path, error.strerror
+                )
+                removed = False
+            except _DiskError:
+                if self._files.remembers(file.path):
                     raise
                 removed = False  # of a directory that is nothing to us, as far as we know
             self._directories.discard(directory)
@@ -192,9 +250,9 @@ class NodeLabels:
 
     async def _take_back(self, settings: Settings) -> float | None:
         """Has the API server remove the labels that it was given, where they are not wanted there any more."""
-        if self._applied is None:
-            self._applied = await self._on_disk(partial(self._state.read, LABELS_FILE, Applied)) or Applied()
         given = self._applied
+        if given is None:
+            return None
         renamed = settings.node_labels == "api" and settings.node_name not in {"", given.node}
         if not given.labels or (settings.node_labels == "api" and not renamed):
             return None
@@ -215,7 +273,7 @@ class NodeLabels:
                 raise
             self._backoff.succeeded()
             self._in_vain = ""
-            await self._remember(Applied())
+            await self._given(Applied())
         else:
             log.info("node %s: the labels are taken back", given.node)
         return None
@@ -224,14 +282,19 @@ class NodeLabels:
         """Writes the file where it is wanted, unless it says the same already."""
         if settings.node_labels != "file" or not self._node.gpus:
             return None
-        labels = await self._on_disk(partial(_labels, self._node, settings, self._host))
+        labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
         self._directories.add(settings.features_dir)
-        if await self._on_disk(partial(self._write, self._file(settings.features_dir), labels)):
-            log.info("%s/gfd: %d labels written", settings.features_dir, len(labels) + 1)
+        file = self._file(settings.features_dir)
+        wanted = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
+        if wanted is not None:
+            with suppress(_DiskError):  # said when it is tried again: the Node does not wait for it
+                await self._kept(LABELS_WAIT)
+            await self._on_disk(file.path.parent, partial(file.write, wanted))
+            log.info("%s/gfd: %d labels written", settings.features_dir, len(wanted))
         return CHECK
 
-    def _write(self, file: FeaturesFile, labels: Mapping[str, str]) -> bool:
-        """Writes the file, unless it says the same, whoever wrote it. Blocks. Returns whether it did."""
+    def _changed(self, file: FeaturesFile, labels: Mapping[str, str]) -> Mapping[str, str] | None:
+        """What is to be written; None where the file says the same, whoever wrote it. Blocks."""
         from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only who labels pays for it
 
         if not file.path.parent.is_dir():
@@ -242,9 +305,9 @@ class NodeLabels:
         wanted = stamped(labels, there, self._clock())
         if same(there, labels):
             file.claim(wanted)
-            return False
-        file.write(wanted)
-        return True
+            return None
+        file.announce(wanted)
+        return wanted
 
     async def _apply_if_due(self, settings: Settings) -> float | None:
         """Gives the API server the labels, where it is wanted and they have changed, or it is long ago."""
@@ -256,7 +319,7 @@ class NodeLabels:
             raise ConfigError("--node-labels=api needs the Node's name: set --node-name")
         if self._applied.labels and self._applied.node != settings.node_name:
             return None  # those of the former Node are taken back first
-        labels = await self._on_disk(partial(_labels, self._node, settings, self._host))
+        labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
         before = self._applied.labels
         wanted, now = stamped(labels, before, self._clock()), anyio.current_time()
         if wanted != before or now >= self._renew_at:
@@ -283,12 +346,13 @@ class NodeLabels:
             raise _ApiError(self._in_vain, str(error), error.code) from None
         self._backoff.succeeded()
         self._in_vain = ""
-        await self._remember(Applied(node_name, {**labels}) if labels else Applied())
+        await self._given(Applied(node_name, {**labels}) if labels else Applied())
 
-    async def _remember(self, applied: Applied) -> None:
-        if applied != self._applied:
-            self._applied = applied
-            await self._on_disk(partial(self._state.write, LABELS_FILE, applied))
+    async def _given(self, applied: Applied) -> None:
+        """The API server was given these labels: remembered at once, as far as the state directory does not hang."""
+        self._applied = applied
+        with suppress(_DiskError):
+            await self._kept(LABELS_WAIT)
 
     def _api(self, node_name: str, kubeconfig: str) -> LabelApi:
         """The same for as long as it is about the same Node: it remembers what it has asked of it."""
@@ -299,8 +363,14 @@ class NodeLabels:
     def _file(self, directory: str) -> FeaturesFile:
         return FeaturesFile(Path(directory), self._files)
 
-    async def _on_disk(self, call: "Callable[[], _T]") -> "_T":
-        return await self._threads.run(call, PATIENCE)
+    async def _on_disk(self, where: Path, call: "Callable[[], _T]") -> "_T":
+        """What a call brings. Raises _DiskError, which says where, and AwayError."""
+        try:
+            return await self._threads.run(call, PATIENCE)
+        except AwayError:
+            raise
+        except OSError as error:  # TimeoutError is one
+            raise _DiskError(f"{where}: {error.strerror or error}") from error
 
     def _say(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:
@@ -308,6 +378,10 @@ class NodeLabels:
         elif self.trouble and not trouble:
             log.info("labels: the Node is labelled as it should be again")
         self.trouble = trouble
+
+
+class _DiskError(Exception):
+    """A file or directory cannot be read or written, or does not answer in time; the text says which and why."""
 
 
 class _ApiError(Exception):

@@ -1,6 +1,6 @@
 """Labels that are told from the others by name."""
 
-from gpu_plugin.devices.naming import DOMAIN
+from gpu_plugin.config.names import DOMAIN
 
 PRESENT = f"{DOMAIN}/gpu.present"
 """That there is a GPU. GPU Feature Discovery leaves this one to NVIDIA's operator and to people."""

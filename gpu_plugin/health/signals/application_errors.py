@@ -1,26 +1,40 @@
 """Applications that keep failing on one GPU: whether that is one bad application or a bad GPU."""
 
-from collections.abc import Iterable
+import re
 from typing import Self
 
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Proof, Recovery, Verdict, corrected, together
-from gpu_plugin.health.observation import ApplicationError, Observation, Sample
-from gpu_plugin.health.owners import owner
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
+from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.xid_advice import RESET
 
 NAME = "application-errors"
 
-DEGRADED_AT, WEDGED_AT, WITHIN = 5, 10, 600.0
-"""Errors within so many seconds that are worth a look, and that make a GPU suspect of being wedged."""
-
+DEGRADED_AT = 5  # errors that are worth a look
+WEDGED_AT = 10  # errors that make a GPU suspect of being wedged
+WITHIN = 600.0  # seconds in which either happen
 _MAX_ERRORS = 64  # errors that are remembered
 _MAX_NAMED_OWNERS = 3  # owners that are named
+
+_RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
+"""Characters of generated names (k8s.io/apimachinery, util/rand): neither vowels, nor what is mistaken for another."""
+
+_GENERATED = re.compile(
+    rf"""
+    ^(?P<owner>.+?)
+    (?:
+        -{_RANDOM}{{7,10}}-{_RANDOM}{{5}}  # Deployment: its ReplicaSet's hash, a number of up to ten digits, and the pod's own
+      | (?:-\d+)*-{_RANDOM}{{5}}          # Job; Indexed Job with the index; CronJob with the minute; JobSet with two indices
+      | (?:-\d+)+                         # StatefulSet: the ordinal
+    )$
+    """,
+    re.VERBOSE,
+)
 
 Owners = tuple[str, ...]
 """Of the pods that held the GPU, in alphabetical order."""
@@ -33,8 +47,8 @@ class Errors(Memory, frozen=True):
     error, came with a driver that asks for nothing.
     """
 
-    owned: tuple[tuple[float, Owners], ...] = ()
-    unknown: tuple[float, ...] = ()
+    owned: tuple[tuple[Moment, Owners], ...] = ()
+    unknown: tuple[Moment, ...] = ()
     wedged: bool = False
     unasked: int = 0
 
@@ -53,37 +67,35 @@ class Errors(Memory, frozen=True):
         """How many there were, and when at last: by the minute, for a storm goes on all the time."""
         return len(self.owned), len(self.unknown), None if self.last is None else self.last // MINUTE
 
-    @property
-    def counted(self) -> object:
-        """The same: it lasts from the last one on."""
-        return self.news
+    counted = news  # it lasts from the last one on
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """The errors."""
         return replace(self, unasked=0) if self.unasked else self
-
-    @property
-    def moments(self) -> Iterable[float]:
-        """When the errors were."""
-        return (*(at for at, _ in self.owned), *self.unknown)
 
     def joined(self, other: Self) -> Self:
         """With those errors too."""
         return replace(
             self,
             owned=tuple(sorted({*self.owned, *other.owned}))[-_MAX_ERRORS:],
-            unknown=together(self.unknown, other.unknown),
+            unknown=merged(self.unknown, other.unknown),
         )
-
-    def shifted(self, by: float) -> Self:
-        """With the errors' times shifted."""
-        owned = tuple((corrected(at, by), who) for at, who in self.owned)
-        return replace(self, owned=owned, unknown=tuple(corrected(at, by) for at in self.unknown))
 
     @property
     def last(self) -> float | None:
         """When the last one was."""
         return max((*self.unknown[-1:], *(at for at, _ in self.owned[-1:])), default=None)
+
+
+def owner(pod: str) -> str:
+    """What made a pod, as namespace/name, of the pod's own namespace/name; that itself where it follows no such rule.
+
+    Retries of a Job and replicas of a Deployment are of one owner. Names tell less than references to owners would: pods that
+    were named like generated ones by hand are taken for one owner's, which blames an application rather than a GPU.
+    """
+    namespace, slash, name = pod.rpartition("/")
+    found = _GENERATED.match(name)
+    return f"{namespace}{slash}{found['owner'] if found else name}"
 
 
 def until(latch: Latch[Errors]) -> float:
@@ -101,7 +113,9 @@ def until(latch: Latch[Errors]) -> float:
     until=until,
     ends=EndsBy.RECOVERY,
 )
-def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Context) -> Latch[Errors] | None:
+def application_errors(
+    latch: Latch[Errors] | None, seen: Sample | ApplicationError, ctx: Context
+) -> Latch[Errors] | None:
     """DEGRADED by five errors within ten minutes where no one owner of pods can be behind all of them, or nobody can say.
 
     An error while several pods hold the GPU may be any of theirs. Closes after ten minutes without one. An operator may have
@@ -111,8 +125,8 @@ def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Cont
     if isinstance(seen, ApplicationError):
         judged = ctx.policy.xids.judge(seen.xid)
         return _gathered(latch, seen, ctx) if judged.repeats else latch
-    if latch is None or not isinstance(seen, Sample):
-        return latch
+    if latch is None:
+        return None
     if latch.verdict is Verdict.OK or not _unfit(ctx):
         latch = latch if latch.proof is not Proof.RESET else replace(latch, proof=Proof.APPLICATION)
         return None if not seen.fault and ctx.now - until(latch) >= 0 else latch
@@ -122,7 +136,7 @@ def application_errors(latch: Latch[Errors] | None, seen: Observation, ctx: Cont
     if known.recovery.reset and not latch.recovery.reset:
         # What failed before a reset says nothing of the GPU after it
         known = replace(known, memory=replace(known.memory, owned=(), unknown=()))
-    if seen.tells("recovery_action"):
+    if seen.asked_for("recovery_action"):
         clean = seen.recovery_action == 0 and not seen.fault and not ctx.unfit
         unasked = known.memory.unasked + 1 if clean else 0
         if unasked >= CLEAN_SAMPLES:

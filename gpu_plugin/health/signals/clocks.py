@@ -1,22 +1,19 @@
 """Clocks that the hardware itself holds down."""
 
-from collections.abc import Iterable
-from typing import Self
+from typing import ClassVar
 
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_POWER_BRAKE_SLOWDOWN as POWER_BRAKE
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_THERMAL_SLOWDOWN as THERMAL
 from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import Level, level
-from gpu_plugin.health.latch import Latch, Verdict, corrected
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.hysteresis import MINUTE, Level, level
+from gpu_plugin.health.latch import Latch, Moment, Span, Verdict
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
 
-WINDOW, SHARE = 600.0, 0.6
-"""Seconds that are looked back on, and the share of them that opens."""
-
-_MINUTE = 60.0
+WINDOW = 600.0  # seconds that are looked back on
+SHARE = 0.6  # of them that opens
 
 
 class SlowMinutes(Level, frozen=True):
@@ -25,38 +22,13 @@ class SlowMinutes(Level, frozen=True):
     `watched` is when the first look was, `last` when the last one was; that is kept only while there is slow time to remember.
     """
 
-    watched: float | None = None
-    last: float | None = None
-    minutes: tuple[tuple[float, float], ...] = ()
+    watched: Moment | None = None
+    last: Moment | None = None
+    minutes: tuple[tuple[Moment, Span], ...] = ()
 
-    @property
-    def gathering(self) -> bool:
-        """Ten minutes are not made out by another look soon."""
-        return False
+    gathering: ClassVar[bool] = False  # ten minutes are not made out by another look soon
 
-    @property
-    def lasting(self) -> bool:
-        """It always is: the next process has not to watch for ten minutes again."""
-        return True
-
-    @property
-    def moments(self) -> Iterable[float]:
-        """When it was watched, and when each minute began."""
-        return (*(at for at in (self.watched, self.last) if at is not None), *(at for at, _ in self.minutes))
-
-    @property
-    def spans(self) -> Iterable[float]:
-        """The slow seconds of each minute."""
-        return (slow for _, slow in self.minutes)
-
-    def shifted(self, by: float) -> Self:
-        """With the minutes shifted."""
-        return replace(
-            self,
-            watched=None if self.watched is None else corrected(self.watched, by),
-            last=None if self.last is None else corrected(self.last, by),
-            minutes=tuple((corrected(at, by), slow) for at, slow in self.minutes),
-        )
+    lasting: ClassVar[bool] = True  # the next process has not to watch for ten minutes again
 
 
 @signal(
@@ -67,19 +39,17 @@ class SlowMinutes(Level, frozen=True):
     asks=("clocks_event_reasons",),
     clears="ten minutes in which neither heat nor the power brake holds the clocks down",
 )
-def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Observation, ctx: Context) -> Latch[SlowMinutes] | None:
+def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) -> Latch[SlowMinutes] | None:
     """Opens when the clocks were held down for heat or power in 60 % of ten minutes; closes after ten without.
 
     A sample speaks for the time since the one before, a minute of it at most: nobody looked for longer.
     """
-    if not isinstance(seen, Sample):
-        return latch
     reasons = seen.clocks_event_reasons
     slow = reasons is not None and bool(reasons & (THERMAL | POWER_BRAKE))
     if latch is not None and latch.verdict is not Verdict.OK:
         bad = None if reasons is None else slow
-        held = level(latch, ctx, latch.memory, bad=bad, verdict=Verdict.DEGRADED, detail="", leave_seconds=WINDOW)
-        return held or Latch(SlowMinutes(watched=ctx.now - WINDOW))
+        after = level(latch, ctx, latch.memory, bad=bad, verdict=Verdict.DEGRADED, detail="", leave_seconds=WINDOW)
+        return after or Latch(SlowMinutes(watched=ctx.now - WINDOW))
     if reasons is None:
         unread = latch is None or latch.memory.last is None
         return latch if unread or latch is None else replace(latch, memory=replace(latch.memory, last=None))
@@ -89,7 +59,7 @@ def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Observation, ctx: Contex
         return latch
     watched = ctx.now if latch.memory.watched is None else latch.memory.watched
     minutes = _minutes(latch.memory, watched, ctx.now, slow=slow)
-    seconds = sum(held * min(1.0, (start + _MINUTE - (ctx.now - WINDOW)) / _MINUTE) for start, held in minutes)
+    seconds = sum(slow_for * min(1.0, (start + MINUTE - (ctx.now - WINDOW)) / MINUTE) for start, slow_for in minutes)
     whole = ctx.now - watched >= WINDOW
     if whole and seconds >= SHARE * WINDOW - 1e-3:  # sums of seconds are not exact
         fresh = SlowMinutes(watched=watched)
@@ -99,10 +69,10 @@ def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Observation, ctx: Contex
 
 def _minutes(known: SlowMinutes, watched: float, now: float, *, slow: bool) -> tuple[tuple[float, float], ...]:
     """Slow time by the minute as of now: minutes out of the window are dropped."""
-    kept = [entry for entry in known.minutes if entry[0] + _MINUTE > now - WINDOW]
+    kept = [entry for entry in known.minutes if entry[0] + MINUTE > now - WINDOW]
     if slow:
-        minute = watched + _MINUTE * ((now - watched) // _MINUTE)
-        seconds = 0.0 if known.last is None else min(max(now - known.last, 0.0), _MINUTE)
+        minute = watched + MINUTE * ((now - watched) // MINUTE)
+        seconds = 0.0 if known.last is None else min(max(now - known.last, 0.0), MINUTE)
         if kept and kept[-1][0] == minute:
             kept[-1] = (minute, kept[-1][1] + seconds)
         else:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.nvml_h import EventType
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import Latch, Memory, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import DriverEvent, Observation, Sample
+from gpu_plugin.health.observation import DriverEvent, Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.xid_advice import RESET
@@ -36,7 +36,7 @@ class Quiet(Memory, frozen=True):
 
     quiet_since: float | None = None
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """Nothing: nobody listened meanwhile."""
         return replace(self, quiet_since=None)
 
@@ -57,7 +57,7 @@ def until(latch: Latch[Quiet]) -> float | None:
     parts=re.compile("0x[0-9a-f]{1,16}"),
     ends=EndsBy.RECOVERY,
 )
-def driver_event(latch: Latch[Quiet] | None, seen: Observation, ctx: Context) -> Latch[Quiet] | None:
+def driver_event(latch: Latch[Quiet] | None, seen: Sample | DriverEvent, ctx: Context) -> Latch[Quiet] | None:
     """Opens on an event of a bad kind; closes when the GPU was reset, what is DEGRADED also after a day without another.
 
     There is one latch a kind, in hexadecimal as `key.part`. The day begins with the first good look that hears nothing, and
@@ -73,8 +73,8 @@ def driver_event(latch: Latch[Quiet] | None, seen: Observation, ctx: Context) ->
         verdict, proof = (Verdict.FATAL, Proof.RESET) if fatal else (Verdict.DEGRADED, Proof.QUIET)
         words = f"driver event {seen.kind:#x} ({name})"
         return Latch(Quiet(), verdict, words, ctx.now, proof, Recovery(ctx.marks))
-    if latch is None or not isinstance(seen, Sample):
-        return latch
+    if latch is None:
+        return None
     after = after_recovery(latch, seen, ctx)
     if after is None or after.proof is not Proof.QUIET or seen.fault:
         return after

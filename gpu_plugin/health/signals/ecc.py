@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Memory, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
@@ -19,16 +19,14 @@ from gpu_plugin.health.xid_advice import RESET
     clears="a count of uncorrected errors that was set back to 0",
     ends=EndsBy.RECOVERY,
 )
-def ecc_uncorrected(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
+def ecc_uncorrected(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:
     """Opens when nvmlDeviceGetTotalEccErrors counts more uncorrected errors than before; closes when it was set back.
 
     FATAL where the driver asks for a recovery, or cannot say so and the part does not contain errors; otherwise DEGRADED,
     as is a count above 0 at the first look, which may be of long ago. A count that is above 0 proves nothing, whatever else
     speaks for a reset; one that went back to another than 0 is of new errors. Those renew the latch, and end what an
-    operator vouched for.
+    operator overrode.
     """
-    if not isinstance(seen, Sample):
-        return latch
     count = seen.ecc_uncorrected
     if latch is None:
         known = ctx.marks.ecc

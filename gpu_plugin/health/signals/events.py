@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Verdict
-from gpu_plugin.health.observation import DriverEvent, EventDelivery, Observation, XidEvent
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, XidEvent
 from gpu_plugin.health.signal import SignalKind, signal
 
 
@@ -15,7 +15,9 @@ from gpu_plugin.health.signal import SignalKind, signal
     sees=(EventDelivery, XidEvent, DriverEvent),
     clears="the wait for the driver's events working again",
 )
-def events(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
+def events(
+    latch: Latch[Memory] | None, seen: EventDelivery | XidEvent | DriverEvent, ctx: Context
+) -> Latch[Memory] | None:
     """Opens when the wait for events keeps failing; closes when it works again, or an event came.
 
     It is never FATAL: looks still tell of most faults, an Xid's own number excepted.
@@ -25,4 +27,4 @@ def events(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latc
         if latch is None:
             return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now)
         return replace(latch, detail=words)
-    return None if isinstance(seen, (EventDelivery, XidEvent, DriverEvent)) else latch
+    return None

@@ -16,7 +16,7 @@ from gpu_plugin.devices.nvml_h import (
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.grades import GRADED, Graded, graded
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Fabric, Observation, Sample
+from gpu_plugin.health.observation import Fabric, Sample
 from gpu_plugin.health.signal import SignalKind, signal
 
 _STATES: Mapping[int, str] = {
@@ -43,18 +43,16 @@ _CONFIGURATIONS: Mapping[int, str] = {
     asks=("fabric",),
     clears="three looks in a row at a fabric that is joined and sound",
 )
-def fabric(latch: Latch[Graded] | None, seen: Observation, ctx: Context) -> Latch[Graded] | None:
+def fabric(latch: Latch[Graded] | None, seen: Sample, ctx: Context) -> Latch[Graded] | None:
     """Opens on two looks at a fabric that is not ready or not sound; closes on three at one that is both.
 
     One that is not ready at the first look of all opens at once: CUDA fails with error 802 (system not yet initialized)
     until it is. A GPU without NVLinks, such as one that was passed through alone, has no fabric to wait for, and neither
     has one in MIG mode, whose slices do not reach over NVLink.
     """
-    if not isinstance(seen, Sample):
-        return latch
     if ctx.facts.mig:
         return None
-    if not seen.fault and not seen.tells("nvlinks"):  # a GPU without links says something of a fabric, too
+    if not seen.fault and not seen.asked_for("nvlinks"):  # a GPU without links says something of a fabric, too
         return latch
     found = seen.fabric
     if found is None or seen.nvlinks is None:

@@ -1,57 +1,41 @@
 """A guard over all other signals: what keeps coming and going holds its GPU back for a time."""
 
 import re
-from collections.abc import Iterable
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
-from gpu_plugin.health.latch import Latch, Memory, Verdict, corrected, together
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.latch import Latch, Memory, Moment, Span, Verdict, merged
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
 
 NAME = "flapping"
 
-TIMES, WITHIN, LONGEST, CALM = 3, 3600.0, 86400.0, 86400.0
-"""So many times FATAL within so many seconds is flapping; it is held so long at most, and forgiven after so much calm."""
+TIMES = 3  # FATAL so often is flapping
+WITHIN = 3600.0  # seconds in which it is counted
+LONGEST = 86400.0  # seconds that a GPU is held back at most
+CALM = 86400.0  # seconds of calm after which it is forgotten
 
 
 class HealthDrops(Memory, frozen=True):
     """When (Unix seconds) a signal became FATAL lately, and for how many seconds the GPU was held back last; 0: never."""
 
-    times: tuple[float, ...] = ()
-    hold: float = 0.0
+    times: tuple[Moment, ...] = ()
+    hold: Span = 0.0
 
-    @property
-    def lasting(self) -> bool:
-        """It always is: a restart of the plugin is no calm."""
-        return True
+    lasting: ClassVar[bool] = True  # a restart of the plugin is no calm
 
     @property
     def news(self) -> object:
-        """How long it was held: another fall is news by what fell."""
+        """For how long it was held back: another drop is news by the signal that dropped."""
         return self.hold
-
-    @property
-    def moments(self) -> Iterable[float]:
-        """When it fell."""
-        return self.times
-
-    @property
-    def spans(self) -> Iterable[float]:
-        """How long it was held."""
-        return (self.hold,)
 
     def joined(self, other: Self) -> Self:
         """With those falls too."""
-        return replace(self, times=together(self.times, other.times), hold=max(self.hold, other.hold))
-
-    def shifted(self, by: float) -> Self:
-        """With the times shifted."""
-        return replace(self, times=tuple(corrected(at, by) for at in self.times))
+        return replace(self, times=merged(self.times, other.times), hold=max(self.hold, other.hold))
 
 
 def clears(case: Case) -> str:
@@ -71,17 +55,17 @@ def clears(case: Case) -> str:
     parts=re.compile(".{1,200}"),
     say=OperatorInfluence.ENABLED,
 )
-def flapping(latch: Latch[HealthDrops] | None, seen: Observation, ctx: Context) -> Latch[HealthDrops] | None:
+def flapping(latch: Latch[HealthDrops] | None, seen: Sample, ctx: Context) -> Latch[HealthDrops] | None:
     """Closes on a good look once its time, from `since` on, is over, and is remembered for a day of calm.
 
-    It opens by `fell`, whichever signal it was; there is one latch for each, of which `key.part` is the name. A new boot,
+    It opens by `after_drop`, whichever signal it was; there is one latch for each, of which `key.part` is the name. A new boot,
     and an operator who wants no guard, end it early.
     """
-    if latch is None or not isinstance(seen, Sample):
-        return latch
+    if latch is None:
+        return None
     memory = latch.memory
     if latch.since > ctx.now or (memory.times and memory.times[-1] > ctx.now):
-        # The clock was set back while nobody looked: what would then last for too long begins anew
+        # The clock was set back while nobody looked: what would then last for too long begins again
         times = tuple(min(at, ctx.now) for at in memory.times)
         return replace(latch, since=min(latch.since, ctx.now), memory=replace(memory, times=times))
     over = ctx.now >= until(latch) or not ctx.policy.flap_hold or latch.recovery.rebound
@@ -97,7 +81,7 @@ def until(latch: Latch[HealthDrops]) -> float:
     return latch.since + latch.memory.hold
 
 
-def fell(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float) -> Latch[HealthDrops]:
+def after_drop(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float) -> Latch[HealthDrops]:
     """The guard's latch after a signal became FATAL: `hold` seconds for the third time in an hour, double for the next.
 
     Where it is no flapping yet, `verdict` is OK and the times count.
@@ -107,9 +91,5 @@ def fell(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float)
     if known.verdict is Verdict.OK and len(times) < TIMES:
         return Latch(replace(known.memory, times=times), since=known.since)
     seconds = min(LONGEST, 2 * known.memory.hold or hold)
-    words = f"{signal} made it unfit {max(len(times), TIMES)} times; it is held back for {_spelt(seconds)}"
+    words = f"{signal} made it unfit {max(len(times), TIMES)} times; it is held back for {duration(seconds)}"
     return Latch(HealthDrops(times, seconds), Verdict.FATAL, words, now)
-
-
-def _spelt(seconds: float) -> str:
-    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"

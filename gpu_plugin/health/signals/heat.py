@@ -5,14 +5,16 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
-SAMPLES, BELOW, COOL_SECONDS = 4, 5, 120.0
-"""Hot samples in a row that open; how far below its limit, °C, and for how long everything must be to close."""
+SAMPLES = 4  # hot ones in a row that open
+BELOW = 5  # °C below the limit that are cool
+COOL_SECONDS = 120.0  # for which all must be cool to close
 
-_GPU, _MEMORY = 1, 2
+_GPU = 1  # bits of `Hot.sensors`
+_MEMORY = 2
 
 
 class Hot(Measured, frozen=True):
@@ -29,14 +31,12 @@ class Hot(Measured, frozen=True):
     asks=("temperature", "memory_temperature"),
     clears="GPU and memory 5 °C below their limits for two minutes",
 )
-def slowdown_temperature(latch: Latch[Hot] | None, seen: Observation, ctx: Context) -> Latch[Hot] | None:
+def slowdown_temperature(latch: Latch[Hot] | None, seen: Sample, ctx: Context) -> Latch[Hot] | None:
     """Opens at the GPU's slowdown threshold, or its memory's highest temperature, in four samples; closes on coolness.
 
     Closes once both are 5 °C below for two minutes. A sensor that was hot and can not be read proves nothing, while one
     that the part has not got is not waited for.
     """
-    if not isinstance(seen, Sample):
-        return latch
     limits = ctx.facts.thresholds
     hot = warm = unread = 0
     measures = []

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import Fault, Observation, Order, Sample
+from gpu_plugin.health.observation import Fault, Order, Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
@@ -36,7 +36,7 @@ class Gone(Memory, frozen=True):
     opening: int | None = None
     answers: bool = False
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """Through which opening it was lost."""
         return replace(self, answers=False)
 
@@ -50,7 +50,7 @@ def answering(latch: Latch[Gone]) -> bool:
 
 
 def reached(latch: Latch[Gone]) -> bool:
-    """Whether the last look reached it, so that an operator may vouch for it."""
+    """Whether the last look reached it, so that an operator may override it."""
     return latch.memory.answers
 
 
@@ -65,25 +65,23 @@ def reached(latch: Latch[Gone]) -> bool:
     answers=answering,
     recovery=RECOVERY,
     shown=SHOWN,
-    vouched=reached,
+    overridable=reached,
 )
-def lost(latch: Latch[Gone] | None, seen: Observation, ctx: Context) -> Latch[Gone] | None:
-    """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated or reset anew and answers again.
+def lost(latch: Latch[Gone] | None, seen: Sample | Order, ctx: Context) -> Latch[Gone] | None:
+    """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated again or reset, and answers.
 
-    NVML gives a lost GPU up until it is enumerated anew. So it has proven that by answering where neither its energy nor its
-    binding was known when it was lost, where the driver was opened anew since, and where an operator released and resumed it.
+    NVML gives a lost GPU up until it is enumerated again. So it has proven that by answering where neither its energy nor its
+    binding was known when it was lost, where the driver was opened again since, and where an operator released and resumed it.
     """
     if isinstance(seen, Order):
         order = ctx.open.get(_RELEASE)
         if latch is None or seen.verb != "resume" or order is None or not released(order):
             return latch
         return replace(latch, memory=GONE, recovery=replace(latch.recovery, reset=True, clean=0))
-    if not isinstance(seen, Sample):
-        return latch
     if seen.fault is not Fault.LOST:
         return latch and after_recovery(_answered(latch, seen), seen, ctx)
-    told = ctx.marks.counting if latch is None else latch.memory.opening
-    memory = Gone((told if seen.counting is None else seen.counting) or None)
+    opening = ctx.marks.counting if latch is None else latch.memory.opening
+    memory = Gone((opening if seen.counting is None else seen.counting) or None)
     marks = ctx.marks.completed(seen, ctx.now) if latch is None else latch.recovery.marks
     # The marks stay as they were: a binding that is another already, when an old handle still says lost, is news to come.
     recovery = Recovery(marks, reset=marks.energy is None and marks.binding is None)
@@ -110,10 +108,8 @@ def _answered(latch: Latch[Gone], seen: Sample) -> Latch[Gone]:
     say=OperatorInfluence.NOBODY,
     clears="three looks in a row at which no reset is required",
 )
-def reset_required(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def reset_required(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens on NVML_ERROR_RESET_REQUIRED; closes on three looks in a row without it: the driver itself says that it is over."""
-    if not isinstance(seen, Sample):
-        return latch
     bad = True if seen.fault is Fault.RESET_REQUIRED else None if seen.fault else False
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 

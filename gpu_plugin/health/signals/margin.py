@@ -1,18 +1,21 @@
 """Heat, by how far the GPU is from its T.Limit: the measure of parts whose limits are not plain temperatures."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
-NEAR_DEGREES, SAMPLES_NEAR, SAMPLES_SLOW, ABOVE, COOL_SECONDS = 2, 2, 4, 5, 120.0
-"""°C from shutdown that are too near, in how many samples; how many at slowdown; how far above it is cool, for how long."""
+NEAR_DEGREES = 2  # °C from shutdown that are too near
+SAMPLES_NEAR = 2  # too near in a row that are FATAL
+SAMPLES_SLOW = 4  # at slowdown in a row that are DEGRADED
+ABOVE = 5  # °C above slowdown that are cool
+COOL_SECONDS = 120.0  # for which it must be cool to close
 
 
 class Trusted(Measured, frozen=True):
@@ -20,19 +23,16 @@ class Trusted(Measured, frozen=True):
 
     near: bool = False
 
-    @property
-    def lasting(self) -> bool:
-        """That it works is what is worth keeping."""
-        return True
+    lasting: ClassVar[bool] = True  # that the sensor works is worth keeping
 
     @property
     def counted(self) -> object:
         """How bad it was, and whether the next look may make it worse."""
         return self.near, super().counted
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """How bad it was, and whether the next look may make it worse."""
-        return replace(super().held(), row=int(self.near))
+        return replace(super().stored_open(), row=int(self.near))
 
 
 def cooled(case: Case) -> str:
@@ -44,15 +44,13 @@ def cooled(case: Case) -> str:
 
 
 @signal("margin", SignalKind.READING, COOL, memory=Trusted(), asks=("margin",), clears=cooled)
-def margin(latch: Latch[Trusted] | None, seen: Observation, ctx: Context) -> Latch[Trusted] | None:
+def margin(latch: Latch[Trusted] | None, seen: Sample, ctx: Context) -> Latch[Trusted] | None:
     """FATAL 2 °C from shutdown in two samples, DEGRADED at slowdown in four; closes after a time 5 °C above slowdown.
 
     The limits are NVML's fields 193 (shutdown) and 194 (slowdown), negative numbers beyond T.Limit. Its own 0 stands in for
     a slowdown that the part does not say; where it says no shutdown, nothing is FATAL. A sensor that has never shown anything
     above 0 is broken, as some H100s' are, and ignored: a latch is kept of one that has.
     """
-    if not isinstance(seen, Sample):
-        return latch
     left = seen.margin
     if latch is None:
         return Latch(Trusted()) if left is not None and left > 0 else None

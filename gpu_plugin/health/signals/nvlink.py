@@ -8,16 +8,16 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import SignalKind, signal
-from gpu_plugin.health.totals import Counted, read, unread
+from gpu_plugin.health.totals import Counted, Counters, counted
 from gpu_plugin.health.xid_advice import RESET
 
-CRC_ERRORS, WITHIN, QUIET = 100, 3600.0, 3600.0
-"""More CRC errors than this within so many seconds are too many; so many seconds without close what was."""
+CRC_ERRORS = 100  # more than this are too many
+WITHIN = 3600.0  # seconds in which CRC errors are counted
+QUIET = 3600.0  # seconds without too many, and without a failed recovery, that close
 
-COUNTERS = ("nvlink_failed_recoveries", "nvlink_crc_errors")
-"""Fields of a Sample, in the order of the totals."""
+COUNTERS = Counters("nvlink_failed_recoveries", "nvlink_crc_errors", CRC_ERRORS, WITHIN)
 
 
 class Links(Memory, frozen=True):
@@ -46,12 +46,9 @@ class Links(Memory, frozen=True):
         """The links that were up, and those that are down: they may be so for the first time."""
         return self.up, self.down
 
-    @property
-    def counted(self) -> object:
-        """The same: more of them may go down."""
-        return self.news
+    counted = news  # more of them may go down
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """Without the looks at which all were up."""
         return replace(self, row=0)
 
@@ -64,14 +61,12 @@ class Links(Memory, frozen=True):
     asks=("nvlinks",),
     clears="three looks in a row at which every link is up that ever was",
 )
-def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch[Links] | None:
+def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Links] | None:
     """Opens when a link that was up is down at two looks in a row; closes on three looks at all of them up.
 
     What never was up is no news. A GPU in MIG mode makes no use of its links (NVIDIA's MIG user guide: no peer-to-peer),
     which may be powered down then, and is judged afresh after that.
     """
-    if not isinstance(seen, Sample):
-        return latch
     if ctx.facts.mig:
         return None
     if seen.nvlinks is None:
@@ -102,36 +97,21 @@ def nvlink(latch: Latch[Links] | None, seen: Observation, ctx: Context) -> Latch
     SignalKind.EVENT,
     "look at nvidia-smi nvlink --errorcounters -i {gpu}, and at the links' cables or bridges",
     memory=Counted(),
-    asks=COUNTERS,
+    asks=COUNTERS[:2],
     clears="an hour without a failed recovery and with few CRC errors",
 )
-def nvlink_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -> Latch[Counted] | None:
+def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
     """Opens on a recovery that failed, or on too many CRC errors within an hour; closes on an hour without.
 
     The totals are failed recoveries and CRC errors, the times those of the last CRC errors.
     """
-    if not isinstance(seen, Sample):
-        return latch
-    now = read(None if latch is None else latch.memory, seen, *COUNTERS)
-    if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
-        return latch
-    known = latch or Latch(Counted())
-    (failed, errors), memory = known.memory.after(now, ctx.now, WITHIN, CRC_ERRORS)
-    fresh = replace(memory, row=0, quiet_since=None)
-    bad = bool(failed) or (errors > 0 and len(memory.times) > CRC_ERRORS)
-    words = "an NVLink failed to recover" if failed else f"more than {CRC_ERRORS} CRC errors on NVLinks within an hour"
-    judged = level(
-        replace(known, memory=memory),
-        ctx,
-        fresh,
-        bad=bad or (None if unread(memory.totals, now) else False),
-        verdict=Verdict.DEGRADED,
-        detail=words,
-        leave_seconds=QUIET,
-    )
-    if judged is None:
-        judged = None if memory.totals == (None, None) else Latch(fresh)
-    return latch if judged == latch else judged
+
+    def judge(known: Latch[Counted], fresh: Counted, failed: int, bad: bool | None) -> Latch[Counted] | None:  # noqa: FBT001
+        words = f"more than {CRC_ERRORS} CRC errors on NVLinks within an hour"
+        words = "an NVLink failed to recover" if failed else words
+        return level(known, ctx, fresh, bad=bad, verdict=Verdict.DEGRADED, detail=words, leave_seconds=QUIET)
+
+    return counted(latch, seen, ctx, COUNTERS, judge)
 
 
 def _mask(links: Sequence[bool]) -> int:

@@ -2,10 +2,11 @@
 
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, Memory, Proof, Verdict
-from gpu_plugin.health.observation import Observation, Order, Sample
+from gpu_plugin.health.observation import Order, Sample
 from gpu_plugin.health.signal import SignalKind, signal
 
-CORDON, MAINTENANCE = "cordon", "maintenance"
+CORDON = "cordon"
+MAINTENANCE = "maintenance"
 
 ANNOTATED = "node-cordon"
 """A cordon by an annotation of the Node. It is a signal of its own: neither it nor an operator's own lifts the other."""
@@ -39,10 +40,8 @@ def advice(case: Case) -> str:
 
 
 @signal(CORDON, SignalKind.ORDER, "lift it once new pods may have the GPU", sees=(Order,), clears=lifting)
-def cordon(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
+def cordon(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memory] | None:
     """Opens and closes by the operator's word alone."""
-    if not isinstance(seen, Order):
-        return latch
     if seen.verb == "cordon":
         detail = f"{_CORDONED}: {seen.reason}" if seen.reason else _CORDONED
         if latch is not None and detail in (latch.detail, _CORDONED):
@@ -58,10 +57,8 @@ def cordon(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latc
     sees=(Order,),
     clears=f"the Node's annotation {ANNOTATION} no longer naming it",
 )
-def annotated(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
+def annotated(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memory] | None:
     """Opens and closes by what the Node's annotation says."""
-    if not isinstance(seen, Order):
-        return latch
     if seen.verb == "annotate":
         words = f"{_CORDONED} by the Node's annotation {ANNOTATION}"
         return latch or Latch(NOTHING, Verdict.FATAL, words, ctx.now, Proof.OPERATOR)
@@ -69,7 +66,7 @@ def annotated(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> L
 
 
 @signal(MAINTENANCE, SignalKind.ORDER, advice, memory=Release(), sees=(Order, Sample), clears=resuming)
-def maintenance(latch: Latch[Release] | None, seen: Observation, ctx: Context) -> Latch[Release] | None:
+def maintenance(latch: Latch[Release] | None, seen: Sample | Order, ctx: Context) -> Latch[Release] | None:
     """Opens on release; closes on the first good look after resume."""
     if isinstance(seen, Order) and seen.verb == "release":
         return latch if latch is not None and released(latch) else release(latch.since if latch else ctx.now)

@@ -1,24 +1,20 @@
 """A GPU's PCIe link: its lanes and its errors."""
 
-from msgspec.structs import replace
-
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
-from gpu_plugin.health.totals import Counted, read, unread
+from gpu_plugin.health.totals import Counted, Counters, counted
 from gpu_plugin.health.xid_advice import RESET
 
-LOOKS = 4
-"""Looks in a row at too few lanes that are DEGRADED, and at all of them that end it."""
+LOOKS = 4  # in a row at too few lanes that are DEGRADED, and at all of them that end it
+REPLAYS = 50  # more than this are too many
+WITHIN = 60.0  # seconds in which replays are counted
+QUIET = 600.0  # seconds without too many that close
 
-REPLAYS, WITHIN, QUIET = 50, 60.0, 600.0
-"""More replays than this within so many seconds are too many; so many seconds without close what was."""
-
-COUNTERS = ("pcie_fatal_errors", "pcie_replays")
-"""Fields of a Sample, in the order of the totals."""
+COUNTERS = Counters("pcie_fatal_errors", "pcie_replays", REPLAYS, WITHIN)
 
 
 @signal(
@@ -29,13 +25,11 @@ COUNTERS = ("pcie_fatal_errors", "pcie_replays")
     asks=("pcie_width", "pcie_max_width"),
     clears="four looks in a row at all its lanes",
 )
-def pcie_width(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def pcie_width(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens on four looks at fewer lanes than the link could have; closes on four at all of them.
 
     The link's speed says nothing: it drops whenever the GPU is idle.
     """
-    if not isinstance(seen, Sample):
-        return latch
     width, most = seen.pcie_width, seen.pcie_max_width
     return level(
         latch,
@@ -54,43 +48,25 @@ def pcie_width(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> L
     SignalKind.EVENT,
     f"have the GPU, its riser or its slot inspected; {RESET}",
     memory=Counted(),
-    asks=COUNTERS,
+    asks=COUNTERS[:2],
     clears="ten minutes without many replays",
     ends=EndsBy.RECOVERY,
 )
-def pcie_errors(latch: Latch[Counted] | None, seen: Observation, ctx: Context) -> Latch[Counted] | None:
+def pcie_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
     """FATAL on a fatal error until the GPU was reset; DEGRADED on too many replays until ten minutes passed without.
 
     The totals are fatal errors and replays, the times those of the last replays.
     """
-    if not isinstance(seen, Sample):
-        return latch
-    now = read(None if latch is None else latch.memory, seen, *COUNTERS)
-    if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:
-        return latch
-    known = latch or Latch(Counted())
-    (fatal, replays), memory = known.memory.after(now, ctx.now, WITHIN, REPLAYS)
-    fresh = replace(memory, row=0, quiet_since=None)
-    known = replace(known, memory=memory)
-    judged: Latch[Counted] | None
-    if fatal:
-        words = "fatal errors on its PCIe link"
-        since = known.since if known.verdict is not Verdict.OK else ctx.now
-        marks = ctx.marks.after(seen, ctx.now)  # a reset that this very look shows came before the error
-        judged = known.renewed(fresh, marks, verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET)
-    elif known.proof in RECOVERIES:
-        judged = after_recovery(known, seen, ctx)
-    else:
-        bad = replays > 0 and len(memory.times) > REPLAYS
-        judged = level(
-            known,
-            ctx,
-            fresh,
-            bad=bad or (None if unread(memory.totals, now) else False),
-            verdict=Verdict.DEGRADED,
-            detail=f"more than {REPLAYS} replays on its PCIe link within a minute",
-            leave_seconds=QUIET,
-        )
-    if judged is None:
-        judged = None if memory.totals == (None, None) else Latch(fresh)
-    return latch if judged == latch else judged
+
+    def judge(known: Latch[Counted], fresh: Counted, fatal: int, bad: bool | None) -> Latch[Counted] | None:  # noqa: FBT001
+        if fatal:
+            words = "fatal errors on its PCIe link"
+            since = known.since if known.verdict is not Verdict.OK else ctx.now
+            marks = ctx.marks.after(seen, ctx.now)  # a reset that this very look shows came before the error
+            return known.renewed(fresh, marks, verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET)
+        if known.proof in RECOVERIES:
+            return after_recovery(known, seen, ctx)
+        words = f"more than {REPLAYS} replays on its PCIe link within a minute"
+        return level(known, ctx, fresh, bad=bad, verdict=Verdict.DEGRADED, detail=words, leave_seconds=QUIET)
+
+    return counted(latch, seen, ctx, COUNTERS, judge)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
-from gpu_plugin.health.observation import Fault, Observation, Sample
+from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
 
 
@@ -17,7 +17,7 @@ from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
     say=OperatorInfluence.NOBODY,
     clears="three looks in a row that find it",
 )
-def vanished(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def vanished(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens when the driver or the bus does not have the GPU at two looks in a row; closes on three that reach it."""
     return _absent(latch, seen, ctx, Fault.VANISHED, "the driver does not find the GPU any more", 2)
 
@@ -30,16 +30,14 @@ def vanished(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Lat
     say=OperatorInfluence.NOBODY,
     clears="three looks in a row that the driver answers; it is replaced between gpu-plugin release and gpu-plugin resume",
 )
-def driver(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def driver(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens when the driver is not loaded, or is another version than its library; closes on three good looks."""
     return _absent(latch, seen, ctx, Fault.DRIVER, "the NVIDIA driver does not answer", 1)
 
 
 def _absent(
-    latch: Latch[Level] | None, seen: Observation, ctx: Context, fault: Fault, words: str, enter: int
+    latch: Latch[Level] | None, seen: Sample, ctx: Context, fault: Fault, words: str, enter: int
 ) -> Latch[Level] | None:
-    if not isinstance(seen, Sample):
-        return latch
     after = level(
         latch,
         ctx,

@@ -1,28 +1,27 @@
 """What the driver itself asks for, so that a GPU works again."""
 
-from collections.abc import Iterable, Mapping
-from typing import Self
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import RecoveryAction
-from gpu_plugin.health.actions import fatal_action
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.grades import Graded, graded
-from gpu_plugin.health.latch import Latch, LatchKey, Verdict, corrected
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.latch import Latch, LatchKey, Moment, Verdict
+from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.proof import fatal_action
 from gpu_plugin.health.signal import SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT, RESET
 
 NAME = "recovery-action"
 
-FOLLOWS, EXCUSED = 30.0, 600.0
-"""Seconds within which what the driver asks for is taken to be on account of an Xid: a round of looks, and some.
+FOLLOWS = 30.0
+"""Seconds after an Xid within which what the driver asks for is taken to be on its account: a round of looks, and some."""
 
-And how long that excuses it: what the driver still asks for then it asks for the GPU's own sake.
-"""
+EXCUSED = 600.0
+"""Seconds for which that excuses it: what the driver still asks for then it asks for the GPU's own sake."""
 
-_WISH = LatchKey(NAME)
+_REQUEST = LatchKey(NAME)
 
 _ASKS: Mapping[int, str] = {
     RecoveryAction.GPU_RESET: "for a reset of the GPU",
@@ -51,16 +50,7 @@ class RequestedAction(Graded, frozen=True):
     """`action` is what the driver asked for last; `excused` until when (Unix seconds) that is on account of an Xid, if it is."""
 
     action: int = 0
-    excused: float | None = None
-
-    @property
-    def moments(self) -> Iterable[float]:
-        """Until when it is excused."""
-        return () if self.excused is None else (self.excused,)
-
-    def shifted(self, by: float) -> Self:
-        """With its time shifted."""
-        return replace(self, excused=None if self.excused is None else corrected(self.excused, by))
+    excused: Moment | None = None
 
 
 def advice(case: Case) -> str:
@@ -77,17 +67,13 @@ def advice(case: Case) -> str:
     asks=("recovery_action",),
     clears="three looks in a row at which the driver asks for nothing",
 )
-def recovery_action(
-    latch: Latch[RequestedAction] | None, seen: Observation, ctx: Context
-) -> Latch[RequestedAction] | None:
+def recovery_action(latch: Latch[RequestedAction] | None, seen: Sample, ctx: Context) -> Latch[RequestedAction] | None:
     """Opens at once on any action; closes after three looks in a row at which the driver asked for none.
 
     Another one of the same weight is news; a lighter one counts once it lasted three looks. What the driver asks for on
     account of an Xid that the operator calls no fault is DEGRADED at most for ten minutes. Only an Xid that can lead to that
     recovery is such an account.
     """
-    if not isinstance(seen, Sample):
-        return latch
     action = seen.recovery_action
     if not action:
         return graded(latch, ctx, RequestedAction(), grade=None if action is None else Verdict.OK, detail="")
@@ -117,8 +103,8 @@ def asks(action: int | None, ctx: Context) -> bool:
     """Whether the driver asks for a recovery that makes the GPU unfit, and not on account of an Xid that is no fault."""
     if not fatal_action(action):
         return False
-    wish = ctx.open.get(_WISH)
-    excused = wish is not None and wish.memory.action == action and (wish.memory.excused or 0.0) > ctx.now
+    request = ctx.open.get(_REQUEST)
+    excused = request is not None and request.memory.action == action and (request.memory.excused or 0.0) > ctx.now
     return not excused
 
 

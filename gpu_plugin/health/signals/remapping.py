@@ -2,7 +2,7 @@
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import EndsBy, SignalKind, signal
 from gpu_plugin.health.xid_advice import RESET
@@ -16,14 +16,12 @@ from gpu_plugin.health.xid_advice import RESET
     clears="no remapping that waits for a reset",
     ends=EndsBy.RECOVERY,
 )
-def remap_pending(latch: Latch[Memory] | None, seen: Observation, ctx: Context) -> Latch[Memory] | None:
+def remap_pending(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:
     """DEGRADED while a remapping waits for a reset; closes when none does.
 
     A GPU that was partitioned into MIG instances since does not say (nvmlDeviceGetRemappedRows): the reset itself is proof
     enough.
     """
-    if not isinstance(seen, Sample):
-        return latch
     if seen.remap_pending is None:
         return latch and after_recovery(latch, seen, ctx)
     if not seen.remap_pending:

@@ -3,7 +3,7 @@
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import Latch, Proof, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import REPLACE, SignalKind, signal
 from gpu_plugin.health.signals.unrepairable import condemned
 from gpu_plugin.health.xid_advice import RESET
@@ -20,10 +20,8 @@ REPLACED_AT = 60
     asks=("retired_pending", "retired_pages"),
     clears="no retirement that waits for a reset",
 )
-def retired_pages(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def retired_pages(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """DEGRADED while a retirement waits for a reset, FATAL once there are so many that the part is to be replaced."""
-    if not isinstance(seen, Sample):
-        return latch
     pages = seen.retired_pages
     if pages is not None and pages >= REPLACED_AT:
         return condemned(latch, seen, ctx, bad=True, detail=f"{pages} memory pages retired, {REPLACED_AT} are too many")

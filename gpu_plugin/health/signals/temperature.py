@@ -4,12 +4,13 @@ from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import level
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, SignalKind, signal
 
-NEAR_DEGREES, SAMPLES, BELOW = 2, 2, 5
-"""°C under shutdown that are too near, in how many samples; how many °C under slowdown are cool."""
+NEAR_DEGREES = 2  # °C under shutdown that are too near
+SAMPLES = 2  # in a row that were too near
+BELOW = 5  # °C under slowdown that are cool
 
 
 def cooled(case: Case) -> str:
@@ -20,10 +21,8 @@ def cooled(case: Case) -> str:
 
 
 @signal("temperature", SignalKind.READING, COOL, memory=Measured(), asks=("temperature",), clears=cooled)
-def temperature(latch: Latch[Measured] | None, seen: Observation, ctx: Context) -> Latch[Measured] | None:
+def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> Latch[Measured] | None:
     """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one."""
-    if not isinstance(seen, Sample):
-        return latch
     shutdown, celsius = ctx.facts.thresholds.shutdown, seen.temperature
     cool = coolness(ctx.facts)
     bad = None

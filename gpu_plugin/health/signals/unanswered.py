@@ -1,19 +1,21 @@
 """The driver does not answer for the GPU: a call hangs, or fails for no reason of its own."""
 
-from collections.abc import Iterable
 from typing import Self
 
 from msgspec.structs import replace
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict, corrected, together
-from gpu_plugin.health.observation import Fault, Observation, Sample
+from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Verdict, merged
+from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.xid_advice import REBOOT
 
-FAILURES, AMONG, WITHIN, FATAL_AFTER, GOOD = 3, 5, 120.0, 10, 5
-"""Failed looks, among how many, within how many seconds, that are DEGRADED; how many are FATAL; how many good ones end it."""
+FAILURES = 3  # failed looks that are DEGRADED
+AMONG = 5  # looks that they are among
+WITHIN = 120.0  # seconds in which they happen
+FATAL_AFTER = 10  # failed looks that are FATAL
+GOOD = 5  # good looks in a row that end it
 
 
 class Answers(Memory, frozen=True):
@@ -24,7 +26,7 @@ class Answers(Memory, frozen=True):
     """
 
     looks: int = 0
-    failures: tuple[float, ...] = ()
+    failures: tuple[Moment, ...] = ()
     row: int = 0
 
     @property
@@ -47,45 +49,32 @@ class Answers(Memory, frozen=True):
         """How many failed."""
         return len(self.failures)
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """The failures, and no good looks in a row."""
         return replace(self, row=0)
 
-    def held(self) -> Self:
+    def stored_open(self) -> Self:
         """The failures, and no good looks in a row."""
         return replace(self, row=0, looks=self.looks | 1)
 
-    @property
-    def moments(self) -> Iterable[float]:
-        """When looks failed."""
-        return self.failures
-
     def joined(self, other: Self) -> Self:
         """With those failures too."""
-        return replace(self, failures=together(self.failures, other.failures, FATAL_AFTER))
-
-    def shifted(self, by: float) -> Self:
-        """With the failures' times shifted."""
-        return replace(self, failures=tuple(corrected(at, by) for at in self.failures))
+        return replace(self, failures=merged(self.failures, other.failures, FATAL_AFTER))
 
 
 @signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=OperatorInfluence.NOBODY, clears="three answers in a row")
-def hung(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def hung(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens when a call has not come back in time; closes on three good looks in a row."""
-    if not isinstance(seen, Sample):
-        return latch
     bad = True if seen.fault is Fault.HUNG else None if seen.fault else False
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
 @signal("unanswered", SignalKind.READING, KERNEL_LOG, memory=Answers(), clears="five answers in a row")
-def unanswered(latch: Latch[Answers] | None, seen: Observation, ctx: Context) -> Latch[Answers] | None:
+def unanswered(latch: Latch[Answers] | None, seen: Sample, ctx: Context) -> Latch[Answers] | None:
     """DEGRADED once three of five looks within two minutes failed, FATAL at the tenth that did; closes on five good in a row.
 
     Other faults have a signal of their own: such looks count neither way, and end a row of good ones.
     """
-    if not isinstance(seen, Sample):
-        return latch
     if seen.fault and seen.fault is not Fault.ERROR:
         unproven = latch is not None and latch.memory.row
         return replace(latch, memory=replace(latch.memory, row=0)) if latch is not None and unproven else latch

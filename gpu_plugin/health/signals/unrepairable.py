@@ -5,38 +5,32 @@ from msgspec.structs import replace
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level, unproven
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Proof, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import REPLACE, SignalKind, signal
 
 
 @signal("sram-threshold", SignalKind.READING, REPLACE, memory=LEVEL, asks=("sram_threshold",))
-def sram_threshold(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def sram_threshold(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """FATAL where the driver says that so many SRAM errors happened that NVIDIA replaces the part."""
-    if not isinstance(seen, Sample):
-        return latch
     return condemned(latch, seen, ctx, bad=seen.sram_threshold, detail="more SRAM errors than NVIDIA allows a part")
 
 
 @signal("remap-failure", SignalKind.READING, REPLACE, memory=LEVEL, asks=("remap_failure",))
-def remap_failure(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def remap_failure(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """FATAL where a memory row could not be remapped: there is no spare one left for it."""
-    if not isinstance(seen, Sample):
-        return latch
     return condemned(latch, seen, ctx, bad=seen.remap_failure, detail="a bad memory row could not be remapped")
 
 
 @signal("unrepairable-memory", SignalKind.READING, REPLACE, memory=LEVEL, asks=("unrepairable_memory",))
-def unrepairable_memory(latch: Latch[Level] | None, seen: Observation, ctx: Context) -> Latch[Level] | None:
+def unrepairable_memory(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """FATAL where the driver says that the memory is beyond repair."""
-    if not isinstance(seen, Sample):
-        return latch
     return condemned(latch, seen, ctx, bad=seen.unrepairable_memory, detail="memory beyond repair")
 
 
 def condemned(
     latch: Latch[Level] | None, seen: Sample, ctx: Context, *, bad: bool | None, detail: str
 ) -> Latch[Level] | None:
-    """The latch of a part to be replaced: good readings count only of a GPU that was enumerated anew since the last bad one.
+    """The latch of a part to be replaced: good readings count only of a GPU that was enumerated again since the last bad one.
 
     `bad` and `detail` are as in `level`.
     """

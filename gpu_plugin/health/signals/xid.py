@@ -1,7 +1,6 @@
 """Xid errors: each has a latch of its own, by what the policy says of it and by what the driver asks for since."""
 
 import re
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Self
 
@@ -15,13 +14,14 @@ from gpu_plugin.health.latch import (
     Latch,
     LatchKey,
     Memory,
+    Moment,
     Proof,
     Recovery,
+    Span,
     Verdict,
-    corrected,
-    together,
+    merged,
 )
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.proof import after_recovery, recovered
 from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
@@ -30,8 +30,8 @@ from gpu_plugin.health.xids import Judgement, describe
 
 NAME = "xid"
 
-APPLICATION_QUIET, QUIET = 600.0, 86400.0
-"""Seconds without another Xid of the number that close what is an application's, and what is worth a look."""
+APPLICATION_QUIET = 600.0  # seconds without another Xid of the number that close what is an application's
+QUIET = 86400.0  # seconds without another that close what is worth a look
 
 EPISODE = 5.0
 """Seconds in which those of a number count once towards an escalation: one fault has a line for each link or channel it met.
@@ -41,7 +41,7 @@ told for no more than 1.2 s). An episode goes on while the next comes within tha
 """
 
 PERSISTING = 60.0
-"""Seconds after which a fault that is told all the time counts anew: one that does not end is more than one fault."""
+"""Seconds after which a fault that is reported all the time counts again: one that does not end is more than one fault."""
 
 _BURST = 1.0  # seconds in which an application's Xids are one: a failing pod raises hundreds
 
@@ -63,12 +63,12 @@ class Occurrences(Memory, frozen=True):
     since that makes a GPU unfit; `look`: it is to be asked again at once.
     """
 
-    times: tuple[float, ...] = ()
-    within: float = 0.0
+    times: tuple[Moment, ...] = ()
+    within: Span = 0.0
     weighed: Adjustment = Adjustment.AS_IT_IS
     asked: bool = False
     look: bool = False
-    last: float | None = None
+    last: Moment | None = None
 
     @property
     def gathering(self) -> bool:
@@ -85,33 +85,18 @@ class Occurrences(Memory, frozen=True):
         """What became of it, how often, and when at last: by the minute, so that a storm is not written down all the time."""
         return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
 
-    def written(self) -> Self:
+    def stored(self) -> Self:
         """All but that a look is due: a process begins with one."""
         return replace(self, look=False) if self.look else self
-
-    @property
-    def moments(self) -> Iterable[float]:
-        """When it was told."""
-        return self.times if self.last is None else (*self.times, self.last)
-
-    @property
-    def spans(self) -> Iterable[float]:
-        """For how long it counts."""
-        return (self.within,)
 
     def joined(self, other: Self) -> Self:
         """With those episodes too."""
         return replace(
             self,
-            times=together(self.times, other.times),
+            times=merged(self.times, other.times),
             asked=self.asked or other.asked,
             last=max((at for at in (self.last, other.last) if at is not None), default=None),
         )
-
-    def shifted(self, by: float) -> Self:
-        """With its times shifted."""
-        last = None if self.last is None else corrected(self.last, by)
-        return replace(self, times=tuple(corrected(at, by) for at in self.times), last=last)
 
 
 def until(latch: Latch[Occurrences]) -> float:
@@ -138,7 +123,7 @@ def advice(case: Case) -> str:
     ends=EndsBy.RECOVERY,
     say=OperatorInfluence.ENABLED,
 )
-def xid(latch: Latch[Occurrences] | None, seen: Observation, ctx: Context) -> Latch[Occurrences] | None:
+def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context) -> Latch[Occurrences] | None:
     """Opens with the Xid, by the policy's judgement; what the policy ignores leaves no latch.
 
     A FATAL one is DEGRADED once the driver says in a clean sample, the third after it at least, that it asks for no
@@ -150,8 +135,8 @@ def xid(latch: Latch[Occurrences] | None, seen: Observation, ctx: Context) -> La
     if isinstance(seen, XidEvent):
         own = seen.xid == int(ctx.key.part)
         return _happened(latch, seen.xid, ctx) if own else latch and _accompanied(latch, ctx)
-    if latch is None or not isinstance(seen, Sample):
-        return latch
+    if latch is None:
+        return None
     memory = latch.memory
     if latch.verdict <= Verdict.APP and memory.times and recovered(ctx.marks, seen, ctx.now):
         memory = replace(memory, times=())
@@ -222,7 +207,7 @@ def _looked(latch: Latch[Occurrences], seen: Sample, ctx: Context) -> Latch[Occu
         if after is None:
             return None
         latch, recovery = after, after.recovery
-        if seen.recovery_action is None and seen.tells("recovery_action") and recovery.clean and not recovery.reset:
+        if seen.recovery_action is None and seen.asked_for("recovery_action") and recovery.clean and not recovery.reset:
             # Before a reset, looks count in which the driver says that it asks for nothing
             latch = replace(latch, recovery=replace(recovery, clean=0))
         asks_nothing = seen.recovery_action == 0 and latch.recovery.clean >= CLEAN_SAMPLES and not asked

@@ -11,14 +11,9 @@ from elftools.elf.elffile import ELFFile
 
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 
-MAX_SEGMENTS = 256
-"""More program headers than any library has: a file that claims more is no library."""
-
-MAX_DYNAMIC_BYTES = 64 * 1024
-"""What is read of a dynamic table at most; those of libraries have some 500 bytes."""
-
-LONGEST_SONAME = 255
-"""Bytes in the longest name of a file (NAME_MAX)."""
+MAX_SEGMENTS = 256  # more program headers than any library has: a file that claims more is no library
+MAX_DYNAMIC_BYTES = 64 * 1024  # what is read of a dynamic table at most; those of libraries have some 500 bytes
+LONGEST_SONAME = 255  # bytes in the longest name of a file (NAME_MAX)
 
 _DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
 
@@ -86,7 +81,6 @@ def _segments(elf: ELFFile) -> list[Any]:
 
 
 def _tags(elf: ELFFile, dynamic: Any) -> dict[int, int]:
-    """The first value of each tag of the dynamic table."""
     entry = struct.Struct(("<" if elf.little_endian else ">") + ("qQ" if elf.elfclass == 64 else "iI"))
     table = _bytes(elf, dynamic["p_offset"], min(dynamic["p_filesz"], MAX_DYNAMIC_BYTES))
     tags: dict[int, int] = {}

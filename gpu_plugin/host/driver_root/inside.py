@@ -7,20 +7,15 @@ import errno
 import os
 from collections.abc import Callable
 
-MAX_LINKS = 40
-"""Links on the way to one file, as the kernel counts them: more are a circle."""
+MAX_LINKS = 40  # links on the way to one file, as the kernel counts them: more are a circle
 
 
 def resolve(root: str, path: str, passed: Callable[[str], object] | None = None) -> str | None:
     """The real file behind `path`, both of them below `root`: every link on the way is taken as meant within it.
 
-    Args:
-        root: a directory without a slash at its end; empty for the real root.
-        path: below it, such as `/driver-root/usr/lib64/libcuda.so.1`.
-        passed: told the directory of every link on the way, the ones in which a change would change the answer.
-
-    Returns:
-        A path below `root`, whose last part is no link; None where there is nothing, or a circle of links.
+    Gives a path below `root` whose last part is no link; None where there is nothing, or a circle of links. `root` has no slash
+    at its end and is empty for the real one. `passed` gets the directory of every link on the way, in which a change would
+    change the answer.
     """
     at, links = root, 0
     left = _steps(path.removeprefix(root))

@@ -6,8 +6,7 @@ from pathlib import Path
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.runtime.regular_file import open_file
 
-_LONGEST = 4096
-"""Bytes of a file that are read; the driver's have some 500."""
+_LONGEST = 4096  # bytes of a file that are read; the driver's have some 500
 
 _UUID = re.compile(r"GPU-[0-9A-Za-z-]*[0-9A-Za-z]")
 _MINOR = re.compile(r"[0-9]{1,7}")
@@ -19,10 +18,8 @@ _INSTANCES = "driver/nvidia/capabilities/gpu[0-9]*/mig/gi[0-9]*"
 def gpus(proc: Path) -> list[Gpu]:
     """The GPUs in driver/nvidia/gpus/*/information, in the order of their bus ids, which is NVML's; MIG devices are not there.
 
-    A directory whose information file gives no uuid or no minor number, or cannot be read, counts for none.
-
-    Raises:
-        OSError: there is no such directory.
+    A directory whose information file gives no uuid or no minor number, or cannot be read, counts for none. Raises OSError
+    where there is no such directory.
     """
     found: list[Gpu] = []
     for directory in sorted((proc / "driver/nvidia/gpus").iterdir()):
@@ -51,7 +48,6 @@ def driver_version(proc: Path) -> str:
 
 
 def _information(file: Path) -> dict[str, str]:
-    """What stands before and after the first colon of each line."""
     parts = (line.partition(":") for line in _text(file).split("\n"))
     return {key.strip(): value.strip() for key, colon, value in parts if colon}
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from gpu_plugin.access.cdi import driver
-from gpu_plugin.access.cdi.found import DriverFiles, Listing, Seen
-from gpu_plugin.host.driver_root.first_root import FirstRoot
-from gpu_plugin.host.driver_root.tree import Tree
+from gpu_plugin.access.cdi.host_files import DriverFiles, Listing, Seen
+from gpu_plugin.host.driver_root.tree import FirstRoot, Tree
 
 
 class Search(FirstRoot[DriverFiles]):
@@ -22,8 +21,7 @@ class Search(FirstRoot[DriverFiles]):
     def files(self, running: str) -> DriverFiles:
         """What there is for the driver of this version, empty where it is not known. Blocks.
 
-        Raises:
-            OSError: a directory cannot be read.
+        Raises OSError where a directory cannot be read.
         """
         if running != self._running or self._stale:
             self._found = self._first(partial(self._in, running), lambda found: bool(found.libraries or found.version))

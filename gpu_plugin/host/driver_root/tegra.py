@@ -10,18 +10,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi import l4t_lists, tegra
-from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
-from gpu_plugin.host.driver_root.first_root import FirstRoot
 from gpu_plugin.host.driver_root.inside import resolve
-from gpu_plugin.host.driver_root.tree import Tree, stamp
+from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, stamp
 from gpu_plugin.runtime.regular_file import open_file
 
-MAX_PATHS = 5_000
-"""Paths that are looked at; the lists of a Jetson name some 300."""
-
-MAX_MATCHES = 1_000
-"""Paths that one line with wildcards may stand for."""
+MAX_PATHS = 5_000  # paths that are looked at; the lists of a Jetson name some 300
+MAX_MATCHES = 1_000  # paths that one line with wildcards may stand for
 
 _WILD = frozenset("*?[")
 
@@ -41,11 +37,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         self._lines: tuple[Line, ...] = ()
 
     def files(self) -> tegra.TegraFiles:
-        """What there is. Blocks.
-
-        Raises:
-            OSError: a directory cannot be read.
-        """
+        """What there is. Blocks. Raises OSError where a directory cannot be read."""
         if self._stale:
             self._found = self._search()
         return self._with_devices(self._found)

@@ -6,12 +6,10 @@ from pathlib import Path
 
 from gpu_plugin.access.cdi import wsl
 from gpu_plugin.access.cdi.directories import DXCORE, DXCORE_DIRECTORIES, WSL_LIBRARIES
-from gpu_plugin.access.cdi.found import Kind, SeenLibrary
-from gpu_plugin.host.driver_root.first_root import FirstRoot
-from gpu_plugin.host.driver_root.tree import Tree
+from gpu_plugin.access.cdi.host_files import Kind, SeenLibrary
+from gpu_plugin.host.driver_root.tree import FirstRoot, Tree
 
-_LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")
-"""What the loader of CUDA is called in WSL's own directory."""
+_LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")  # what the loader of CUDA is called in WSL's own directory
 
 
 class WslSearch(FirstRoot[wsl.WslFiles]):
@@ -22,11 +20,7 @@ class WslSearch(FirstRoot[wsl.WslFiles]):
         self._found = wsl.WslFiles()
 
     def files(self) -> wsl.WslFiles:
-        """What there is. Blocks.
-
-        Raises:
-            OSError: a directory cannot be read.
-        """
+        """What there is. Blocks. Raises OSError where a directory cannot be read."""
         if self._stale:
             self._found = self._first(find, lambda found: bool(found.libraries))
         return self._found

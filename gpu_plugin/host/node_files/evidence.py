@@ -7,12 +7,9 @@ from pathlib import Path
 from gpu_plugin.access.node_evidence import ContainerdEvidence, NodeEvidence
 from gpu_plugin.access.strategy_choice import OTHER_SOCKETS, SOCKETS
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.host.node_files import crio
-from gpu_plugin.host.node_files.containerd import FILES, containerd_evidence
-from gpu_plugin.host.node_files.crio import crio_evidence
 from gpu_plugin.host.node_files.kubelet import kubelet_evidence
-from gpu_plugin.host.node_files.packages import installed
-from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot
+from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot, installed
+from gpu_plugin.host.node_files.runtimes import CRIO_PACKAGE, FILES, containerd_evidence, crio_evidence
 
 _CONTAINERD_PACKAGES = ("containerd.io", "containerd")  # Docker's, and the distributions'
 
@@ -47,7 +44,7 @@ def look(root: Path, kubelet_directory: str, here: Path = Path("/")) -> NodeEvid
     packages: Mapping[str, str] = {}
     sockets: tuple[str, ...] = ()
     try:
-        packages = installed(node, ("kubelet", *_CONTAINERD_PACKAGES, crio.PACKAGE))
+        packages = installed(node, ("kubelet", *_CONTAINERD_PACKAGES, CRIO_PACKAGE))
         sockets = tuple(path for path in (*SOCKETS, *OTHER_SOCKETS) if node.is_socket(path))
     except NodeFileError as error:
         trouble = str(error)

@@ -12,8 +12,7 @@ from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot
 CONFIGS = ("config.yaml", "instance-config.yaml")
 """Files of kubeadm's in the kubelet's directory; the second says what is this node's own (cmd/kubeadm/app/constants)."""
 
-FLAGS = "kubeadm-flags.env"
-"""Flags that kubeadm gives the kubelet, in its directory."""
+FLAGS = "kubeadm-flags.env"  # flags that kubeadm gives the kubelet, in its directory
 
 EXTRA_FLAGS = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
 """Flags that an operator gives it, by the unit files of the packages for Debian's and Red Hat's kinds of systems."""

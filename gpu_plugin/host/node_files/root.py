@@ -1,21 +1,23 @@
-"""The node's file system, seen under the directory where it is mounted for this process. Blocks for as long as the disk does."""
+"""The node's files, seen under the directory where its root is mounted for this process; TOML and dpkg's record among them.
+
+Every call blocks for as long as the disk does.
+"""
 
 import errno
 import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.runtime.regular_file import UnfitFileError, content, open_file
 
-MAX_MATCHES = 64
-"""The most files that one pattern stands for."""
-
+MAX_MATCHES = 64  # the most files that one pattern stands for
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -114,3 +116,92 @@ class NodeRoot:
 
 def _unreadable(path: str, error: OSError) -> str:
     return f"{path} cannot be read: {error.strerror or error}"
+
+
+MAX_TOML_BYTES = 1024 * 1024
+
+MAX_DOTS = 64
+"""The most dots in a line outside its strings: a key of many parts takes memory by the square of their number to read."""
+
+_APART = re.compile(rb""" "(?:[^"\\\n]|\\.)*"? | '[^'\n]*'? | \#.* """, re.VERBOSE)
+"""Strings and comments, whose dots part no key. An unclosed string ends with its line here, which keeps the search linear."""
+
+
+def table_of(root: NodeRoot, path: str) -> dict[str, Any] | None:
+    """What a TOML file holds; None where there is none. Raises NodeFileError for one that cannot be read or is no TOML."""
+    written = root.read(path, MAX_TOML_BYTES)
+    if written is None:
+        return None
+    if any(line.count(b".") > MAX_DOTS for line in _APART.sub(b"", written).split(b"\n")):
+        raise NodeFileError(f"{path} has a line with more than {MAX_DOTS} dots, and is not read")
+    try:
+        return tomllib.loads(written.decode())
+    except (ValueError, RecursionError) as error:
+        raise NodeFileError(f"{path} is not valid TOML: {error}") from None
+
+
+def inner(table: dict[str, Any], path: str, *keys: str) -> dict[str, Any]:
+    """The table under these keys; empty where there is none. Raises NodeFileError where something else stands there."""
+    for at, key in enumerate(keys):
+        found = table.get(key, {})
+        if not isinstance(found, dict):
+            raise NodeFileError(f"{path}: {'.'.join(keys[: at + 1])} is not a table")
+        table = found
+    return table
+
+
+def switch(table: dict[str, Any], path: str, key: str) -> bool | None:
+    """True or false; None where nothing is said. Raises NodeFileError for anything else."""
+    found = table.get(key)
+    if found is not None and not isinstance(found, bool):
+        raise NodeFileError(f"{path}: {key} is neither true nor false")
+    return found
+
+
+def texts(table: dict[str, Any], path: str, key: str) -> tuple[str, ...] | None:
+    """A list of texts; None where there is none. Raises NodeFileError for anything else."""
+    found = table.get(key)
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise NodeFileError(f"{path}: {key} is not a list of strings")
+    return tuple(found)
+
+
+STATUS = "/var/lib/dpkg/status"
+
+MAX_RECORD_BYTES = 64 * 1024 * 1024  # ten times what a node with thousands of packages has
+
+_LINE = 64 * 1024
+
+
+def installed(root: NodeRoot, names: Collection[str]) -> Mapping[str, str]:
+    """The versions of those of these packages that are installed; empty where the node's distribution has no dpkg.
+
+    Raises NodeFileError where the record is there and cannot be read whole.
+    """
+    found: dict[str, str] = {}
+    wanted = {name.encode(): name for name in names}
+    with root.opened(STATUS) as file:
+        if file is None:
+            return found
+        name = version = ""
+        there, size = False, 0
+        while True:
+            line = file.readline(_LINE)
+            size += len(line)
+            if size > MAX_RECORD_BYTES:
+                raise NodeFileError(f"{STATUS} is longer than the {MAX_RECORD_BYTES} bytes that are read of it")
+            if line.startswith(b"Package:"):
+                name = wanted.get(line[8:].strip(), "")
+                version, there = "", False
+            elif name and line.startswith(b"Status:"):
+                there = line.split()[-1] == b"installed"
+            elif name and line.startswith(b"Version:"):
+                version = line[8:].strip().decode(errors="replace")
+            elif not line.strip():
+                if name and there and version:
+                    found[name] = version
+                name = ""
+                if not line:
+                    return found

@@ -45,11 +45,8 @@ def choose(strategy: str, traces: Traces, models: Callable[[], Sequence[str] | N
     does not make a node WSL, unlike with NVIDIA's plugin: without /dev/dxg it reaches no GPU. Nor do both say that a GPU is
     NVIDIA's: the driver for WSL asks NVML for that when it is opened.
 
-    Args:
-        strategy: AUTO, or a platform that the operator asks for.
-        traces: what the node's files say.
-        models: gives the names of the GPUs that NVML knows, or None where there is no NVML library. Asked only where the
-            answer could change something.
+    `strategy` is AUTO, or a platform that the operator asks for. `models` gives the names of the GPUs that NVML knows, or None
+    where there is no NVML library; it is asked only where the answer could change something.
     """
     if strategy == Platform.TEGRA:
         return Choice(Platform.TEGRA, "--device-discovery-strategy says so")

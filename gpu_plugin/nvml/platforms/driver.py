@@ -4,26 +4,56 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from gpu_plugin.access.cdi.directories import DXCORE, DXCORE_DIRECTORIES
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.platforms.choice import AUTO, Choice, Platform, choose
+from gpu_plugin.nvml.platforms.choice import AUTO, Choice, Platform, Traces, choose
 from gpu_plugin.nvml.platforms.one_device import TegraDriver, WslDriver
-from gpu_plugin.nvml.platforms.traces import look
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, NvmlError
+
+_DXCORE = tuple(f"{directory}/{DXCORE}" for directory in DXCORE_DIRECTORIES)
+_DXG = ("dev/dxg",)
+_TEGRA_RELEASE = "etc/nv_tegra_release"
+_TEGRA_FAMILY = "sys/devices/soc0/family"
+
+
+def look(roots: Sequence[str]) -> Traces:
+    """What is found under these directories, which are seen as the root of a file system each; the first find counts."""
+    return Traces(_first(roots, _DXCORE), _first(roots, _DXG), _first(roots, (_TEGRA_RELEASE,)) or _family(roots))
+
+
+def _first(roots: Iterable[str], paths: Iterable[str]) -> str:
+    """The first of these files that exists; a link counts wherever it leads, as it may be meant within its root."""
+    files = (os.path.join(root, path) for root in roots for path in paths)  # noqa: PTH118
+    return next((f for f in files if os.path.lexists(f) and not os.path.isdir(f)), "")  # noqa: PTH112
+
+
+def _family(roots: Iterable[str]) -> str:
+    """The file in which the kernel names the family of the chip, if it is one of the Tegras."""
+    for root in roots:
+        file = Path(root, _TEGRA_FAMILY)
+        try:
+            family = file.read_bytes()
+        except OSError:
+            continue
+        if family.lower().startswith(b"tegra"):
+            return str(file)
+    return ""
+
 
 log = logging.getLogger(__name__)
 
-ARM = frozenset({"aarch64", "arm64"})
-"""Machines that a GPU can be part of the processor of, as the kernel calls them."""
+ARM = frozenset({"aarch64", "arm64"})  # machines that a GPU can be part of the processor of, as the kernel calls them
 
 NAMES_PATIENCE = 5.0
 """Seconds GPUs may take to say their names, all together; the first contact wakes a sleeping one, and a sick one hangs."""
 
 
 class PlatformDriver(Driver):
-    """`port.Driver` of this node's platform, which is looked for anew at each `open`: a driver may come, or come late."""
+    """`port.Driver` of this node's platform, which is looked for again at each `open`: a driver may come, or come late."""
 
     def __init__(
         self, nvml: Driver, roots: Sequence[str], strategy: str = AUTO, machine: str = os.uname().machine
@@ -48,8 +78,7 @@ class PlatformDriver(Driver):
     def open(self) -> None:
         """Finds out what this node is, and opens the driver for that.
 
-        Raises:
-            NvmlError: it is NVML's, or needs NVML as WSL does, and there is none that works.
+        Raises NvmlError where it is NVML's, or needs NVML as WSL does, and there is none that works.
         """
         self._nvml_open = False
         choice = choose(self._strategy, look(self._roots), self._models)
@@ -100,7 +129,6 @@ class PlatformDriver(Driver):
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
-    """A call that the driver of the chosen platform answers."""
 
     def passed_on(self: PlatformDriver, /, *arguments: Any, **named: Any) -> Any:
         return getattr(self.chosen, name)(*arguments, **named)

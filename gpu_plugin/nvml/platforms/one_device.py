@@ -68,8 +68,7 @@ class WslDriver(OneDeviceDriver):
     def open(self) -> None:
         """Asks NVML how many GPUs there are, and leaves it closed.
 
-        Raises:
-            NvmlError: there is no NVML library, or it does not work.
+        Raises NvmlError where there is no NVML library, or it does not work.
         """
         self._count = 0
         try:

@@ -1,10 +1,20 @@
-"""A choice of whole GPUs explained by what it weighed: how it was found, and what it has over the one that came second."""
+"""Choices explained by what they weighed.
 
-from collections.abc import Mapping
+Of whole GPUs: how they were found, and what they have over those that came second. Of shared GPUs and MIG devices: what the
+policy looked at, and what decided between GPUs of one rank.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from math import comb
 
+from gpu_plugin.devices.device import Device
+from gpu_plugin.placement import shared
+from gpu_plugin.placement.dealing import HAS, ROOM
+from gpu_plugin.placement.shared import POLICIES, Round
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Subsets, remainder_worths
 from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views.groups import called
 from gpu_plugin.placement.whole import SEARCHED, How, Trace
 
 FORCED: Mapping[How, str] = {
@@ -12,7 +22,6 @@ FORCED: Mapping[How, str] = {
     How.ALL_REQUIRED: "it is all that must be included",
 }
 """Why there was nothing to choose."""
-
 
 _HOW: Mapping[How, str] = {
     **dict.fromkeys(FORCED, "there is no other"),
@@ -41,10 +50,10 @@ def why(trace: Trace) -> str:
     if trace.criterion is Criterion.SCORE:
         return f"a total score of {scores[0]}, {scores[0] - scores[1]} more than the runner-up's"
     equal = f"both score {scores[0]}; " if len(trace.choice.gpus) > 1 else ""
-    return equal + finer_difference(trace)
+    return equal + _finer_difference(trace)
 
 
-def finer_difference(trace: Trace) -> str:
+def _finer_difference(trace: Trace) -> str:
     """What the chosen one of two sets of one score has over the runner-up."""
     topology, subsets = trace.placement.topology, trace.placement.subsets
     assert trace.runner_up is not None
@@ -71,3 +80,95 @@ def _better_remainder(topology: Topology, subsets: Subsets, left: int, instead: 
     if not size:
         return f"the pairs that stay free score {ours} in all instead of {theirs}"
     return f"what stays free gives pods of {size} a total score of {ours} instead of {theirs}"
+
+
+def policy_why(trace: shared.Trace, devices: Sequence[Device], policy: str) -> str:
+    """Why a policy took devices of this list, in a sentence or two."""
+    if trace.forced is not None:
+        return FORCED[trace.forced]
+    before = ""
+    if len(trace.rounds) > 1:
+        before = "each GPU or MIG device with any free gives one before any gives a second one; then, "
+    elif trace.rounds[0].passed_over:
+        before = "what the container does not have yet comes first; there, "
+    # What is gone and has no index is never dealt.
+    names = {device.gpu: int(index) for device in devices if (index := device.index.partition(":")[0])}
+    last = trace.rounds[-1]
+    return before + _ranked(last, policy, names) + _between_equals(last, names)
+
+
+def _open(last: Round) -> list[int]:
+    """The places of the GPUs that had any to give."""
+    return [at for at, gpu in enumerate(last.gpus) if gpu.room]
+
+
+def _even(last: Round) -> bool:
+    """Whether several GPUs had any to give, all ranked equal, and as much was given out of each."""
+    places = _open(last)
+    return len(places) > 1 and len({(last.gpus[at].rank, last.gpus[at].load) for at in places}) == 1
+
+
+def _ranked(last: Round, policy: str, names: Mapping[str, int]) -> str:
+    """What the policy looked at, and that of the GPUs that gave, in the order in which it turned to them."""
+    if _even(last):
+        places = _open(last)
+        load, counts = last.gpus[places[0]].load, {last.gpus[at].total for at in places}
+        of_all = f"{load} of {counts.pop()} given out" if len(counts) == 1 else f"{load} given out of each"
+        return f"{_listed(last, places, names)} are equally used, {of_all}"
+    rules = list(POLICIES[policy].looks_at.items())[: _depth(last)]
+    first, *others = (words for _, words in rules)
+    looked_at = [about for about, _ in rules]
+    ordered = [at for at in sorted(_open(last), key=lambda at: last.gpus[at].rank) if last.gave[at]]
+    seen = {at: ", ".join(_seen(last, at, looked_at)) for at in ordered}
+    groups = [list(group) for _, group in groupby(ordered, seen.__getitem__)]
+    shown = ", then ".join(f"{_listed(last, group, names)} ({seen[group[0]]})" for group in groups)
+    return f"{', then '.join([f'{first} first', *others])}: {shown}"
+
+
+def _depth(last: Round) -> int:
+    """How many numbers of a rank it took to tell the GPUs that gave any from each other and from the next one."""
+    ranks = sorted({last.gpus[at].rank for at in _open(last)})
+    worst = max(last.gpus[at].rank for at, count in enumerate(last.gave) if count)
+    considered = ranks[: ranks.index(worst) + 2]
+    return max(
+        (1 + [one != other for one, other in zip(*two, strict=True)].index(True) for two in pairwise(considered)),
+        default=1,
+    )
+
+
+def _seen(last: Round, at: int, looked_at: Collection[str]) -> Iterator[str]:
+    gpu = last.gpus[at]
+    yield f"{gpu.load} of {gpu.total} given out"
+    if HAS in looked_at and any(last.gpus[one].picked for one in _open(last)):
+        yield f"the container has {gpu.picked}"
+    if ROOM in looked_at:
+        yield f"room for {gpu.room}"
+
+
+def _between_equals(last: Round, names: Mapping[str, int]) -> str:
+    """What decided between GPUs of one rank, where not all of them were needed."""
+    equals, taken, links = list(last.equal), last.taken, last.links
+    if len(taken) == len(equals):
+        return ""
+    among = (
+        "of these" if _even(last) and equals == _open(last) else f"of {_listed(last, equals, names)}, which rank equal"
+    )
+    equal = f"; {among}, {_listed(last, taken, names)} {'is' if len(taken) == 1 else 'are'}"
+    if not links.choice.gpus:
+        return f"{equal} taken, first in the list"
+    if links.runner_up is None:
+        return f"{equal} taken: {how(links)}"
+    topology = links.placement.topology
+    had, over = (
+        called(sorted(names[topology.uuids[gpu]] for gpu in gpus))
+        for gpus in (links.required, links.required.symmetric_difference(links.runner_up))
+    )
+    with_ = f" with {had}" if links.required else ""
+    score, less = topology.score(links.choice.gpus), topology.score(links.runner_up)
+    if score != less:
+        return f"{equal} linked best{with_}: a score of {score}, {less} with {over}"
+    return f"{equal} taken rather than {over}, linked as well{with_}: {_finer_difference(links)}"
+
+
+def _listed(last: Round, places: Sequence[int], names: Mapping[str, int]) -> str:
+    return called(sorted(names[last.gpus[at].uuid] for at in places))

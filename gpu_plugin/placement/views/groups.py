@@ -6,21 +6,10 @@ from itertools import combinations
 import msgspec
 
 from gpu_plugin.devices.node import Gpu, Link, Node
+from gpu_plugin.devices.nvml_h import TopologyLevel
 
-BOARD, SWITCH, SWITCHES, HOST_BRIDGE = 0, 10, 20, 30
-"""nvmlGpuTopologyLevel_t of what two GPUs may share that is nearer than a NUMA node."""
-
-PCIE_WORDS: Mapping[int, str] = {
-    BOARD: "PIX",
-    SWITCH: "PIX",
-    SWITCHES: "PXB",
-    HOST_BRIDGE: "PHB",
-    40: "NODE",
-    50: "SYS",
-}
-"""nvidia-smi's words for nvmlGpuTopologyLevel_t. Its PIX is "at most one bridge": one board has none of its own."""
-
-FARTHEST_WORD = "SYS"
+NEARER_THAN_NUMA = (TopologyLevel.INTERNAL, TopologyLevel.SINGLE, TopologyLevel.MULTIPLE, TopologyLevel.HOSTBRIDGE)
+"""What two GPUs may share on PCIe that is nearer than a NUMA node: a board, a switch, several switches, a host bridge."""
 
 Group = tuple[int, ...]
 """GPUs by position, ascending."""
@@ -123,7 +112,7 @@ def joined(positions: Iterable[int], linked: Callable[[int, int], bool]) -> list
 
 def _pcie(every: Sequence[int], links: Sequence[Sequence[Link]]) -> Iterator[tuple[int, tuple[Group, ...]]]:
     nearer: set[Group] = set()
-    for level in (BOARD, SWITCH, SWITCHES, HOST_BRIDGE):
+    for level in NEARER_THAN_NUMA:
         groups = joined(every, lambda a, b, level=level: links[a][b].ancestor <= level)  # type: ignore[misc]
         own = tuple(group for group in groups if len(group) > 1 and group not in nearer)
         nearer.update(own)

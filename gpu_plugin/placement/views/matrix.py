@@ -5,19 +5,9 @@ from itertools import combinations
 
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import OWN_MESH, Link, Node
+from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.placement.topology import Matrix, Topology
-from gpu_plugin.placement.views.groups import (
-    BOARD,
-    FARTHEST_WORD,
-    HOST_BRIDGE,
-    PCIE_WORDS,
-    SWITCH,
-    SWITCHES,
-    LinkGroups,
-    NvlinkGroup,
-    called,
-    mig_spans,
-)
+from gpu_plugin.placement.views.groups import LinkGroups, NvlinkGroup, called, mig_spans
 from gpu_plugin.placement.views.report import HeldBack
 
 SELF = "X"
@@ -39,17 +29,20 @@ _LEGEND: Mapping[str, str] = {
 }
 """Worst first, as nvidia-smi has it."""
 
-_PCIE_NAMES: Mapping[int, str] = {
-    BOARD: "One board",
-    SWITCH: "PCIe switch",
-    SWITCHES: "Several PCIe switches",
-    HOST_BRIDGE: "PCIe host bridge",
+_PCIE: Mapping[int, tuple[str, str]] = {
+    TopologyLevel.INTERNAL: ("PIX", "One board"),
+    TopologyLevel.SINGLE: ("PIX", "PCIe switch"),
+    TopologyLevel.MULTIPLE: ("PXB", "Several PCIe switches"),
+    TopologyLevel.HOSTBRIDGE: ("PHB", "PCIe host bridge"),
+    TopologyLevel.NODE: ("NODE", ""),
+    TopologyLevel.SYSTEM: ("SYS", ""),
 }
+"""What nvidia-smi calls a PCIe relation, and what GPUs that share it share. Its PIX is "at most one bridge": a board has none."""
 
 
 def pcie_word(link: Link) -> str:
     """What nvidia-smi calls the PCIe relation of a pair."""
-    return PCIE_WORDS.get(link.ancestor, FARTHEST_WORD)
+    return _PCIE.get(link.ancestor, _PCIE[TopologyLevel.SYSTEM])[0]
 
 
 def word(link: Link) -> str:
@@ -90,7 +83,7 @@ def words(groups: LinkGroups) -> Iterator[str]:
         alike.setdefault(_nvlinks(groups, group), []).append(groups.names(group.gpus))
     yield from (f"NVLink: GPUs {'; '.join(names)}: {how}" for how, names in alike.items())
     for level, found in groups.pcie.items():
-        yield f"{_PCIE_NAMES[level]}: GPUs {'; '.join(groups.names(group) for group in found)}"
+        yield f"{_PCIE[level][1]}: GPUs {'; '.join(groups.names(group) for group in found)}"
     for node, gpus in groups.numa:
         yield f"NUMA node {'unknown' if node is None else node}: {groups.called(gpus)}"
     for gpu in groups.gpus:
@@ -113,10 +106,10 @@ def changed_links(before: Node, after: Node) -> str:
     return "; ".join(f"{one}-{other} {was}, now {now}" for (one, other), was, now in found[:CHANGES]) + more
 
 
-def held_back_words(held: Iterable[HeldBack]) -> str:
+def held_back_words(items: Iterable[HeldBack]) -> str:
     """What pods do not get, and why, those of one reason together: `GPUs 2,5 (cordoned), MIG device 0:3 (Xid 79)`."""
     by_reason: dict[tuple[str, str], list[HeldBack]] = {}
-    for each in held:
+    for each in items:
         by_reason.setdefault((each.reason, each.kind), []).append(each)
     return ", ".join(f"{_called(kind, alike)} ({_short(reason)})" for (reason, kind), alike in by_reason.items())
 

@@ -8,17 +8,9 @@ from itertools import combinations, groupby
 
 import msgspec
 
+from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement.views.groups import (
-    BOARD,
-    HOST_BRIDGE,
-    SWITCH,
-    SWITCHES,
-    Group,
-    LinkGroups,
-    NvlinkGroup,
-    joined,
-)
+from gpu_plugin.placement.views.groups import Group, LinkGroups, NvlinkGroup, joined
 from gpu_plugin.placement.views.matrix import pcie_word, word
 from gpu_plugin.placement.views.svg import SAMPLE, Sample, box, element, legend, written, xml
 
@@ -66,10 +58,10 @@ BOLD: Mapping[str, object] = {"font_size": 12, "font_weight": "bold"}
 CENTRED: Mapping[str, object] = {"text_anchor": "middle"}
 
 FRAMES: Mapping[int, tuple[str, str, str]] = {
-    BOARD: ("one board", "", "on one board (PIX)"),
-    SWITCH: ("PCIe switch", "", "at one PCIe switch (PIX)"),
-    SWITCHES: ("PCIe switches", "8 4", "at several PCIe switches (PXB)"),
-    HOST_BRIDGE: ("host bridge", "2 4", "at one PCIe host bridge (PHB)"),
+    TopologyLevel.INTERNAL: ("one board", "", "on one board (PIX)"),
+    TopologyLevel.SINGLE: ("PCIe switch", "", "at one PCIe switch (PIX)"),
+    TopologyLevel.MULTIPLE: ("PCIe switches", "8 4", "at several PCIe switches (PXB)"),
+    TopologyLevel.HOSTBRIDGE: ("host bridge", "2 4", "at one PCIe host bridge (PHB)"),
 }
 """By what GPUs share (nvmlGpuTopologyLevel_t): a frame's name, how its line is broken, and what the legend says of it."""
 
@@ -101,19 +93,19 @@ class _Area(msgspec.Struct, frozen=True):
         return max((frame.depth for frame in self.frames if frame.gpus[-1] == gpu), default=0)
 
 
-def picture(groups: LinkGroups, topology: Topology, name: str = "", held: Mapping[str, str] | None = None) -> str:
+def picture(groups: LinkGroups, topology: Topology, name: str = "", held_back: Mapping[str, str] | None = None) -> str:
     """The picture's SVG, the same for the same topology. `name` is what the node is called, if it is called anything.
 
-    `held` are the uuids of GPUs that are held back from pods, with the reason of each.
+    `held_back` are the uuids of GPUs that are held back from pods, with the reason of each.
     """
-    return "\n".join(_Picture(groups, topology, name, held or {}).lines()) + "\n"
+    return "\n".join(_Picture(groups, topology, name, held_back or {}).lines()) + "\n"
 
 
 class _Picture:
     """Where everything lies, and the pieces. GPUs are positions in `groups.gpus`; `rank` is their place in the row."""
 
-    def __init__(self, groups: LinkGroups, topology: Topology, name: str, held: Mapping[str, str]) -> None:
-        self.groups, self.topology, self.title, self.held = groups, topology, _title(groups, name), held
+    def __init__(self, groups: LinkGroups, topology: Topology, name: str, held_back: Mapping[str, str]) -> None:
+        self.groups, self.topology, self.title, self.held_back = groups, topology, _title(groups, name), held_back
         self.areas = [_area(groups, node, gpus) for node, gpus in groups.numa]
         self.row = [gpu for area in self.areas for gpu in area.gpus]
         self.rank = {gpu: at for at, gpu in enumerate(self.row)}
@@ -266,19 +258,19 @@ class _Picture:
 
     def _gpu(self, gpu: int) -> Iterator[str]:
         it, x, middle = self.groups.gpus[gpu], self.left[gpu], self._middle(gpu)
-        held = self.held.get(it.uuid, "")
-        why = f"held back from pods: {held}" if held else it.unreadable or ""
+        reason = self.held_back.get(it.uuid, "")
+        why = f"held back from pods: {reason}" if reason else it.unreadable or ""
         about = ", ".join(part for part in (it.uuid, it.model, it.pci_bus_id, why) if part)
         style: dict[str, object] = {"stroke_dasharray": "3 3"} if it.unreadable else {}
-        fill = GREY if held else PAPER
+        fill = GREY if reason else PAPER
         style |= {"class_": "gpu", "data_gpu": it.index, "fill": fill, "stroke": INK, "stroke_width": 1.5}
         yield box(x, self.top, WIDTH, HEIGHT, about, **style)
-        if held:
+        if reason:
             across = f"M{x} {self.top + HEIGHT}L{x + WIDTH} {self.top}"
             yield element("path", "", about, class_="held", d=across, stroke=PALE, stroke_width=1.5)
         yield _over(middle, self.top + 18, f"GPU {it.index}", fill, BOLD)
         if it.pci_bus_id:
-            words = {"font_size": 10, "fill": INK if held else PALE}
+            words = {"font_size": 10, "fill": INK if reason else PALE}
             yield _over(middle, self.top + 33, _bus_id(it.pci_bus_id), fill, words)
 
     def _index(self, gpu: int) -> int:
@@ -295,7 +287,7 @@ class _Picture:
             yield Sample(box(0, -7, SAMPLE, 14, **_frame_style(level)), FRAMES[level][2])
         if any(area.node is not None for area in self.areas):
             yield Sample(box(0, -7, SAMPLE, 14, fill=AREA, stroke=EDGE), "near one NUMA node")
-        if self.held:
+        if self.held_back:
             sample = box(0, -7, SAMPLE, 14, fill=GREY, stroke=INK)
             yield Sample(
                 sample + element("path", d=f"M0 7L{SAMPLE} -7", stroke=PALE, stroke_width=1.5), "held back from pods"

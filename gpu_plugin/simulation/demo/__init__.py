@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from gpu_plugin.simulation.demo import scenario
 from gpu_plugin.simulation.demo.daemon_process import daemon_process
-from gpu_plugin.simulation.demo.scenario import HEALTH_POLL, TEMPERATURE_RECOVERY, Scenario, StepFailedError
-from gpu_plugin.simulation.demo.timeline import BAD, DIM, GOOD, Timeline
 from gpu_plugin.simulation.profile import Profile, load
 from gpu_plugin.simulation.stand_in_kubelet import Generation, NumaPolicy, StandInKubelet
 
@@ -34,7 +33,7 @@ def about(profile: Profile) -> str:
 
 async def play(out: TextIO) -> int:
     """Plays the demo onto `out`. Returns the exit status: 0 when every step happened and no rule was broken."""
-    timeline, profile = Timeline(out), load(PROFILE)
+    timeline, profile = scenario.Timeline(out), load(PROFILE)
     parent = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix="gpd-", dir=parent if len(parent) <= LONGEST_TEMPORARY else "/tmp") as made:  # noqa: S108
         directory, state = Path(made), Path(made) / "state"
@@ -42,8 +41,8 @@ async def play(out: TextIO) -> int:
             "simulate": PROFILE,
             "device-plugin-dir": directory,
             "state-dir": state,
-            "health-poll-interval": HEALTH_POLL,
-            "temperature-recovery": TEMPERATURE_RECOVERY,
+            "health-poll-interval": scenario.HEALTH_POLL,
+            "temperature-recovery": scenario.TEMPERATURE_RECOVERY,
         }
         timeline.say(
             "The real gpu-plugin daemon, in a process of its own, on a simulated node under a stand-in kubelet."
@@ -53,16 +52,16 @@ async def play(out: TextIO) -> int:
             f"Simulated: the driver and the kubelet. Real: the daemon, its sockets in {directory}, every number."
         )
         timeline.say()
-        timeline.say("    at         took  what", DIM)
+        timeline.say("    at         took  what", scenario.DIM)
         async with StandInKubelet(directory, generation=GENERATION, numa_policy=NUMA_POLICY) as kubelet:
             started = time.perf_counter()
             async with daemon_process(flags, kubelet.wake) as daemon:
                 try:
-                    await Scenario(timeline, kubelet, daemon, profile, state).play(started)
+                    await scenario.Scenario(timeline, kubelet, daemon, profile, state).play(started)
                     kubelet.check()
-                except (StepFailedError, AssertionError) as error:
+                except (scenario.StepFailedError, AssertionError) as error:
                     await daemon.end()
-                    timeline.say(f"FAILED after {timeline.elapsed:.2f} s: {error}", BAD)
+                    timeline.say(f"FAILED after {timeline.elapsed:.2f} s: {error}", scenario.BAD)
                     timeline.say(f"The last {len(daemon.tail)} lines of the daemon's log:")
                     timeline.say("\n".join(daemon.tail) or "(none)")
                     return 1
@@ -70,7 +69,7 @@ async def play(out: TextIO) -> int:
         timeline.say(
             f"All {timeline.steps} steps happened, in {timeline.elapsed:.1f} s. Breaches of the kubelet's contract: "
             f"{len(kubelet.violations)}.",
-            GOOD,
+            scenario.GOOD,
         )
     return 0
 

@@ -1,15 +1,15 @@
-"""What happens in the demo. Every number told was measured and every outcome received."""
+"""What happens in the demo, and how it is printed. Every number shown was measured and every outcome received."""
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from gpu_plugin import control
 from gpu_plugin.simulation.demo.daemon_process import DaemonProcess
-from gpu_plugin.simulation.demo.timeline import BAD, GOOD, Timeline, milliseconds
 from gpu_plugin.simulation.profile import Profile
 from gpu_plugin.simulation.stand_in_kubelet import (
     Admission,
@@ -34,8 +34,48 @@ KUBELET_AWAY = 0.5
 
 _APPLICATION_XID = 31  # MMU fault: an application's own error
 _FATAL_XID = 79  # the GPU has fallen off the bus
-_TOO_HOT, _COOL = 96, 40  # °C
+_TOO_HOT = 96  # °C
+_COOL = 40  # °C
 _UNFIT = "is Unhealthy: "  # in the log
+
+
+BAD = "31;1"
+GOOD = "32;1"
+DIM = "2"
+BOLD = "1"
+"""Colours, as ANSI's select graphic rendition takes them."""
+
+
+class Timeline:
+    """One line for each thing that happened: when, how long it took, what. Colours on a terminal only."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._colours = out.isatty() and "NO_COLOR" not in os.environ
+        self._begun = time.perf_counter()
+        self.steps = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self._begun
+
+    def say(self, text: str = "", colour: str = "") -> None:
+        """Prints lines as they are."""
+        self._out.write(self._paint(text, colour) + "\n")
+        self._out.flush()
+
+    def step(self, what: str, text: str, took: float | None = None, colour: str = "") -> None:
+        """Prints what just happened; `took` in seconds."""
+        self.steps += 1
+        duration = "" if took is None else milliseconds(took)
+        first, *more = text.split("\n")
+        self.say(f"{self.elapsed:6.2f} s {duration:>9}  {self._paint(f'{what:<12}', colour or BOLD)} {first}")
+        for line in more:
+            self.say(f"{'':33}{line}")
+
+    def _paint(self, text: str, colour: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._colours and colour else text
 
 
 class StepFailedError(Exception):
@@ -229,18 +269,18 @@ class Scenario:
         uuid = self._profile.gpus[gpu].uuid
 
         def tell() -> float:
-            told = time.perf_counter()
+            applied = time.perf_counter()
             control.request(self._state, "fault", gpu=gpu, **fault)
-            return told
+            return applied
 
         try:
-            told = await asyncio.to_thread(tell)
+            applied = await asyncio.to_thread(tell)
         except control.ControlError as error:
             raise StepFailedError(f"the daemon takes the fault {fault} of GPU {gpu}: {error}") from error
         event = await self._until(lambda: self._event(EventKind.LIST, mark), f"GPU {gpu} becomes {health} on {fault}")
         if event.changed != {uuid: health}:
             raise StepFailedError(f"{fault} makes GPU {gpu} {health} and no other: the list changed {event.changed}")
-        return event, event.at - told
+        return event, event.at - applied
 
     async def _admitted(self, name: str, count: int) -> Admission:
         try:
@@ -314,3 +354,9 @@ class Scenario:
                 each = ", ".join(f"GPU {self._index[identifier]} {health[identifier]}" for identifier in health)
                 return f"status of pod {name}: {each}"
         return "no pod holds it"
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration for people: three digits or so."""
+    value = seconds * 1000
+    return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.access.container import ContainerEdits
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet import topology
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError
-from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
+from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, admission_panic
 from gpu_plugin.simulation.stand_in_kubelet.directory import Entry
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
-from gpu_plugin.simulation.stand_in_kubelet.panic import KubeletPanicError, admission_panic
 from gpu_plugin.simulation.stand_in_kubelet.pods import (
     Admission,
     Allocation,
@@ -112,8 +111,8 @@ class PodAdmission:
         except BaseException:
             self._discard(pod)
             raise
-        held = [allocation for by_resource in pod.held.values() for allocation in by_resource.values()]
-        done = tuple(_with_pre_start(each, pre_start.get((each.container, each.resource), 0.0)) for each in held)
+        allocated = [allocation for by_resource in pod.allocated.values() for allocation in by_resource.values()]
+        done = tuple(_with_pre_start(each, pre_start.get((each.container, each.resource), 0.0)) for each in allocated)
         self._journal.note(EventKind.ADMITTED, text=name)
         return Admission(name, done, time.perf_counter() - begun)
 
@@ -122,7 +121,7 @@ class PodAdmission:
         del self.pods[name]
         self._journal.note(EventKind.RELEASED, text=name)
 
-    def held(self, resource: str) -> set[str]:
+    def allocated(self, resource: str) -> set[str]:
         """Every device id of a resource that a pod which has not ended holds."""
         return {identifier for pod in self.pods.values() for identifier in pod.ids(resource)}
 
@@ -152,8 +151,8 @@ class PodAdmission:
         return [
             Entry(uid, container, resource, each.by_numa, each.encoded)
             for uid, pod in self.known.items()
-            for container, held in pod.held.items()
-            for resource, each in held.items()
+            for container, allocated in pod.allocated.items()
+            for resource, each in allocated.items()
         ]
 
     def restart(self, entries: Sequence[Entry]) -> None:
@@ -170,7 +169,7 @@ class PodAdmission:
                 ended = Allocation(
                     entry.container, entry.resource, ids, None, None, (), ContainerEdits(), entry.answer, numa
                 )
-                pod.held.setdefault(entry.container, {})[entry.resource] = ended
+                pod.allocated.setdefault(entry.container, {})[entry.resource] = ended
 
     def _discard(self, pod: Pod) -> None:
         self.pods.pop(pod.name, None)
@@ -180,7 +179,7 @@ class PodAdmission:
         order = [c for c in pod.containers if c.kind != "app"] + [c for c in pod.containers if c.kind == "app"]
         for container in order:
             await self._allocate_container(pod, container, reusable)
-            for resource, allocation in pod.held.get(container.name, {}).items():
+            for resource, allocation in pod.allocated.get(container.name, {}).items():
                 if container.kind == "init":
                     reusable.setdefault(resource, set()).update(allocation.ids)
                 else:
@@ -200,15 +199,15 @@ class PodAdmission:
         hint = self._hint(pod, container, limits, reusable)
         wanted = list(limits.items())
         self._rng.shuffle(wanted)  # a Go map has no order
-        before = dict(pod.held.get(container.name, {}))
+        before = dict(pod.allocated.get(container.name, {}))
         for resource, count in wanted:
             try:
                 await self._allocate(pod, container, resource, count, reusable.get(resource, set()), hint)
             except (SelectionError, CallError) as error:
                 raise AdmissionError(f"Allocate failed due to {error}, which is unexpected") from error
-        if pod.held.get(container.name, {}) != before:
+        if pod.allocated.get(container.name, {}) != before:
             self._checkpoint()
-        answers = [each.response for each in pod.held.get(container.name, {}).values()]
+        answers = [each.response for each in pod.allocated.get(container.name, {}).values()]
         for conflict in conflicts(answers):
             self._journal.breach("", conflict)
 
@@ -218,7 +217,7 @@ class PodAdmission:
         tables = self._registry().tables
         hints = []
         for resource, count in limits.items():
-            state, again = tables[resource], pod.held.get(container.name, {}).get(resource)
+            state, again = tables[resource], pod.allocated.get(container.name, {}).get(resource)
             if again and (cause := admission_panic(state, again.ids)):
                 self._journal.breach(resource, cause)
                 self._panic(cause)
@@ -237,14 +236,14 @@ class PodAdmission:
         self, pod: Pod, container: Container, resource: str, count: int, reusable: set[str], hint: Hint
     ) -> None:
         state = self._registry().tables[resource]
-        held = pod.held.get(container.name, {}).get(resource) if pod.uid in self.known else None
-        if held is not None and len(held.ids) != count:
+        allocated = pod.allocated.get(container.name, {}).get(resource) if pod.uid in self.known else None
+        if allocated is not None and len(allocated.ids) != count:
             raise SelectionError(
                 f'pod "{pod.name}" container "{container.name}" changed request for resource "{resource}" '
-                f"from {len(held.ids)} to {count}"
+                f"from {len(allocated.ids)} to {count}"
             )
-        check_serving(state, held.ids if held else ())
-        if held is not None:
+        check_serving(state, allocated.ids if allocated else ())
+        if allocated is not None:
             return
         selection = select(state, count, reusable, hint, self._rng)
         state.allocated.update(selection.taken)
@@ -273,7 +272,7 @@ class PodAdmission:
         for breach in response_breaches(response):
             self._journal.breach(resource, breach)
         numa = {each: state.devices[each].numa for each in ids if each in state.devices}
-        pod.held.setdefault(container.name, {})[resource] = Allocation(
+        pod.allocated.setdefault(container.name, {})[resource] = Allocation(
             container.name,
             resource,
             ids,
@@ -329,8 +328,8 @@ class PodAdmission:
     async def _start(self, pod: Pod) -> dict[tuple[str, str], float]:
         """Starts the containers; gives the seconds of each PreStartContainer by container and resource."""
         took = {}
-        for container, held in pod.held.items():
-            for resource, allocation in held.items():
+        for container, allocated in pod.allocated.items():
+            for resource, allocation in allocated.items():
                 endpoint = self._registry().endpoints.get(resource)
                 if pod.running or endpoint is None or not endpoint.pre_start_required:
                     continue

@@ -1,13 +1,17 @@
-"""The kubelet's table of one resource's devices, as the newest list fills it. Decisions only, no I/O.
+"""The kubelet's table of one resource's devices, as the newest list fills it, and when a list ends the kubelet. No I/O.
 
-Source: pkg/kubelet/cm/devicemanager/manager.go (genericDeviceUpdateCallback, markResourceUnhealthy, GetCapacity).
+Sources: pkg/kubelet/cm/devicemanager/manager.go (genericDeviceUpdateCallback, markResourceUnhealthy, GetCapacity,
+allocateContainerResources) and topology_hints.go (generateDeviceTopologyHints). The last two look devices up in the newest list
+and do not ask whether they are there: kubelets from 1.34 to 1.36 dereference nil. A strict stand-in goes further, since nobody
+knows when such a pod is admitted again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from gpu_plugin.kubelet import messages, wire
+from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
 
 GRACE_SECONDS = 300.0
 """How long after its stream ended a resource keeps its capacity (types.go: endpointStopGracePeriod)."""
@@ -135,3 +139,37 @@ def _device_breaches(device: ListedDevice) -> Iterable[str]:
 def missing(before: Mapping[str, ListedDevice], devices: Sequence[ListedDevice]) -> set[str]:
     """The ids of the table `before` that a list lacks."""
     return before.keys() - {device.id for device in devices}
+
+
+class KubeletPanicError(AssertionError):
+    """The stand-in kubelet panicked over what a plugin did; the text is the cause. Only a new start helps."""
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """Device ids of one resource: those that pods hold, and those with an Allocate under way."""
+
+    allocated: Collection[str]
+    in_flight: Collection[str]
+
+
+def list_panic(state: ResourceState, gone: Collection[str], claims: Claims, policy: NumaPolicy, *, strict: bool) -> str:
+    """What the newest list, which is in `state` already, makes of the kubelet: the cause of a panic, or nothing.
+
+    `gone` are the ids that the list before had; `strict` makes every list a fatal one that lacks what a pod holds.
+    """
+    lost = set(claims.allocated) - state.devices.keys()
+    if torn := set(claims.in_flight).intersection(gone):
+        return f"{state.resource}: {sorted(torn)} left the list during their Allocate"
+    if lost and state.lists == 1 and policy != "none" and any(state.numa.values()):
+        return f"{state.resource}: pods are admitted again with {sorted(lost)}, which no list has"
+    if lost and strict:
+        return f"{state.resource}: {sorted(lost)} left the list while pods hold them"
+    return ""
+
+
+def admission_panic(state: ResourceState, ids: Collection[str]) -> str:
+    """What admitting a pod again makes of the kubelet, by a policy that asks for hints; `ids` are those the pod has."""
+    lost = set(ids) - state.devices.keys()
+    if not lost or not any(state.numa.values()):
+        return ""
+    return f"{state.resource}: a pod is admitted again with {sorted(lost)}, which the list lacks"

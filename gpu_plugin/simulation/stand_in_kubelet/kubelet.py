@@ -9,18 +9,14 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError, PodAdmission
+from gpu_plugin.simulation.stand_in_kubelet.checkpoint import CheckpointKeeper
 from gpu_plugin.simulation.stand_in_kubelet.client import DropKind
-from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
-from gpu_plugin.simulation.stand_in_kubelet.directory import clean, read_checkpoint, write_checkpoint
-from gpu_plugin.simulation.stand_in_kubelet.journal import Event, EventKind, Journal
-from gpu_plugin.simulation.stand_in_kubelet.panic import Claims, KubeletPanicError, list_panic
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import (
-    PodResourcesService,
-    default_socket,
-    listing,
-)
-from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container, Pod
-from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, RegistrationCount, RegistrationService
+from gpu_plugin.simulation.stand_in_kubelet.device_table import Claims, KubeletPanicError, ResourceState, list_panic
+from gpu_plugin.simulation.stand_in_kubelet.directory import clean, read_checkpoint
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
+from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
+from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container
+from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, RegistrationService
 from gpu_plugin.simulation.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
@@ -52,7 +48,12 @@ class StandInKubelet:
         strict: whether every list that lacks an id that a pod holds is a panic, and not only where a real kubelet panics.
 
     Attributes:
+        socket: where plugins register.
         panicked: the cause of a panic, until the next start; "" while all is well.
+        events: everything that happened, in order, over all restarts.
+        violations: every breach of the contract by a plugin, over all restarts.
+        registrations: counts of Registers by resource name, over all restarts.
+        pods: who holds what, by pod name; pods outlive restarts.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class StandInKubelet:
         strict: bool = True,
     ) -> None:
         self.directory = directory
+        self.socket = directory / SOCKET
         self.pod_resources_socket = (
             default_socket(directory) if pod_resources_socket == "beside" else pod_resources_socket
         )
@@ -85,9 +87,11 @@ class StandInKubelet:
         )
         self._registration = RegistrationService(self._journal, directory, self._connect)
         self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._asked)
-        self._written: frozenset[tuple[str, str]] = frozenset()
-        self._lists_when_written = 0
-        self._repeated_after = 0
+        self._checkpoint = CheckpointKeeper(
+            directory, self._journal, self._admission, self._pod_resources, lambda: self._registry.tables
+        )
+        self.events, self.violations = self._journal.events, self._journal.violations
+        self.registrations, self.pods = self._registration.counts, self._admission.pods
         self._servers: list[SocketServer] = []
         self._sources: asyncio.TimerHandle | None = None
         self._strict = strict
@@ -95,36 +99,11 @@ class StandInKubelet:
         self._last_panic = ""
 
     @property
-    def socket(self) -> Path:
-        """Where plugins register."""
-        return self.directory / SOCKET
-
-    @property
-    def events(self) -> list[Event]:
-        """Everything that happened, in order, over all restarts."""
-        return self._journal.events
-
-    @property
-    def violations(self) -> list[str]:
-        """Every breach of the contract by a plugin, over all restarts."""
-        return self._journal.violations
-
-    @property
     def resources(self) -> Mapping[str, ResourceState]:
         """What the node reports, by resource name. Asking forgets what has been without a plugin for too long."""
         if self._registry.forget_expired():
             self._write_checkpoint()
         return self._registry.tables
-
-    @property
-    def registrations(self) -> Mapping[str, RegistrationCount]:
-        """Registers by resource name, over all restarts."""
-        return self._registration.counts
-
-    @property
-    def pods(self) -> Mapping[str, Pod]:
-        """Who holds what, by pod name; pods outlive restarts."""
-        return self._admission.pods
 
     @property
     def pod_resources_lists(self) -> int:
@@ -157,7 +136,7 @@ class StandInKubelet:
             self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             entries, resources = read_checkpoint(self.directory)
             self._admission.restart(entries)
-            self._note_written()
+            self._checkpoint.note()
             for resource in resources:
                 self._registry.remember(resource)
             self._admission.recount()
@@ -277,10 +256,11 @@ class StandInKubelet:
         regular = {container.name for container in record.containers if container.kind == "app"}
         return {
             container: {
-                resource: {identifier: self._health(resource, identifier) for identifier in allocation.ids}
-                for resource, allocation in held.items()
+                resource: {identifier: state.health_of(identifier) for identifier in allocation.ids}
+                for resource, allocation in allocated.items()
+                for state in (self._registry.tables.get(resource) or ResourceState(resource),)
             }
-            for container, held in record.held.items()
+            for container, allocated in record.allocated.items()
             if container in regular
         }
 
@@ -330,7 +310,7 @@ class StandInKubelet:
             rng=self._rng,
             dial_timeout=self._dial_timeout,
             list_received=self._list_received,
-            list_again=self._list_again,
+            list_again=lambda: self._checkpoint.wants_list(self.resources),
         )
 
     async def _connect(self, resource: str, path: Path) -> None:
@@ -338,17 +318,17 @@ class StandInKubelet:
 
     def _list_received(self, resource: str, gone: set[str]) -> None:
         state = self._registry.tables[resource]
-        held = self._admission.held(resource)
+        allocated = self._admission.allocated(resource)
         in_flight = {identifier for name, identifier in self._admission.in_flight if name == resource}
-        if breach := gone & (held | in_flight):
+        if breach := gone & (allocated | in_flight):
             self._journal.breach(
                 resource, f"device ids {sorted(breach)} vanished from the list while pods may hold them"
             )
-        elif state.lists == 1 and (lost := held - state.devices.keys()):
+        elif state.lists == 1 and (lost := allocated - state.devices.keys()):
             self._journal.breach(resource, f"device ids {sorted(lost)}, held by pods, are not listed after a restart")
-        if gone - held - in_flight:
-            self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - held - in_flight)))
-        if cause := list_panic(state, gone, Claims(held, in_flight), self._policy, strict=self._strict):
+        if gone - allocated - in_flight:
+            self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - allocated - in_flight)))
+        if cause := list_panic(state, gone, Claims(allocated, in_flight), self._policy, strict=self._strict):
             self._panic(cause)
         self._write_checkpoint()
 
@@ -379,33 +359,6 @@ class StandInKubelet:
         self._admission.sources_ready = True
         self.wake()
 
-    def _list_again(self) -> bool:
-        """Whether an unchanged list has a purpose, which is that the checkpoint is written: a real kubelet does that for each.
-
-        It has one while the file names what PodResources does not, since it was asked, which is when a kubelet forgets pods that
-        have ended, or never was. And while a device is unhealthy, which may wait for its pod's end, once after each stream's
-        beginning and each admission: a plugin cannot know whether the file has them already. Any other tells nobody anything,
-        and costs the kubelet a file.
-        """
-        lists = self._pod_resources.lists
-        told = {
-            (resource, identifier)
-            for pod in self._admission.active().values()
-            for devices in listing(pod).containers.values()
-            for resource, identifier, _ in devices
-        }
-        if self._written and (not lists or (lists != self._lists_when_written and self._written - told)):
-            return True
-        causes = (EventKind.STREAM_OPENED, EventKind.ADMITTED, EventKind.REJECTED)
-        caused = sum(event.kind in causes for event in self.events)
-        new, self._repeated_after = caused > self._repeated_after, caused
-        return new and any(table.unhealthy for table in self.resources.values())
-
-    def _note_written(self) -> None:
-        entries = self._admission.entries()
-        self._lists_when_written = self._pod_resources.lists
-        self._written = frozenset((e.resource, each) for e in entries for ids in e.ids.values() for each in ids)
-
     def _drop(self, *, orderly: bool) -> None:
         self.running = False
         if self._sources is not None:
@@ -419,12 +372,6 @@ class StandInKubelet:
         while self._servers:
             await self._servers.pop().wait_dropped()
 
-    def _health(self, resource: str, identifier: str) -> str:
-        state = self._registry.tables.get(resource) or ResourceState(resource)
-        return state.health_of(identifier)
-
     def _write_checkpoint(self) -> None:
         if self.running:
-            healthy = {name: state.healthy for name, state in self._registry.tables.items()}
-            write_checkpoint(self.directory, self._admission.entries(), healthy)
-            self._note_written()
+            self._checkpoint.write()

@@ -109,7 +109,7 @@ def listing(pod: Pod) -> wire.PodListing:
         {
             container.name: [
                 (resource, identifier, allocation.numa.get(identifier, ()))
-                for resource, allocation in pod.held.get(container.name, {}).items()
+                for resource, allocation in pod.allocated.get(container.name, {}).items()
                 for identifier in allocation.ids
             ]
             for container in order

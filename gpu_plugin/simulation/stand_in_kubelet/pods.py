@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.kubelet import messages
 from gpu_plugin.simulation.stand_in_kubelet.selection import PreferredAsk
 
@@ -72,20 +72,20 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class Pod(msgspec.Struct):
-    """A pod the kubelet runs. `held` is by container name, then resource name; `running` whether containers run.
+    """A pod the kubelet runs. `allocated` is by container name, then resource name; `running` whether containers run.
 
     No two pods ever have one `uid`, whatever their names.
     """
 
     name: str
     containers: tuple[Container, ...]
-    held: dict[str, dict[str, Allocation]] = msgspec.field(default_factory=dict)
+    allocated: dict[str, dict[str, Allocation]] = msgspec.field(default_factory=dict)
     running: bool = False
     uid: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
 
     def ids(self, resource: str) -> set[str]:
         """Device ids of a resource that any container of the pod holds."""
-        return {i for held in self.held.values() if resource in held for i in held[resource].ids}
+        return {i for allocated in self.allocated.values() if resource in allocated for i in allocated[resource].ids}
 
 
 def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:

@@ -1,11 +1,13 @@
 """The kubelet's Registration service, with the ways in which a kubelet can let a plugin down.
 
 Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go (Register): its order of steps and its error texts, which
-are plain Go errors and reach the plugin with status UNKNOWN.
+are plain Go errors and reach the plugin with status UNKNOWN. Names: pkg/apis/core/v1/helper (IsExtendedResourceName,
+IsQualifiedName) and sun_path of unix(7).
 """
 
 import asyncio
 import os
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,11 +18,16 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DialError
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
-from gpu_plugin.simulation.stand_in_kubelet.naming import endpoint_breaches, is_extended_resource_name
 from gpu_plugin.simulation.stand_in_kubelet.server import caller_pid
+
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_MAX_PREFIX = 253
+_MAX_NAME = 63
 
 FaultKind = Literal["refuse", "hang", "reset"]
 
@@ -133,3 +140,28 @@ class RegistrationService:
         if fault.kind == "reset":
             stream._stream.connection._transport.abort()  # noqa: SLF001 - grpclib cannot cut a connection
         await asyncio.get_running_loop().create_future()  # until the caller, or this kubelet, goes away
+
+
+def is_extended_resource_name(name: str) -> bool:
+    """Whether the kubelet lets a device plugin register `name`."""
+    if "/" not in name or "kubernetes.io/" in name or name.startswith("requests."):
+        return False
+    prefix, _, rest = f"requests.{name}".partition("/")  # quota keys carry this prefix, so it counts in the length
+    return (
+        len(prefix) <= _MAX_PREFIX
+        and _SUBDOMAIN.fullmatch(prefix) is not None
+        and len(rest) <= _MAX_NAME
+        and _NAME.fullmatch(rest) is not None
+    )
+
+
+def endpoint_breaches(endpoint: str, path: str) -> list[str]:
+    """What is wrong with a Register's `endpoint`, whose socket is to be at `path`; empty when nothing is."""
+    found = []
+    if not endpoint:
+        found.append("Register without an endpoint")
+    if "/" in endpoint:
+        found.append(f"endpoint {endpoint!r} has a directory part: a file name in the plugin directory is expected")
+    if (left := room(path)) < 0:
+        found.append(f"socket path {path} has {LONGEST - left} bytes, unix sockets take {LONGEST}")
+    return found

@@ -37,11 +37,11 @@ class Selection(msgspec.Struct, frozen=True):
     rest: tuple[frozenset[str], ...]
 
 
-def check_serving(state: ResourceState, held: Collection[str] = ()) -> None:
-    """What must hold before devices are counted. Raises SelectionError; `held` are ids the container has already."""
+def check_serving(state: ResourceState, allocated: Collection[str] = ()) -> None:
+    """What must hold before devices are counted. Raises SelectionError; `allocated` are ids the container has already."""
     if not state.healthy:
         raise SelectionError(f"no healthy devices present; cannot allocate unhealthy devices {state.resource}")
-    if not state.healthy.issuperset(held):
+    if not state.healthy.issuperset(allocated):
         raise SelectionError(
             "previously allocated devices are no longer healthy; cannot allocate unhealthy devices " + state.resource
         )

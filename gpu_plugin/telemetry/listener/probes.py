@@ -81,7 +81,11 @@ class Probes:
         async with self._telling:
             told = self._told.get(form)
             if told is None or anyio.current_time() - told[0] >= FRESH:
-                status = {**await self.status(), "event_loop_lag": self._beats.lag.told(), "scrape_seconds": self._took}
+                status = {
+                    **await self.status(),
+                    "event_loop_lag": self._beats.lag.as_data(),
+                    "scrape_seconds": self._took,
+                }
                 told = anyio.current_time(), Answer(200, await self._text(status, form), form.content_type)
                 self._told[form] = told
             return told[1]

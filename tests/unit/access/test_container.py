@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.access.container import CONTROL_NODES, STRATEGIES, Access, MpsDirectories, container_edits, imex_node
-from gpu_plugin.access.edits import ContainerEdits
+from gpu_plugin.access.container import (
+    CONTROL_NODES,
+    STRATEGIES,
+    Access,
+    ContainerEdits,
+    MpsDirectories,
+    container_edits,
+    imex_node,
+)
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import Resource, whole_gpu
 from gpu_plugin.devices.node import Gpu

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from gpu_plugin.access.container import CONTROL_NODES, Access
-from gpu_plugin.access.plan import access_warnings, cdi_classes, existing, missing_channels, plan_access
+from gpu_plugin.access.plan import access_warnings, cdi_classes, missing_channels, plan_access
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Node
@@ -55,7 +55,9 @@ def test_the_control_nodes_of_an_h200_without_modeset():
 
 @pytest.mark.parametrize("missing", CONTROL_NODES)
 def test_control_nodes_are_those_that_exist_in_a_fixed_order(missing):
-    assert existing(frozenset(CONTROL_NODES) - {missing}) == tuple(n for n in CONTROL_NODES if n != missing)
+    assert planned(*frozenset(CONTROL_NODES) - {missing}).control_nodes == tuple(
+        n for n in CONTROL_NODES if n != missing
+    )
 
 
 @pytest.mark.parametrize("asked", [("gdrcopy",), ("gds",), ("mofed",), ("gdrcopy", "gds", "mofed"), ()])

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from gpu_plugin.access.cdi.build import Built, CdiOptions
+from gpu_plugin.access.cdi.build import Built
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.cdi import keeper as keeper_module
 from gpu_plugin.cdi.keeper import SpecKeeper, readiness
@@ -96,7 +97,7 @@ class Kept:
             before = self.source.builds
             self.keeper.ask()
             with anyio.fail_after(10):
-                while self.source.builds == before or not self.keeper._under_way.done.done():  # type: ignore[union-attr]
+                while self.source.builds == before or self.keeper._call.under_way:
                     await anyio.sleep(0.001)
 
 
@@ -346,7 +347,7 @@ async def test_a_look_that_comes_back_after_the_removal_writes_nothing(kept):
     await kept.keeper.remove()
     kept.source.free.set()
     with anyio.fail_after(10):
-        while not kept.keeper._under_way.done.done():
+        while kept.keeper._call.under_way:
             await anyio.sleep(0.001)
     assert not (kept.directory / GPU_FILE).exists()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.access.cdi.build import CdiOptions
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, SpecDevice, made
 from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.devices.node import Gpu, MigDevice
@@ -44,8 +44,8 @@ def source(host, root):
     return SpecSource(host, lambda: [(str(root), "")])
 
 
-def request(*gpus, version=VERSION, **wishes):
-    return Request(gpus or (Gpu("GPU-a", 0, minor=0),), version, CdiOptions(**wishes))
+def request(*gpus, version=VERSION, **options):
+    return Request(gpus or (Gpu("GPU-a", 0, minor=0),), version, CdiOptions(**options))
 
 
 def names(built):

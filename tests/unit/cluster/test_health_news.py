@@ -9,8 +9,7 @@ from gpu_plugin.cluster.correlation import Object
 from gpu_plugin.cluster.health_news import concerns_pods, on_node, on_pod, pods_on, reason
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.transition import Transition
+from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.inventory.snapshot import ResourceView, Snapshot
 from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.placement.prepared import Placement

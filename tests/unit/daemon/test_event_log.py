@@ -13,8 +13,7 @@ from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.daemon.event_log import LONGEST_REASON, LONGEST_REPLY, EventLog
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.transition import Transition
+from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.state import event_store
 from gpu_plugin.state.event_store import Event, EventStore
@@ -184,7 +183,7 @@ async def test_an_order_is_answered_once_a_kill_cannot_unsay_it(log, tmp_path, m
         await anyio.lowlevel.checkpoint()
         asyncio.get_running_loop().call_later(0.05, slow.set)
         await log.order("cordon", done)({"gpu": 3})
-        assert [event.text for event in event_store.read(tmp_path)] == ["cordon: it is cordoned"]
+        assert [event.text for event in event_store.recollect(tmp_path)[0]] == ["cordon: it is cordoned"]
         tasks.cancel_scope.cancel()
 
 

@@ -11,9 +11,8 @@ from gpu_plugin.daemon.faulting_pods import Error
 from gpu_plugin.daemon.health_watch import UNLISTED, HealthWatch
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.observation import ApplicationError, Fault, Order, Sample, XidEvent
-from gpu_plugin.health.transition import Transition
 from tests.unit.health.ledgers import SEEN
 
 GPU = Gpu("GPU-0", 0)

@@ -25,7 +25,7 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, endpoint, holders
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.runtime.pulse import Pulse
@@ -99,7 +99,7 @@ class Life:
         asked = self.kubelet._pod_resources
         asked._clock, asked._counted_at = anyio.current_time, anyio.current_time()  # what limits the rate of calls
         # A list that is sent again may come to nothing while the checkpoint cannot be read; it is not what is looked for here.
-        self.kubelet._list_again = lambda: True  # type: ignore[method-assign]
+        self.kubelet._checkpoint.wants_list = lambda tables: True  # type: ignore[method-assign]
         socket = self.kubelet.pod_resources_socket
         self.settings = resolve({"device_plugin_dir": str(directory), "pod_resources_socket": str(socket)}, {})
         self.situation = Situation()
@@ -239,7 +239,7 @@ class Life:
         return {
             (name, resource, identifier)
             for name, pod in self.kubelet.pods.items()
-            for by_resource in pod.held.values()
+            for by_resource in pod.allocated.values()
             for resource, allocation in by_resource.items()
             for identifier in allocation.ids
         }
@@ -265,8 +265,8 @@ class Life:
         def healthy() -> dict[str, set[str]]:
             return {name: set(table.healthy) for name, table in self.kubelet.resources.items() if table.healthy}
 
-        while healthy() != wanted or self.inventory.retired:
-            assert anyio.current_time() < until, (wanted, healthy(), self.inventory.retired, self.trace)
+        while healthy() != wanted or self.inventory.judged.retirement.since:
+            assert anyio.current_time() < until, (wanted, healthy(), self.inventory.judged.retirement.since, self.trace)
             await anyio.sleep(0.5)
         self.check()
 

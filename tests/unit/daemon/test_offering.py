@@ -16,7 +16,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.daemon import offering as offering_module
 from gpu_plugin.daemon.offering import MAX_JUDGEMENTS, Offering
-from gpu_plugin.devices import given as given_module
+from gpu_plugin.devices import recent_allocations as given_module
 from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
@@ -27,7 +27,7 @@ from gpu_plugin.inventory.offer import offer
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.kubelet.holding import Holding, KubeletReadings, Told, weigh
+from gpu_plugin.kubelet.holding import History, Holding, KubeletReadings, weigh
 from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
 from gpu_plugin.placement.subsets import Subsets
 
@@ -277,11 +277,11 @@ async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again(settings, m
     async with serving(settings) as served:
         served.take(node(2))
         await served.until(lambda: GPU in served.inventory.store.current.resources)
-        assert served.inventory.store.told_again(GPU) == 0
+        assert served.inventory.store.resends(GPU) == 0
         served.take(node(1), gpu_names=(NamePattern("*", "nvidia.com/x"),))
-        await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
+        await served.until(lambda: served.inventory.store.resends(GPU) == 1)
         await anyio.sleep(0.05)
-        assert served.inventory.store.told_again(GPU) == 1  # not at every question
+        assert served.inventory.store.resends(GPU) == 1  # not at every question
 
 
 async def test_the_first_offer_waits_for_what_pods_hold_whatever_is_remembered(settings, monkeypatch):
@@ -332,16 +332,16 @@ async def test_what_is_given_while_the_kubelet_is_asked_is_not_in_its_answer(set
         asked.append(None)
         await anyio.sleep(0.002)
         if len(asked) == 2:
-            served.inventory.store.given.note(GPU, ["GPU-00"], anyio.current_time())
+            served.inventory.store.recent.note(GPU, ["GPU-00"], anyio.current_time())
         return Holding(frozenset({key}), frozenset({key}) if len(asked) == 2 else frozenset(), writing=1)
 
     monkeypatch.setattr(Holders, "ask", ask)
     monkeypatch.setattr(offering_module, "HOLDERS_CHECK", 0.01)
     async with serving(settings) as served:
-        given = served.inventory.store.given
+        recent = served.inventory.store.recent
         served.take(node(1))
         await served.until(lambda: len(asked) >= 4)
-        assert given.unsaid([key]) == {key}
+        assert recent.unconfirmed([key]) == {key}
 
 
 async def test_that_capacity_waits_for_pod_resources_is_said_once(settings, monkeypatch, caplog):
@@ -373,7 +373,7 @@ RENAMED = {"gpu_names": (NamePattern("*", "nvidia.com/x"),)}
 async def test_without_a_checkpoint_an_answer_says_nothing_of_what_the_offer_itself_retires(settings):
     served = Served(settings)
     served.offering._apply(offer(node(1), settings, "/"), Holding(), 0.0)
-    silent, _ = weigh(Told(), KubeletReadings((0, 0, 1), frozenset()), {})
+    silent, _ = weigh(History(), KubeletReadings((0, 0, 1), frozenset()), {})
     served.offering._apply(offer(node(1), msgspec.structs.replace(settings, **RENAMED), "/"), silent, 1.0)
     [device] = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
     assert device.reason == "a pod may still hold its hardware as GPU-00"
@@ -386,9 +386,9 @@ async def test_what_was_given_away_and_is_in_no_record_has_a_list_sent_again(set
     async with serving(settings) as served:
         served.take(node(1))
         await served.until(lambda: GPU in served.inventory.store.current.resources)
-        served.inventory.store.given.note(GPU, ["GPU-00"], anyio.current_time())
+        served.inventory.store.recent.note(GPU, ["GPU-00"], anyio.current_time())
         served.take(node(1), **RENAMED)
-        await served.until(lambda: served.inventory.store.told_again(GPU) == 1)
+        await served.until(lambda: served.inventory.store.resends(GPU) == 1)
 
 
 class Witnesses:
@@ -544,7 +544,7 @@ def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings
     served = Served(settings)
     served.inventory.apply(offer(node(2), settings, "/"), frozenset(), 0)
     served.inventory.apply(offer(node(1), settings, "/"), frozenset(), 0)
-    served.inventory.store.given.note(GPU, ["GPU-01"], 0)
+    served.inventory.store.recent.note(GPU, ["GPU-01"], 0)
     assert served.inventory.leaving
     assert served.offering._pause(100.0) == offering_module.HOLDERS_POLL
 

@@ -12,7 +12,7 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.nvml.release import ReleaseError
+from gpu_plugin.nvml.roster import ReleaseError
 from tests.unit.health.ledgers import SEEN
 
 GPUS = (

@@ -49,7 +49,7 @@ from gpu_plugin.sources.list_strategy import ListStrategy
 from gpu_plugin.sources.source import ConfigSource
 from gpu_plugin.state import recorder
 from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.state.event_store import read as read_events
+from gpu_plugin.state.event_store import recollect
 from gpu_plugin.state.journal import Journal
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.telemetry.listener import probes as probes_module
@@ -297,8 +297,9 @@ async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, n
     stalled = threading.Event()
     async with running(directory, node) as (daemon, _, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        monkeypatch.setattr(daemon._memory, "write", lambda *_: stalled.wait(30))
-        node.post(2, 8, 48)
+        for write in ("write_evidence", "write_durably"):
+            monkeypatch.setattr(daemon._memory, write, lambda *_: stalled.wait(30))
+        node.post(2, 8, 79)
         await kubelet.wait_for(healthy(kubelet, 7))
         began = time.monotonic()
     assert time.monotonic() - began < 2
@@ -939,7 +940,7 @@ async def test_what_is_known_is_written_again_and_commands_answered_wherever_the
         with anyio.fail_after(10):  # as a SIGKILL now would leave it
             while not {"cordon", "xid"} <= signals():
                 await anyio.sleep(0.01)
-            while not any(event.kind == "order" for event in read_events(state)):
+            while not any(event.kind == "order" for event in recollect(state)[0]):
                 await anyio.sleep(0.01)
 
 

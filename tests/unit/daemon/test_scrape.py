@@ -156,7 +156,8 @@ async def test_each_reading_moves_with_its_fault(kubelet, directory, node):
 
 
 async def test_a_call_that_hangs_is_counted_while_it_does(kubelet, directory, node):
-    async with running(directory, node, nvml_timeout="1s") as (daemon, _, _):
+    # Other calls of a busy machine come back within this time.
+    async with running(directory, node, nvml_timeout="3s") as (daemon, _, _):
         await kubelet.wait_for(healthy(kubelet, 8))
         node.hang(2, 3600.0)
         told = await until(daemon, lambda told: told.of("gpu_plugin_nvml_calls_hanging") == [1])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.devices.naming import resource_name_fault
+from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.devices.plan import GPU_RESOURCE
 
 LABEL = set(string.ascii_lowercase + string.digits + "-")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_plugin.devices.gpu_names import matches, means, selected, unmatched
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.devices.selection import matches, means, selected, unmatched
 
 H100 = Gpu("GPU-a", 0, pci_bus_id="00000000:1B:00.0", model="NVIDIA H100 80GB HBM3")
 H200 = Gpu("GPU-b", 1, pci_bus_id="00000000:43:00.0", model="NVIDIA H200")

@@ -192,7 +192,7 @@ def write_down(state: Path, host, *, resumed: bool = False, gpu: int | None = 1,
     entry = Evidence.of(boot or host.boot_id(), uuid, LatchKey(MAINTENANCE), latch)
     memory = Memory(StateDirectory(state), host.boot_id())
     node = Node(tuple(Gpu(each.uuid, index) for index, each in enumerate(profile.gpus)), {})
-    assert memory.write((), node, ())
+    assert memory.write_durably((), node, ())
     assert memory.write_evidence((entry,))
 
 

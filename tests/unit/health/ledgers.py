@@ -2,11 +2,11 @@
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.facts import Facts
+from gpu_plugin.health.latch import Transition
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.record import MigUuids
-from gpu_plugin.health.transition import Transition
 from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 
@@ -40,6 +40,6 @@ def hear(
     ]
 
 
-def energies(*values: int | None) -> list[Observation]:
+def energies(*values: int | None) -> list[Sample]:
     """Looks that tell the energy used, and nothing else."""
     return [Sample(counting=0, energy=value) for value in values]

@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from gpu_plugin.health import background
-from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.evidence import BACKGROUND, Background, Evidence
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, Marks, Recovery, Verdict
 from gpu_plugin.health.observation import Sample, XidEvent
@@ -57,13 +56,13 @@ def test_it_is_written_down_when_it_says_something_else():
     assert msgspec.json.decode(msgspec.json.encode(entry), type=Evidence) == entry
     assert entry.known
     assert not entry.lasts
-    assert background.read(entry.latch()) == (Marks(1_100, None, 4, 0, 1_000.0), 0)
+    assert entry.latch() == Latch(Background(0), recovery=Recovery(Marks(1_100, None, 4, 0, 1_000.0)))
 
 
 @pytest.mark.parametrize("changes", [{"verdict": "FATAL"}, {"part": "1"}, {"device": "MIG-1"}])
 def test_what_holds_something_against_a_gpu_is_none(changes):
-    latch = Latch(background.Background(1), recovery=Recovery(Marks(5)))
-    entry = msgspec.structs.replace(Evidence.of("boot-1", A, background.KEY, latch), **changes)
+    latch = Latch(Background(1), recovery=Recovery(Marks(5)))
+    entry = msgspec.structs.replace(Evidence.of("boot-1", A, BACKGROUND, latch), **changes)
     assert not entry.known
     new = ledger()
     new.replay([entry])

@@ -54,6 +54,14 @@ def test_words_of_another_version_are_taken_for_the_worst_and_a_memory_of_anothe
     assert (latch.verdict, latch.proof, latch.memory) == (Verdict.FATAL, Proof.RESET, Occurrences())
 
 
+@pytest.mark.parametrize(("within", "kept"), [(600.0, True), (0.0, False)])
+def test_times_of_an_xid_that_count_towards_nothing_are_forgotten(within, kept):
+    ledger = HealthLedger(GUARDED, "boot-1")
+    ledger.watch(A, H200)
+    ledger.replay([Evidence.of("boot-1", A, KEY, Latch(Occurrences((1.0, 2.0), within)))])
+    assert ("xid" in {entry.signal for entry in ledger.evidence()}) is kept
+
+
 @pytest.mark.parametrize(
     ("signal", "part", "memory", "shifted"),
     [

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, MigDevice, Thresholds
+from gpu_plugin.health.context import Case
 from gpu_plugin.health.explain import Explained, clears, explain
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import LEVEL
@@ -14,8 +15,7 @@ from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.words import advice, xid_number
+from gpu_plugin.health.signals import SIGNALS, advice, xid_number
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, UNGUARDED, A, B, energies, hear, ledger
 
 OK, APP, DEGRADED, FATAL = Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.FATAL
@@ -272,7 +272,7 @@ def test_a_recovery_time_of_none_asks_for_one_reading():
 def test_a_margin_that_must_be_regained_is_named_in_numbers():
     policy, part = replace(UNGUARDED, temperature_recovery=300), Facts(margins=Thresholds(shutdown=-8, slowdown=-2))
     latch = Latch(LEVEL, FATAL, "words", 1.0)
-    words = clears(LatchKey("margin"), latch, gpu=A, now=2.0, policy=policy, facts=part)
+    words = clears(Case(LatchKey("margin"), latch, policy, A, 2.0, part))
     assert words == f"3 °C or more to its T.Limit, at every look for 120 s (300 s where it was FATAL){VOUCH}"
 
 
@@ -319,7 +319,7 @@ def test_every_signal_has_words_for_what_clears_it(signal):
     key = LatchKey(signal, "48" if signal == "xid" else "")
     for proof in Proof:
         latch = Latch(SIGNALS[signal].memory, FATAL, "words", 1.0, proof)
-        words = clears(key, latch, gpu=A, now=2.0, policy=GUARDED, facts=Facts())
+        words = clears(Case(key, latch, GUARDED, A, 2.0, Facts()))
         assert words, proof
         assert not re.search(r"\bID\b|None|\(\)|^;", words), proof
         advised = advice(key, GUARDED, A, latch)

@@ -1,11 +1,10 @@
 import pytest
 
-from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals.flapping import fell
-from gpu_plugin.health.transition import Transition
+from gpu_plugin.health.signals.flapping import after_drop
 from tests.unit.health.ledgers import GUARDED, H200, HUNG, UNGUARDED, A, B, hear, ledger
 
 HOUR, DAY = 3_600.0, 86_400.0
@@ -56,7 +55,7 @@ def test_the_third_time_within_an_hour_holds_a_gpu_back_for_one(gpu):
     assert gpu.reason == ""
     began = gpu.now
     changes = gpu.hang()
-    assert gpu.reason == "hung made it unfit 3 times; it is held back for 1 h"
+    assert gpu.reason == "hung made it unfit 3 times; it is held back for 1 h 0 min"
     (guarded,) = [change for change in changes if change.signal == "flapping"]
     assert (guarded.verdict, guarded.before, guarded.since) == (Verdict.FATAL, Verdict.OK, began)
     gpu.now = began + HOUR - 1
@@ -126,7 +125,7 @@ def test_what_falls_while_it_is_held_is_held_anew(gpu):
     gpu.hang(3)
     gpu.now += HOUR / 2
     gpu.hang()
-    assert "held back for 2 h" in gpu.reason
+    assert "held back for 2 h 0 min" in gpu.reason
     gpu.now += HOUR
     gpu.see(GOOD)
     assert gpu.reason
@@ -227,8 +226,13 @@ def test_a_slice_that_flaps_leaves_the_others_alone():
         "MIG-1": True,
         "MIG-2": False,
     }
-    assert one.reason(A, "MIG-1") == "xid 46 made it unfit 3 times; it is held back for 1 h"
+    assert one.reason(A, "MIG-1") == "xid 46 made it unfit 3 times; it is held back for 1 h 0 min"
 
 
-def test_shorter_holds_are_spelt_in_seconds():
-    assert fell(fell(fell(None, "hung", 1.0, 90.0), "hung", 2.0, 90.0), "hung", 3.0, 90.0).detail.endswith("for 90 s")
+def test_shorter_holds_are_told_in_minutes_and_seconds():
+    for hold, words in ((120.0, "for 2 min"), (45.0, "for 45 s")):
+        latch = None
+        for at in (1.0, 2.0, 3.0):
+            latch = after_drop(latch, "hung", at, hold)
+        assert latch is not None
+        assert latch.detail.endswith(words)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
@@ -20,7 +20,6 @@ from gpu_plugin.health.observation import (
 )
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.transition import Transition
 from tests.unit.health.ledgers import (
     ERROR,
     GUARDED,
@@ -85,6 +84,15 @@ def test_a_gpu_that_is_not_watched_is_never_heard_of(seen):
     assert fresh.override(B) == ()
     assert fresh.facts(B) == Facts()
     assert reasons(fresh) == {A: "", B: ""}
+
+
+@pytest.mark.parametrize("other", [XidEvent(31), DriverEvent(0x8), EventDelivery("x"), Order("resume")])
+def test_what_is_no_look_neither_proves_nor_disproves_a_recovery(other):
+    one = ledger()
+    hear(one, *energies(5_000_000), XidEvent(48), *energies(10, 20), other)
+    assert XID_48 in one.reason(A)
+    hear(one, *energies(30), start=2_000.0)
+    assert XID_48 not in one.reason(A)
 
 
 def test_one_gpus_fault_is_that_gpus_alone():

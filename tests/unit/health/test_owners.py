@@ -1,6 +1,6 @@
 import pytest
 
-from gpu_plugin.health.owners import owner
+from gpu_plugin.health.signals.application_errors import owner
 
 
 @pytest.mark.parametrize(

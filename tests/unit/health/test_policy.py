@@ -4,8 +4,9 @@ from gpu_plugin.config.choices import HEALTH_SIGNALS
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.verdicts import SIGNAL_VERDICTS
 from gpu_plugin.health import signals
-from gpu_plugin.health.latch import NOTHING, Latch, Proof, Verdict
-from gpu_plugin.health.policy import HealthPolicy, complaints, policy
+from gpu_plugin.health.latch import NOTHING, Latch, LatchKey, Proof, Verdict
+from gpu_plugin.health.policy import HealthPolicy, policy
+from gpu_plugin.health.signals import standing
 from gpu_plugin.health.xids import VERDICTS, XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 
@@ -21,7 +22,7 @@ def test_without_a_word_from_the_operator_the_policy_is_the_shipped_table():
     plain = asked()
     assert plain == HealthPolicy(XidPolicy(TABLE))
     assert (plain.temperature_recovery, plain.flap_hold, plain.judging) == (300.0, 3600.0, True)
-    assert complaints(plain) == []
+    assert plain.malformed == ()
 
 
 def test_signals_that_can_be_judged_otherwise_are_all_that_are_not_essential_but_xids():
@@ -54,7 +55,7 @@ def test_the_files_words_on_xids_and_signals_are_taken():
 
 def test_xid_config_names_further_fatal_xids():
     told = asked({"XID_CONFIG": "31, 43"}, xid={"31": "ignore"})
-    assert [told.xids.fatal(xid) for xid in (31, 43, 13, 48)] == [True, True, False, True]
+    assert [told.xids.judge(xid).verdict is Verdict.FATAL for xid in (31, 43, 13, 48)] == [True, True, False, True]
 
 
 # Everything that DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS can say together
@@ -77,22 +78,22 @@ def test_xid_config_names_further_fatal_xids():
 )
 def test_everything_disabled_and_one_xid_enabled_leaves_that_one(disabled, enabled, xids, judging):
     told = asked({"DP_DISABLE_HEALTHCHECKS": disabled, "DP_ENABLE_HEALTHCHECKS": enabled})
-    assert {xid: told.xids.fatal(xid) for xid in xids} == xids
+    assert {xid: told.xids.judge(xid).verdict is Verdict.FATAL for xid in xids} == xids
     assert told.judging is judging
     heat = Latch(NOTHING, Verdict.FATAL, "hot")
-    assert told.standing("temperature", heat) is (Verdict.FATAL if judging else Verdict.OK)
-    assert told.standing("xid", heat, enabled=True) is Verdict.FATAL  # such a latch is there only where the Xid counts
-    assert told.standing("lost", heat, essential=True) is Verdict.FATAL
+    assert standing(LatchKey("temperature"), heat, told) is (Verdict.FATAL if judging else Verdict.OK)
+    assert standing(LatchKey("xid"), heat, told) is Verdict.FATAL  # such a latch is there only where the Xid counts
+    assert standing(LatchKey("lost"), heat, told) is Verdict.FATAL
 
 
 def test_words_that_are_none_are_told_with_their_variable():
     told = asked({"DP_DISABLE_HEALTHCHECKS": "13,banana", "DP_ENABLE_HEALTHCHECKS": "-1", "XID_CONFIG": "48,all,x"})
-    assert complaints(told) == [
+    assert told.malformed == (
         "DP_DISABLE_HEALTHCHECKS: 'banana' is neither an Xid, nor 'xids', nor 'all', and is ignored",
         "DP_ENABLE_HEALTHCHECKS: '-1' is neither an Xid, nor 'xids', nor 'all', and is ignored",
         "XID_CONFIG: 'x' is not an Xid and is ignored",
         "XID_CONFIG: 'all' is not an Xid and is ignored",
-    ]
+    )
     assert told.xids.critical == {48}
 
 
@@ -102,17 +103,16 @@ def test_words_that_are_none_are_told_with_their_variable():
 @pytest.mark.parametrize("word", SIGNAL_VERDICTS)
 def test_a_signal_comes_to_what_the_operator_says(word):
     told = asked(signals={"nvlink": word})
-    assert told.standing("nvlink", Latch(NOTHING, Verdict.DEGRADED)) is VERDICTS[word]
-    assert told.standing("nvlink", Latch(NOTHING, Verdict.FATAL)) is VERDICTS[word]
-    assert told.standing("nvlink", Latch(NOTHING, Verdict.APP)) is Verdict.APP
-    assert told.standing("nvlink", Latch(NOTHING)) is told.standing("nvlink", None) is Verdict.OK
-    assert told.standing("nvlink", Latch(NOTHING, Verdict.FATAL), essential=True) is Verdict.FATAL
-    assert told.standing("fabric", Latch(NOTHING, Verdict.FATAL)) is Verdict.FATAL
+    assert standing(LatchKey("nvlink"), Latch(NOTHING, Verdict.DEGRADED), told) is VERDICTS[word]
+    assert standing(LatchKey("nvlink"), Latch(NOTHING, Verdict.FATAL), told) is VERDICTS[word]
+    assert standing(LatchKey("nvlink"), Latch(NOTHING, Verdict.APP), told) is Verdict.APP
+    assert standing(LatchKey("nvlink"), Latch(NOTHING), told) is standing(LatchKey("nvlink"), None, told) is Verdict.OK
+    assert standing(LatchKey("fabric"), Latch(NOTHING, Verdict.FATAL), told) is Verdict.FATAL
 
 
 @pytest.mark.parametrize("verdict", OPEN)
 def test_what_an_operator_vouches_for_is_degraded_at_most(verdict):
     latch = Latch(NOTHING, verdict, overridden=True)
-    assert asked().standing("nvlink", latch) is min(verdict, Verdict.DEGRADED)
-    assert asked(signals={"nvlink": "fatal"}).standing("nvlink", latch) is min(verdict, Verdict.DEGRADED)
-    assert asked().standing("lost", latch, essential=True) is verdict
+    assert standing(LatchKey("nvlink"), latch, asked()) is min(verdict, Verdict.DEGRADED)
+    assert standing(LatchKey("nvlink"), latch, asked(signals={"nvlink": "fatal"})) is min(verdict, Verdict.DEGRADED)
+    assert standing(LatchKey("lost"), latch, asked()) is verdict

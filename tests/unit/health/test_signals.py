@@ -11,7 +11,7 @@ from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import LEVEL
-from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict, shifted
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import SIGNALS, EndsBy, SignalKind
@@ -434,10 +434,10 @@ def test_a_signal_asks_for_fields_of_a_sample_and_sees_kinds_of_observations(nam
 @pytest.mark.parametrize("name", SIGNALS)
 def test_what_a_signal_remembers_is_written_by_the_names_of_its_fields_and_read_strictly(name):
     blank = SIGNALS[name].memory
-    for written in (blank, blank.written(), blank.held(), blank.shifted(5.0)):
+    for written in (blank, blank.stored(), blank.stored_open(), shifted(blank, 5.0)):
         assert type(written) is type(blank)
         assert msgspec.json.decode(msgspec.json.encode(written), type=type(blank)) == written
-    assert blank.written() == blank, "there is nothing that it must not know"
+    assert blank.stored() == blank, "there is nothing that it must not know"
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"a field of another": 1}, type(blank))
 

@@ -33,7 +33,7 @@ def advice(policy: HealthPolicy, number: int, verdict: Verdict) -> tuple[Proof, 
     key, latch = LatchKey("xid", str(number)), Latch(SIGNALS["xid"].memory, verdict, "words", 1.0, proof)
     return (
         proof,
-        clears(key, latch, gpu="GPU", now=2.0, policy=policy, facts=Facts()),
+        clears(Case(key, latch, policy, "GPU", 2.0, Facts())),
         xid.advice(Case(key, latch, policy)),
     )
 

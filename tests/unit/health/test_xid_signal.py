@@ -8,7 +8,7 @@ from gpu_plugin.health.latch import AnyLatch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.words import advice
+from gpu_plugin.health.signals import advice
 from gpu_plugin.sources.xid_table import shipped_table
 from tests.unit.health.shipped import SHIPPED, shipped
 from tests.unit.health.watching import GPU, Watched
@@ -383,7 +383,7 @@ def test_what_comes_with_another_xid_does_so_on_the_same_slice_or_the_whole_gpu(
         found = sliced(*reversed(seen) if backwards else seen)
         return next(verdict for (part, _), verdict in found.items() if part == str(judged))
 
-    slices = not SHIPPED.xids.whole_gpu(judged)
+    slices = not SHIPPED.xids.judge(judged).whole_gpu
     assert come(on(judged), on(other)) is here
     assert come(on(judged, 1), on(other, 1)) is (here if slices else apart)
     assert come(on(judged, 1), on(other, 2)) is apart

@@ -248,7 +248,7 @@ def test_no_text_is_too_odd_to_read(text):
 )
 def test_the_operators_lists_over_the_table(disabled, enabled, fatal, harmless):
     asked = policy(disabled, enabled)
-    assert {xid for xid in fatal | harmless if asked.fatal(xid)} == fatal
+    assert {xid for xid in fatal | harmless if asked.judge(xid).verdict is Verdict.FATAL} == fatal
 
 
 @pytest.mark.parametrize("words", [("all", ""), ("xids", "")])

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpu_plugin.health import background
-from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.evidence import BACKGROUND, Evidence
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, Verdict
 from gpu_plugin.health.ledger import HealthLedger
@@ -53,7 +52,7 @@ class Watched:
     @property
     def written(self) -> list[Evidence]:
         """What a new process would know of signals."""
-        return [entry for entry in self.ledger.evidence() if entry.signal != background.NAME]
+        return [entry for entry in self.ledger.evidence() if entry.signal != BACKGROUND.signal]
 
     @property
     def verdict(self) -> Verdict:

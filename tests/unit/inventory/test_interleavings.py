@@ -16,8 +16,8 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.again import ListResend
-from gpu_plugin.kubelet.holding import KubeletReadings, Told, weigh
+from gpu_plugin.kubelet.holding import History, KubeletReadings, weigh
+from gpu_plugin.kubelet.list_resend import ListResend
 from tests.unit.inventory.changing_node import (
     LATER,
     LATER_SHARED,
@@ -65,7 +65,7 @@ class Machine:
     def begin(self) -> None:
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in (self.remembered, self.foreign)))
-        self.told, self.again, self.sent = Told(), ListResend(), {}  # type: ignore[var-annotated]
+        self.told, self.again, self.sent = History(), ListResend(), {}  # type: ignore[var-annotated]
         self.repeats: dict[str, int] = {}
         self.publish()
 
@@ -79,8 +79,8 @@ class Machine:
             self.kubelet.written() if self.readable else None,
             self.kubelet.writes if self.readable else None,
         )
-        holding, self.told = weigh(self.told, said, self.inventory.asked)
-        self.inventory.store.given.seen(holding.listed, holding.writing, self.now)
+        holding, self.told = weigh(self.told, said, self.inventory.judged.asked)
+        self.inventory.store.recent.seen(holding.listed, holding.writing, self.now)
         return holding
 
     def publish(self) -> None:
@@ -100,18 +100,18 @@ class Machine:
         holding = self.witnesses()
         store, before = self.inventory.store, self.inventory.store.current.version
         self.inventory.settle(holding.allocated, self.now, holding.listed)
-        awaited = self.inventory.awaited
-        kept = (holding.written & awaited) | store.given.unsaid(awaited)
+        awaited = self.inventory.judged.awaited
+        kept = (holding.written & awaited) | store.recent.unconfirmed(awaited)
         if store.current.version == before and (
             again := self.again.due(
                 kept,
                 store.current.resources,
                 self.now,
-                ready=store.given.begun(kept),
+                ready=store.recent.begun(kept),
                 answered=holding.answered,
             )
         ):
-            store.tell_again(again)
+            store.resend(again)
         self.send()
 
     def send(self) -> None:
@@ -119,8 +119,8 @@ class Machine:
         store = self.inventory.store
         lists = {}
         for name, view in store.current.resources.items():
-            if self.sent.get(name) is not view.resource or self.repeats.get(name, 0) < store.told_again(name):
-                self.sent[name], self.repeats[name] = view.resource, store.told_again(name)
+            if self.sent.get(name) is not view.resource or self.repeats.get(name, 0) < store.resends(name):
+                self.sent[name], self.repeats[name] = view.resource, store.resends(name)
                 lists[name] = [device.id for device in view.resource.devices if device.healthy]
         self.kubelet.receive(lists)
         for name in self.kubelet.healthy.keys() - store.current.resources.keys():
@@ -150,7 +150,7 @@ class Machine:
                 free = self.kubelet.free
                 name = dice.choice(free)[0]
                 taken = [key for key in free if key[0] == name][: dice.randint(1, 2)]
-                self.inventory.store.given.note(name, [identifier for _, identifier in taken], self.now)
+                self.inventory.store.recent.note(name, [identifier for _, identifier in taken], self.now)
                 split = dice.choice([0, len(taken)])  # to a plain init container, or to the pod's own
                 self.kubelet.admit(taken[split:], taken[:split], slow=self.whims.random() < self.slow)
                 self.trace[-1] += f" {taken} {'app' if not split else 'init'}"
@@ -204,7 +204,7 @@ class Machine:
         wanted = {r.name: {d.id for d in r.devices} for r in offered(self.situation).plan.resources}
         have = {name: set(ids) for name, ids in self.kubelet.healthy.items() if ids}
         assert have == wanted, self.trace
-        assert not self.inventory.retired, self.trace
+        assert not self.inventory.judged.retirement.since, self.trace
 
 
 def live(seed: int, *, former: bool = False) -> None:

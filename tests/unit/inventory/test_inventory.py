@@ -10,9 +10,9 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS, Device, Resource
-from gpu_plugin.devices.given import ENTERED
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
+from gpu_plugin.devices.recent_allocations import ENTERED
 from gpu_plugin.devices.retirement import SETTLE
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.health.latch import Health
@@ -92,29 +92,29 @@ def test_a_resource_is_emptied_before_it_is_withdrawn(inventory):
     renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
     inventory.apply(renamed, NONE, 10)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: ["GPU-a!", "GPU-b!"]}
-    assert inventory.retired == {(GPU, "GPU-a"): 10, (GPU, "GPU-b"): 10}
+    assert inventory.judged.retirement.since == {(GPU, "GPU-a"): 10, (GPU, "GPU-b"): 10}
     assert inventory.leaving
-    assert inventory.next_leave == 10 + SETTLE
+    assert inventory.judged.next_leave == 10 + SETTLE
     inventory.settle(NONE, 10 + SETTLE)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: []}
     assert inventory.leaving
-    assert inventory.next_leave == 10 + SETTLE + WITHDRAW
+    assert inventory.judged.next_leave == 10 + SETTLE + WITHDRAW
     inventory.settle(NONE, 10 + SETTLE + WITHDRAW)
     assert told(inventory) == {"nvidia.com/h100": ["GPU-a", "GPU-b"]}
     assert not inventory.leaving
-    assert inventory.next_leave == math.inf
+    assert inventory.judged.next_leave == math.inf
 
 
 def test_what_was_given_out_keeps_its_hardware_until_the_kubelet_has_written_since(inventory):
     inventory.apply(offered(), None, 0)
-    inventory.store.given.note(GPU, ["GPU-a"], 9)
+    inventory.store.recent.note(GPU, ["GPU-a"], 9)
     renamed = offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),))
     inventory.apply(renamed, NONE, 10)
     assert told(inventory)["nvidia.com/h100"] == ["GPU-a!", "GPU-b"]
     inventory.settle(NONE, 10 + SETTLE)
-    assert inventory.next_leave == math.inf, "when the other one may go nobody knows"
+    assert inventory.judged.next_leave == math.inf, "when the other one may go nobody knows"
     for asked, writing, healthy in ((11, 1, False), (100, 1, False), (200, None, False), (300, 2, True)):
-        inventory.store.given.seen(NONE, writing, asked)
+        inventory.store.recent.seen(NONE, writing, asked)
         inventory.settle(NONE, asked)
         assert told(inventory)["nvidia.com/h100"] == ["GPU-a" + "!" * (not healthy), "GPU-b"]
         assert ("GPU-a!" in told(inventory).get(GPU, ())) is not healthy, "nor does its id leave the list"
@@ -125,7 +125,7 @@ def test_what_an_earlier_process_gave_out_last_may_not_have_been_said_yet(invent
     inventory.apply(offered(), NONE, 10)
     assert told(inventory)[GPU] == ["GPU-a!", "GPU-b"]
     for writing in (1, 2):
-        inventory.store.given.seen(NONE, writing, 10 + ENTERED + writing)
+        inventory.store.recent.seen(NONE, writing, 10 + ENTERED + writing)
     inventory.settle(NONE, 10 + SETTLE)
     assert told(inventory)[GPU] == ["GPU-a", "GPU-b"]
 
@@ -143,7 +143,7 @@ def test_what_was_judged_is_published_unless_things_have_changed_since(inventory
         case "another offer":
             inventory.apply(offered(gpu_names=(NamePattern("*", "nvidia.com/h100"),)), None, 11)
         case "given away":
-            inventory.store.given.note(GPU, ["GPU-a"], 12)
+            inventory.store.recent.note(GPU, ["GPU-a"], 12)
     before = told(inventory)
     assert inventory.take(judged, standing) is (meanwhile == "nothing")
     after = {"nvidia.com/h100": ["GPU-a", "GPU-b"], GPU: []}
@@ -201,7 +201,7 @@ def test_what_an_earlier_process_listed_is_not_forgotten(inventory):
     for writing in (1, 2):
         inventory.settle(NONE, SETTLE)
         assert told(inventory) == {GPU: ["GPU-a", "GPU-b", "GPU-z!"]}, "it may have been given away at the last moment"
-        inventory.store.given.seen(NONE, writing, SETTLE)
+        inventory.store.recent.seen(NONE, writing, SETTLE)
     inventory.settle(NONE, SETTLE)
     assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
 
@@ -314,14 +314,16 @@ def test_what_pods_hold_and_nobody_lists_is_listed_again(inventory):
 def test_what_is_held_under_a_foreign_name_is_asked_about_by_name_since_it_is_known(inventory):
     key = (FOREIGN, UUIDS[0])
     inventory.remember([], [Resource(FOREIGN, (Device(UUIDS[0], UUIDS[0], UUIDS[0], "0"),))])
-    assert inventory.asked == {key: -math.inf}
+    assert inventory.judged.asked == {key: -math.inf}
     inventory.apply(offered(REAL, exclude_gpus=(UUIDS[0],)), None, 3)
-    assert (inventory.asked, inventory.awaited) == ({key: -math.inf}, frozenset()), "that GPU may be served again"
+    assert (inventory.judged.asked, inventory.judged.awaited) == ({key: -math.inf}, frozenset()), (
+        "that GPU may be served again"
+    )
     inventory.settle(NONE, 4)
-    assert inventory.asked == {}
+    assert inventory.judged.asked == {}
     for now in (5, 6):
         inventory.settle(frozenset({key}), now)
-        assert inventory.asked == {key: 5}
+        assert inventory.judged.asked == {key: 5}
 
 
 FOREIGN = "example.com/h100"
@@ -336,7 +338,7 @@ def test_what_is_held_under_a_foreign_name_keeps_its_hardware_while_nobody_says_
     inventory.settle(None, 3)
     assert told(inventory) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
     assert inventory.leaving
-    assert inventory.awaited == allocated
+    assert inventory.judged.awaited == allocated
     inventory.apply(offered(REAL, gpu_names=(NamePattern("*", FOREIGN),)), allocated, 4)
     assert told(inventory)[FOREIGN] == UUIDS, "now it is ours, and the kubelet knows whose"
     inventory.apply(offered(REAL), NONE, 5)

@@ -94,14 +94,14 @@ def test_two_resources_that_one_container_may_have_got_are_said_and_answered_as_
 def test_what_is_asked_for_is_noted_before_it_is_looked_at_and_ids_of_others_are_not(monkeypatch):
     service = made()
     store, noted = service._store, []
-    note = store.given.note
+    note = store.recent.note
 
     def retired_meanwhile(resource, ids, now):
         note(resource, ids, now)
         noted.extend(ids)
         store.publish({GPU: view(tuple(replace(device, reason="gone") for device in devices(8)))})
 
-    monkeypatch.setattr(store.given, "note", retired_meanwhile)
+    monkeypatch.setattr(store.recent, "note", retired_meanwhile)
     with pytest.raises(UnhealthyDeviceError, match="gone"):
         service.allocate([[IDS[1], "GPU-of-another-node"]])
     assert noted == [IDS[1]]

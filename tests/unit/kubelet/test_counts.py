@@ -44,7 +44,7 @@ async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa:
     finally:
         channel.close()
         await server.end()
-    told = counts.told()
+    told = counts.as_data()
     assert told["methods"]["Allocate"]["errors"] == {"INVALID_ARGUMENT": 1, "NOT_FOUND": 1}
     assert told["methods"]["Allocate"]["seconds"]["counts"] == [0, 0, 4, *[0] * 8], "each took 2 ms"
     assert (told["resources"][GPU]["allocations"], told["resources"][GPU]["allocated_devices"]) == (2, 3)
@@ -56,8 +56,8 @@ async def test_a_failed_registration_and_the_one_after_it(directory):  # noqa: F
         kubelet.refuse_next_register("no such resource name")
         async with serving(directory) as plugin:
             await kubelet.wait_for(registered(kubelet))
-            told = plugin.endpoint._counts.told()["resources"][GPU]
+            told = plugin.endpoint._counts.as_data()["resources"][GPU]
     assert told["registrations"] == {"accepted": 1, "failed": 1}
     assert told["streams"] == 1
     assert told["lists"] >= 1
-    assert plugin.endpoint._counts.told()["resources"][GPU]["streams"] == 0, "it ended with the endpoint"
+    assert plugin.endpoint._counts.as_data()["resources"][GPU]["streams"] == 0, "it ended with the endpoint"

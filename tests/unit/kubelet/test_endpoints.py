@@ -7,7 +7,7 @@ import anyio
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint as endpoint_module
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints
 from gpu_plugin.kubelet.registration import RegistrationError, register
 from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.serving import devices, view

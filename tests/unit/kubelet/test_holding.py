@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.kubelet.holding import Holding, KubeletReadings, Told, weigh
+from gpu_plugin.kubelet.holding import History, Holding, KubeletReadings, weigh
 from tests.unit.kubelet.model_kubelet import ModelKubelet
 
 GPU, OTHER_S = "nvidia.com/gpu", "example.com/gpu"
@@ -79,44 +79,44 @@ HAS_A, HAS_B, HAS_BOTH, NOBODY = file(p={A}), file(p={B}), file(p={A, B}), file(
     ],
 )
 def test_what_pods_may_hold(said, allocated):
-    told = Told()
+    told = History()
     for each in said:
         holding, told = weigh(told, each, {A: 1.0, B: 1.0})
     assert holding.allocated == allocated
 
 
 def test_what_was_listed_before_it_was_retired_proves_nothing_without_a_checkpoint():
-    _, told = weigh(Told(), says({A}, None), {A: 1.0})
+    _, told = weigh(History(), says({A}, None), {A: 1.0})
     assert weigh(told, says((), None), {A: 1.0})[0].allocated == NONE
     assert weigh(told, says((), None), {A: 2.0})[0].allocated == frozenset({A})  # it was offered again in between
-    _, told = weigh(Told(), says({A}, None), {})
+    _, told = weigh(History(), says({A}, None), {})
     assert weigh(told, says((), None), {A: 1.0})[0].allocated == frozenset({A})
 
 
 def test_that_a_device_was_listed_proves_nothing_once_the_checkpoint_was_readable_again():
     """Whoever serves it may have given it to another pod's plain init container, which the checkpoint alone told."""
-    _, told = weigh(Told(), says({A}, None), {A: 1.0})
+    _, told = weigh(History(), says({A}, None), {A: 1.0})
     holding, told = weigh(told, says((), file(q={A})), {A: 1.0})
     assert holding.allocated == frozenset({A})
     assert weigh(told, says((), None), {A: 1.0})[0].allocated == frozenset({A})
 
 
 def test_without_a_checkpoint_an_answer_is_about_nothing_but_what_was_asked():
-    assert weigh(Told(), says({A}, None), {})[0].of_all is None
-    assert weigh(Told(), says(None, None), {})[0].of_all is None
+    assert weigh(History(), says({A}, None), {})[0].of_all is None
+    assert weigh(History(), says(None, None), {})[0].of_all is None
     readable = KubeletReadings(ONE, frozenset({A}), HAS_A, HAS_A, writing=7)
-    assert weigh(Told(), readable, {})[0].of_all == frozenset({A})
+    assert weigh(History(), readable, {})[0].of_all == frozenset({A})
 
 
 def test_it_says_what_is_known_and_what_the_checkpoint_alone_keeps():
-    both = weigh(Told(), says({A}, HAS_BOTH), {})[0]
+    both = weigh(History(), says({A}, HAS_BOTH), {})[0]
     assert both == Holding(frozenset({A, B}), frozenset({A}), frozenset({B}), answered=True)
-    assert weigh(Told(), says(None, HAS_A), {})[0] == Holding(frozenset({A}), NONE, frozenset({A}))
+    assert weigh(History(), says(None, HAS_A), {})[0] == Holding(frozenset({A}), NONE, frozenset({A}))
 
 
 def test_two_pods_of_one_device_are_not_taken_for_each_other():
     shared = file(p={A}, q={A})
-    _, told = weigh(Told(), says({A}, shared), {})
+    _, told = weigh(History(), says({A}, shared), {})
     assert weigh(told, says((), shared), {})[0].allocated == frozenset({A})  # the answer may have been about either
 
 
@@ -124,7 +124,7 @@ def test_two_pods_of_one_device_are_not_taken_for_each_other():
 @settings(deadline=None, max_examples=200)
 def test_what_a_pod_holds_is_never_taken_for_free(seed):
     dice = random.Random(seed)
-    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc"), OTHER_S: frozenset("xy")}), Told()
+    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc"), OTHER_S: frozenset("xy")}), History()
     retired: dict[tuple[str, str], float] = {}
     foreign: dict[tuple[str, str], float] = {}
     readable = True
@@ -171,7 +171,7 @@ def test_what_a_pod_holds_is_never_taken_for_free(seed):
 @settings(deadline=None, max_examples=100)
 def test_what_no_pod_holds_is_free_once_the_kubelet_knows_its_pods_and_has_written_its_file(seed):
     dice = random.Random(seed)
-    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc")}), Told()
+    kubelet, told = ModelKubelet(healthy={GPU: frozenset("abc")}), History()
 
     def ask():
         return weigh(

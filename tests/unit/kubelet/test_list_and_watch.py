@@ -249,8 +249,8 @@ async def test_the_same_list_is_sent_once_more_where_that_is_asked_for(kubelet, 
         await kubelet.wait_for(registered(kubelet))
         kubelet._list_again = lambda: True  # the checkpoint is out of date
         kubelet._registry._list_again = kubelet._list_again
-        plugin.store.tell_again("nvidia.com/other")
-        plugin.store.tell_again(GPU)
+        plugin.store.resend("nvidia.com/other")
+        plugin.store.resend(GPU)
         await kubelet.wait_for(lambda: len(lists(kubelet)) == 2)
         assert lists(kubelet)[1].changed == {}
         plugin.fail(0)

@@ -90,7 +90,7 @@ async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_
 async def test_a_restart_at_any_moment_is_over_within_a_second(kubelet, directory):
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
-        for turn in range(40):
+        for turn in range(20):
             accepted = kubelet.registrations[GPU].accepted
             await kubelet.restart(orderly=bool(turn % 2), pause=(0, 0.0005, 0.001, 0.003)[turn % 4])
             await kubelet.wait_for(registered(kubelet, accepted + 1), timeout=1)

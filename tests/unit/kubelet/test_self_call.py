@@ -12,7 +12,7 @@ import pytest
 
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
-from gpu_plugin.kubelet.endpoints import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, Standing
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
 from gpu_plugin.runtime.backoff import Backoff

@@ -12,7 +12,7 @@ from h2.events import ConnectionTerminated, RemoteSettingsChanged
 
 from gpu_plugin.kubelet import connection, wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.sparing import LogThrottle
+from gpu_plugin.kubelet.log_throttle import LogThrottle
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, registered, serving
@@ -135,12 +135,12 @@ async def test_streams_come_and_go_without_a_trace(kubelet, directory):
 async def test_kubelet_restarts_leave_nothing_behind(kubelet, directory):
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
-        for times in range(2, 22):
+        for times in range(2, 12):
             await kubelet.restart(orderly=bool(times % 2))
             await kubelet.wait_for(registered(kubelet, times))
         before, memory = left_behind(), resident()
-        restarts = 21 + 36 * ENDURANCE
-        for times in range(22, restarts + 1):
+        restarts = 11 + 24 * ENDURANCE
+        for times in range(12, restarts + 1):
             await kubelet.restart(orderly=bool(times % 2))
             await kubelet.wait_for(registered(kubelet, times))
         after = left_behind()
@@ -154,7 +154,7 @@ async def test_kubelet_restarts_leave_nothing_behind(kubelet, directory):
 
 
 async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory, caplog, monkeypatch):
-    monkeypatch.setattr(connection, "_SPARING", LogThrottle())
+    monkeypatch.setattr(connection, "_THROTTLE", LogThrottle())
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         async with meeting(plugin.sockets[0]) as peer:

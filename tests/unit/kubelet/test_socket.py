@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.config.socket_path import room
-from gpu_plugin.kubelet import birth
+from gpu_plugin.kubelet import socket as sockets
 from gpu_plugin.kubelet.socket import identity, remove_stale, socket_path
 
 
@@ -76,7 +76,7 @@ def test_what_is_done_to_a_socket_makes_it_no_other(directory, monkeypatch, with
     path, elsewhere = directory / "kubelet.sock", directory / "other.sock"
     bound(path).close()
     if without_statx:
-        monkeypatch.setattr(birth, "_statx", lambda: None)
+        monkeypatch.setattr(sockets, "_statx", lambda: None)
         assert identity(path) == (path.stat().st_dev, path.stat().st_ino, path.stat().st_ctime_ns)
         return
     first = identity(path)

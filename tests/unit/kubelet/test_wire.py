@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.access.edits import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import messages, pod_listing, wire
 from gpu_plugin.kubelet.pod_listing import decode_allocated
@@ -103,7 +103,7 @@ def test_a_container_that_is_none_is_refused(decode, container, words):
 
 
 def test_a_message_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="field 1 is not a message"):
+    with pytest.raises(ValueError, match="field 1 is not text or a message"):
         wire.decode_allocate(b"\x08\x07")
     with pytest.raises(ValueError, match="field 3 is not a number"):
         wire.decode_preferred(nested(nested(b"8", 0x1A)))

@@ -10,13 +10,13 @@ import pytest
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.compute_modes import ComputeModes
+from gpu_plugin.mps.control_daemon import MARK
 from gpu_plugin.mps.control_program import GET_THREADS
-from gpu_plugin.mps.leftovers import VARIABLE
 from gpu_plugin.mps.plan import MpsResource
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
-from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.probe import probe_gpu
+from gpu_plugin.nvml.session import DriverCalls
+from gpu_plugin.nvml.traits import probe_gpu
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -41,7 +41,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> N
 
 def marked(root: Path) -> list[int]:
     """Processes of daemons under this root, by their environment; zombies have none."""
-    value = f"{VARIABLE}={root.stat().st_dev}:{root.stat().st_ino}:".encode()
+    value = f"{MARK}={root.stat().st_dev}:{root.stat().st_ino}:".encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:

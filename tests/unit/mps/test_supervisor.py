@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.compute_modes import FILE
-from gpu_plugin.mps.control_daemon import ControlDaemon
+from gpu_plugin.mps.control_daemon import MARK, ControlDaemon, mark
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.mps.leftovers import VARIABLE, mark
 from gpu_plugin.mps.readiness import READY, Mark, lock, ready
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.state.directory import StateDirectory
@@ -36,7 +35,7 @@ def orphan(value):
     """A process that carries the mark of a daemon."""
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(600)"],
-        env={VARIABLE: value},
+        env={MARK: value},
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_plugin.nvml import events, monitor, subscription
+from gpu_plugin.nvml import events, monitor, reopening, subscription
 
 _OTHERS: set[threading.Thread] = set()
 """Threads that were there before the test, and are none of its business."""
@@ -33,4 +33,4 @@ def ended_threads(monkeypatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_gap(monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_GAP", 0.0)
-    monkeypatch.setattr(monitor, "RETRY_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(reopening, "RETRY_PAUSES", (0.0, 0.0, 0.0))

@@ -1,6 +1,6 @@
 """A simulated node whose driver is open, for what is asked of it without a monitor."""
 
-from gpu_plugin.nvml import probe, topology
+from gpu_plugin.nvml import topology, traits
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -19,7 +19,7 @@ class Machine:
         self.uuids = [gpu.uuid for gpu in content.gpus]
 
     def probe(self, index=0, known="", **how):
-        return probe.probe_gpu(self.driver, self.host, index, known, **how)
+        return traits.probe_gpu(self.driver, self.host, index, known, **how)
 
     def found(self):
         """Every GPU as it is described now, and a handle of each by uuid."""

@@ -1,11 +1,11 @@
-"""What the host's word on bindings means: who has vanished, and when the driver is worth opening anew."""
+"""What the host's word on bindings means: who has vanished, and when the driver is worth opening again."""
 
 import pytest
 
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.nvml.bus import FIRST_WAIT, LONGER, MAX_TRIES, Bus
 from gpu_plugin.nvml.port import Handle
+from gpu_plugin.nvml.roster import FIRST_WAIT, LONGER, MAX_TRIES, Bus
 from gpu_plugin.nvml.watched import Watched
 
 ONE, TWO, NEW = "00000000:1B:00.0", "00000000:3D:00.0", "00000000:9A:00.0"
@@ -23,7 +23,7 @@ def opened(told, gpus):
 
 
 def tries(bus, gpus, rounds):
-    """The rounds in which the driver is opened anew, each time in vain."""
+    """The rounds in which the driver is opened again, each time in vain."""
     found = []
     for now in range(1, rounds):
         if bus.news(gpus, now):
@@ -76,7 +76,7 @@ def test_a_lost_gpu_is_no_news_while_its_binding_stays():
 def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more_rarely():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1}, gpus)
-    bus.told = {ONE: 1, NEW: 5}
+    bus.bindings = {ONE: 1, NEW: 5}
     assert bus.news(gpus, 1) == (NEW,)
     assert tries(bus, gpus, 1000) == [1, 1 + FIRST_WAIT, 1 + FIRST_WAIT + FIRST_WAIT * LONGER]
     assert len(tries(opened({ONE: 1, NEW: 5}, gpus), gpus, 1000)) == MAX_TRIES - 1, "the first opening counts"
@@ -85,7 +85,7 @@ def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more
 def test_a_gpu_that_was_found_is_news_no_more():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1}, gpus)
-    bus.told = {ONE: 1, NEW: 5}
+    bus.bindings = {ONE: 1, NEW: 5}
     assert bus.news(gpus, 1) == (NEW,)
     gpus.append(watched(NEW))
     bus.opened(gpus, 1)
@@ -96,7 +96,7 @@ def test_another_binding_of_what_was_given_up_on_is_news_again():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1, NEW: 5}, gpus)
     tries(bus, gpus, 1000)
-    bus.told = {ONE: 1, NEW: 6}
+    bus.bindings = {ONE: 1, NEW: 6}
     assert bus.news(gpus, 1000) == (NEW,)
 
 
@@ -104,7 +104,7 @@ def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
     gpu = watched(ONE, handle=None, asked_under=1)
     gpus = [gpu, watched(TWO)]
     bus = opened({ONE: 1, TWO: 2}, gpus)
-    bus.told = {ONE: 8, TWO: 2}
+    bus.bindings = {ONE: 8, TWO: 2}
     assert bus.news(gpus, 1) == ()
     gpu.asked_under = 8
     assert bus.news(gpus, 2) == (ONE,)
@@ -116,7 +116,7 @@ def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
 def test_a_gpu_that_came_back_and_is_lost_later_is_no_news():
     gpu = watched(ONE, handle=None, asked_under=8)
     bus = opened({TWO: 2}, [gpu])
-    bus.told = {ONE: 8, TWO: 2}
+    bus.bindings = {ONE: 8, TWO: 2}
     assert bus.news([gpu, watched(TWO)], 1) == (ONE,)
     gpu.handle = Handle(1)
     bus.opened([gpu, watched(TWO)], 1)
@@ -130,5 +130,5 @@ def test_bindings_of_gpus_that_do_not_say_their_bus_id_are_no_news():
     gpus = [watched(ONE), nameless]
     assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 1000) == []
     bus = opened({ONE: 1, TWO: 2}, gpus)
-    bus.told = {ONE: 1, TWO: 2, NEW: 3}
+    bus.bindings = {ONE: 1, TWO: 2, NEW: 3}
     assert set(bus.news(gpus, 1)) == {TWO, NEW}

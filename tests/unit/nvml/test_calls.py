@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.threads import DaemonThreads, Workers, begin, settled
 
 from .conftest import driver_threads

@@ -11,9 +11,9 @@ import pytest
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import events, subscription
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.event_set import LONGEST_REBUILD_PAUSE, STABLE_AFTER
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
+from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.nvml.watched import Watched
 
@@ -126,9 +126,9 @@ class Alone:
     async def turn(self, patience=0.1, gpus=None):
         self.subscription.collect()
         self.subscription.listen(LONG)
-        anew = await self.subscription.tend(self.gpus if gpus is None else gpus, patience)
+        rebuilt = await self.subscription.tend(self.gpus if gpus is None else gpus, patience)
         self.subscription.listen(LONG)
-        return anew
+        return rebuilt
 
     async def turns_until(self, condition):
         with anyio.fail_after(LONG):

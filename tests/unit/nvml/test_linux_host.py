@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.access.cdi.found import DeviceFile
+from gpu_plugin.access.cdi.host_files import DeviceFile
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.host import LinuxHost
 

@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Engines, Gpu, MigDevice
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml import probe
+from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.mig import Partition, profile_of, read_partition, with_caps, with_partition
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, MigAttributes, NvmlError
 from gpu_plugin.simulation import profile
@@ -39,7 +39,7 @@ class Machine:
         return read_partition(self.driver, self.handle, memory_bytes=40 * GIB, known=known)
 
     def probe(self):
-        return probe.probe_gpu(self.driver, SimulatedHost(self.node), 0)[1]
+        return traits.probe_gpu(self.driver, SimulatedHost(self.node), 0)[1]
 
 
 # Reading

@@ -3,8 +3,8 @@
 import pytest
 
 from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.nvml.event_set import WANTED, Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError
-from gpu_plugin.nvml.registration import WANTED, Outcome, Registered, register, register_warily
 
 SET, ALONE = EventSet(7), EventSet(8)
 GPU = Handle(0x1000)

@@ -11,7 +11,7 @@ from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import Fault, Sample, XidEvent
 from gpu_plugin.nvml import monitor, subscription
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.nvml.release import Released, ReleaseError
+from gpu_plugin.nvml.roster import Released, ReleaseError
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 

@@ -6,7 +6,7 @@ import pytest
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import MAX_NVLINKS, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric, Fault, Sample
-from gpu_plugin.nvml import probe
+from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.nvml.questions import FUNCTIONS, LINK_FIELDS, PROBED, READINGS, REMAP, TURNS, plan
 from gpu_plugin.nvml.sample import fault, look, sample
@@ -156,7 +156,7 @@ class Machine:
         self.probe()
 
     def probe(self):
-        self.handle, self.gpu = probe.probe_gpu(self.driver, SimulatedHost(self.node), 0)
+        self.handle, self.gpu = traits.probe_gpu(self.driver, SimulatedHost(self.node), 0)
 
     def look(self, skip=frozenset(), **how):
         return look(self.driver, self.handle, self.gpu, **{"opening": 1, "skip": skip} | how)

@@ -6,9 +6,8 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.runtime.threads import settled
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver

@@ -6,12 +6,11 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.nvml import monitor, session
-from gpu_plugin.nvml.calls import DriverCalls
-from gpu_plugin.nvml.host_sight import HostWatch
+from gpu_plugin.nvml.host import HostWatch
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS
-from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -57,7 +56,7 @@ async def test_whatever_a_call_raises_once_or_for_long_looks_go_on(monkeypatch, 
             bench.node.lose(2)  # for the sake of new handles
             await bench.turned(2)
             bench.node.heal(2)
-            bench.monitor._reopening.rebooted = True  # for the sake of a driver that is opened anew
+            bench.monitor._reopening.rebooted = True  # for the sake of a driver that is opened again
             await bench.turned(3)
             bench.driver.left = 0
             bench.monitor._reopening.rebooted = True
@@ -245,15 +244,15 @@ async def test_a_gpu_without_a_temperature_is_still_asked_something_where_health
 # New handles and first looks
 
 
-async def test_a_gpu_that_is_reached_anew_is_asked_everything_at_once():
+async def test_a_gpu_that_is_reached_again_is_asked_everything_at_once():
     bench = Bench()
     await bench.monitor.open()
     watched = bench.monitor._roster.gpus[4]
     watched.handle = None
-    anew = await bench.monitor._looks.look(watched, LONG, LONG, full=False)
-    again = await bench.monitor._looks.look(watched, LONG, LONG, full=False)
-    assert anew.sample is not None
-    assert anew.sample.asked is None
+    first = await bench.monitor._poller.look(watched, LONG, LONG, full=False)
+    again = await bench.monitor._poller.look(watched, LONG, LONG, full=False)
+    assert first.sample is not None
+    assert first.sample.asked is None
     assert again.sample is not None
     assert again.sample.asked is not None
     bench.monitor.close()

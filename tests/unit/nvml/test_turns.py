@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml import event_set, finding, looks, reopening, reports, subscription
+from gpu_plugin.nvml import event_set, finding, polling, reopening, reports, subscription
 from gpu_plugin.nvml import monitor as monitor_module
 from gpu_plugin.nvml.monitor import longest_turn
 from gpu_plugin.nvml.port import NvmlError
@@ -27,7 +27,7 @@ class SlowCalls:
         self.now = 1000.0
         self.waits = 0
         monkeypatch.setattr(anyio, "current_time", lambda: self.now)
-        for module in (slow_call, event_set, subscription, looks, finding, reports):
+        for module in (slow_call, event_set, subscription, polling, finding, reports):
             monkeypatch.setattr(module, "settled", self.wait)
 
     async def wait(self, job, patience):
@@ -53,7 +53,7 @@ async def test_no_turn_takes_longer_than_the_longest_however_late_every_answer_i
                     watching._events.register_again(watched.gpu.uuid)
                     watched.nvlinks = None
                 began, before = slow.now, slow.waits
-                watching._expect_turn(0)
+                watching.turn_due = watching._turn_end()
                 await watching._turn(Turn(whole=True, full=None))
                 assert began + 0.9 < slow.now <= watching.turn_due
                 assert slow.now < began + 0.75 * longest_turn(timeout), "not one GPU after the other"

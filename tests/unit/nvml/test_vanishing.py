@@ -238,7 +238,7 @@ async def test_a_node_without_any_gpu_left_finds_the_next_one():
 
 
 async def test_a_remembered_gpu_that_vanished_takes_no_other_gpus_name():
-    """The GPUs behind it are numbered anew: the index that was its own is another one's now, which cannot be read."""
+    """The GPUs behind it are numbered again: the index that was its own is another one's now, which cannot be read."""
     bench = Bench(remembered=remembered())
     bench.node.vanish(1)
     bench.node.lose(2)

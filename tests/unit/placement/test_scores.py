@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.devices.node import Gpu, Link
-from gpu_plugin.placement.scores import pair_score
+from gpu_plugin.placement.topology import pair_score
 
 
 def pair(link: Link, one: int | None = None, other: int | None = None) -> int:

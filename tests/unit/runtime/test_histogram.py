@@ -11,4 +11,4 @@ from gpu_plugin.runtime.histogram import Histogram
 def test_a_bound_counts_as_within(seconds, counts):
     histogram = Histogram((0.1, 1.0))
     histogram.observe(seconds)
-    assert histogram.told() == {"bounds": [0.1, 1.0], "counts": counts, "sum": seconds}
+    assert histogram.as_data() == {"bounds": [0.1, 1.0], "counts": counts, "sum": seconds}

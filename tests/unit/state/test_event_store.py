@@ -4,12 +4,17 @@ import errno
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import anyio
 import pytest
 
 from gpu_plugin.state import event_store
-from gpu_plugin.state.event_store import FILE, KEPT, LONGEST, Event, EventStore, bounded, read
+from gpu_plugin.state.event_store import FILE, KEPT, LONGEST, Event, EventStore, bounded, recollect
+
+
+def read(state_dir: Path) -> list[Event]:
+    return recollect(state_dir)[0]
 
 
 @pytest.fixture

@@ -217,9 +217,9 @@ def test_what_0_1_0_appended_is_read_and_kept_until_there_is_a_newer_word(journa
 
 @pytest.mark.parametrize("how", ["renamed", "directory renamed", "removed", "replaced", "cut"])
 def test_a_file_that_went_is_noticed_and_the_next_word_is_where_a_restart_looks(journal, file, tmp_path, how):
-    assert not journal.stands  # nothing was written
+    assert not journal.in_place  # nothing was written
     assert journal.append(Word(1))
-    assert journal.stands
+    assert journal.in_place
     if how == "directory renamed":
         file.parent.rename(tmp_path / "away")
     elif how == "replaced":
@@ -229,7 +229,7 @@ def test_a_file_that_went_is_noticed_and_the_next_word_is_where_a_restart_looks(
         os.truncate(file, 3)
     else:
         file.unlink() if how == "removed" else file.rename(file.with_name("away"))
-    assert not journal.stands
+    assert not journal.in_place
     assert journal.append(Word(2))
-    assert journal.stands
+    assert journal.in_place
     assert read(file) == Word(2)

@@ -41,37 +41,45 @@ def memory(state, boot="one"):
     return Memory(StateDirectory(state), boot)
 
 
+def write(to: Memory, evidence, node, listed) -> bool:
+    """Whether all is written."""
+    told = to.write_evidence(evidence)
+    return to.write_durably(evidence, node, listed) and told
+
+
 def test_the_same_boot_remembers_everything_a_release_included(state):
-    assert memory(state).write(EVERYTHING, NODE, LISTED)
+    assert write(memory(state), EVERYTHING, NODE, LISTED)
     assert memory(state).evidence() == EVERYTHING
     assert [gpu.uuid for gpu in memory(state).gpus()] == ["GPU-1"]
     assert [resource.name for resource in memory(state).listed()] == ["nvidia.com/gpu"]
 
 
 def test_another_boot_remembers_cordons_alone(state):
-    memory(state).write(EVERYTHING, NODE, LISTED)
+    write(memory(state), EVERYTHING, NODE, LISTED)
     later = memory(state, "two")
     assert later.evidence() == (CORDON, OLD_CORDON)
     assert (later.gpus(), later.listed()) == ((), ())
 
 
 def test_each_entry_is_of_its_own_boot(state):
-    memory(state, "two").write((XID, *EVERYTHING[2:]), NODE, LISTED)  # a boot under a running process: XID is of before
+    write(
+        memory(state, "two"), (XID, *EVERYTHING[2:]), NODE, LISTED
+    )  # a boot under a running process: XID is of before
     assert memory(state, "two").evidence() == (CORDON, OLD_CORDON)
 
 
 def test_after_a_boot_it_writes_for_the_new_one(state):
     known = memory(state)
-    known.write((XID,), NODE, LISTED)
+    write(known, (XID,), NODE, LISTED)
     known.booted("two")
-    assert known.write((), NODE, LISTED)
+    assert write(known, (), NODE, LISTED)
     assert {json.loads(file.read_text())["boot_id"] for file in state.glob("*.json")} == {"two"}
     assert memory(state, "two").gpus()
 
 
 def test_without_gpus_what_is_known_of_them_stays(state):
-    memory(state).write((XID,), NODE, LISTED)
-    assert memory(state).write((XID, CORDON), Node(), ())
+    write(memory(state), (XID,), NODE, LISTED)
+    assert write(memory(state), (XID, CORDON), Node(), ())
     assert memory(state).evidence() == (XID, CORDON)
     assert memory(state).gpus()
     assert memory(state).listed()
@@ -89,7 +97,7 @@ def test_a_corrupt_file_is_said_kept_and_replaced_by_what_is_known(state, caplog
     assert record.levelno == logging.ERROR
     assert "health.json cannot be read" in record.getMessage()
     assert "health.json.corrupt" in record.getMessage()
-    assert known.write((XID,), NODE, LISTED)
+    assert write(known, (XID,), NODE, LISTED)
     assert (state / "health.json.corrupt").read_text() == content
     assert memory(state).evidence() == (XID,)
 
@@ -99,11 +107,11 @@ def test_what_cannot_be_written_is_kept_and_written_once_it_can_be(tmp_path, cap
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     known = memory(blocked / "state")
-    assert not known.write((XID,), NODE, LISTED)
-    assert not known.write((XID, CORDON), NODE, LISTED)
+    assert not write(known, (XID,), NODE, LISTED)
+    assert not write(known, (XID, CORDON), NODE, LISTED)
     assert caplog.text.count("health.json cannot be written") == 1
     blocked.unlink()
-    assert known.write((XID, CORDON), NODE, LISTED)
+    assert write(known, (XID, CORDON), NODE, LISTED)
     assert "health.json can be written again" in caplog.text
     assert memory(blocked / "state").evidence() == (XID, CORDON)
 
@@ -111,18 +119,18 @@ def test_what_cannot_be_written_is_kept_and_written_once_it_can_be(tmp_path, cap
 def test_one_file_that_cannot_be_written_holds_up_no_other(state):
     (state / GPUS_FILE / "inside").mkdir(parents=True)
     known = memory(state)
-    assert not known.write((XID,), NODE, LISTED)
+    assert not write(known, (XID,), NODE, LISTED)
     assert memory(state).evidence() == (XID,)
     assert (state / DEVICES_FILE).exists()
 
 
 def test_only_what_changed_is_written(state):
     known = memory(state)
-    known.write((XID,), NODE, LISTED)
+    write(known, (XID,), NODE, LISTED)
     before = {file.name: file.stat().st_ino for file in state.iterdir()}
-    assert known.write((XID,), NODE, LISTED)
+    assert write(known, (XID,), NODE, LISTED)
     assert {file.name: file.stat().st_ino for file in state.iterdir()} == before
-    assert known.write((CORDON,), NODE, LISTED)
+    assert write(known, (CORDON,), NODE, LISTED)
     after = {file.name: file.stat().st_ino for file in state.iterdir()}
     assert [name for name in after if after[name] != before[name]] == [HEALTH_FILE]
 
@@ -159,11 +167,11 @@ class TestJournal:
 
     def test_a_journal_that_cannot_be_written_leaves_it_to_the_file_and_takes_over_again(self, state, monkeypatch):
         known = memory(state)
-        known.write((XID,), NODE, LISTED)
+        write(known, (XID,), NODE, LISTED)
         with monkeypatch.context() as broken:
             broken.setattr(Journal, "append", lambda *_: False)
             for evidence in ((XID, CORDON), (CORDON,)):
-                assert not known.write(evidence, NODE, LISTED)
+                assert not write(known, evidence, NODE, LISTED)
                 assert memory(state).evidence() == evidence
         assert known.write_evidence((XID,))
         assert memory(state).evidence() == (XID,)
@@ -176,7 +184,7 @@ class Disk:
         self.at = Known(0, (), Node(), ())
         self.writes: list[tuple[Evidence, ...]] = []
         self.fails = False
-        self.recorder = Recorder(Memory(StateDirectory(directory), "one"), lambda: self.at)
+        self.recorder = Recorder(Memory(StateDirectory(directory), "one"), lambda: self.at, lambda: self.at.revision)
         monkeypatch.setattr(Memory, "write_evidence", self.write)
         monkeypatch.setattr(Memory, "write_durably", lambda *_: True)
 
@@ -269,7 +277,7 @@ async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypat
     monkeypatch.setattr(Journal, "append", slow)
     monkeypatch.setattr(Memory, "write_durably", watched)
     known = Known(1, (XID,), NODE, LISTED)
-    recorder = Recorder(memory(state), lambda: known)
+    recorder = Recorder(memory(state), lambda: known, lambda: known.revision)
 
     async def until(signal):
         with anyio.fail_after(10):
@@ -337,7 +345,7 @@ def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, 
 )
 def test_times_a_little_before_0_are_taken_for_it_and_drop_no_entry(state, signal, part, remembered, read):
     wrong = replace(XID, signal=signal, part=part, since=-5.0, taken=-1.0, memory=remembered)
-    memory(state).write((wrong,), NODE, LISTED)
+    write(memory(state), (wrong,), NODE, LISTED)
     (entry,) = memory(state).evidence()
     latch = entry.latch()
     assert (latch.verdict, latch.since, latch.memory, latch.recovery.marks.taken) == (Verdict.FATAL, 0.0, read, 0.0)
@@ -345,7 +353,7 @@ def test_times_a_little_before_0_are_taken_for_it_and_drop_no_entry(state, signa
 
 def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
     strange = replace(XID, signal="moonlight", memory={"phase": 3})
-    memory(state).write((strange,), NODE, LISTED)
+    write(memory(state), (strange,), NODE, LISTED)
     assert memory(state).evidence() == (strange,)
 
 
@@ -353,12 +361,12 @@ def test_a_signal_that_another_version_has_is_kept_and_costs_nothing(state):
 @pytest.mark.parametrize("how", ["removed", "emptied"])
 def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(state, name, how):
     known = memory(state)
-    assert known.write(EVERYTHING, NODE, LISTED)
-    assert known.stands()
+    assert write(known, EVERYTHING, NODE, LISTED)
+    assert known.in_place()
     (state / name).unlink() if how == "removed" else (state / name).write_text("")
-    assert not known.stands()
-    assert known.write(EVERYTHING, NODE, LISTED)
-    assert known.stands()
+    assert not known.in_place()
+    assert write(known, EVERYTHING, NODE, LISTED)
+    assert known.in_place()
     for file in (HEALTH_FILE, JOURNAL_FILE):
         (state / file).rename(state / "kept")
         assert memory(state).evidence() == EVERYTHING  # each of the two has all of it
@@ -369,7 +377,7 @@ def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(sta
 
 async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else(state):
     made = memory(state)
-    recorder = Recorder(made, lambda: Known(1, EVERYTHING, NODE, LISTED))
+    recorder = Recorder(made, lambda: Known(1, EVERYTHING, NODE, LISTED), lambda: 1)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
         with anyio.fail_after(10):

@@ -1,5 +1,4 @@
-from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.transition import Transition
+from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.telemetry.health_reports import KEPT, HealthReports
 
 

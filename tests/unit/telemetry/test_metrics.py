@@ -65,7 +65,7 @@ def test_lines_are_as_prometheus_has_them():
 
 
 def test_openmetrics_names_families_without_their_endings_and_says_their_units():
-    shown = text({**STATUS, "event_loop_lag": Histogram((0.5,)).told()}, OPENMETRICS).splitlines()
+    shown = text({**STATUS, "event_loop_lag": Histogram((0.5,)).as_data()}, OPENMETRICS).splitlines()
     assert "# TYPE gpu_plugin_gpu info" in shown
     assert "# TYPE gpu_plugin_config_reloads counter" in shown
     assert "# UNIT gpu_plugin_event_loop_lag_seconds seconds" in shown
@@ -187,7 +187,7 @@ def test_durations_are_counted_up_from_bucket_to_bucket():
     lag = Histogram((0.001, 0.5))
     for seconds in (0.0, 0.001, 0.002, 7.0):
         lag.observe(seconds)
-    status = {**STATUS, "event_loop_lag": lag.told()}
+    status = {**STATUS, "event_loop_lag": lag.as_data()}
     buckets = [value(status, "gpu_plugin_event_loop_lag_seconds_bucket", le=le) for le in ("0.001", "0.5", "+Inf")]
     assert buckets == [2, 3, 4]
     assert value(status, "gpu_plugin_event_loop_lag_seconds_count") == 4
@@ -195,7 +195,7 @@ def test_durations_are_counted_up_from_bucket_to_bucket():
 
 
 def _calls(**calls):
-    return {call: {"seconds": Histogram((1.0,)).told(), "errors": {"unknown": 1}, "hung": 0} for call in calls}
+    return {call: {"seconds": Histogram((1.0,)).as_data(), "errors": {"unknown": 1}, "hung": 0} for call in calls}
 
 
 FULL: dict[str, Any] = {
@@ -208,7 +208,7 @@ FULL: dict[str, Any] = {
     "state": {"directory": "/state", "trouble": ""},
     "daemon": {**STATUS["daemon"], "python": "3.11.7"},
     "cdi": {"directory": "/var/run/cdi", "devices": 17, "trouble": ""},
-    "event_loop_lag": Histogram((1.0,)).told(),
+    "event_loop_lag": Histogram((1.0,)).as_data(),
     "scrape_seconds": 0.004,
     "attribution": {
         "devices": [({"resource": "r", "device": "d", "uuid": "GPU-0", "index": 0}, [("n", "p", "c")])],

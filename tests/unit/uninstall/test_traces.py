@@ -1,12 +1,14 @@
 """What the daemon left on a node is removed, and nothing else."""
 
+import errno
 import socket
+from pathlib import Path
 
 import pytest
 
 from gpu_plugin import control
 from gpu_plugin.cli import main
-from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.node_lock import NodeLock
 from gpu_plugin.uninstall.traces import FILES, remove_traces
@@ -25,6 +27,24 @@ def node(tmp_path):
     for directory in directories:
         directory.mkdir()
     return directories
+
+
+def write_labels(directory, state):
+    """The file of labels, as a daemon writes and remembers it."""
+    written = WrittenFiles(StateDirectory(state))
+    FeaturesFile(directory, written).write({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "8"})
+    assert written.keep()
+
+
+def refusing(directory, unlink):
+    """`unlink` where one directory is mounted read-only."""
+
+    def refused(path, **options):
+        if path.parent == directory:
+            raise OSError(errno.EROFS, "Read-only file system")
+        unlink(path, **options)
+
+    return refused
 
 
 def dead_socket(path):
@@ -59,14 +79,38 @@ def test_the_file_of_labels_goes_where_it_is_ours(node, tmp_path):
     assert remove_traces(state, cdi, sockets, features).left == ()
     for former in (features, tmp_path / "former"):
         former.mkdir()
-        file = FeaturesFile(former, WrittenFiles(StateDirectory(state)))
-        file.write({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": "8"})
+        write_labels(former, state)
     done = remove_traces(state, cdi, sockets, features)
     assert {str(features / "gfd"), str(tmp_path / "former" / "gfd")} < set(done.removed)
     assert done.left == ()
     (features / "gfd").write_text("nvidia.com/gpu.count=8\nnvidia.com/gpu.present=true\n")
     assert remove_traces(state, cdi, sockets, features) == type(done)()
     assert (features / "gfd").exists()
+
+
+@pytest.mark.parametrize("why", ["read-only", "away"])
+def test_a_file_of_labels_that_cannot_be_removed_is_found_by_the_next_cleanup(node, tmp_path, monkeypatch, why):
+    state, cdi, sockets = node
+    features, away = tmp_path / "features.d", tmp_path / "away"
+    features.mkdir()
+    write_labels(features, state)
+    (state / "health.json").write_text("{}")
+    if why == "away":
+        features.rename(away)
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            if why == "read-only":
+                patched.setattr(Path, "unlink", refusing(features, Path.unlink))
+            done = remove_traces(state, cdi, sockets, features)
+        assert [sentence.partition(": ")[0] for sentence in done.left] == [str(features / "gfd")]
+        assert str(state / FEATURES_FILE) in done.left[0]
+        assert [path.name for path in state.iterdir()] == [FEATURES_FILE]
+    if why == "away":
+        away.rename(features)
+    done = remove_traces(state, cdi, sockets, tmp_path / "another")
+    assert done.left == ()
+    assert set(done.removed) == {str(features / "gfd"), str(state / FEATURES_FILE), str(state)}
+    assert not state.exists()
 
 
 def test_what_is_not_ours_stays_and_is_named(node):

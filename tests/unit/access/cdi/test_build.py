@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.access.cdi import driver, hooks, names, spec
-from gpu_plugin.access.cdi.build import NO_GIDS, NO_SOCKETS, READ_ONLY, SOCKET_OPTIONS, Built, CdiOptions, build
-from gpu_plugin.access.cdi.found import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
+from gpu_plugin.access.cdi.build import READ_ONLY, SOCKET_OPTIONS, Built, build
+from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
+from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, Spec
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice
@@ -346,8 +347,8 @@ def test_with_a_hook_libraries_are_bound_where_they_are_and_nvidias_hooks_do_the
 
 @pytest.mark.parametrize("disabled", [*hooks.NAMES, "all"])
 def test_hooks_that_are_turned_off_are_left_out_and_nvidia_cdi_hook_is_called_without_the_word(disabled):
-    wishes = CdiOptions(hook="/opt/nvidia-cdi-hook", disabled_hooks=frozenset({disabled}))
-    found = of(build(*plain(), FILES, wishes)).container_edits.hooks
+    options = CdiOptions(hook="/opt/nvidia-cdi-hook", disabled_hooks=frozenset({disabled}))
+    found = of(build(*plain(), FILES, options)).container_edits.hooks
     expected = [name for name in hooks.NAMES if disabled not in (name, "all")]
     assert [hook.args[:2] for hook in found] == [("nvidia-cdi-hook", name) for name in expected]
 
@@ -390,7 +391,7 @@ some_nodes = st.dictionaries(
 @given(
     found=st.lists(gpus, max_size=4, unique_by=lambda gpu: (gpu.uuid, gpu.index)),
     there=some_nodes,
-    wishes=st.builds(
+    options=st.builds(
         CdiOptions,
         dev_root=st.sampled_from(["", "/run/nvidia/driver"]),
         driver_root=st.sampled_from(["", "/run/nvidia/driver"]),
@@ -402,22 +403,22 @@ some_nodes = st.dictionaries(
     seed=st.integers(0, 9),
 )
 def test_whatever_a_node_has_its_specifications_are_valid_true_and_the_same_bytes_every_time(
-    found, there, wishes, seed
+    found, there, options, seed
 ):
     host = HostDevices(there, {"00000000:01:00.0": ("/dev/dri/card0", "/dev/dri/card9")})
-    built = build(found, host, FILES, wishes)
+    built = build(found, host, FILES, options)
     for file in built.specs:
         made = of(built, file)
         every = [made.container_edits, *(device.container_edits for device in made.devices)]
         for node in (node for edits in every for node in edits.device_nodes):
             assert there[node.path] == DeviceFile(node.major, node.minor, node.file_mode or 0, node.gid or 0)
-            assert node.host_path == (f"{wishes.dev_root}{node.path}" if wishes.dev_root else "")
+            assert node.host_path == (f"{options.dev_root}{node.path}" if options.dev_root else "")
         mounted = [mount.container_path for mount in made.container_edits.mounts]
         assert len(mounted) == len(set(mounted))
     served = {device.name for device in built.specs[GPU_FILE].devices} if GPU_FILE in built.specs else set()
     assert not served & built.missing.keys()
     shuffled = dict(random.Random(seed).sample(sorted(there.items()), len(there)))
-    again = build(random.Random(seed).sample(found, len(found)), HostDevices(shuffled, host.drm), FILES, wishes)
+    again = build(random.Random(seed).sample(found, len(found)), HostDevices(shuffled, host.drm), FILES, options)
     assert {name: spec.to_json(each) for name, each in again.specs.items()} == {
         name: spec.to_json(each) for name, each in built.specs.items()
     }

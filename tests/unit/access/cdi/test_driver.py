@@ -3,7 +3,7 @@ import random
 import pytest
 
 from gpu_plugin.access.cdi import driver
-from gpu_plugin.access.cdi.found import DriverFiles, Kind, Listing, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import DriverFiles, Kind, Listing, Seen, SeenLibrary
 
 LIB64 = "usr/lib64"
 

@@ -1,9 +1,10 @@
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.access.cdi.build import READ_ONLY, CdiOptions
-from gpu_plugin.access.cdi.found import DeviceFile, Kind, Seen, SeenLibrary
+from gpu_plugin.access.cdi.build import READ_ONLY
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import faults, from_json, to_json
 from gpu_plugin.access.cdi.tegra import Looked, TegraFiles, is_library, tegra_specs
 
@@ -39,8 +40,8 @@ FILES = TegraFiles(
 )
 
 
-def spec_of(files=FILES, **wishes):
-    built = tegra_specs(files, CdiOptions(**wishes))
+def spec_of(files=FILES, **options):
+    built = tegra_specs(files, CdiOptions(**options))
     assert built.trouble == ""
     assert list(built.specs) == ["k8s.device-plugin.nvidia.com-gpu.json"]
     (spec,) = built.specs.values()

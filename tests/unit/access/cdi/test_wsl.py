@@ -2,8 +2,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.access.cdi import wsl
-from gpu_plugin.access.cdi.build import READ_ONLY, CdiOptions
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices, Kind, Seen, SeenLibrary
+from gpu_plugin.access.cdi.build import READ_ONLY
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices, Kind, Seen, SeenLibrary
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, faults, from_json, to_json
 from gpu_plugin.access.cdi.wsl import Store, WslFiles, choose, pick, wsl_specs
 
@@ -36,8 +37,8 @@ FILES = WslFiles(
 OWN = [each.seen.path for each in (*FILES.libraries, DXCORE)] + [each.path for each in FILES.files]
 
 
-def spec_of(files=FILES, host=HOST, **wishes):
-    built = wsl_specs(files, host, CdiOptions(**wishes))
+def spec_of(files=FILES, host=HOST, **options):
+    built = wsl_specs(files, host, CdiOptions(**options))
     assert built.trouble == ""
     assert list(built.specs) == ["k8s.device-plugin.nvidia.com-gpu.json"]
     (spec,) = built.specs.values()

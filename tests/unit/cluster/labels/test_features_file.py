@@ -1,12 +1,13 @@
 """The file for Node Feature Discovery: whole or not at all, and whose it is."""
 
+import errno
 import os
 import stat
 
 import pytest
 
 from gpu_plugin.cluster.labels import features_file
-from gpu_plugin.cluster.labels.features_file import FeaturesFile, WrittenFiles, same
+from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
 from gpu_plugin.state.directory import StateDirectory
 from tests.unit.cluster.labels.recorded import names
@@ -25,9 +26,34 @@ def directory(tmp_path):
     return tmp_path / "features.d"
 
 
+OURS = LABELS | {f"nvidia.com/{name}": "x" for name in ("gpu.machine", "gpu.mode", "mig.capable")}
+"""As many labels as no file of this plugin is without."""
+
+
+class Begun(FeaturesFile):
+    """The file as a process has it that begins now, which remembers each change at once."""
+
+    def __init__(self, directory, state):
+        self.memory = WrittenFiles(StateDirectory(state))
+        self.memory.load()
+        super().__init__(directory, self.memory)
+
+    def announce(self, labels):
+        super().announce(labels)
+        self.memory.keep()
+
+    def remove(self):
+        removed = super().remove()
+        self.memory.keep()
+        return removed
+
+
 def begun(directory, state):
-    """The file as a process sees it that begins now."""
-    return FeaturesFile(directory, WrittenFiles(StateDirectory(state)))
+    return Begun(directory, state)
+
+
+def lines(labels):
+    return "".join(f"{key}={value}\n" for key, value in labels.items())
 
 
 def test_it_is_a_line_each_in_alphabetical_order_readable_for_all(directory, state):
@@ -91,6 +117,36 @@ def test_a_state_directory_that_was_lost_is_mended_by_a_file_that_is_ours_to_the
     assert begun(directory, tmp_path / "new").remove()
 
 
+@pytest.mark.parametrize(("content", "removed"), [
+    (lines(dict(sorted(OURS.items()))), True),
+    (lines(dict(sorted(OURS.items(), reverse=True))), False),
+    (lines({key: value for key, value in sorted(OURS.items()) if key != PRESENT}), False),
+    (lines(dict(sorted(OURS.items()))) + "# mine\n", False),
+], ids=["as a former version wrote it", "in no order", "GPU Feature Discovery's labels", "with a remark"])  # fmt: skip
+def test_where_nothing_is_remembered_a_file_that_only_this_plugin_writes_is_removed(directory, state, content, removed):
+    (directory / "gfd").write_text(content)
+    assert begun(directory, state).remove() is removed
+    assert names(directory) == ["gfd"] * (not removed)
+    begun(directory, state).write(LABELS)
+    (directory / "gfd").write_text(content)
+    for _ in range(2):
+        assert not begun(directory, state).remove(), "it is known to be another one than was written"
+
+
+def test_a_file_that_could_not_be_replaced_for_long_stays_known(directory, state, monkeypatch):
+    begun(directory, state).write(LABELS)
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(features_file, "replace_file", refuse)
+        for stamp in range(9):
+            with pytest.raises(OSError, match="Read-only"):
+                begun(directory, state).write({**LABELS, TIMESTAMP: str(stamp)})
+    assert begun(directory, state).remove()
+
+
 def test_without_a_state_directory_this_process_knows_what_it_wrote(directory, tmp_path):
     (tmp_path / "state").touch()
     file = begun(directory, tmp_path / "state")
@@ -101,11 +157,14 @@ def test_without_a_state_directory_this_process_knows_what_it_wrote(directory, t
 def test_a_directory_that_is_away_is_remembered_and_one_that_is_empty_is_not(directory, state):
     begun(directory, state).write(LABELS)
     directory.rename(directory.with_name("away"))
-    assert not begun(directory, state).remove()
-    assert WrittenFiles(StateDirectory(state)).directories() == {str(directory)}
+    with pytest.raises(AwayError, match="is it not mounted"):
+        begun(directory, state).remove()
+    assert begun(directory, state).memory.directories() == {str(directory)}
     directory.with_name("away").rename(directory)
     assert begun(directory, state).remove()
-    assert WrittenFiles(StateDirectory(state)).directories() == frozenset()
+    assert begun(directory, state).memory.directories() == frozenset()
+    directory.rmdir()
+    assert not begun(directory, state).remove()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"no label\n=\n", b"nvidia.com/gpu.count=8\n" * 9999])

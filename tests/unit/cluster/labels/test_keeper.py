@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from itertools import pairwise
 
 import anyio
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.labels import keeper
-from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile
 from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, RENEW, NodeLabels
 from gpu_plugin.cluster.labels.keys import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
@@ -92,7 +93,7 @@ class Bench:
         return await self.labels._keep()
 
     def written(self):
-        return FeaturesFile(self.features, WrittenFiles(StateDirectory(self.state))).read()
+        return FeaturesFile(self.features, self.labels._files).read()
 
 
 @pytest.fixture
@@ -188,6 +189,74 @@ async def test_a_file_of_ours_is_known_again_though_the_state_directory_was_lost
     await bench.keep(ONE)
     bench.restarted()
     await bench.keep(ONE, node_labels="none")
+    assert names(bench.features) == []
+
+
+async def test_what_a_version_wrote_that_remembered_nothing_is_removed_where_labels_are_off(bench):
+    await bench.keep(ONE)
+    (bench.state / FEATURES_FILE).unlink()
+    bench.restarted()
+    await bench.keep(ONE, node_labels="none")
+    assert names(bench.features) == []
+
+
+async def test_a_state_directory_that_hangs_keeps_no_label_from_being_written_and_is_named(bench, monkeypatch):
+    monkeypatch.setattr(keeper, "MEMORY_PATIENCE", 0.05)
+    monkeypatch.setattr(keeper, "LABELS_WAIT", 0.05)
+    await bench.keep(TWO)
+    thawed, begun = threading.Event(), []
+    read, write = StateDirectory.read, StateDirectory.write
+
+    def hang(call):
+        def hanging(*given):
+            begun.append(given)
+            assert thawed.wait(10)
+            return call(*given)
+
+        return hanging
+
+    monkeypatch.setattr(StateDirectory, "read", hang(read))
+    monkeypatch.setattr(StateDirectory, "write", hang(write))
+    for restarted in (False, True):
+        if restarted:
+            bench.restarted()
+        for node in (ONE, TWO, ONE):
+            assert await bench.keep(node) == CHECK
+            assert bench.written()[COUNT] == str(len(node.gpus))
+            assert bench.labels.trouble.startswith(f"{bench.state}: ")
+            assert str(bench.features) not in bench.labels.trouble
+    assert len(begun) == 2, "one call a process hangs, and no second one beside it"
+    thawed.set()
+    monkeypatch.setattr(keeper, "MEMORY_PATIENCE", 10.0)
+    await bench.keep()
+    assert bench.labels.trouble == ""
+    bench.restarted()
+    await bench.keep(ONE, node_labels="none")
+    assert names(bench.features) == [], "which process ever wrote it"
+
+
+async def test_what_the_state_directory_refused_it_is_given_until_it_takes_it(bench):
+    bench.state.write_text("no directory")
+    assert await bench.keep(ONE, node_labels="api") == CHECK
+    assert bench.api.labels["node-a"][COUNT] == "1"
+    bench.state.unlink()
+    assert await bench.keep() > CHECK
+    bench.restarted()
+    await bench.keep(node_labels="none")
+    assert bench.api.labels["node-a"] == {}
+
+
+async def test_a_file_in_a_directory_that_is_away_is_told_once_and_removed_by_a_process_that_finds_it(bench, caplog):
+    await bench.keep(ONE)
+    bench.features.rename(bench.features.with_name("away"))
+    for _ in range(2):
+        await bench.keep(node_labels="none")
+    assert bench.labels.trouble == ""
+    [told] = [record.getMessage() for record in caplog.records]
+    assert f"{bench.features}/gfd: the file of labels that was written there stays" in told
+    bench.features.with_name("away").rename(bench.features)
+    bench.restarted()
+    await bench.keep()
     assert names(bench.features) == []
 
 

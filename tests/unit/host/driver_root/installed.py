@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpu_plugin.simulation.shared_library import shared_library
+from gpu_plugin.simulation.driver_files import shared_library
 
 VERSION = "550.54.15"
 

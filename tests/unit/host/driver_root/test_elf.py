@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.host.driver_root import elf
-from gpu_plugin.simulation.shared_library import shared_library
+from gpu_plugin.simulation.driver_files import shared_library
 
 GOOD = shared_library("libcuda.so.1", "x86_64")
 PHNUM, PHENTSIZE, SHOFF, SHENTSIZE, SHNUM = 56, 54, 40, 58, 60

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.access.cdi.found import DriverFiles
+from gpu_plugin.access.cdi.host_files import DriverFiles
 from gpu_plugin.host.driver_root.search import Search
 from tests.unit.host.driver_root.installed import VERSION, Root
 

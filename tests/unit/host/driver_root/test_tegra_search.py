@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.access.cdi.build import CdiOptions
-from gpu_plugin.access.cdi.found import DeviceFile, Kind
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind
 from gpu_plugin.access.cdi.l4t_lists import DIRECTORY
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.tegra import tegra_specs
 from gpu_plugin.host.driver_root import tegra
 from gpu_plugin.host.driver_root.tegra import TegraSearch, device_file, expand
 from gpu_plugin.host.driver_root.tree import Tree
-from gpu_plugin.simulation.shared_library import shared_library
+from gpu_plugin.simulation.driver_files import shared_library
 
 NVIDIA = "usr/lib/aarch64-linux-gnu/nvidia"
 

@@ -3,10 +3,10 @@ import os
 import pytest
 
 from gpu_plugin.access.cdi import wsl
-from gpu_plugin.access.cdi.build import CdiOptions
-from gpu_plugin.access.cdi.found import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
+from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.host.driver_root.wsl import WslSearch
-from gpu_plugin.simulation.shared_library import shared_library
+from gpu_plugin.simulation.driver_files import shared_library
 
 NEW, OLD = "nv_dispi.inf_amd64_0373d825005116d0", "nv_dispi.inf_amd64_6f3cfb7117944855"
 STORE = "usr/lib/wsl/drivers"

@@ -18,12 +18,11 @@ from gpu_plugin.access.node_evidence import (
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.host.driver_root import inside
-from gpu_plugin.host.node_files import packages, root
-from gpu_plugin.host.node_files.containerd import MAX_FILES, containerd_evidence
+from gpu_plugin.host.node_files import root
 from gpu_plugin.host.node_files.evidence import host_root, look
 from gpu_plugin.host.node_files.kubelet import socket_path
-from gpu_plugin.host.node_files.packages import installed
-from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot
+from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot, installed
+from gpu_plugin.host.node_files.runtimes import MAX_FILES, containerd_evidence
 from tests.unit.host.node_files.node import NodeTree
 
 KUBELET = "/var/lib/kubelet"
@@ -73,7 +72,7 @@ def test_the_last_package_needs_no_blank_line_and_its_fields_no_order(node):
 
 
 def test_a_record_of_packages_that_is_too_long_is_said(node, seen, monkeypatch):
-    monkeypatch.setattr(packages, "MAX_BYTES", 100)
+    monkeypatch.setattr(root, "MAX_RECORD_BYTES", 100)
     node.package(*[("a", "install ok installed", "1")] * 10)
     with pytest.raises(NodeFileError, match="is longer than the 100 bytes"):
         installed(NodeRoot(node.root), ("a",))

@@ -1,7 +1,7 @@
 import pytest
 
 from gpu_plugin.nvml.platforms.choice import Traces
-from gpu_plugin.nvml.platforms.traces import look
+from gpu_plugin.nvml.platforms.driver import look
 
 
 def put(root, path, content=""):

@@ -13,7 +13,7 @@ from gpu_plugin.placement.dealing import Share
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement.views import explain_shared
+from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.views.groups import spans
 from gpu_plugin.placement.whole import choose
 from tests.unit.placement.nodes import dgx1
@@ -49,7 +49,7 @@ def told(devices, free, size, policy, must=()) -> str:
     pool = [place for gpu, count in free.items() for place in at[gpu][len(at[gpu]) - count :]]
     required = sorted(place for gpu, count in dict(must).items() for place in at[gpu][len(at[gpu]) - count :])
     others = sorted(set(pool).difference(required))
-    return explain_shared.why(traced(required, others, size, devices, policy), devices, policy)
+    return explain.policy_why(traced(required, others, size, devices, policy), devices, policy)
 
 
 def traced(required, others, size, devices, policy) -> shared.Trace:
@@ -157,7 +157,7 @@ def test_the_gpus_that_are_said_to_rank_equal_are_those_that_did(data):
     free = sorted(pool.difference(must))
     size = data.draw(st.integers(max(1, len(must)), len(pool)))
     trace = traced(must, free, size, devices, policy)
-    why = explain_shared.why(trace, devices, policy)
+    why = explain.policy_why(trace, devices, policy)
     if size in (len(must), len(pool)):
         assert why.startswith("it is all that")
         return

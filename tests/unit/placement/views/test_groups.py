@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 
 from gpu_plugin.devices.node import Link, Node
-from gpu_plugin.placement.views.groups import BOARD, HOST_BRIDGE, SWITCH, SWITCHES, LinkGroups, joined, spans
+from gpu_plugin.devices.nvml_h import TopologyLevel
+from gpu_plugin.placement.views.groups import LinkGroups, joined, spans
 from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes, two_sockets
 
 SWITCHED = Link(18, 40, switched=True)
@@ -39,7 +40,7 @@ def test_the_hybrid_cube_mesh_is_one_group_with_two_complete_quads():
     assert not group.whole
     assert group.complete == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert groups.numa == ((0, (0, 1, 2, 3)), (1, (4, 5, 6, 7)))
-    assert groups.pcie == {HOST_BRIDGE: ((0, 1, 2, 3), (4, 5, 6, 7))}
+    assert groups.pcie == {TopologyLevel.HOSTBRIDGE: ((0, 1, 2, 3), (4, 5, 6, 7))}
 
 
 def test_bridged_pairs_are_groups_of_their_own():
@@ -69,15 +70,22 @@ def test_a_gpu_without_a_working_link_is_in_no_group():
 
 
 def test_what_is_nearer_is_not_told_again_further_out():
-    near = mesh(range(4), Link(0, SWITCHES)) | {(0, 1): Link(0, BOARD), (2, 3): Link(0, SWITCH)}
+    near = mesh(range(4), Link(0, TopologyLevel.MULTIPLE)) | {
+        (0, 1): Link(0, TopologyLevel.INTERNAL),
+        (2, 3): Link(0, TopologyLevel.SINGLE),
+    }
     groups = LinkGroups.of(node([None] * 5, near))
-    assert groups.pcie == {BOARD: ((0, 1),), SWITCH: ((2, 3),), SWITCHES: ((0, 1, 2, 3),)}
+    assert groups.pcie == {
+        TopologyLevel.INTERNAL: ((0, 1),),
+        TopologyLevel.SINGLE: ((2, 3),),
+        TopologyLevel.MULTIPLE: ((0, 1, 2, 3),),
+    }
     assert groups.numa == ((None, (0, 1, 2, 3, 4)),)
 
 
 def test_one_unreadable_pair_splits_no_group():
-    links = mesh(range(4), Link(0, SWITCH)) | {(0, 3): Link()}
-    assert LinkGroups.of(node([0] * 4, links)).pcie == {SWITCH: ((0, 1, 2, 3),)}
+    links = mesh(range(4), Link(0, TopologyLevel.SINGLE)) | {(0, 3): Link()}
+    assert LinkGroups.of(node([0] * 4, links)).pcie == {TopologyLevel.SINGLE: ((0, 1, 2, 3),)}
 
 
 def test_sixteen_switched_gpus_are_one_whole_group():

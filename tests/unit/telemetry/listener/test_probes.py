@@ -172,7 +172,7 @@ async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatc
     probes.status = status
     for _ in range(3):
         answer = await answered_on(probes, "/metrics")
-    beats = {"event_loop_lag": probes._beats.lag.told()}
+    beats = {"event_loop_lag": probes._beats.lag.as_data()}
     assert answer.text == "".join(f"{line}\n" for line in metrics({**STATUS, **beats}))
     assert answer.content_type == PROMETHEUS.content_type
     assert len(made) == 1

@@ -1,12 +1,42 @@
-"""From the settings to what CDI specifications are to have."""
+"""What the operator asks of CDI specifications."""
 
-from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, CdiOptions
+import msgspec
+
 from gpu_plugin.access.cdi.hooks import ALL, CREATE_SYMLINKS, NAMES, OTHERS, UPDATE_LDCACHE
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.settings import Settings
 
+NO_GIDS = "no-additional-gids-for-device-nodes"
+NO_SOCKETS = "disable-ipc-discoverer"
+FEATURE_FLAGS = (NO_GIDS, NO_SOCKETS)
+"""Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that mean something here."""
 
-def wishes(settings: Settings, access: Access) -> CdiOptions:
+IDLE_FEATURE_FLAGS = (
+    "disable-nvsandboxutils",
+    "disable-multiple-csv-devices",
+    "enable-coherent-annotations",
+    "enable-explicit-driver-libraries",
+)
+"""Those that are accepted and change nothing here."""
+
+
+class CdiOptions(msgspec.Struct, frozen=True):
+    """What the operator asked for: host paths without a slash at the end, empty for /.
+
+    `classes` are those beside `gpu` of which containers get all devices (gdrcopy, gds, mofed). `hook` is the path of
+    NVIDIA's hook on the host, empty for specifications without hooks; `disabled_hooks` names those to leave out.
+    """
+
+    driver_root: str = ""
+    dev_root: str = ""
+    classes: tuple[str, ...] = ()
+    imex_channels: tuple[int, ...] = ()
+    hook: str = ""
+    disabled_hooks: frozenset[str] = frozenset()
+    feature_flags: frozenset[str] = frozenset()
+
+
+def cdi_options(settings: Settings, access: Access) -> CdiOptions:
     """What the operator wants in the specifications; `access` has what of it the node has."""
     return CdiOptions(
         driver_root=settings.driver_root.rstrip("/"),

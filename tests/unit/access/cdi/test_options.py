@@ -3,9 +3,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_plugin.access.cdi.build import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, CdiOptions
+from gpu_plugin.access.cdi.options import FEATURE_FLAGS, IDLE_FEATURE_FLAGS, CdiOptions, cdi_options, ignored_options
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
-from gpu_plugin.access.cdi.wishes import ignored_options, wishes
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
@@ -23,7 +22,7 @@ def test_what_the_operator_said_and_the_node_has():
         cdi_feature_flags=("disable-ipc-discoverer",),
     )
     access = Access(dev_root="/", cdi_classes=("gds",), imex_channels=(0,))
-    assert wishes(settings, access) == CdiOptions(
+    assert cdi_options(settings, access) == CdiOptions(
         driver_root="/run/nvidia/driver",
         dev_root="",
         classes=("gds",),
@@ -65,7 +64,7 @@ def test_why_a_device_cannot_be_used_by_its_name():
 
 def test_with_all_hooks_disabled_libraries_are_bound_where_they_are_found():
     settings = settings_of(cdi_disable_hooks=("all",), nvidia_cdi_hook_path="/usr/bin/nvidia-ctk")
-    assert wishes(settings, Access(dev_root="/")).hook == ""
+    assert cdi_options(settings, Access(dev_root="/")).hook == ""
     assert ignored_options(settings) == []
 
 

@@ -32,7 +32,7 @@ class _Allocation(msgspec.Struct, eq=False):
 class RecentAllocations:
     """Notes what Allocate answers, until the kubelet has said it. `note` may be called from any thread, `seen` from one.
 
-    The others may be asked from any thread. What they take goes with how much is unsaid.
+    The others may be asked from any thread. What they take goes with how much is unconfirmed.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class RecentAllocations:
             if not allocation.left:
                 self._allocations.remove(allocation)
 
-    def unsaid(self, keys: Collection[Key]) -> frozenset[Key]:
+    def unconfirmed(self, keys: Collection[Key]) -> frozenset[Key]:
         """Which of these may have been given away without the kubelet having said so."""
         return frozenset().union(*(allocation.left.intersection(keys) for allocation in tuple(self._allocations)))
 

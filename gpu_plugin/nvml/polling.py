@@ -7,13 +7,12 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.nvml.calls import DriverCalls
 from gpu_plugin.nvml.finding import failed, probing, replaced
 from gpu_plugin.nvml.port import Driver, Handle, HostView
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.sample import Look, look
-from gpu_plugin.nvml.session import DriverSession
-from gpu_plugin.nvml.watched import Found, Probed, Watched
+from gpu_plugin.nvml.session import DriverCalls, DriverSession
+from gpu_plugin.nvml.watched import LookResult, Probed, Watched
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ _REACHABLE = ("temperature", "energy", "clocks_event_reasons")
 _JUDGED = frozenset(Sample.__struct_fields__)
 
 
-class Looks:
+class Poller:
     """Looks at GPUs, one call for each at a time."""
 
     def __init__(
@@ -38,7 +37,7 @@ class Looks:
 
     async def look(
         self, watched: Watched, patience: float, timeout: float, *, full: bool = True, judging: bool = True
-    ) -> Found:
+    ) -> LookResult:
         """One look at a GPU, or what has become of the one that is under way.
 
         Args:
@@ -53,7 +52,7 @@ class Looks:
         watched.binding = watched.binding if binding is None else binding
         if watched.pending is None:
             if not vanished and self._session.opens(timeout):
-                return Found()  # it is nobody's fault yet that it takes its time
+                return LookResult()  # it is nobody's fault yet that it takes its time
             sample = self._unasked(watched, vanished=vanished)
             if sample is not None:
                 return watched.saw(sample, now)
@@ -64,7 +63,7 @@ class Looks:
         if job is None or not job.done.done():
             return self._under_way(watched, now, timeout, vanished=vanished)
         if watched.looking is None:
-            return Found(look_soon=True)  # it was asked for its events, and has answered: it is looked at next
+            return LookResult(look_soon=True)  # it was asked for its events, and has answered: it is looked at next
         watched.looking = None
         error = job.done.exception()
         if error is not None:
@@ -112,23 +111,22 @@ class Looks:
             )
         )
 
-    def _under_way(self, watched: Watched, now: float, timeout: float, *, vanished: bool) -> Found:
+    def _under_way(self, watched: Watched, now: float, timeout: float, *, vanished: bool) -> LookResult:
         if vanished:
             gone = _gone(watched.gpu)
             watched.dated(gone, now)
-            return Found(gone)
+            return LookResult(gone)
         if watched.pending is not None and now - watched.pending.started >= timeout:
-            return Found(Sample(fault=Fault.HUNG, detail=f"the driver has not answered for over {timeout:g} s"))
-        return Found()
+            return LookResult(Sample(fault=Fault.HUNG, detail=f"the driver has not answered for over {timeout:g} s"))
+        return LookResult()
 
-    def _looked(self, watched: Watched, answer: Look, now: float) -> Found:
+    def _looked(self, watched: Watched, answer: Look, now: float) -> LookResult:
         found = watched.looked(answer, now)
         if watched.handle is not None:
             self._roster.by_handle[watched.handle] = watched.gpu.uuid
         return found
 
-    def _probed(self, watched: Watched, handle: Handle, gpu: Gpu, now: float) -> Found:
-        """A GPU that could not be read was probed again."""
+    def _probed(self, watched: Watched, handle: Handle, gpu: Gpu, now: float) -> LookResult:
         if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._roster.gpus if other is not watched):
             sample = Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU answers for it")
             return watched.saw(sample, now)
@@ -137,7 +135,7 @@ class Looks:
         watched.vanished_since = None
         self._roster.by_handle[handle] = gpu.uuid
         # It is looked at, and its events are asked for, once others know of it.
-        return Found(links_changed=True, look_soon=True)
+        return LookResult(links_changed=True, look_soon=True)
 
 
 def _reach(driver: Driver, gpu: Gpu, *, by_bus_id: bool) -> Handle:

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from gpu_plugin.devices.given import ENTERED, RecentAllocations
+from gpu_plugin.devices.recent_allocations import ENTERED, RecentAllocations
 
 KEY = ("nvidia.com/gpu", "GPU-a")
 OTHER = ("nvidia.com/gpu", "GPU-b")
@@ -31,7 +31,7 @@ def test_it_is_noted_until_the_kubelet_has_said_so(seen, said):
     given.note(KEY[0], [KEY[1]], 10)
     for listed, writing, asked in seen:
         given.seen(listed, writing, asked)
-    assert given.unsaid([KEY, OTHER]) == (NOTHING if said else {KEY})
+    assert given.unconfirmed([KEY, OTHER]) == (NOTHING if said else {KEY})
 
 
 def test_what_is_given_again_begins_anew():
@@ -40,9 +40,9 @@ def test_what_is_given_again_begins_anew():
     given.seen(NOTHING, 1, 11)
     given.note(KEY[0], [KEY[1]], 11.5)
     given.seen(NOTHING, 2, 13)
-    assert given.unsaid([KEY]) == {KEY}
+    assert given.unconfirmed([KEY]) == {KEY}
     given.seen(NOTHING, 3, 14)
-    assert given.unsaid([KEY]) == NOTHING
+    assert given.unconfirmed([KEY]) == NOTHING
 
 
 def test_when_the_next_question_tells_more_is_known():
@@ -68,5 +68,5 @@ def test_what_is_given_over_and_over_is_kept_once_though_nobody_ever_says_so():
     for now in range(100):
         given.note(KEY[0], [KEY[1]], now)
         given.seen(NOTHING, None, now + 0.5)
-    assert given.unsaid([KEY]) == {KEY}
+    assert given.unconfirmed([KEY]) == {KEY}
     assert len(given._allocations) == 1

@@ -1,12 +1,13 @@
-"""What containerd's configuration says of its CRI plugin: the file, and the files that it imports (containerd-config.toml(5))."""
+"""What container runtimes' files say of CDI: those of containerd (containerd-config.toml(5)) and of CRI-O (crio.conf(5))."""
 
+import json
 import posixpath
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
-from gpu_plugin.access.node_evidence import CONTAINERD, K3S, RKE2, ContainerdEvidence, CriSection
-from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot
-from gpu_plugin.host.node_files.toml import inner, switch, table_of, texts
+from gpu_plugin.access.node_evidence import CONTAINERD, K3S, RKE2, ContainerdEvidence, CrioEvidence, CriSection
+from gpu_plugin.host.node_files.root import STATUS, NodeFileError, NodeRoot, inner, switch, table_of, texts
 
 FILES = {
     CONTAINERD: "/etc/containerd/config.toml",
@@ -14,8 +15,7 @@ FILES = {
     RKE2: "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
 }
 
-IMPLIED = "/etc/containerd/conf.d/*.toml"
-"""What newer releases import where the file names no imports."""
+IMPLIED = "/etc/containerd/conf.d/*.toml"  # what newer releases import where the file names no imports
 
 PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 """The CRI plugin, or the part of it that handles CDI, by the version of the configuration; later versions use the name of 3.
@@ -23,8 +23,7 @@ PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.ru
 containerd 1.7 ignores the name of another version; 2.4 obeys it in a file of any version (`containerd config dump` shows that).
 """
 
-MAX_FILES = 64
-"""The most files that one configuration may be made of."""
+MAX_FILES = 64  # the most files that one configuration may be made of
 
 
 def containerd_evidence(root: NodeRoot, runtime: str) -> ContainerdEvidence | None:
@@ -100,3 +99,46 @@ class _Reader:
         directory = posixpath.dirname(path)
         patterns = (posixpath.normpath(posixpath.join(directory, pattern)) for pattern in imports or ())
         return [(each, written) for pattern in patterns for each in self._root.matching(pattern)]
+
+
+CRIO_VERSIONS = ("/run/crio/version", "/var/lib/crio/version")
+"""Its version_file and, in older releases, version_file_persist: the version as JSON text (internal/version)."""
+
+CRIO_PACKAGE = "cri-o"
+
+CRIO_CONFIG = "/etc/crio/crio.conf"
+CRIO_DROP_INS = "/etc/crio/crio.conf.d/*"
+"""Read in the order of their names, each overruling those before (crio(8), --config-dir)."""
+
+_CRIO_VERSION_BYTES = 4096
+
+
+def crio_evidence(root: NodeRoot, packages: Mapping[str, str]) -> CrioEvidence:
+    """Looks for them. `packages` has versions of installed packages. Never raises: what cannot be read is said."""
+    try:
+        version, source = _crio_version(root)
+        if not version and CRIO_PACKAGE in packages:
+            version, source = packages[CRIO_PACKAGE], STATUS
+        dirs, said_by = None, ""
+        for path in (CRIO_CONFIG, *root.matching(CRIO_DROP_INS)):
+            found = texts(inner(table_of(root, path) or {}, path, "crio", "runtime"), path, "cdi_spec_dirs")
+            if found is not None:
+                dirs, said_by = found, path
+    except NodeFileError as error:
+        return CrioEvidence(faults=(str(error),))
+    return CrioEvidence(version, source, dirs, said_by)
+
+
+def _crio_version(root: NodeRoot) -> tuple[str, str]:
+    for path in CRIO_VERSIONS:
+        written = root.read(path, _CRIO_VERSION_BYTES)
+        if written is None:
+            continue
+        try:
+            version = json.loads(written)
+        except (ValueError, RecursionError):
+            version = None
+        if not isinstance(version, str):
+            raise NodeFileError(f"{path} holds no version of CRI-O")
+        return version, path
+    return "", ""
