@@ -143,7 +143,7 @@ class Correlator:
             del self._told[key]
 
     def _name(self, news: News) -> str:
-        """A name that no other Event has: news of one moment are told apart by how many there were."""
+        """A name that no other Event has: the time, and a count for news of the same moment."""
         self._named += 1
         return f"{news.about.name[:LONGEST_NAME].rstrip('.-')}.{int(news.at * 1e9) + self._named:x}"
 

@@ -84,7 +84,7 @@ class NodeState(msgspec.Struct):
 
     @property
     def taints(self) -> Sequence[Taint]:
-        """Everybody's."""
+        """All taints of the Node, ours and others'."""
         return self.spec.taints or ()
 
     def condition(self, kind: str) -> Condition | None:
@@ -93,7 +93,7 @@ class NodeState(msgspec.Struct):
 
 
 class _AnsweredError(Exception):
-    """An answer that is no success: `error` says it; `pause` is the Retry-After in seconds, None where there is none."""
+    """An answer with an error status, as `error`; `pause` is the Retry-After in seconds, None where there is none."""
 
     def __init__(self, code: int, reason: str, error: UnreachableError, pause: float | None) -> None:
         super().__init__(code)

@@ -78,11 +78,11 @@ Troubled = Callable[[str], object]
 
 
 def _unheard(_: object) -> None:
-    """Nobody wants to know."""
+    """For a follower that has no use for troubles."""
 
 
 class _Follower:
-    """Somebody who follows one value."""
+    """A follower of one value."""
 
     def __init__(self, pick: Callable[[Metadata], str | None], told: Told, troubled: Troubled) -> None:
         self.troubled = troubled
@@ -132,7 +132,7 @@ class NodeMetadata:
         await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), told, troubled))
 
     async def _follow(self, follower: _Follower) -> None:
-        """One of the followers watches for all; where it leaves, the next one does."""
+        """Follows a value. The first follower watches for all of them; once it leaves, the next one does."""
         require_client()
         self._followers.append(follower)
         try:
@@ -179,7 +179,7 @@ class NodeMetadata:
             await anyio.sleep(pause)
 
     async def _follow_once(self) -> None:
-        """Has the Node told, unless it is known where to go on, then hears of changes until the server ends its answer."""
+        """Reads the Node, unless a watch can go on where the last one ended, then watches until the server ends its answer."""
         seconds = round(WATCH_SECONDS * (1 + random.random()))  # noqa: S311 - as above
         async with connect(self._kubeconfig) as client:
             if not self._version:
@@ -279,7 +279,7 @@ class NodeMetadata:
             follower.troubled(text)
 
     def _say(self, kind: str, text: str) -> None:
-        """Says a trouble once, until things have gone well again."""
+        """Logs a trouble once, until requests have succeeded again."""
         news = kind not in self._said
         self._said.add(kind)
         self._troubled |= news

@@ -54,7 +54,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class _Attempts(msgspec.Struct):
-    """How it goes with one of the two: why the newest attempt failed, when, and when the next is due."""
+    """The attempts to write the condition, or the taint: why and when the newest failed, and when the next is due."""
 
     trouble: str = ""
     failed_at: float = 0.0
@@ -165,7 +165,7 @@ class NodeStateKeeper:
         return max(SOON, min([LOOK, *tried_again]))
 
     async def _look(self) -> None:
-        """Sees once whether there is something of an earlier process; who may not read the Node cannot, and need not."""
+        """Reads the Node once for marks of an earlier process. Without the right to read it there are none to take back."""
         self._looked = True
         try:
             self._take(await self._api.read())
@@ -174,7 +174,7 @@ class NodeStateKeeper:
             log.debug("node %s is not looked at: %s", self._api.node_name, error)
 
     async def _state(self, *, condition: bool, taint: bool) -> NodeState | None:
-        """The Node, where what is due takes it and it is not known. Raises UnreachableError."""
+        """The Node, if what is due needs it and it has not been read yet. Raises UnreachableError."""
         if (not condition or self._read) and (not taint or self._effect is not None):
             return None
         state = await self._api.read()
@@ -183,7 +183,7 @@ class NodeStateKeeper:
         return state
 
     async def _remember_found(self) -> None:
-        """Remembers what is on the Node of us, so that it is taken back where it is not asked for."""
+        """Remembers our marks that are on the Node, so that those not asked for are removed."""
         asked = self._asked()
         found = self._marks
         if self._times.known and not asked.condition:
@@ -265,7 +265,7 @@ class NodeStateKeeper:
             await self._write_marks(marks)
 
     def _say(self) -> None:
-        """Says what is in the way, once, and that nothing is any more."""
+        """Logs each trouble once, and when it is over."""
         asked, name = self._asked(), self._api.node_name
         troubles = list(dict.fromkeys(filter(None, (self._condition.trouble, self._taint.trouble))))
         if not troubles:

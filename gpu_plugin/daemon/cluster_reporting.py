@@ -71,18 +71,11 @@ class ClusterReporting:
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes what to go by.
+        """Takes what to report, and how to ask for it.
 
-        Args:
-            settings: those in force.
-            health: the ledger and its surroundings.
-            store: the hardware and its health as the kubelet is told of it, and what device ids mean now.
-            holders: asks which containers hold what; None: not known.
-            trouble: why no GPU can be reached; empty where one can, None while the first attempt is under way.
-            node: the Node's annotations.
-            wall: the wall clock, in Unix seconds.
-            clock: a steady one, in seconds.
-            dice: a throw in [0, 1), which spreads nodes that begin together.
+        `store` has the hardware and its health as the kubelet is told of it; `holders` asks which containers hold what, None: not
+        known. `trouble` is why no GPU can be reached, empty where one can, None while the first attempt is under way. `wall` is
+        in Unix seconds, `clock` a steady one; `dice` in [0, 1) spreads nodes that begin together.
         """
         first = settings()
         self._settings = settings
@@ -186,7 +179,6 @@ class ClusterReporting:
             threads.close()
 
     def _writer(self) -> "tuple[NodeApi, EventWriter]":
-        """The API, and what writes Events."""
         if self._writing is None:
             from gpu_plugin.cluster.events import EventWriter  # noqa: PLC0415 - for those alone who report
             from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
@@ -196,7 +188,7 @@ class ClusterReporting:
         return self._writing
 
     def _has_client(self) -> bool:
-        """Whether the API can be asked at all, and about which Node; says once why not."""
+        """Whether there are a client and a Node's name to ask about; logs once why not."""
         try:
             require_client("reporting to the cluster", ", or switch it off")
             if not self._reaching[0]:

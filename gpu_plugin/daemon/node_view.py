@@ -49,7 +49,7 @@ DEVICES_PER_SLICE = 500
 
 
 class Now(msgspec.Struct):
-    """What the daemon has come to. It alone writes here.
+    """What the daemon and its discovery have found out so far.
 
     Attributes:
         waits_for: which other daemon this one waits for, in a sentence; empty while it has the node to itself.
@@ -74,7 +74,7 @@ class Now(msgspec.Struct):
 
 
 def _process(started: float, now: float) -> Mapping[str, object]:
-    """What is told of this process; both are Unix times in seconds."""
+    """The version, age and identity of this process; both arguments are Unix times in seconds."""
     return {
         "version": __version__,
         "python": platform.python_version(),
@@ -127,7 +127,7 @@ AllocatedDevice = tuple[Mapping[str, object], Sequence["Holder"]]
 
 
 class Made(msgspec.Struct):
-    """What was made of the newest resources, and of the node: others who ask before either changes get the same."""
+    """What was made of the newest resources and of the node, kept until either changes."""
 
     resources: Mapping[str, ResourceView] | None = None
     listed: node_status.Listed = msgspec.field(default_factory=node_status.Listed)
@@ -137,7 +137,7 @@ class Made(msgspec.Struct):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells what the parts know. `holding_pods` asks the kubelet which pods hold what."""
+    """The daemon's status and its views, made of what the parts know. `holding_pods` asks the kubelet which pods hold what."""
 
     now: Now
     configuration: Configuration
@@ -282,7 +282,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.trouble)))
 
     def _attribution(self, held: "HoldersByDevice | None") -> Mapping[str, object]:
-        """How it is with the question which containers hold what; the answer to it was `held`.
+        """Whether PodResources answers which containers hold what; `held` is its newest answer.
 
         `trouble` is why the newest question was not answered. `questions` and `failures` count since the start.
         """

@@ -212,7 +212,6 @@ class Operations:
         return self._asked(request) if request.get("gpu") is None else (self._one(request),)
 
     def _every_one_released(self) -> bool:
-        """Whether all GPUs known are released, at once or one after the other."""
         return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= self._health.released()
 
     def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> tuple[str, str] | None:
@@ -277,7 +276,7 @@ def _names(gpus: Iterable[Gpu]) -> str:
 
 
 def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
-    """What the status says of a GPU that was explained."""
+    """The status's entry of a GPU, from its explanation."""
     state = "degraded" if Verdict[explained["verdict"]] >= Verdict.DEGRADED else "healthy"
     return {
         "index": explained["index"],
@@ -290,7 +289,7 @@ def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str:
-    """What an override did to what stood against a GPU."""
+    """What an override changed, in words."""
     forgotten = [words for words in before if words not in after]
     lowered = [words for words, verdict in before.items() if after.get(words, verdict) is not verdict]
     parts = [f"{'; '.join(forgotten)} {_is(forgotten)} forgotten"] if forgotten else []

@@ -48,7 +48,7 @@ UNCHANGEABLE = (
 
 
 def _awaiting(why: str, *, tried: bool = False) -> "Facts":
-    """What probes are answered by until there is a daemon."""
+    """The facts for probes until there is a daemon."""
     from gpu_plugin.telemetry.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
 
     return Facts(awaited=why, tried=tried)

@@ -166,5 +166,5 @@ class HealthReports:
 
 
 def _fields(**known: str | int | None) -> dict[str, str | int]:
-    """What a line says as fields of its own: what is known."""
+    """The log line's own fields: those that are known."""
     return {name: value for name, value in known.items() if value not in (None, "")}

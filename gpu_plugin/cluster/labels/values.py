@@ -94,7 +94,7 @@ def valid(value: str) -> str:
 
 
 def _valid_key(key: str) -> bool:
-    """Whether a key of ours is one: a MIG profile's name is part of some, and the driver's word."""
+    """Whether Kubernetes takes the key: the driver's name of a MIG profile is part of some."""
     name = key.removeprefix(f"{DOMAIN}/")
     return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
@@ -114,7 +114,7 @@ def _vgpu(host: VgpuHost | None) -> dict[str, str]:
 
 
 def _versions(node: Node) -> dict[str, str]:
-    """Of the driver, where it is of two numbers or three, and of the CUDA that it is good for; new names and old ones."""
+    """Labels of the driver's version, if that has two or three numbers, and of its CUDA version; under new names and old ones."""
     labels: dict[str, str] = {}
     parts = node.driver_version.split(".")
     if len(parts) in (2, 3):
@@ -191,7 +191,7 @@ def _unequal(gpus: Sequence[Gpu], in_mig_mode: Sequence[Gpu]) -> bool:
 
 
 def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
-    """Of GPUs as such, partitioned or not. Of several models one speaks, and counts its own.
+    """Labels of whole GPUs, partitioned or not. Of several models one is described, and its GPUs are counted.
 
     It is the one of which there are most, among those with a GPU that is not partitioned, if there are any; of equals that of the
     lowest index.
@@ -217,7 +217,7 @@ def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
 
 
 def _slices(in_mig_mode: Iterable[Gpu], settings: Settings, named: Callable[[str], str]) -> dict[str, str]:
-    """Of MIG devices by profile, under the name that `named` gives it; the first of each speaks for all."""
+    """Labels of MIG devices by profile, under the resource that `named` gives it; the first of each describes all."""
     first: dict[str, tuple[Gpu, MigDevice]] = {}
     counts: Counter[str] = Counter()
     for gpu in in_mig_mode:
@@ -261,7 +261,6 @@ def _base(parts: Iterable[str], count: int, shared: SharedResource | None) -> di
 
 
 def _entry(resource: str, settings: Settings) -> SharedResource | None:
-    """The first entry under `sharing` for a resource."""
     return next((entry for entry in settings.sharing if entry.name == resource), None)
 
 

@@ -258,7 +258,7 @@ def _some(count: int) -> str:
 
 
 def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, Any]:
-    """Who holds what: a row for each container, those first one of whose GPUs is not well."""
+    """A row for each container that holds devices, those with an unfit GPU first."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for gpu in gpus:
         for device in gpu["devices"]:

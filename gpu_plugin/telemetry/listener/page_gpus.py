@@ -77,7 +77,7 @@ def _temperature(readings: Data) -> str:
 
 
 def _share(used: float | None, whole: float | None, unit: int, name: str) -> str:
-    """How much of how much; either may not be known."""
+    """A reading and its limit, as a bar; either may not be known."""
     if used is None:
         return NONE
     told = f"{used / unit:.0f}"

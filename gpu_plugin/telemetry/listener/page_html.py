@@ -122,7 +122,7 @@ def _reason(signal: Data) -> str:
 
 
 def _hit(gpu: Data) -> str:
-    """Whom a fault hits: the containers that hold a device of the GPU."""
+    """The containers that hold a device of the GPU."""
     if gpu["held"] is None:
         return "Whom it hits is not known."
     holders = [holder for device in gpu["devices"] for holder in device["holders"]]

@@ -189,7 +189,6 @@ class Server:
             await self._left.wait(left)
 
     async def _receive(self, visit: _Visit) -> None:
-        """One connection, from its first byte to its end."""
         try:
             with visit.scope:
                 await self._converse(visit)
@@ -262,7 +261,7 @@ class Server:
         return stream
 
     async def _stream(self, visit: _Visit, protocol: h11.Connection, stream: Stream, method: bytes) -> None:
-        """Sends a stream for as long as the client reads it."""
+        """Sends a stream until it or the client ends."""
         connection = visit.connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.buffer)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._limits.gone * 1000))

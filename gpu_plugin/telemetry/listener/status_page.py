@@ -93,7 +93,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Links(msgspec.Struct):
-    """What was made of the report of a topology: the words, and the picture."""
+    """The words and the picture that were made of a topology report."""
 
     report: Mapping[str, Any] = msgspec.field(default_factory=dict)
     told: Mapping[str, Any] | None = None
@@ -228,7 +228,7 @@ class StatusPage:
     # What is shown
 
     async def _fresh(self) -> None:
-        """Looks, unless somebody has a moment ago."""
+        """Brings what is shown up to date, unless that was done within FRESH seconds."""
         async with self._one_at_a_time:
             if anyio.current_time() - self._looked < FRESH:
                 return
@@ -259,7 +259,7 @@ class StatusPage:
             await anyio.sleep(PODS_INTERVAL)
 
     async def _look(self) -> None:
-        """Makes the page of what is known now, and rings where it is another one. Whoever waits for the loop goes first."""
+        """Makes the page of what is known now, and wakes the readers if it has changed. Other tasks run between its parts."""
         from gpu_plugin.telemetry.listener.page_data import awaiting, page_data  # noqa: PLC0415 - paid for by who looks
         from gpu_plugin.telemetry.listener.page_html import PARTS  # noqa: PLC0415
 
@@ -286,7 +286,7 @@ class StatusPage:
             self._told.ring()
 
     def _linked(self, material: "Material") -> Mapping[str, Any] | None:
-        """What is told of the links, made again where they or the GPUs that pods get have changed."""
+        """The links as data, made again once they or the GPUs that pods get have changed."""
         if material.topology != self._links.report:
             from gpu_plugin.telemetry.listener.page_data import drawn, links  # noqa: PLC0415 - paid for by who looks
 

@@ -109,7 +109,7 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
 
 
 def _xids(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Every Xid of the policy's table of every GPU, and those that came besides."""
+    """A sample for every Xid of the policy's table on every GPU, and for others that were reported."""
     known = [
         (str(xid), kind, labelled(xid=xid, **{"class": kind})) for xid, kind in health.get("xid_classes", {}).items()
     ]
