@@ -4,8 +4,7 @@
                                                 └─▶ NodeApi.apply_labels ─────────────▶ Node
 
 What was written in one way is taken back once another is wanted, or none. Which labels the API server was given, and which files
-were written, is remembered in the state directory, so that a daemon that was restarted takes them back, too, and changes
-nothing where nothing has changed.
+were written, is remembered in the state directory: so a restarted daemon takes them back, too, or leaves them as they are.
 """
 
 import logging
@@ -102,11 +101,7 @@ def node_api(node_name: str, kubeconfig: str) -> LabelApi:
 
 
 class NodeLabels:
-    """One Node's labels.
-
-    Attributes:
-        trouble: why the Node is not labelled as the settings want it; empty where it is.
-    """
+    """One Node's labels. `trouble` is why the Node is not labelled as the settings want it; empty where it is."""
 
     def __init__(
         self,

@@ -368,7 +368,7 @@ async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node,
         monkeypatch.setattr(
             type(daemon.configuration), "unkept", "which config file is in force cannot be written down"
         )
-        monkeypatch.setattr(daemon._events.store, "_refused", True)
+        monkeypatch.setattr(type(daemon._events.store), "trouble", "events cannot be written down")
         told = await ask(directory, "status")
         assert "which config file is in force cannot be written down" in told["state"]["trouble"]
         assert "events cannot be written down" in told["state"]["trouble"]
