@@ -48,32 +48,29 @@ class SpecDirectory:
         The first call takes away what processes that were killed while they wrote have left. After `remove`, nothing is
         written any more.
         """
-        changed, refused = [], {}
         with self._turn:
             if self._closed:
                 return Outcome()
             self._swept = self._swept or self._sweep()
-            for name in OURS:
-                try:
-                    done = self._put(name, specs[name]) if name in specs else self._remove(name)
-                except OSError as error:
-                    refused[name] = said(error)
-                else:
-                    changed += [name] if done else []
-        return Outcome(tuple(changed), refused)
+            return self._replace_all(specs)
 
     def remove(self) -> Outcome:
         """Takes our files away, as the last thing that is done here."""
-        removed, refused = [], {}
         with self._turn:
             self._closed = True
             self._sweep()
-            for name in OURS:
-                try:
-                    removed += [name] if self._remove(name) else []
-                except OSError as error:
-                    refused[name] = said(error)
-        return Outcome(tuple(removed), refused)
+            return self._replace_all({})
+
+    def _replace_all(self, specs: Mapping[str, Spec]) -> Outcome:
+        changed, refused = [], {}
+        for name in OURS:
+            try:
+                done = self._put(name, specs[name]) if name in specs else self._remove(name)
+            except OSError as error:
+                refused[name] = said(error)
+            else:
+                changed += [name] if done else []
+        return Outcome(tuple(changed), refused)
 
     def read(self, name: str) -> Spec | None:
         """What a file of that name says, ours or another's; None where there is none that makes sense."""

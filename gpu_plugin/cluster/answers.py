@@ -124,11 +124,15 @@ async def pieces(response: "httpx2.Response") -> AsyncIterator[bytes]:
         raise UnreachableError("answer", text)
     unpacker = zlib.decompressobj(wbits=_GZIP)
     async for piece in response.aiter_raw():
+        rest, more = piece, b""
         try:
-            more = unpacker.decompress(piece, LONGEST_PIECE)
-            while more:
-                yield more
-                more = unpacker.decompress(unpacker.unconsumed_tail, LONGEST_PIECE)
+            while rest or more:
+                if unpacker.eof:  # the next of several members (RFC 1952, 2.2)
+                    unpacker = zlib.decompressobj(wbits=_GZIP)
+                more = unpacker.decompress(rest, LONGEST_PIECE)
+                rest = unpacker.unused_data or unpacker.unconsumed_tail
+                if more:
+                    yield more
         except zlib.error as error:
             raise UnreachableError("answer", f"the Kubernetes API's answer cannot be unpacked: {error}") from None
 

@@ -20,7 +20,7 @@ import msgspec
 
 from gpu_plugin.cluster.answers import Request, decoded, exchange, metadata_of, status_of
 from gpu_plugin.cluster.connection import UnreachableError, connect
-from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
+from gpu_plugin.runtime.backoff import NO_SOONER, Backoff
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,6 +31,7 @@ MANAGER: Final = "gpu-plugin"
 """Field manager of what is not applied; those of what is have this beginning."""
 
 # Requests that one change may take, and seconds between two of them: at first, and at most, whatever Retry-After says.
+# Up to half as long is added, which keeps a cluster's nodes apart.
 ATTEMPTS = 4
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
@@ -176,7 +177,7 @@ class NodeApi:
         """
         needed = "get and patch of nodes in the core API group"
         wanted: list[Taint] = [{"key": key, "effect": effect}] if effect else []
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
         for attempt in range(ATTEMPTS):
             state = known if known is not None else await self.read()
             known = None
@@ -267,7 +268,7 @@ class NodeApi:
             _AnsweredError: the object has changed meanwhile, and the caller must read it again.
         """
         async with self.session():
-            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
+            backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
             while True:
                 asked: float | None = None
                 last = backoff.failures + 1 == ATTEMPTS
@@ -309,7 +310,7 @@ class NodeApi:
         now, dice = anyio.current_time(), self._dice()
         pause = backoff.failed(now, dice)
         if asked is not None:
-            pause = Backoff(asked, LONGEST_PAUSE, IN_CLUSTER).failed(now, dice)
+            pause = Backoff(asked, LONGEST_PAUSE, NO_SOONER).failed(now, dice)
         await anyio.sleep(pause)
 
 

@@ -82,11 +82,20 @@ class Registry(dict[str, S]):
     def __init__(self, kind: str, choices: Collection[str], lines: str, functions: str) -> None:
         super().__init__()
         self._kind, self._choices, self._lines, self._functions = kind, choices, lines, functions
+        self._entered: dict[str, Callable[..., object]] = {}
 
-    def enter(self, name: str, does: S) -> None:
-        """Enters what is done for a choice. Raises LookupError where the choice has no line."""
+    def enter(self, name: str, does: S, function: Callable[..., object]) -> None:
+        """Enters what is done for a choice, by that function.
+
+        Raises LookupError where the choice has no line, or has another function already.
+        """
         if name not in self._choices:
             raise LookupError(f"the {self._kind} {name!r} has a function and no line: add it to {self._lines}")
+        if (other := self._entered.setdefault(name, function)) is not function:
+            both = " and ".join(f"{each.__module__}.{each.__qualname__}" for each in (other, function))
+            raise LookupError(
+                f"the {self._kind} {name!r} has two functions, {both}: give one of them a name of its own"
+            )
         self[name] = does
 
     def __missing__(self, name: str) -> S:
@@ -100,7 +109,7 @@ class Functions(Registry[F]):
         """A decorator that enters the function under this name. Raises LookupError where that has no line."""
 
         def entered(function: F) -> F:
-            self.enter(name, function)
+            self.enter(name, function, function)
             return function
 
         return entered

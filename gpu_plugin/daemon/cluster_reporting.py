@@ -1,7 +1,7 @@
 """What the cluster is told of this node's GPUs, and which of them it cordons: Events, condition, taint, annotation.
 
     changes of health ──▶ Events on the Node, and on the pods that hold the GPU     cluster/events
-    health as published ▶ condition GPUHealthy and taint of the Node                cluster/node_state
+    ledger, once told ──▶ condition GPUHealthy and taint of the Node                cluster/node_state
     annotation ─────────▶ orders to the ledger                                      cluster/node_metadata, cordon_annotation
 
 Each part runs only while the settings ask for it, and follows them. Whatever the API server does, nothing else waits for it.
@@ -222,12 +222,16 @@ class ClusterReporting:
         return Object("Node", name, uid=name)
 
     async def _follow_hardware(self) -> None:
-        """Has condition and taint judged again whenever the health of any hardware is published as another."""
-        seen = self._store.current.hardware
+        """Has condition and taint looked at again whenever a verdict on any hardware is published as another.
+
+        Other words for the same verdicts (a count of errors, a peak temperature) wait for the next look: each change hastens
+        what failed, so words that change all the time would undo the pauses between attempts.
+        """
+        verdicts = _verdicts(self._store)
         while True:
             await self._store.changed.wait()
-            if self._store.current.hardware is not seen:
-                seen = self._store.current.hardware
+            if (now := _verdicts(self._store)) != verdicts:
+                verdicts = now
                 if self._keeper is not None:
                     self._keeper.changed()
 
@@ -324,6 +328,11 @@ class AnnotatedCordons:
         for entry in self._health.past:  # of GPUs that have not been found again
             if entry.signal == ANNOTATED and not self._meant.complaints:
                 self._health.forget(entry.uuid, ANNOTATED)
+
+
+def _verdicts(store: SnapshotStore) -> Mapping[str, object]:
+    """What stands against each GPU and MIG device, by uuid, without the words for it."""
+    return {uuid: each.health.standing for uuid, each in store.current.hardware.items()}
 
 
 def _reports(settings: Settings) -> bool:

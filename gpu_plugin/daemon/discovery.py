@@ -118,7 +118,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
                 )
             level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
-            log.log(level, "%s; looking again in %g s, then at growing intervals", trouble, backoff.delay)
+            log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
             said = trouble
             await anyio.sleep(pause)
 

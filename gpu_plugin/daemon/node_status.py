@@ -1,7 +1,7 @@
 """What `gpu-plugin status` is told, put together from what the parts know. Pure: takes every clock as an argument."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,23 +22,33 @@ MAX_NAMED_IDS = 8
 Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
 """What stands against a GPU, as `HealthLedger.standing` tells it."""
 
+HardwareKey = tuple[str, str, bool]
+"""The uuids of a GPU and of what a container is told to see, and whether no container could use it were it healthy."""
+
 
 class Listed(msgspec.Struct, frozen=True):
     """What a snapshot's devices come to: made once for each snapshot, in some 50 ms where there are tens of thousands.
 
     `by_gpu` are all devices of each GPU, by its uuid; `telling` the first of those that no status tells apart: they are retired
-    or not, for the same reason. `resources` is what `resource` says of each. `unhealthy` counts the devices of each that only the
-    health of their hardware keeps from pods, by the uuids of the GPU and of what a container is told to see.
+    or not, for the same reason. `resources` is what `resource` says of each. `unhealthy` counts the devices of each that the
+    health of their hardware keeps from pods, by `HardwareKey`.
     """
 
     by_gpu: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
     telling: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
     resources: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
-    unhealthy: Mapping[str, Mapping[tuple[str, str], int]] = msgspec.field(default_factory=dict)
+    unhealthy: Mapping[str, Mapping[HardwareKey, int]] = msgspec.field(default_factory=dict)
 
 
-def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping[str, Any]]) -> Listed:
-    """What the devices of each resource come to, with its counts, as `Inventory.status` has them."""
+def listed(
+    devices: Mapping[str, Sequence[Device]],
+    counts: Mapping[str, Mapping[str, Any]],
+    unreachable: Callable[[str, Device], str],
+) -> Listed:
+    """What the devices of each resource come to, with its counts, as `Inventory.status` has them.
+
+    `unreachable` gives why no container could use a device of a resource though its hardware were healthy.
+    """
     found: dict[str, list[Device]] = {}
     for device in chain.from_iterable(devices.values()):
         found.setdefault(device.gpu, []).append(device)
@@ -50,7 +60,9 @@ def listed(devices: Mapping[str, Sequence[Device]], counts: Mapping[str, Mapping
         telling[uuid] = [*alike.values()]
     unhealthy = {
         name: Counter(
-            (each.gpu, each.visible_id) for each in some if not (each.healthy or each.retired or each.withheld)
+            (each.gpu, each.visible_id, bool(unreachable(name, each)))
+            for each in some
+            if not (each.healthy or each.retired or each.withheld)
         )
         for name, some in devices.items()
     }
@@ -109,19 +121,24 @@ def held_back(standing: Standings) -> Sequence[str]:
     return () if rest else sorted(orders)
 
 
-def devices_held_back(unhealthy: Mapping[tuple[str, str], int], standings: Mapping[str, Standings]) -> int:
+def devices_held_back(unhealthy: Mapping[HardwareKey, int], standings: Mapping[str, Standings]) -> int:
     """How many devices nothing but orders of operators holds back: of those that `Listed.unhealthy` counts of a resource.
 
-    `standings` is what stands against each GPU, by its uuid. A MIG device with a fault of its own is none of them.
+    `standings` is what stands against each GPU, by its uuid. A MIG device with a fault of its own is none of them, nor is what
+    no container could use anyway; but of a GPU that is released for maintenance nothing else is expected.
     """
-    ordered = {uuid for uuid, standing in standings.items() if held_back(standing)}
+    orders = {uuid: by for uuid, standing in standings.items() if (by := held_back(standing))}
     faulty = {
         (uuid, key.device)
-        for uuid in ordered
+        for uuid in orders
         for key, _, verdict in standings[uuid]
         if verdict is Verdict.FATAL and key.device
     }
-    return sum(count for device, count in unhealthy.items() if device[0] in ordered and device not in faulty)
+    return sum(
+        count
+        for (gpu, visible, unreachable), count in unhealthy.items()
+        if gpu in orders and (gpu, visible) not in faulty and (not unreachable or MAINTENANCE in orders[gpu])
+    )
 
 
 def _verdicts(standing: Standings) -> Mapping[str, str]:

@@ -274,7 +274,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         if self.made.resources is not now:
             counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
             devices = {name: view.resource.devices for name, view in now.items()}
-            self.made.resources, self.made.listed = now, node_status.listed(devices, counts)
+            listed = node_status.listed(devices, counts, lambda name, device: now[name].unreachable(device))
+            self.made.resources, self.made.listed = now, listed
         return self.made.listed
 
     def _unwritten(self) -> str:

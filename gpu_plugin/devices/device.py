@@ -16,7 +16,7 @@ TEGRA_GPU = "tegra"
 """What NVIDIA's plugin calls the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
 
 OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})
-"""What stands for the uuid of GPUs that have none."""
+"""Names in place of the uuid, for GPUs that have none."""
 
 _OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
@@ -62,7 +62,7 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def limits(self) -> MpsLimits:
-        """What each client may use under MPS."""
+        """Limits of each client under MPS."""
         return self.sharing.limits if self.sharing else MpsLimits()
 
 

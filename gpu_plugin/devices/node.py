@@ -83,7 +83,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """What lies between two GPUs, as far as it works now.
+    """The connection of two GPUs, as far as it works now.
 
     `nvlinks` is the number of NVLinks between them: direct ones or, where `switched`, those that both have to the NVSwitches
     of one mesh. `ancestor` is nvmlGpuTopologyLevel_t, the closest common PCIe ancestor: 0 one board, 10 one switch, 20 several

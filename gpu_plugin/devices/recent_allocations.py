@@ -19,7 +19,7 @@ ENTERED = 1.0
 
 
 class _Allocation(msgspec.Struct, eq=False):
-    """What was given away at one time and the kubelet has not said yet.
+    """Devices that one call of Allocate gave away and the kubelet has not confirmed yet.
 
     `writing` is the checkpoint as the first question found it after which the next writing says so.
     """

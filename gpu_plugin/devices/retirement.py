@@ -1,4 +1,4 @@
-"""What becomes of devices that the plan has no more: listed and unhealthy until no pod can hold them.
+"""Retired devices: no longer in the plan, listed and Unhealthy until no pod can hold them.
 
 A kubelet may crash over a device that leaves the list while a pod holds it or is being given it (1.34 to 1.36: the device
 manager dereferences its entry without looking), so an id is withdrawn only on the kubelet's word that no pod has it.
@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.device import MIG, Device, Resource, withhold
 from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.recent_allocations import Key
 
 SETTLE = 5.0
 """Seconds that a retired device stays listed at least: a pod that was being given it when it went shows up meanwhile."""
 
-Allocated = frozenset[tuple[str, str]]
+Allocated = frozenset[Key]
 """(resource name, device id) of devices that pods hold or may hold."""
 
 NOT_ON_NODE = "it is not on this node any more"
@@ -24,16 +25,16 @@ NO_LONGER_OFFERED = "it is not offered any more"
 
 
 class Retirement(msgspec.Struct, frozen=True):
-    """What is gone and still listed, by resource name and device id.
+    """Retired devices that are still listed, by resource name and device id.
 
     `since` is when that began (seconds, of the caller's clock). `free` is what no pod holds: nobody is given it any more, so
     that stays so. `beside` are the MIG devices that were on its GPU together with it until it went: what a pod has as one of
-    them is no part of the others. `back` are replicas that are held back in place of former ones.
+    them is no part of the others. `back` are replicas that are withheld in place of former ones.
     """
 
-    since: Mapping[tuple[str, str], float] = msgspec.field(default_factory=dict)
+    since: Mapping[Key, float] = msgspec.field(default_factory=dict)
     free: Allocated = frozenset()
-    beside: Mapping[tuple[str, str], frozenset[str]] = msgspec.field(default_factory=dict)
+    beside: Mapping[Key, frozenset[str]] = msgspec.field(default_factory=dict)
     back: Allocated = frozenset()
 
 
@@ -43,7 +44,7 @@ def retire(
     before: Retirement,
     allocated: Allocated | None,
     now: float,
-    recent: Collection[tuple[str, str]] = (),
+    recent: Collection[Key] = (),
     elsewhere: Iterable[Device] = (),
 ) -> tuple[tuple[Resource, ...], Retirement]:
     """The planned resources, with what was listed before and is gone added at the end of each, unhealthy.
@@ -59,13 +60,13 @@ def retire(
 
     Returns:
         Resources in the order of the plan, then those that have retired devices alone; and what is retired now. A planned
-        device is held back while a pod may hold its hardware under the id of a retired one, until the kubelet has said that
-        none does. Where both are replicas of the same hardware, as many are held back as former ones may be held, so that no
+        device is withheld while a pod may hold its hardware under the id of a retired one, until the kubelet has said that
+        none does. Where both are replicas of the same hardware, as many are withheld as former ones may be held, so that no
         more pods have it than it is given out to.
     """
     listed = tuple(listed)
     wanted = {resource.name: resource for resource in planned}
-    since: dict[tuple[str, str], float] = {}
+    since: dict[Key, float] = {}
     leaving: dict[str, list[Device]] = {}
     for resource in listed:
         present = {d.id for d in wanted[resource.name].devices} if resource.name in wanted else frozenset[str]()
@@ -115,12 +116,12 @@ def _replicas_back(
     devices: Iterable[Device],
     busy: "_Busy",
     before: Allocated,
-    allocated: Collection[tuple[str, str]],
-    recent: Collection[tuple[str, str]],
+    allocated: Collection[Key],
+    recent: Collection[Key],
 ) -> Mapping[str, Device]:
-    """The replicas that are held back in place of former ones, by id, each with a former one.
+    """The replicas that are withheld in place of former ones, by id, each with a former one.
 
-    Those that no pod has come first, since it is them that the kubelet would give away; then those that were held back `before`,
+    Those that no pod has come first, since it is them that the kubelet would give away; then those that were withheld `before`,
     and the last ones.
     """
     of: dict[str, list[tuple[bool, bool, int, str]]] = {}
@@ -146,10 +147,10 @@ def gone(device: Device) -> Device:
 
 def _beside(
     listed: Iterable[Resource],
-    retired: Collection[tuple[str, str]],
-    before: Mapping[tuple[str, str], frozenset[str]],
-) -> Mapping[tuple[str, str], frozenset[str]]:
-    """What each retired MIG device had beside it on its GPU when it was last planned; no entry where that is not known."""
+    retired: Collection[Key],
+    before: Mapping[Key, frozenset[str]],
+) -> Mapping[Key, frozenset[str]]:
+    """The MIG devices beside each retired one on its GPU when it was last planned; no entry where that is not known."""
     together: dict[str, set[str]] = {}
     fresh = []
     for resource in listed:
@@ -171,7 +172,7 @@ class _InUse(msgspec.Struct, frozen=True):
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """What pods may have of the hardware of a planned device.
+    """The former devices of which pods may have the hardware of a planned device.
 
     `former` is one of what it cannot be given away beside; None for none. `replicas` are former ones that it shares it with.
     """
@@ -199,7 +200,7 @@ class _Busy:
             self._of.setdefault(parent, {}).setdefault(alike, []).append(old)
 
     def claim(self, device: Device) -> _Claim:
-        """What pods may have of its hardware under former ids."""
+        """The former devices of which pods may have its hardware."""
         if device.gpu not in self._of and ANYWHERE not in self._of:
             return _UNCLAIMED
         unit = (device.gpu, device.visible_id, device.kind, bool(device.shared), device.nodes)

@@ -1,1 +1,1 @@
-"""What a GPU's signals mean: evidence in, health out. Pure: the clock is an argument."""
+"""The health of GPUs: evidence in, verdicts out. Pure: the clock is an argument."""

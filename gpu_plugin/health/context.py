@@ -1,4 +1,4 @@
-"""What a signal is told besides its latch and the observation."""
+"""The surroundings of an observation: a signal's third argument."""
 
 from collections.abc import Mapping
 

@@ -52,7 +52,7 @@ class Background(Memory, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspended": "aside"}):
-    """What is held against a GPU: where, by which signal, since when (Unix seconds), and what proof of recovery it needs.
+    """An entry of the file: what is held against a GPU, by which signal, since when (Unix seconds), and the proof that ends it.
 
     `boot_id` is the boot in which it was true, `zero` the Unix time at which the clock of that boot stood at 0, as the process
     that wrote this down had it: where a later process has another, the wall clock was corrected, and every time is shifted.
@@ -118,12 +118,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
 
     @property
     def lasts(self) -> bool:
-        """Whether it outlives boots, as an operator's cordon does."""
+        """Whether the entry outlives boots, as an operator's cordon does."""
         return self.known and self.key != BACKGROUND and SIGNALS[self.signal].lasts
 
     @property
     def possible(self) -> bool:
-        """Whether it can be true: its times are times, and its numbers such as a signal remembers.
+        """Whether the entry can be true: its times are times, and its numbers such as a signal remembers.
 
         A time a little before 0 is one: the wall clock may have been corrected by more than it told. It is taken for 0.
         """
@@ -155,14 +155,14 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
         )
 
     def moved(self, zero: float | None) -> "Evidence":
-        """The same as a process with a wall clock of this `zero` would have written it down."""
+        """The entry as a process with a wall clock of this `zero` would have written it down."""
         if zero is None or self.zero is None or zero == self.zero or not self.known:
             return self
         return Evidence.of(self.boot_id, self.uuid, self.key, self.latch(zero), zero)
 
 
 def news(latch: AnyLatch | None) -> tuple[object, ...]:
-    """What of a latch others are told and a restart must remember: worth writing down when it changed."""
+    """The parts of a latch that are written down when they change: a report or a restart needs them."""
     if latch is None:
         return ()
     memory = latch.memory
@@ -174,7 +174,7 @@ def news(latch: AnyLatch | None) -> tuple[object, ...]:
 
 
 def marks_news(marks: Marks) -> tuple[object, ...]:
-    """What of a GPU's marks is worth writing down when it changes.
+    """The parts of a GPU's marks that are written down when they change.
 
     Energy counts up all the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows
     until a quarter of what had been used then was used again.

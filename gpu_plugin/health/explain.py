@@ -34,7 +34,7 @@ def explain(ledger: HealthLedger, gpus: Iterable[Gpu], now: float) -> Explained:
 
 
 def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) -> str:
-    """What would clear a latch of a GPU, exact about what is still missing, as words that can end a sentence.
+    """The recovery that would close a latch of a GPU, exact about what is still missing, as words that can end a sentence.
 
     `unfit` are the signals that call the GPU FATAL by their own readings, of which no proof of a recovery can be gathered
     meanwhile (`HealthLedger.unfit`); `is_released` is whether it is released for maintenance.
@@ -137,7 +137,7 @@ def _said(signal: Signal, case: Case) -> str:
 
 
 def _read(signal: Signal, case: Case, reset: str) -> str:
-    """What must be read, and for how long it was."""
+    """The readings that close a latch, and for how long they have been good."""
     means = (_said(signal, case) or "good readings") + reset
     memory = case.latch.memory
     since = memory.quiet_since if isinstance(memory, Level) else None
@@ -145,7 +145,7 @@ def _read(signal: Signal, case: Case, reset: str) -> str:
 
 
 def _condemned(signal: Signal, latch: AnyLatch, override: str, advised: str) -> str:
-    """What ends the latch of a part that is to be replaced."""
+    """The end of the latch of a part that is to be replaced."""
     if latch.overridden:
         return f"{_looks(CLEAN_SAMPLES)} in a row; overridden by an operator meanwhile"
     if latch.recovery.rebound:
@@ -162,7 +162,7 @@ def _quiet(signal: Signal, latch: AnyLatch) -> str:
 
 
 def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) -> str:
-    """What `proof.after_recovery` still waits for."""
+    """The recovery that `proof.after_recovery` still waits for."""
     only = f", counted once {' and '.join(dict.fromkeys(unfit))} {_are(unfit)} over" if unfit else ""
     if _seen(signal, latch):
         found = "it was found again" if signal.shown else "its reset was seen"
@@ -180,7 +180,7 @@ def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) 
 
 
 def _shown_by(latch: AnyLatch) -> str:
-    """What shows that this GPU was reset, as far as that is known."""
+    """How a reset of this GPU shows, as far as that is known."""
     marks = latch.recovery.marks
     if marks.counting:
         return (

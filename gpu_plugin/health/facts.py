@@ -1,4 +1,4 @@
-"""What of a GPU its signals must know besides what is seen of it."""
+"""Limits and traits of a GPU that its signals need besides observations."""
 
 import re
 

@@ -24,7 +24,7 @@ class FormerEvidence(Evidence, frozen=True, kw_only=True):
     pods: tuple[tuple[float, str], ...] = ()
 
     def evidence(self) -> Evidence:
-        """The same as it is written now. What was FATAL by errors of applications is DEGRADED now, and ends with them.
+        """The entry as it is written now. What was FATAL by errors of applications is DEGRADED now, and ends with them.
 
         A reset that a mere step back of a counter showed is not believed; a new binding is, and where nothing was known of a
         lost GPU that a reset would change.
@@ -83,4 +83,4 @@ _REMEMBERED: Mapping[str, Callable[[FormerEvidence], Any]] = {
     "nvlink-errors": lambda was: Counted(times=was.times),
     "pcie-errors": lambda was: Counted(times=was.times),
 }
-"""What it said by signal, in the type of that signal's memory; the others remembered nothing."""
+"""Makes of an entry the memory of its signal; the signals that are not here remembered nothing."""

@@ -9,7 +9,7 @@ from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Recovery, Verd
 
 
 class Graded(Memory, frozen=True):
-    """What the last looks came to, the newest last.
+    """The grades of the last looks, the newest last.
 
     `row` is how many of them in a row were other than the verdict, `worse` how many in a row were worse.
     """
@@ -30,15 +30,15 @@ class Graded(Memory, frozen=True):
 
     @property
     def counted(self) -> object:
-        """The same as is kept."""
+        """The looks that are written down."""
         return self.stored_open()
 
     def stored_open(self) -> Self:
-        """Without the looks that speak for a better verdict since."""
+        """The memory without the looks that speak for a better verdict since."""
         return replace(self, looks=self.looks[-self.worse :] if self.worse else (), row=self.worse)
 
     def after_boot(self) -> Self:
-        """Without the looks."""
+        """The memory without its looks."""
         return replace(self, looks=(), row=0, worse=0)
 
 

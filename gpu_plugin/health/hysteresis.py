@@ -28,7 +28,7 @@ class Level(Memory, frozen=True):
         return self.row > 0
 
     def stored_open(self) -> Self:
-        """Without the good readings since."""
+        """The memory without the good readings since."""
         return _restarted(self)
 
 

@@ -16,7 +16,7 @@ CLEAN_SAMPLES = 3
 
 
 class Verdict(IntEnum):
-    """What a signal means, the worse the greater."""
+    """How bad a signal is, the worse the greater."""
 
     OK = 0
     APP = 1
@@ -28,7 +28,7 @@ class Verdict(IntEnum):
 
 
 class Proof(StrEnum):
-    """What closes a latch."""
+    """The proof that closes a latch."""
 
     READING = "reading"
     """The signal's own readings, by its exit rule."""
@@ -57,7 +57,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
-    """What of a GPU only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
+    """Counters of a GPU that only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
     `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`.
     `counting` tells which counters they compare with (`Sample.counting`), `taken` (Unix seconds) when the energy was read.
@@ -113,7 +113,7 @@ class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
         )
 
     def comparing(self, seen: Sample) -> "Marks | None":
-        """Those with whose counters this sample's go on: a difference is the GPU's, not of who opened the driver."""
+        """The marks that this sample's counters continue: a difference is the GPU's, not of who opened the driver."""
         if seen.counting is None:
             return None
         if self.counting == seen.counting:
@@ -126,7 +126,7 @@ UNMARKED = Marks()
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """What was seen of a recovery since the evidence.
+    """Signs of a recovery since the evidence.
 
     `marks` are the GPU's as last seen; `reset` and `rebound` whether they showed that it was reset or the driver reloaded, or
     that it was enumerated again; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES.
@@ -142,7 +142,7 @@ UNPROVEN = Recovery()
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one signal remembers beside what all latches have. A signal that needs more has a type of its own.
+    """The memory of one signal beside what all latches have. A signal that needs more has a type of its own.
 
     Its fields are what is written down for a restart, by their names; times are declared as `Moment`, durations as `Span`, and
     a number that may be below 0 as `readings.Celsius`.
@@ -160,33 +160,33 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def news(self) -> object:
-        """What of it is worth writing down when it changes, while nothing is held against the GPU."""
+        """The part that is written down when it changes, while nothing is held against the GPU."""
         return self
 
     @property
     def counted(self) -> object:
-        """What of it is worth writing down when it changes, while something is held: what counts towards more."""
+        """The part that is written down when it changes, while the latch is open: what counts towards more."""
         return None
 
     def stored(self) -> Self:
-        """As a restart is to know it while nothing is held against the GPU."""
+        """The memory as a restart is to know it while nothing is held against the GPU."""
         return self
 
     def stored_open(self) -> Self:
-        """As a restart is to know it of an open latch: progress towards its end is left out, and gathered again."""
+        """The memory of an open latch as a restart is to know it: progress towards its end is left out, and gathered again."""
         return self.stored()
 
     def after_boot(self) -> Self:
-        """As of an open latch after a boot: whatever was gathered since is gathered again."""
+        """The memory of an open latch after a boot: whatever was gathered since is gathered again."""
         return self.stored_open()
 
     def joined(self, _other: Self) -> Self:
-        """With what the same signal remembered of the same GPU under another name, as far as it counts towards more."""
+        """The memory joined with that of the same GPU under another name, as far as it counts towards more."""
         return self
 
 
 def shifted(remembered: S, by: float) -> S:
-    """What is remembered with each `Moment` as it is after the wall clock was corrected by so many seconds."""
+    """The same value with each `Moment` as it is after the wall clock was corrected by so many seconds."""
     found: S = _changed(remembered, type(remembered), lambda value, of: corrected(value, by) if of == Moment else value)
     return found
 
@@ -199,7 +199,7 @@ def values(remembered: msgspec.Struct) -> list[tuple[Any, Any]]:
 
 
 def _changed(remembered: Any, declared: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """What is remembered with each number and word, of which its value and its declared type are given, changed."""
+    """The same value with `change(value, declared type)` in place of each number and word in it."""
     if remembered is None:
         return None
     types = get_args(declared)
@@ -231,7 +231,7 @@ M = TypeVar("M", bound=Memory)
 
 
 class Latch(msgspec.Struct, Generic[M], frozen=True):
-    """What one signal holds against one GPU or MIG device, and what it remembers of it.
+    """The state of one signal for one GPU or MIG device: its verdict and its memory.
 
     `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is what closes it,
     `recovery` what was seen of that where it is a reset or more. `overridden`: an operator states that the GPU is fit despite it.
@@ -275,7 +275,7 @@ class LatchKey(NamedTuple):
 
 
 class Health(NamedTuple):
-    """What comes of all that stands against a GPU or a MIG device: each latch's key and what it means now.
+    """The health of a GPU or a MIG device: the key and the verdict of each latch that stands against it.
 
     `reason` is why the hardware is not to be handed out, worded for people; empty where it may be.
     """
@@ -290,7 +290,7 @@ class Health(NamedTuple):
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """What a signal's verdict changed to: the event that everyone who reports on health is given.
+    """A change of a signal's verdict: the event that everyone who reports on health is given.
 
     `uuid` is the GPU's; `device` and `part` are those of the latch's key. `since` is Unix time in seconds; `xid` the Xid
     behind it, if one is, and `xid_name` its name. `action` is what an operator is advised to do, empty once the verdict

@@ -26,6 +26,7 @@ from gpu_plugin.health.signals import (
 
 _FIRST_LOOK = LatchKey(first_look.NAME)
 _WHOLE = LatchKey("")
+_UNWATCHED = GpuRecord(Facts(), unseen=None)  # nothing is ever put into it
 
 
 class HealthLedger:
@@ -115,9 +116,7 @@ class HealthLedger:
         What makes a GPU impossible to serve, and the operator's own orders, stay; but one that answers again is lost no more.
         Returns the verdicts it changed.
         """
-        record = self._records.get(uuid)
-        if record is None:
-            return ()
+        record = self._known(uuid)
         changed: Changed = {}
         for key, latch in list(record.latches.items()):
             signal = SIGNALS[key.signal]
@@ -169,33 +168,31 @@ class HealthLedger:
         return max((verdict for _, _, verdict in self.standing(uuid, device)), default=Verdict.OK)
 
     def health(self, uuid: str, device: str = "") -> Health:
-        """What comes of all that stands against a GPU, or against one MIG device of it."""
+        """The health of a GPU, or of one MIG device of it."""
         standing = tuple((key, verdict) for key, _, verdict in self.standing(uuid, device))
         return Health(standing, self.reason(uuid, device))
 
     def reason(self, uuid: str, device: str = "") -> str:
         """Why a GPU, or one MIG device of it, is not to be handed out, worded for people; empty where it may be."""
-        record = self._records.get(uuid)
+        record = self._known(uuid)
         fatal = [
             (latch.since, latch.detail or k.signal) for k, latch, v in self._open(record, device) if v is Verdict.FATAL
         ]
-        if not fatal and record is not None and record.unseen is not None:  # what else there is says more
+        if not fatal and record.unseen is not None:  # what else there is says more
             return record.unseen.detail
         return "; ".join(dict.fromkeys(words for _, words in sorted(fatal)))
 
     def standing(self, uuid: str, device: str | None = "") -> list[tuple[LatchKey, AnyLatch, Verdict]]:
         """The latches that stand against a GPU, or against one MIG device of it, or (None) against it and all of them."""
-        record = self._records.get(uuid)
-        unseen = record.unseen if record is not None else None
+        record = self._known(uuid)
         latches = self._open(record, device)
-        return latches if unseen is None else [*latches, (_FIRST_LOOK, unseen, Verdict.FATAL)]
+        return latches if record.unseen is None else [*latches, (_FIRST_LOOK, record.unseen, Verdict.FATAL)]
 
     def unfit(self, uuid: str) -> tuple[str, ...]:
         """The signals that call a GPU FATAL by their own readings, and not by the operator's word: no look is clean then."""
-        record = self._records.get(uuid)
         return tuple(
             key.signal
-            for key, latch in (record.latches if record else {}).items()
+            for key, latch in self._known(uuid).latches.items()
             if latch.verdict is not Verdict.OK
             and latch.proof in (Proof.READING, Proof.RMA)
             and SIGNALS[key.signal].kind is SignalKind.READING
@@ -203,14 +200,12 @@ class HealthLedger:
         )
 
     def facts(self, uuid: str) -> Facts:
-        """What is known of a GPU, nothing for one that is not watched."""
-        record = self._records.get(uuid)
-        return Facts() if record is None else record.facts
+        """The facts of a GPU; none for one that is not watched."""
+        return self._known(uuid).facts
 
     def suspicious(self, uuid: str) -> bool:
         """Whether evidence against a GPU, or proof for it, is being gathered: another look soon would tell."""
-        record = self._records.get(uuid)
-        return record is not None and any(latch.gathering for latch in record.latches.values())
+        return any(latch.gathering for latch in self._known(uuid).latches.values())
 
     def rename(self, old: str, new: str) -> None:
         """A GPU known under a made-up name turned out to be `new`: what is held against it goes with it."""
@@ -259,10 +254,11 @@ class HealthLedger:
             if (number := xid_number(key)) is not None:
                 record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
 
-    def _open(self, record: GpuRecord | None, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
-        """What `standing` has, but for the first look."""
-        if record is None:
-            return []
+    def _known(self, uuid: str) -> GpuRecord:
+        return self._records.get(uuid, _UNWATCHED)
+
+    def _open(self, record: GpuRecord, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
+        """The latches of `standing`, but for the first look."""
         return [
             (key, latch, verdict)
             for key, latch in record.latches.items()

@@ -1,4 +1,4 @@
-"""What was seen of one GPU: the only input of the health decisions. Immutable."""
+"""Observations of one GPU: the only input of the health decisions. Immutable."""
 
 from enum import StrEnum
 
@@ -131,7 +131,7 @@ class EventDelivery(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What an operator asked for: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said.
+    """An operator's order: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said.
 
     `annotate` and `unannotate` are a cordon by the Node's annotation, and its end.
     """

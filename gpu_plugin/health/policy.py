@@ -1,4 +1,4 @@
-"""What the operator's settings mean for the health rules."""
+"""The health policy: the operator's settings as the health rules take them."""
 
 from collections.abc import Mapping
 

@@ -15,7 +15,7 @@ Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was read of one measure, in °C.
+    """The readings of one measure, in °C.
 
     `name` is its field of `Sample`: temperature, memory_temperature or margin. `threshold` is what the hardware does something
     at, and `limit` what that is: shutdown or slowdown. `worst` is the highest temperature, or the lowest margin, since it came
@@ -40,7 +40,7 @@ class Measured(Level, frozen=True):
         return tuple((each.name, each.limit, each.worst) for each in self.readings)
 
     def stored_open(self) -> Self:
-        """Without what was read last: the next process looks for itself."""
+        """The memory without the last readings: the next process looks for itself."""
         return replace(super().stored_open(), readings=tuple(replace(each, now=None) for each in self.readings))
 
 

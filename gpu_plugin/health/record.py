@@ -1,4 +1,4 @@
-"""What the ledger knows of one GPU: facts, MIG devices, latches, and what signals are told beside an observation."""
+"""The ledger's record of one GPU: facts, MIG devices, latches, and the surroundings of its observations."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -20,11 +20,11 @@ MigUuids = Mapping[tuple[int, int], str]
 """Uuids of a GPU's MIG devices by GPU instance and compute instance."""
 
 Changed = dict[LatchKey, AnyLatch | None]
-"""What the latches were that have been changed since."""
+"""The former states of the latches that were changed."""
 
 
 class GpuRecord(msgspec.Struct):
-    """What is known of one GPU. Times are in seconds of Unix time.
+    """The state of one GPU. Times are in seconds of Unix time.
 
     Methods that take something in return whether that is worth writing down.
     """
@@ -101,7 +101,7 @@ class GpuRecord(msgspec.Struct):
         return tuple(inside.values()) or ("",)
 
     def written(self) -> Iterator[tuple[LatchKey, AnyLatch]]:
-        """What is to be written down, in a stable order: marks and action as a latch of verdict OK, then the latches."""
+        """Latches to be written down, in a stable order; the first, of verdict OK, has the marks and the action."""
         if self.marks != UNMARKED or self.action is not None:
             yield BACKGROUND, Latch(Background(self.action), recovery=Recovery(self.marks))
         yield from sorted(self.latches.items(), key=lambda item: item[0])

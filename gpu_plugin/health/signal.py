@@ -1,4 +1,4 @@
-"""What a signal is, and the decorator that makes one of a function.
+"""The declaration of a signal, and the decorator that makes one of a function.
 
 The function takes its latch, an observation and the context, and returns the latch it was given where the observation is not
 its business, None once nothing is left to remember, and a new latch otherwise. It falls on evidence and rises on proof:
@@ -22,16 +22,16 @@ Step = Callable[[Any, Any, Context], AnyLatch | None]
 
 
 class SignalKind(Enum):
-    """What a signal goes by."""
+    """The kind of observation that a signal goes by."""
 
     READING = "reading"
-    """What a look reads. It is still there to be read while it lasts: an operator's override makes it DEGRADED at most."""
+    """Readings of a look. A fault is still there to be read while it lasts: an operator's override makes it DEGRADED at most."""
     EVENT = "event"
-    """What was told once and is over: an operator's override has it forgotten."""
+    """An event that is reported once: an operator's override has it forgotten."""
     ORDER = "order"
     """The operator's own word, which says nothing of the GPU itself."""
     GUARD = "guard"
-    """What the ledger itself holds back, by what it has seen of the GPU and of other signals."""
+    """The ledger's own hold on a GPU, by what it has seen of the GPU and of other signals."""
 
 
 class OperatorInfluence(Enum):
@@ -40,13 +40,13 @@ class OperatorInfluence(Enum):
     OPERATOR = "operator"
     """The operator: by the policy, and by an override."""
     ENABLED = "enabled"
-    """The same; but it counts also where all health checks are disabled, for what it goes by can be enabled by itself."""
+    """The operator; but it counts also where all health checks are disabled, for what it goes by can be enabled by itself."""
     NOBODY = "nobody"
     """Nobody: it tells of a GPU that cannot be served at all."""
 
 
 class EndsBy(Enum):
-    """What ends a signal's latches."""
+    """How a signal's latches end."""
 
     BY_ITSELF = "by itself"
     """Its own readings, time, or whoever opened it."""
@@ -98,12 +98,12 @@ class Signal(msgspec.Struct, frozen=True):
 
     @property
     def lasts(self) -> bool:
-        """Whether it outlives boots: an order that no look ends does."""
+        """Whether its latches outlive boots: an order that no look ends does."""
         return self.kind is SignalKind.ORDER and Sample not in self.sees
 
     @property
     def of_process(self) -> bool:
-        """Whether it tells of what this process has not seen yet, and holds nothing against the GPU."""
+        """Whether it is about what this process has not seen yet, and holds nothing against the GPU."""
         return not self.sees
 
     @property
@@ -131,7 +131,7 @@ P = ParamSpec("P")
 def _decorator(of: Callable[Concatenate[Step, P], Signal]) -> Callable[Concatenate[str, P], Callable[[F], F]]:
     def signal(name: str, /, *args: P.args, **kwargs: P.kwargs) -> Callable[[F], F]:
         def defined(step: F) -> F:
-            DEFINED.enter(name, of(step, *args, **kwargs))
+            DEFINED.enter(name, of(step, *args, **kwargs), step)
             return step
 
         return defined

@@ -53,7 +53,7 @@ class Counted(Level, frozen=True):
     counted = news
 
     def joined(self, other: Self) -> Self:
-        """With those events too."""
+        """The memory with those events too."""
         return replace(self, times=merged(self.times, other.times))
 
     def read(self, seen: Sample, counters: Counters) -> Totals:

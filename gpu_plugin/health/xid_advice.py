@@ -1,4 +1,4 @@
-"""What an operator is advised to do about an Xid: NVIDIA's immediate action, and never less or more than what ends it."""
+"""Advice to operators about an Xid: NVIDIA's immediate action, and never less or more than what ends it."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,7 @@ _PASSING: Mapping[str, str] = {
 
 
 def advised(action: str, verdict: Verdict, proof: Proof) -> str:
-    """What to do about an Xid of this immediate action that means this verdict, where this proof ends it."""
+    """Advice on an Xid of this immediate action that means this verdict, where this proof ends it."""
     if proof is Proof.RMA:
         return _VENDOR
     if proof not in _RECOVERIES:

@@ -42,7 +42,7 @@ class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Escalation(_Rule, frozen=True):
-    """That so many of an Xid on one GPU `within` a time, such as 24h, mean more."""
+    """A rule: so many of an Xid on one GPU `within` a time, such as 24h, mean more."""
 
     to: Literal["degraded", "fatal"]
     count: int
@@ -54,14 +54,14 @@ class Escalation(_Rule, frozen=True):
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an Xid means while a signal of this name is open."""
+    """A rule: the verdict of an Xid while a signal of this name is open."""
 
     signal: str
     verdict: Literal["degraded", "fatal"]
 
 
 class Brings(_Rule, frozen=True):
-    """What an Xid means where one of these `xids` comes `within` a time of it, such as 5s."""
+    """A rule: the verdict of an Xid where one of these `xids` comes `within` a time of it, such as 5s."""
 
     xids: tuple[int, ...]
     verdict: Literal["degraded", "fatal"]

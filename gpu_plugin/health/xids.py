@@ -1,4 +1,4 @@
-"""What an Xid means for its GPU: the shipped table, with the operator's word laid over it."""
+"""The policy on Xids: the shipped table, with the operator's settings over it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What a policy says of an Xid.
+    """The policy on one Xid.
 
     `verdict` is OK for one that is only counted. `recovery` is the class of the proof that it is over. `name` is empty and
     `listed` False for one that the table does not have; `action` is the immediate action of NVIDIA's catalogue, or empty.
@@ -55,11 +55,11 @@ class Judgement(msgspec.Struct, frozen=True):
     resets: bool = True
 
     def advised(self, verdict: Verdict, proof: Proof) -> str:
-        """What an operator is advised to do once it came to this, in a few words in which `{gpu}` stands for the GPU."""
+        """Advice to the operator once it came to this, in a few words in which `{gpu}` stands for the GPU."""
         return advised(self.action, verdict, proof)
 
     def proof(self, verdict: Verdict) -> Proof:
-        """What closes a latch of this verdict: what passes by itself proves nothing for a GPU that was unfit."""
+        """The proof that closes a latch of this verdict: what passes by itself proves nothing for a GPU that was unfit."""
         if verdict is Verdict.APP:
             return Proof.APPLICATION
         if verdict is Verdict.FATAL and self.recovery in (Proof.APPLICATION, Proof.QUIET):
@@ -106,7 +106,7 @@ class XidPolicy:
     classes: Mapping[Proof, Verdict] = field(default_factory=dict)
 
     def judge(self, xid: int) -> Judgement:
-        """What this Xid means. One that neither the table nor the operator names is DEGRADED, unless the driver asks for more."""
+        """The judgement of this Xid. One that nobody names is DEGRADED, unless the driver asks for more."""
         return self._judged.get(xid, self._unlisted)
 
     def heeded(self, xid: int) -> bool:

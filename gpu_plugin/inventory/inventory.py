@@ -53,7 +53,7 @@ class Inventory:
 
     @property
     def foreign(self) -> tuple[Resource, ...]:
-        """What pods hold of NVIDIA's devices under names that are not listed here, which another plugin may serve."""
+        """NVIDIA's devices that pods hold under names that are not listed here, which another plugin may serve."""
         found: dict[str, list[Device]] = {}
         for (name, _), device in self.judged.foreign.items():
             found.setdefault(name, []).append(device)
@@ -185,9 +185,10 @@ class Inventory:
 
     def withheld(self, gpu: str) -> tuple[str, ...]:
         """Why devices of a GPU are withheld although their hardware is healthy, each reason once."""
-        devices = (d for view in self.store.current.resources.values() for d in view.resource.devices if d.gpu == gpu)
-        sound = (d for d in devices if not d.retired and not self._reason(d.gpu, d.visible_id))
-        return tuple(dict.fromkeys(device.reason for device in sound if device.reason))
+        listed = (d for view in self.store.current.resources.values() for d in view.resource.devices)
+        devices = [d for d in listed if d.gpu == gpu and d.reason and not d.retired]
+        reasons = {visible: self._reason(gpu, visible) for visible in {device.visible_id for device in devices}}
+        return tuple(dict.fromkeys(device.reason for device in devices if not reasons[device.visible_id]))
 
     def cdi_status(self) -> Mapping[str, object] | None:
         """How many devices the specification of GPUs has, and why none can be used if so; None where no CDI name is told."""
@@ -209,7 +210,7 @@ class Inventory:
         }
 
     def _cdi_readiness(self) -> "CdiReadiness":
-        """What is known of the CDI specifications; before anything is, no device is in one."""
+        """The state of the CDI specifications; before anything is known, no device is in one."""
         if self._cdi is None:
             from gpu_plugin.access.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
 

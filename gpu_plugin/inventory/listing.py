@@ -60,7 +60,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What follows: what to tell, and what to remember for the next time.
+    """The new list, and what to remember for the next time.
 
     `views` has the very same objects where nothing changes. `foreign` is what pods hold of NVIDIA's devices under names that are
     not listed here, `foreign_since` since when that is known without a break, and `elsewhere` the part of it that is hardware of
@@ -85,7 +85,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 def judge(standing: Standing) -> Judgement:
-    """What the kubelet is to be told."""
+    """The list for the kubelet."""
     now, offer, before = standing.now, standing.offer, standing.before
     slices = {**before.slices, **offer.slices}
     gpus = {device.gpu for resource in offer.plan.resources for device in resource.devices}
@@ -138,7 +138,7 @@ def _view(standing: Standing, resource: Resource) -> ResourceView:
 def _recalled(
     standing: Standing, slices: Mapping[str, str], gpus: AbstractSet[str]
 ) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
-    """What is listed with what is to be listed again, and what pods hold under names that are not listed here.
+    """The listed devices with those that are to be listed again, and what pods hold under names that are not listed here.
 
     Only what is held under a name that is listed or planned is listed again: to serve any other one could take a resource from
     the plugin that gave the device away.
@@ -176,7 +176,7 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _lost(allocated: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, str]]:
-    """What of these has an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order.
+    """Those of these that have an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order.
 
     `gpus` are those of the offer: under WSL and on Tegra the one that there is has a name in place of a uuid.
     """
@@ -190,5 +190,5 @@ def _lost(allocated: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, s
 
 
 def _placed(device: Device) -> bool:
-    """Whether it is known which GPU a device is of."""
+    """Whether the GPU of a device is known."""
     return device.kind != MIG or device.gpu != device.visible_id

@@ -1,4 +1,4 @@
-"""What a node has for pods under some settings, before health and before what pods hold. Decisions only, no I/O."""
+"""The offer: a node's resources under some settings, before health and before what pods hold. Decisions only, no I/O."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from gpu_plugin.placement.topology import Topology
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What this node has for pods under these settings, before health. Where there are many GPUs, `prepared` takes its time.
+    """The resources of this node under these settings, before health. Where there are many GPUs, `prepared` takes its time.
 
     `warnings` are sentences on what the settings ask for, besides those of the plan. `slices` has the GPU's uuid for each MIG
     device of the node, also of GPUs that are not served.
@@ -59,7 +59,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def without_gone(old: Offer, node: Node) -> Offer:
-    """The same offer, with devices whose hardware is not on the node any more held back."""
+    """The offer with devices withheld whose hardware is not on the node any more."""
     there = {gpu.uuid for gpu in node.gpus} | {mig.uuid for gpu in node.gpus for mig in gpu.mig_devices}
     resources = tuple(
         Resource(
@@ -75,7 +75,7 @@ def without_gone(old: Offer, node: Node) -> Offer:
 
 
 def offer(node: Node, settings: Settings, dev_root: str, before: Placement | None = None) -> Offer:
-    """What a node has for pods. `before` is kept as its placement where it still holds; a large node's is not ready then.
+    """Makes the offer of a node. `before` is kept as its placement where it still holds; a large node's is not ready then.
 
     Raises ConfigError where the settings ask for what the node cannot do.
     """

@@ -81,16 +81,20 @@ class ResourceView(msgspec.Struct, frozen=True):
         for device in self.resource.devices:
             new = device
             if device.visible_id in reasons:
-                down = self.mps_down if device.shared == MPS else ""
-                fit = reasons[device.visible_id] or device.withheld or down or self._without_cdi(device) or lacking
+                fit = reasons[device.visible_id] or device.withheld or self._unreachable(device) or lacking
                 new = with_reason(device, device.withheld if device.retired else fit)
             changed = changed or new is not device
             devices.append(new)
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
 
-    def _without_cdi(self, device: Device) -> str:
-        """Why the container runtime could not be told of a device; empty where it can, or need not."""
-        return "" if self.cdi is None else self.cdi.reason(self.access.id_of(device), device.nodes)
+    def unreachable(self, device: Device) -> str:
+        """Why no container could use a device now though its hardware were healthy; empty where one could."""
+        return self._unreachable(device) or ("" if self.cdi is None else self.cdi.lacking(self.access.cdi_others))
+
+    def _unreachable(self, device: Device) -> str:
+        """That its MPS daemon is down, or that the container runtime could not be told of it."""
+        down = self.mps_down if device.shared == MPS else ""
+        return down or ("" if self.cdi is None else self.cdi.reason(self.access.id_of(device), device.nodes))
 
 
 class Hardware(msgspec.Struct, frozen=True):
@@ -127,7 +131,7 @@ class SnapshotStore:
         self.current = Snapshot()
         self.changed = Pulse()
         self.recent = RecentAllocations()
-        """What was given to containers a moment ago."""
+        """Devices that were given to containers a moment ago."""
         self._again: Counter[str] = Counter()
 
     def publish(

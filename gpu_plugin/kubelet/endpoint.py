@@ -191,7 +191,11 @@ class ResourceEndpoint:
     async def _register(self, kubelet_socket: Path, name: str, server: SocketServer) -> Identity | None:
         """Registers, and keeps our socket in its place meanwhile: the kubelet goes on dialling it for 10 s.
 
-        Returns which kubelet it was. Raises RegistrationError.
+        Returns which kubelet it was.
+
+        Raises:
+            RegistrationError: the kubelet did not take us.
+            OSError: our socket went, and cannot be made again.
         """
         dialled: Identity | None = None
 
@@ -200,14 +204,20 @@ class ResourceEndpoint:
             dialled = identity(kubelet_socket)
             return server.listening
 
+        failure: RegistrationError | OSError | None = None
+
         async def keep_in_place() -> None:
+            nonlocal failure
             while True:
                 await self._look.wait(POLL_INTERVAL)
                 if dialled is not None and not server.listening and self._directory.is_dir():
                     self._log.warning("%s: our socket went while we registered; making it again", self.resource)
-                    await server.rebind()
-
-        failure: RegistrationError | None = None
+                    try:
+                        await server.rebind()
+                    except OSError as error:
+                        failure = error
+                        tasks.cancel_scope.cancel()
+                        return
 
         async def attempt() -> None:
             # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows that,

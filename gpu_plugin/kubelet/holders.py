@@ -83,10 +83,10 @@ class Holders:
         self.lacking = False
         if self._reading.back:  # it is out of date by now
             self._reading.forget()
-        if not self._reading.begun:
-            self._reading.begin(lambda: checkpoint.read(self._directory))
-            await self._reading.wait(PATIENCE)
-        if not self._reading.back:
+        self._reading.begin(lambda: checkpoint.read(self._directory))
+        assert self._reading.started is not None
+        left = self._reading.started + PATIENCE - anyio.current_time()  # whoever began it may have been cancelled
+        if not await self._reading.wait(max(0.0, left)):
             self.unread = f"reading it has not come back for more than {PATIENCE:g} s: does its disk answer?"
             return None
         reading = self._reading.take()

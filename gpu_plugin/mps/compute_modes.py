@@ -75,17 +75,14 @@ class ComputeModes:
             self._before[uuid] = mode
             await self._save()
             await self._set(uuid, ComputeMode.EXCLUSIVE_PROCESS)
-        except NvmlError as error:
-            if error.code == Return.NOT_SUPPORTED:
+        except (NvmlError, TimeoutError) as error:
+            if isinstance(error, NvmlError) and error.code == Return.NOT_SUPPORTED:
                 log.warning("GPU %s has no compute modes: nothing keeps processes from using it beside MPS", uuid)
                 if self._before.pop(uuid, None) is not None:
                     await self._save()
                 return
-            raise MpsError(
-                f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}; run as root"
-            ) from None
-        except TimeoutError as error:
-            raise MpsError(f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}") from None
+            advice = "; run as root" if isinstance(error, NvmlError) else ""
+            raise MpsError(f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}{advice}") from None
 
     async def restore(self, uuids: Iterable[str], timeout: float | None = None) -> None:
         """Gives these GPUs their modes back, all at once; what cannot be done now is said and stays written down."""

@@ -1,4 +1,8 @@
-"""One nvidia-cuda-mps-control as a child process: started, asked, and ended with all that it started."""
+"""One nvidia-cuda-mps-control as a child process: started, asked, and ended with all that it started.
+
+A control daemon starts servers, and those outlive it if it is killed. All of them carry the mark that it was started with in
+their environment, which no client in a pod does: a process id can be another's by now, this cannot.
+"""
 
 import asyncio
 import logging

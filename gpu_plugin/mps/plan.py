@@ -26,7 +26,8 @@ CLIENTS_BEFORE_VOLTA = 16
 # The longest of the names under which the control daemon listens in its pipe directory.
 _LONGEST_SOCKET = "control_privileged"
 
-SET_MEMORY, GET_MEMORY = "set_default_device_pinned_mem_limit", "get_default_device_pinned_mem_limit"
+SET_MEMORY = "set_default_device_pinned_mem_limit"
+GET_MEMORY = "get_default_device_pinned_mem_limit"
 """Commands to a control daemon: what a client may use of a GPU's memory at most (nvidia-cuda-mps-control(1))."""
 
 _MIB = 1024 * 1024

@@ -154,7 +154,7 @@ def supervised(mps_root: Path) -> bool:
     if stream is None:
         return False
     with stream:
-        return _held(stream.fileno())
+        return _locked_elsewhere(stream.fileno())
 
 
 def _mark(path: Path) -> Mark | None:
@@ -165,7 +165,7 @@ def _mark(path: Path) -> Mark | None:
             return None
         with stream:
             try:
-                if not _held(stream.fileno()):
+                if not _locked_elsewhere(stream.fileno()):
                     return None
                 return msgspec.json.decode(stream.read(_LONGEST), type=Mark)
             except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # text that is no UTF-8 is a ValueError
@@ -196,7 +196,7 @@ def opened(path: Path) -> BinaryIO | None:
         return None
 
 
-def _held(descriptor: int) -> bool:
+def _locked_elsewhere(descriptor: int) -> bool:
     """Whether another process holds the exclusive lock of an open file. Takes a shared one for a moment."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -131,7 +131,7 @@ class MpsService:
             if again:
                 pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries
                 if trouble:
-                    self._complain(trouble, backoff.delay)
+                    self._complain(trouble, pause)
                 await self._look.wait(pause)
             else:
                 await self._look.wait()
@@ -147,7 +147,7 @@ class MpsService:
                 "run it with --fail-on-init-error=false"
             )
         level = logging.DEBUG if trouble == self._said else logging.WARNING  # the same is worth a line once
-        log.log(level, "%s; looking again in %g s, then at growing intervals", trouble, pause)
+        log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
         self._said = trouble
 
     async def _find_gpus(self) -> Node:

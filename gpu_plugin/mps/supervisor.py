@@ -195,10 +195,10 @@ class Supervisor:
                     now = anyio.current_time()
                     pause = backoff.failed(now, random.random(), now - began)  # noqa: S311 - spreads retries
                     log.error(
-                        "%s: its MPS daemon is down: %s; starting it again in %g s",
+                        "%s: its MPS daemon is down: %s; starting it again in %.2g s",
                         daemon.resource,
                         why,
-                        backoff.delay,
+                        pause,
                     )
                     await anyio.sleep(pause)
         finally:
@@ -231,24 +231,16 @@ class Supervisor:
         self._said = fault
 
     async def _until_exit(self, control: ControlDaemon, mark: ReadyMark) -> str:
-        """Serves with a started daemon until it exits, which is told of at once, or cannot be used (MpsError)."""
-        outcome: list[str | MpsError] = []
-        async with anyio.create_task_group() as group:
-
-            async def exited() -> None:
-                outcome.append(await control.exited())
+        """Serves with a started daemon until it exits, which is seen at once, or cannot be used. Returns why that is so."""
+        why = ""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._serve, control, mark)
+                why = await control.exited()
                 group.cancel_scope.cancel()
-
-            async def served() -> None:
-                try:
-                    await self._serve(control, mark)
-                except MpsError as error:
-                    outcome.append(error)
-                    group.cancel_scope.cancel()
-
-            group.start_soon(exited)
-            group.start_soon(served)
-        return str(outcome[0])
+        except* MpsError as errors:
+            why = why or str(errors.exceptions[0])
+        return why
 
     async def _serve(self, control: ControlDaemon, mark: ReadyMark) -> None:
         """Makes the daemon ready and confirms that it is, until it does not answer any more.

@@ -22,7 +22,7 @@ from gpu_plugin.mps.errors import MpsError, NotStartedError
 from gpu_plugin.mps.foreign import Answer, Identity, Signs
 from gpu_plugin.mps.plan import threads_in
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers, begin
+from gpu_plugin.runtime.threads import NoAnswerError, Workers, begin
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class MpsWatch:
         """Why the MPS daemon of each resource is down, by name; empty where it is up."""
         try:
             root, seen = await self._looking.fresh(partial(_seen, settings.mps_root, shared), PATIENCE)
-        except TimeoutError:
+        except NoAnswerError:
             return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
         except OSError as error:
             return {r.name: f"{_STATE} cannot be read: {error.strerror}; is --mps-root right?" for r in shared}

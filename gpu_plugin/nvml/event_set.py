@@ -1,4 +1,8 @@
-"""One event set of the driver, with the calls that are in it, and when the next one may take its place."""
+"""One event set of the driver: asking for GPUs' events in it, the calls that are in it, and when another may take its place.
+
+nvml.h on nvmlDeviceRegisterEvents: after UNKNOWN the event set is in an undefined state and is to be freed; after
+NOT_SUPPORTED it can still be used, and none of the types that were asked for is registered.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -146,7 +146,7 @@ class EventWaiter:
 
     def _wait_on(self, batch: EventBatch) -> None:
         wait_failures = self._wait_failures
-        well = False  # an earlier waiter may have told that it is report_trouble: the first good wait says otherwise
+        well = False  # an earlier waiter may have reported trouble: the first good wait says that it is over
         while not self._stop.is_set():
             self._since = began = time.monotonic()
             event: Event | None = None
@@ -191,11 +191,14 @@ class EventWaiter:
         """Takes what is ready: the set may be freed next, and what is in it then is gone, that of healthy GPUs too (nvml.h)."""
         until = time.monotonic() + DRAIN_SECONDS
         for _ in range(MAX_DRAINED):
+            self._since = time.monotonic()
             try:
                 batch.events.append(self._driver.wait(self._events, 1))
             except Exception as error:  # noqa: BLE001 - nothing is ready, or nothing more is to be had
                 log.debug("no further event: %s", error)
                 return
+            finally:
+                self._since = None
             if time.monotonic() >= until:
                 return
 

@@ -57,39 +57,29 @@ class Finder:
     async def _all(
         self, asked: Sequence[Gpu], patience: float, names: Sequence[str], *, by_bus_id: bool = False
     ) -> list[Watched]:
-        probed: dict[int, Watched] = {}
-
-        async def one(at: int, gpu: Gpu) -> None:
-            name = f"GPU {gpu.index} ({names[at]})" if names[at] else f"GPU {gpu.index}"
-            probed[at] = await self._probe(gpu, patience, name, by_bus_id=by_bus_id)
-
-        async with anyio.create_task_group() as group:
-            for at, gpu in enumerate(asked):
-                group.start_soon(one, at, gpu)
-        return [probed[at] for at in range(len(asked))]
-
-    async def _probe(self, gpu: Gpu, patience: float, name: str, *, by_bus_id: bool) -> Watched:
-        """One GPU as the driver describes it, or what is known of it if it does not.
-
-        One that was given up on is not asked again beside it: its answer counts whenever it comes.
-        """
-        job = self._out.get((gpu, by_bus_id))
-        if job is None:
-            job = self._out[gpu, by_bus_id] = self._calls.begin(
-                probing(self._driver, self._host, gpu, by_bus_id=by_bus_id)
-            )
-        if not await settled(job, patience):
-            why = f"the driver has not described it within {patience:g} s"
-            log.error("%s: %s", name, why)
-            return Watched(replace(gpu, unreadable=why), None, job)
-        del self._out[gpu, by_bus_id]
-        error = job.done.exception()
-        if error is not None:
-            why = failed(error).detail
-            log.error("%s cannot be read: %s", name, why)
-            return Watched(replace(gpu, unreadable=why), None)
-        handle, described = job.done.result()
-        return Watched(described, handle)
+        for gpu in asked:  # one that was given up on is not asked again beside it: its answer counts whenever it comes
+            if (gpu, by_bus_id) not in self._out:
+                probe = probing(self._driver, self._host, gpu, by_bus_id=by_bus_id)
+                self._out[gpu, by_bus_id] = self._calls.begin(probe)
+        until = anyio.current_time() + patience
+        probed: list[Watched] = []
+        for gpu, name in zip(asked, names, strict=True):
+            job, called = self._out[gpu, by_bus_id], f"GPU {gpu.index} ({name})" if name else f"GPU {gpu.index}"
+            if not await settled(job, max(0.0, until - anyio.current_time())):
+                why = f"the driver has not described it within {patience:g} s"
+                log.error("%s: %s", called, why)
+                probed.append(Watched(replace(gpu, unreadable=why), None, job))
+                continue
+            del self._out[gpu, by_bus_id]
+            error = job.done.exception()
+            if error is None:
+                handle, described = job.done.result()
+                probed.append(Watched(described, handle))
+            else:
+                why = failed(error).detail
+                log.error("%s cannot be read: %s", called, why)
+                probed.append(Watched(replace(gpu, unreadable=why), None))
+        return probed
 
 
 def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Callable[[], Probed]:

@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-import stat
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -132,6 +131,7 @@ class LinuxHost:
         A node of the first root that has it counts, as with `device_nodes`.
         """
         from gpu_plugin.access.cdi.host_files import HostDevices  # noqa: PLC0415 - only CDI specifications need it
+        from gpu_plugin.host.driver_root.tree import device_at  # noqa: PLC0415
 
         nodes: dict[str, DeviceFile] = {}
         for root in self._roots:
@@ -143,7 +143,7 @@ class LinuxHost:
                     continue
                 for path in paths:
                     name = f"/{path.relative_to(base)}"
-                    if name not in nodes and (known := _device_file(path)) is not None:
+                    if name not in nodes and (known := device_at(str(path))) and known.type == "c":
                         nodes[name] = known
         drm = {bus_id: self._drm(bus_id) for bus_id in pci_bus_ids if bus_id}
         return HostDevices(nodes, {bus_id: found for bus_id, found in drm.items() if found})
@@ -219,20 +219,6 @@ def _listed(text: str) -> list[int]:
             raise ValueError(text)
         numbers.update(range(low, high + 1))
     return sorted(numbers)
-
-
-def _device_file(path: Path) -> "DeviceFile | None":
-    """The character device that a path leads to; None for anything else."""
-    from gpu_plugin.access.cdi.host_files import DeviceFile  # noqa: PLC0415 - only CDI specifications need it
-
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    if not stat.S_ISCHR(status.st_mode):
-        return None
-    numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
-    return DeviceFile(*numbers, stat.S_IMODE(status.st_mode) & 0o777, status.st_gid)
 
 
 log = logging.getLogger(__name__)

@@ -85,8 +85,8 @@ def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu
     `hold` keeps the devices known at indices that were unreadable this time.
     """
     there = {device.uuid for device in partition.devices}
-    held = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
-    devices = tuple(sorted([*partition.devices, *held], key=lambda device: device.index))
+    retained = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
+    devices = tuple(sorted([*partition.devices, *retained], key=lambda device: device.index))
     if gpu.mig_capable and (gpu.mig_enabled, gpu.mig_devices) == (partition.enabled, devices):
         return gpu
     return replace(gpu, mig_capable=True, mig_enabled=partition.enabled, mig_devices=devices)

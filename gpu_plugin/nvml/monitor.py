@@ -215,8 +215,8 @@ class Monitor:
         roster = self._roster
         roster.wanted = roster.wanted.plus(uuids)
         if not await self._brought(lambda: self._reopening.released):
-            held = self._reopening.held or self._reopening.holder
-            words = held.words if held else "the GPUs' turn has not come yet"
+            blocked_by = self._reopening.blocked_by or self._reopening.holder
+            words = blocked_by.words if blocked_by else "the GPUs' turn has not come yet"
             raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {words}")
 
     async def resume(self, uuids: frozenset[str] | None) -> None:
@@ -309,7 +309,7 @@ class Monitor:
         out = out and bool(asked or not roster.gpus) and roster.untouched.leaves(each.gpu for each in roster.gpus)
         self._reopening.answered(anyone=not out)
         opens = self._session.opens(self.timeout)
-        if opens or self._reopening.held or roster.bus.news(roster.gpus, self._rounds):
+        if opens or self._reopening.blocked_by or roster.bus.news(roster.gpus, self._rounds):
             self._schedule.everyone(anyio.current_time() + CONFIRM)
 
     def _unreached(self) -> str:

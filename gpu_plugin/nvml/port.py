@@ -108,8 +108,8 @@ def answered_by(function: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         NVML_FUNCTIONS[call.__name__] = function
 
         @wraps(call)
-        def unanswered(*_arguments: P.args, **_named: P.kwargs) -> T:
-            raise NvmlError(Return.NOT_SUPPORTED, function)
+        def unanswered(*arguments: P.args, **_named: P.kwargs) -> T:
+            raise NvmlError(Return.NOT_SUPPORTED, function, getattr(arguments[0], "why_unanswered", ""))
 
         return unanswered
 
@@ -118,6 +118,9 @@ def answered_by(function: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 class Driver:
     """The calls. Each raises NvmlError, and NOT_SUPPORTED where a driver has no answer of its own."""
+
+    why_unanswered = ""
+    """Why it has none, for people; empty where there is nothing to add to the code."""
 
     @answered_by("nvmlInit_v2")
     def open(self) -> None:

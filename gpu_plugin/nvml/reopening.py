@@ -36,7 +36,7 @@ class Reopening:
 
     Attributes:
         rebooted: whether the node was booted since the driver was opened, as simulated ones are.
-        held: what kept the driver from being closed or reopened; None where nothing does.
+        blocked_by: what kept the driver from being closed or reopened; None where nothing does.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Reopening:
         self._reports = reports
         self._rounds_without_answer = 0
         self.rebooted = False
-        self.held: DriverBusy | None = None
+        self.blocked_by: DriverBusy | None = None
 
     @property
     def released(self) -> bool:
@@ -71,7 +71,7 @@ class Reopening:
         if not self._calls.under_way:
             return None
         pending = [each.gpu.uuid for each in self._roster.gpus if each.pending and not each.pending.done.done()]
-        return self._session.held or DriverBusy(BusyCause.CALL, pending[0] if pending else "")
+        return self._session.hanging or DriverBusy(BusyCause.CALL, pending[0] if pending else "")
 
     def answered(self, *, anyone: bool) -> None:
         """A round is over, in which a GPU answered, or none of those that were asked."""
@@ -112,20 +112,23 @@ class Reopening:
         why = self._reason(roster.bus.news(roster.gpus, rounds))
         if why is None:
             return None
-        in_use, held_before = roster.in_use, session.holds
-        held = self.holder
+        in_use, was_open = roster.in_use, session.holds
+        blocked_by = self.holder
         # One that answers at last is taken as it is, unless it was opened for others than are to be touched now.
-        if not held and not why.late:
-            held = await self._shut(min(timeout, PROBE_PATIENCE))
-        if held and held != self.held:
+        if not blocked_by and not why.late:
+            blocked_by = await self._shut(min(timeout, PROBE_PATIENCE))
+        if blocked_by and blocked_by != self.blocked_by:
             able = "reopened" if in_use else "closed"
             log.warning(
-                "the driver cannot be %s now: %s; will be tried again; wanted because %s", able, held.words, why.words
+                "the driver cannot be %s now: %s; will be tried again; wanted because %s",
+                able,
+                blocked_by.words,
+                why.words,
             )
-        self.held = held
-        if held:
+        self.blocked_by = blocked_by
+        if blocked_by:
             return None
-        if in_use or held_before:
+        if in_use or was_open:
             doing = "reopening the driver" if in_use else "closing the driver"
             log.log(logging.WARNING if why.alarming else logging.INFO, "%s: %s", doing, why.words)
         self.rebooted = False

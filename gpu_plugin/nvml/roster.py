@@ -1,4 +1,8 @@
-"""The GPUs that are watched, what they are known by, and which of them are released."""
+"""The GPUs that are watched: their handles, which of them are released, and what the driver is bound to.
+
+NVML finds GPUs when it is opened and never again: one that the driver was bound to since, or bound to again, is found by
+opening it once more. A GPU that the driver is not bound to is not there for anyone. Does no I/O; time is counted in rounds.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -57,7 +61,8 @@ class Released(msgspec.Struct, frozen=True):
 MAX_TRIES = 3
 """Openings that a binding is worth: NVML hides some GPUs for good, such as those excluded by a parameter of the driver."""
 
-FIRST_WAIT, LONGER = 6, 4
+FIRST_WAIT = 6
+LONGER = 4
 """Rounds from an opening that did not help to the next, and how many times longer each wait is than the one before."""
 
 _Binding = tuple[str, int]

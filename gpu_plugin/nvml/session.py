@@ -116,7 +116,7 @@ class DriverSession:
         return self._opening.back
 
     @property
-    def held(self) -> DriverBusy | None:
+    def hanging(self) -> DriverBusy | None:
         """Which way it hangs; None where it does not."""
         if self._closing.under_way:
             return DriverBusy(BusyCause.CLOSING)

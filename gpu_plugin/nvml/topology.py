@@ -7,7 +7,7 @@ and spoils nothing else.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import combinations, takewhile
 
 import msgspec
 
@@ -85,7 +85,8 @@ class _Reading:
                 continue  # why, its own look tells
         distances = self._host.numa_distances()
         links: dict[Pair, Link] = {}
-        for one, other in pairs([gpu for gpu in self._gpus if gpu.uuid in ends]):
+        answering = sorted((gpu for gpu in self._gpus if gpu.uuid in ends), key=lambda gpu: gpu.uuid)
+        for one, other in combinations(answering, 2):  # the lower uuid first
             distance = numa_distance(distances, one.numa_node, other.numa_node)
             links[one.uuid, other.uuid] = link_between(
                 one.uuid, ends[one.uuid], other.uuid, ends[other.uuid], self._ancestor(one, other), distance
@@ -182,12 +183,6 @@ def _raise_if_out_of_reach(error: NvmlError) -> None:
     """Raises what the GPU or the driver would answer to any other question too."""
     if fault(error).fault is not Fault.ERROR:
         raise error
-
-
-def pairs(gpus: Sequence[Gpu]) -> list[tuple[Gpu, Gpu]]:
-    """Every pair of GPUs once, the lower uuid first."""
-    ordered = sorted(gpus, key=lambda gpu: gpu.uuid)
-    return [(one, other) for at, one in enumerate(ordered) for other in ordered[at + 1 :]]
 
 
 def link_between(one: str, ends: Ends, other: str, others: Ends, ancestor: int, distance: int | None) -> Link:

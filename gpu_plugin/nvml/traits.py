@@ -1,12 +1,14 @@
 """What a GPU is, as the driver describes it. Blocks: runs on a driver thread.
 
 What the driver refuses for the moment is asked again until it is settled: only a refusal for lack of support is an answer.
+One unreadable GPU never hides the others, and one unanswered question never hides a GPU.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import astuple, replace
 
 from gpu_plugin.devices import nvml_h
@@ -29,15 +31,14 @@ MARGIN_FIELDS = (
 """In the order of `Thresholds`: °C, signed."""
 
 
-class TraitQuery:
-    """Asks for one trait of a GPU of which `known` is known. `open` is set where the driver did not tell for the moment."""
+class TraitQuery(msgspec.Struct):
+    """Asks for one trait of a GPU. `open` is set where the driver did not tell for the moment, which is logged at `level`."""
 
-    def __init__(self, driver: Driver, handle: Handle, known: Gpu, level: int) -> None:
-        self.driver = driver
-        self.handle = handle
-        self.known = known
-        self.open = False
-        self._level = level
+    driver: Driver
+    handle: Handle
+    known: Gpu
+    level: int
+    open: bool = False
 
     def ask(self, question: Callable[[], T], default: T) -> T:
         """The answer, or `default` where the part or the driver has none. A lost GPU is everybody's business: raised."""
@@ -48,7 +49,7 @@ class TraitQuery:
                 raise
             if not error.unsupported:
                 self.open = True
-                log.log(self._level, "GPU %s: a question stays unanswered for now: %s", self.known.uuid, error)
+                log.log(self.level, "GPU %s: a question stays unanswered for now: %s", self.known.uuid, error)
             return default
 
 

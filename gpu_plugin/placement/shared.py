@@ -45,7 +45,7 @@ def policy(name: str, looks_at: Mapping[str, str], *, fills: bool = False) -> Ca
     """A decorator: the function ranks GPUs for the policy of this name; the rest is as `dealing.Policy` has it."""
 
     def entered(rank: R) -> R:
-        POLICIES.enter(name, Policy(rank, looks_at, fills))
+        POLICIES.enter(name, Policy(rank, looks_at, fills), rank)
         return rank
 
     return entered

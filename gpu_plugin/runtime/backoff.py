@@ -7,11 +7,14 @@ import msgspec
 EXACT = (1.0, 1.0)
 """The delays as they are."""
 
-ON_NODE = (0.9, 1.1)
+ON_NODE = (0.9, 1.0)
 """Between these multiples of a delay: what is asked serves one node, so that little has to be kept apart."""
 
-IN_CLUSTER = (1.0, 1.5)
-"""The same where every node of a cluster asks one server: wide, and never sooner than the delay says."""
+IN_CLUSTER = (0.5, 1.0)
+"""The same where every node of a cluster asks one server."""
+
+NO_SOONER = (1.0, 1.5)
+"""The same where that server may have said how long to wait at least."""
 
 
 class Backoff(msgspec.Struct):
@@ -19,12 +22,11 @@ class Backoff(msgspec.Struct):
 
     Attributes:
         first: the first delay.
-        longest: what they grow to, before they are spread.
+        longest: what they grow to, before they are spread; no spread but `NO_SOONER` makes more of it.
         spread: the least and the largest multiple of a delay that the dice may make of it.
         free: so many failures in a row are tried again at once, before the first delay.
         stable: who has worked for so long fails for the first time again; waiting for work is no work.
         failures: how many there were in a row.
-        delay: the newest delay, before it was spread: the one that is logged.
         not_before: when the next attempt is due; the past where none has failed.
     """
 
@@ -34,7 +36,6 @@ class Backoff(msgspec.Struct):
     free: int = 0
     stable: float = math.inf
     failures: int = 0
-    delay: float = 0.0
     not_before: float = -math.inf
 
     def failed(self, now: float, dice: float = 0.0, worked_for: float = 0.0) -> float:
@@ -47,10 +48,10 @@ class Backoff(msgspec.Struct):
         doublings = self.failures - self.free
         self.failures += 1
         least, largest = self.spread
-        self.delay = 0.0 if doublings < 0 else min(math.ldexp(self.first, min(doublings, 64)), self.longest)
-        spread = self.delay * (least + (largest - least) * dice)
-        self.not_before = now + spread
-        return spread
+        whole = 0.0 if doublings < 0 else min(math.ldexp(self.first, min(doublings, 64)), self.longest)
+        delay = whole * (least + (largest - least) * dice)
+        self.not_before = now + delay
+        return delay
 
     def due(self, now: float) -> bool:
         """Whether the next attempt may be made."""
@@ -58,4 +59,4 @@ class Backoff(msgspec.Struct):
 
     def succeeded(self) -> None:
         """The attempt did what it is for, or the cause of the failures is gone: what fails next fails for the first time."""
-        self.failures, self.delay, self.not_before = 0, 0.0, -math.inf
+        self.failures, self.not_before = 0, -math.inf

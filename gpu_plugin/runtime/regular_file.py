@@ -43,13 +43,13 @@ def open_file(path: str | Path, *, links: bool = True, null: bool = False) -> Bi
     try:
         descriptor = os.open(path, flags)
     except OSError as error:
-        if error.errno == errno.ELOOP and not links:
-            raise UnfitFileError(errno.ELOOP, kind(stat.S_IFLNK)) from None
-        if error.errno == errno.ENXIO:
-            raise UnfitFileError(errno.ENXIO, kind(stat.S_IFSOCK)) from None
+        if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link, or links that go in circles; a socket, or a device
+            there = Path(path).stat(follow_symlinks=links)
+            if not stat.S_ISREG(there.st_mode):
+                raise UnfitFileError(error.errno, kind(there.st_mode)) from None
         raise
     there = os.fstat(descriptor)
-    if stat.S_ISREG(there.st_mode) or (null and there.st_rdev == _NULL):
+    if stat.S_ISREG(there.st_mode) or (null and stat.S_ISCHR(there.st_mode) and there.st_rdev == _NULL):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise UnfitFileError(errno.EINVAL, kind(there.st_mode))
@@ -57,7 +57,7 @@ def open_file(path: str | Path, *, links: bool = True, null: bool = False) -> Bi
 
 def content(stream: BinaryIO, most: int) -> bytes:
     """What a file that is open holds, from where it stands, up to `most` bytes. Raises UnfitFileError where that is more."""
-    # Its size is no proof: it may grow, or be one of /proc, whose size the kernel does not tell.
+    # Its size is no proof: it may grow, or be one of /proc or /sys, whose size the kernel does not tell.
     read = stream.read(most + 1)
     if len(read) > most:
         raise _too_large(most)
@@ -72,8 +72,6 @@ def read_file(path: str | Path, most: int, *, links: bool = True) -> bytes:
         OSError: it cannot be read.
     """
     with open_file(path, links=links) as stream:
-        if os.fstat(stream.fileno()).st_size > most:
-            raise _too_large(most)
         return content(stream, most)
 
 

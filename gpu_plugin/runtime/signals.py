@@ -1,10 +1,9 @@
 """The signals that operators and the kubelet steer a process by."""
 
+import asyncio
 import logging
 import signal
 from collections.abc import Callable
-
-import anyio
 
 log = logging.getLogger(__name__)
 
@@ -13,16 +12,32 @@ STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 async def told_to_stop(reload: Callable[[], object] | None = None) -> str:
-    """Waits for a signal that ends the process, and gives its name. Until then, and no longer, they do nothing else.
+    """Waits for a signal that ends the process, and gives its name. Until then, they do nothing else.
 
+    Further ones change nothing for as long as the event loop runs, so that none keeps the process from ending in order.
     `reload` is called at each SIGHUP; where it is None, SIGHUP does what it does elsewhere.
     """
-    with anyio.open_signal_receiver(*STOP, *([] if reload is None else [signal.SIGHUP])) as signals:
-        async for number in signals:
-            if number != signal.SIGHUP:
-                log.info("%s: stopping", signal.Signals(number).name)
-                return signal.Signals(number).name
-            log.info("SIGHUP: reading the configuration again")
-            assert reload is not None
-            reload()
-    raise AssertionError  # the receiver has no end of its own
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    numbers = STOP if reload is None else (*STOP, signal.SIGHUP)
+    name = ""
+    # By the loop, not by anyio's receiver, which would give the signals their default actions back: the next one would kill.
+    for number in numbers:
+        loop.add_signal_handler(number, heard.put_nowait, number)
+    try:
+        while not name:
+            number = await heard.get()
+            if number in STOP:
+                name = number.name
+                log.info("%s: stopping", name)
+            else:
+                log.info("SIGHUP: reading the configuration again")
+                assert reload is not None
+                reload()
+    finally:
+        for number in numbers:
+            if name:
+                loop.add_signal_handler(number, log.info, "%s: stopping already", number.name)
+            else:
+                loop.remove_signal_handler(number)
+    return name

@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, NoAnswerError, settled
 
 T = TypeVar("T")
 
@@ -61,30 +61,40 @@ class SlowCall(Generic[T]):
         self._job = None
 
     async def joined(self, call: Callable[[], T], seconds: float) -> T:
-        """What the call brings; where one is under way already, what that one does.
+        """What the call brings; where one is under way already, what that one does. Several may wait for the same one.
 
         Raises:
-            TimeoutError: it takes longer. It goes on, and is the one that is asked about the next time.
+            NoAnswerError: it takes longer. It goes on, and is the one that is asked about the next time.
             Exception: whatever the call raises.
         """
         self.begin(call)
-        if not await self.wait(seconds):
-            raise TimeoutError(f"no answer for {seconds:g} s")
-        return self.take().done.result()
+        assert self._job is not None
+        return await self._outcome(self._job, anyio.current_time() + seconds, seconds)
 
     async def fresh(self, call: Callable[[], T], seconds: float) -> T:
-        """What this very call brings; one that is under way already is waited for first, and what it brings is let go of.
+        """What this very call brings; those that are under way before it are waited for, and what they bring is let go of.
 
         Raises:
-            TimeoutError: both together take longer. One of them goes on.
+            NoAnswerError: all together take longer. One of them goes on.
             Exception: whatever the call raises.
         """
         until = anyio.current_time() + seconds
-        if self.begun:
-            if not await self.wait(seconds):
-                raise TimeoutError(f"no answer for {seconds:g} s")
-            self.forget()
+        while (earlier := self._job) is not None:
+            if not await settled(earlier, max(0.0, until - anyio.current_time())):
+                raise NoAnswerError(seconds)
+            self._let_go_of(earlier)
         self.begin(call)
-        if not await self.wait(max(0.0, until - anyio.current_time())):
-            raise TimeoutError(f"no answer for {seconds:g} s")
-        return self.take().done.result()
+        assert self._job is not None
+        return await self._outcome(self._job, until, seconds)
+
+    async def _outcome(self, job: Job[T], until: float, seconds: float) -> T:
+        """What a call brings until that event loop time, `seconds` after it was asked for; from then on there is none."""
+        if not await settled(job, max(0.0, until - anyio.current_time())):
+            raise NoAnswerError(seconds)
+        self._let_go_of(job)
+        return job.done.result()
+
+    def _let_go_of(self, job: Job[T]) -> None:
+        """Another who waited for the same call may have done so, and begun the next."""
+        if self._job is job:
+            self._job = None

@@ -20,6 +20,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+class NoAnswerError(TimeoutError):
+    """A call has not come back within the seconds that it was given. A TimeoutError of the call's own is none of these."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer for {seconds:g} s")
+
+
 class Job(Generic[T]):
     """One call under way. Its outcome stays readable however late it comes."""
 
@@ -74,16 +81,18 @@ async def settled(job: "Job[Any]", patience: float | None = None) -> bool:
 
     if not job.done.done():
         job.done.add_done_callback(tell)
-        with anyio.move_on_after(patience):
-            await back.wait()
-        job.done.remove_done_callback(tell)
+        try:
+            with anyio.move_on_after(patience):
+                await back.wait()
+        finally:
+            job.done.remove_done_callback(tell)
     return job.done.done()
 
 
 async def answered(job: Job[T], patience: float) -> T:
-    """A call's result. Raises what the call raises, and TimeoutError after `patience` seconds; it goes on then."""
+    """A call's result. Raises what the call raises, and NoAnswerError after `patience` seconds; it goes on then."""
     if not await settled(job, patience):
-        raise TimeoutError(f"no answer for {patience:g} s")
+        raise NoAnswerError(patience)
     return job.done.result()
 
 
@@ -116,10 +125,10 @@ class DaemonThreads:
         return job
 
     async def run(self, call: Callable[[], T], timeout: float) -> T:
-        """The call's result. Raises what the call raises, and TimeoutError after `timeout` seconds."""
+        """The call's result. Raises what the call raises, and NoAnswerError after `timeout` seconds."""
         job = await self.submit(call, timeout)
         if not job.done.done():
-            raise TimeoutError(f"no answer for {timeout:g} s")
+            raise NoAnswerError(timeout)
         return job.done.result()
 
     def close(self) -> None:

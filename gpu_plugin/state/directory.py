@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MODE = 0o600
 
 CORRUPT = (".corrupt", *(f".corrupt.{number}" for number in range(1, 10)))
-"""What ends the name under which a file that cannot be understood is kept: the first of these that is not in the way itself."""
+"""Endings of the name under which a file that cannot be understood is kept: the first that is not in the way itself."""
 
 MAX_BYTES = 64 * 1024 * 1024
 """More than any of the files ever is: 60,000 devices take 16 MiB."""
@@ -94,7 +94,7 @@ class StateDirectory:
                 self._tell_unreadable(file, error, keep_aside(file))
 
     def read(self, name: str, shape: type[T]) -> T | None:
-        """What `write` wrote under this name; None where there is nothing, or nothing that can be read."""
+        """The content that `write` wrote under this name; None where there is nothing, or nothing that can be read."""
         file = self.path / name
         try:
             # As text, since msgspec passes over keys it does not know, even such as are no text.
@@ -142,7 +142,7 @@ Identity = tuple[int, int, int, int]
 
 
 def identity(file: Path) -> Identity | None:
-    """What bears this name now; None where nothing does, or that cannot be said. Blocks as long as a file system does."""
+    """The identity of the file of this name; None where there is none, or it cannot be read. Blocks as long as the disk does."""
     try:
         there = os.stat(file, follow_symlinks=False)  # noqa: PTH116 - as cheap as can be
     except OSError:

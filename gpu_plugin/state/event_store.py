@@ -1,4 +1,4 @@
-"""What happened on this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
+"""Events of this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
 
 `gpu-plugin events` asks for it. The newest `KEPT` events are kept in memory and in a file of the state directory, a JSON object
 a line, oldest first. The file is appended to on a thread, and replaced by what is kept once it has twice as many lines.
@@ -98,7 +98,7 @@ def recollect(state_dir: Path) -> tuple[list[Event], int]:
 
 
 def lost_lines(count: int) -> str:
-    """That so many lines of the file cannot be read, in words."""
+    """Words for so many lines of the file that cannot be read."""
     return f"{count} line{' of it cannot be read and is' if count == 1 else 's of it cannot be read and are'} left out"
 
 
@@ -210,23 +210,21 @@ class EventStore:
             self._running = False
             self._threads.close()
 
+    def _pending(self) -> Callable[[], tuple[Identity | None, bool]]:
+        """The call that writes what is not in the file yet: a file that may have only a part of what it should is replaced."""
+        count = self._unwritten
+        news = list(islice(self.events, len(self.events) - count, None))
+        append = not self._lost and self._lines + count <= KEPT * 2
+        return partial(_write_down, self._state_dir, list(self.events), news, append=append)
+
     async def _write(self) -> bool:
         """Writes what is not written yet. Returns whether that worked.
 
         While one write hangs no other is begun; what became of it is not known, so the file is replaced next.
         """
-        if self._writing.begun:
-            if not await self._writing.wait(PATIENCE):
-                self._tried = self._added
-                self._turned.ring()
-                return False
-            self._writing.forget()
         count, added = self._unwritten, self._added
-        news = list(islice(self.events, len(self.events) - count, None))
-        append = not self._lost and self._lines + count <= KEPT * 2
         try:
-            write = partial(_write_down, self._state_dir, list(self.events), news, append=append)
-            self._file, appended = await self._writing.joined(write, PATIENCE)
+            self._file, appended = await self._writing.fresh(self._pending(), PATIENCE)
         except (OSError, TimeoutError) as error:
             if not self._refused:
                 file = self._state_dir / FILE
@@ -245,15 +243,13 @@ class EventStore:
     def save(self) -> None:
         """Writes down at once what is not in the file yet: for the end of the process. Blocks, and never raises.
 
-        What cannot be written is lost. A file that took only a part before, or that was not replaced yet, is replaced.
+        What cannot be written is lost.
         """
         count = self._unwritten
         if not count and not self._lost:
             return
         try:
-            append = not self._lost and self._lines + count <= KEPT * 2
-            news = list(islice(self.events, len(self.events) - count, None))
-            self._file, _ = _write_down(self._state_dir, self.events, news, append=append)
+            self._file, _ = self._pending()()
         except Exception as error:  # noqa: BLE001 - the process ends, and what comes after this must be done all the same
             lost = len(self.events) if self._lost else count
             log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, lost, error)

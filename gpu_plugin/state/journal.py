@@ -37,7 +37,7 @@ ALLOCATION_FACTOR = 4
 """How many times the newest line the allocated room is, once that is more than `MIN_ALLOCATION`: the next line may be longer."""
 
 MAX_BYTES = 4 * 1024 * 1024
-"""What it may grow to; a content takes some kilobytes."""
+"""Bytes that the file may grow to; a content takes some kilobytes."""
 
 _LINE = re.compile(rb"([0-9]{1,18}) ([0-9a-f]{8}) (.*)", re.DOTALL)
 """Number, CRC-32 of number and content, content."""
@@ -214,7 +214,7 @@ def _allocate(descriptor: int, size: int, *wanted: int) -> None:
 
 
 def _content(descriptor: int) -> bytes:
-    """What is in the file. Raises OSError where it is not a regular file."""
+    """The content of the file. Raises OSError where it is not a regular file."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise OSError("not a regular file")
     return os.pread(descriptor, 2 * MAX_BYTES, 0)
@@ -239,7 +239,7 @@ def _lines(written: bytes) -> tuple[list[_Line], int]:
 
 
 def _lines_of_0_1_0(written: bytes) -> tuple[list[_Line], int]:
-    """Likewise in a file that version 0.1.0 wrote: JSON alone from the first byte on, appended, the last line in force."""
+    """The lines of a file that version 0.1.0 wrote: JSON alone from the first byte on, appended, the last line in force."""
     whole, _, torn = written.rpartition(b"\n")
     lines, end = [], 0
     for content in whole.split(b"\n") if whole else ():

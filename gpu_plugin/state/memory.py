@@ -40,7 +40,7 @@ class Memory:
         self._state = state
         self._boot_id = boot_id
         self._written: dict[str, tuple[object, Identity | None]] = {}
-        """What was written last under each name, and what bore that name then."""
+        """The last content written under each name, and the file's identity then."""
         self._journal: Journal[HealthMemory, WrittenHealth] = Journal(state.path / JOURNAL_FILE, WrittenHealth)
         self._health: HealthMemory | None = None
         self._sequence = 0
@@ -65,7 +65,7 @@ class Memory:
         self._boot_id = boot_id
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """What was held against GPUs when an earlier process of this boot last wrote it down, and what outlives boots."""
+        """The evidence against GPUs as an earlier process of this boot last wrote it down, and what outlives boots."""
         memory, newest = self._state.read(HEALTH_FILE, WrittenHealth), self._journal.read()
         if newest is not None and (memory is None or newest.sequence >= memory.sequence):
             memory = newest
@@ -94,7 +94,7 @@ class Memory:
         return () if memory is None else resources(memory.resources)
 
     def foreign(self) -> tuple[Resource, ...]:
-        """What an earlier process of this boot knew pods to hold under names that it did not list."""
+        """Devices that an earlier process of this boot knew pods to hold under names that it did not list."""
         memory = self._devices()
         return () if memory is None else resources(memory.foreign)
 

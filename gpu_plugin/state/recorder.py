@@ -16,7 +16,7 @@ from gpu_plugin.state.memory import Memory
 
 PATIENCE = 10.0  # seconds for a write of what must outlive the process
 RETRY = 5.0  # seconds until a failed write is tried again
-LAST_WRITE = 0.2  # seconds for the write at the exit
+LAST_WRITE = 0.2  # seconds at the exit, for what is being written then and for each of the last two writes after it
 WRITTEN_SOON = 1.0  # seconds that an operator is kept waiting until what was asked for is written down
 
 
@@ -76,6 +76,9 @@ class Recorder:
             with anyio.CancelScope(shield=True):
                 known = self._known()
                 if not known.nothing:
+                    with anyio.move_on_after(LAST_WRITE):  # none of this is taken from the time for the last writes
+                        await self._evidence.wait()
+                        await self._hardware.wait()
                     await _done(self._evidence, partial(self._write_evidence, known), LAST_WRITE)
                     await _done(self._hardware, partial(self._write_durably, known), LAST_WRITE)
             for threads in self._threads:

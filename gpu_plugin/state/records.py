@@ -18,7 +18,7 @@ DEVICES_FILE = "devices.json"
 
 
 class HealthMemory(msgspec.Struct, frozen=True):
-    """What `HEALTH_FILE` holds, and a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
+    """The content of `HEALTH_FILE`, and of a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
 
     Of the same one the journal's: it was written later.
 
@@ -31,7 +31,7 @@ class HealthMemory(msgspec.Struct, frozen=True):
 
 
 class WrittenHealth(msgspec.Struct, frozen=True):
-    """The same as it is read: entries are understood one by one, so that one of a wrong type costs no other."""
+    """`HealthMemory` as it is read: entries are understood one by one, so that one of a wrong type costs no other."""
 
     boot_id: str
     evidence: tuple[msgspec.Raw, ...] = ()
@@ -52,7 +52,7 @@ class KnownGpu(msgspec.Struct, frozen=True):
 
 
 class GpuMemory(msgspec.Struct, frozen=True):
-    """What `GPUS_FILE` holds."""
+    """The content of `GPUS_FILE`."""
 
     boot_id: str
     gpus: tuple[KnownGpu, ...] = ()
@@ -72,7 +72,7 @@ class ListedDevice(msgspec.Struct, frozen=True):
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """What `DEVICES_FILE` holds, by resource name: what the kubelet was told of, and what pods hold under `foreign` names."""
+    """The content of `DEVICES_FILE`, by resource name: what the kubelet was told of, and what pods hold under `foreign` names."""
 
     boot_id: str
     resources: dict[str, tuple[ListedDevice, ...]]

@@ -110,7 +110,7 @@ def _remove_labels(state_dir: Path, features_dir: Path) -> tuple[Removal, bool]:
                 removed.append(str(file.path))
         except AwayError as error:
             left.append(
-                f"{file.path}: {error.strerror}; mount it and run this again, or, if it is gone for good, remove {memory}"
+                f"{file.path}: {error.strerror}: mount it and run this again; if it is gone for good, remove {memory} first"
             )
         except OSError as error:
             again = f"; {memory} stays, so that running this again finds it" if written.remembers(file.path) else ""

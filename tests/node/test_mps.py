@@ -46,6 +46,19 @@ async def test_other_ends_are_clean_too(mps, number):
     assert mps.children() == []
 
 
+async def test_a_second_signal_while_a_daemon_takes_its_time_to_quit_leaves_no_gpu_behind(mps):
+    mps.run()
+    await mps.until(lambda: not mps.why())
+    (mps.root / GPU / "log" / mps_control.FAULT).write_text("hang")
+    mps.signal(signal.SIGTERM)
+    await mps.until(lambda: "it is being stopped" in mps.why())
+    mps.signal(signal.SIGINT)
+    mps.signal(signal.SIGTERM)
+    assert await mps.exit(10) == 0
+    assert mps.children() == []
+    assert mps.modes() == {}
+
+
 async def test_sigusr2_tells_where_it_stands_and_ends_nothing(mps):
     mps.run()
     async with anyio.create_task_group() as tasks:

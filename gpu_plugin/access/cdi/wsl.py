@@ -22,7 +22,9 @@ DXG = "/dev/dxg"  # the device through which Linux reaches the Windows host's GP
 # The driver store of Windows, of which each driver has a directory named after its INF file.
 STORE = "usr/lib/wsl/drivers"
 
-CUDA, CUDA_LOADER, NVIDIA_SMI = "libcuda.so.1.1", "libcuda_loader.so", "nvidia-smi"
+CUDA = "libcuda.so.1.1"
+CUDA_LOADER = "libcuda_loader.so"
+NVIDIA_SMI = "nvidia-smi"
 
 EXPECTED = (
     CUDA,

@@ -145,7 +145,7 @@ class FeaturesFile:
         """
         if not self.path.parent.is_dir():
             if self._written.remembers(self.path):
-                raise AwayError(errno.ENOENT, "its directory is not there: is it not mounted?")
+                raise AwayError(errno.ENOENT, "its directory is not there")
             return False
         for leftover in tuple(leftovers(self.path.parent, [NAME])):
             leftover.unlink(missing_ok=True)

@@ -231,7 +231,10 @@ class NodeLabels:
                 removed = await self._on_disk(file.path.parent, file.remove)
             except AwayError as error:
                 log.warning(
-                    "labels: %s: the file of labels that was written there stays: %s", file.path, error.strerror
+                    "labels: %s: the file of labels that was written there stays: %s: mount it and start the plugin again, or "
+                    "remove the file on the node",
+                    file.path,
+                    error.strerror,
                 )
                 removed = False
             except _DiskError:

@@ -52,13 +52,13 @@ def shown(seen: Observation) -> Shown:
 
 @cache
 def _asked(asked: frozenset[str]) -> Shown:
-    """Those shown a faultless look that asked for these fields; there are few such sets, by turns."""
+    """The signals that are shown a faultless look that asked for these fields; there are few such sets, by turns."""
     looked = _BY_KIND[Sample]
     return tuple((key, signal) for key, signal in looked if not signal.asks or not asked.isdisjoint(signal.asks))
 
 
 def standing(key: LatchKey, latch: AnyLatch | None, policy: HealthPolicy) -> Verdict:
-    """What an open latch comes to under a policy, and under an operator's override."""
+    """The verdict of an open latch under a policy and an operator's override."""
     verdict, signal = Verdict.OK if latch is None else latch.verdict, SIGNALS[key.signal]
     if latch is None or signal.essential or verdict is Verdict.OK:
         return verdict
@@ -70,7 +70,7 @@ def standing(key: LatchKey, latch: AnyLatch | None, policy: HealthPolicy) -> Ver
 
 
 def advice(key: LatchKey, policy: HealthPolicy, gpu: str, latch: AnyLatch) -> str:
-    """What an operator is advised to do about an open latch of a GPU, which commands name by its uuid; empty for nothing."""
+    """Advice to the operator about an open latch of a GPU, which commands name by its uuid; empty for nothing."""
     said = SIGNALS[key.signal].action
     return (said if isinstance(said, str) else said(Case(key, latch, policy))).format(gpu=gpu)
 

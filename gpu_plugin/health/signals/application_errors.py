@@ -74,7 +74,7 @@ class Errors(Memory, frozen=True):
         return replace(self, unasked=0) if self.unasked else self
 
     def joined(self, other: Self) -> Self:
-        """With those errors too."""
+        """The memory with those errors too."""
         return replace(
             self,
             owned=tuple(sorted({*self.owned, *other.owned}))[-_MAX_ERRORS:],
@@ -88,7 +88,7 @@ class Errors(Memory, frozen=True):
 
 
 def owner(pod: str) -> str:
-    """What made a pod, as namespace/name, of the pod's own namespace/name; that itself where it follows no such rule.
+    """The owner of a pod, as namespace/name, from the pod's own namespace/name; that itself where it follows no such rule.
 
     Retries of a Job and replicas of a Deployment are of one owner. Names tell less than references to owners would: pods that
     were named like generated ones by hand are taken for one owner's, which blames an application rather than a GPU.

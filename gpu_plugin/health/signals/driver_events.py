@@ -37,7 +37,7 @@ class Quiet(Memory, frozen=True):
     quiet_since: float | None = None
 
     def stored(self) -> Self:
-        """Nothing: nobody listened meanwhile."""
+        """The memory without its time: nobody listened meanwhile."""
         return replace(self, quiet_since=None)
 
 

@@ -54,7 +54,7 @@ def ecc_uncorrected(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> 
 
 
 def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:
-    """What errors mean that happened just `now`, or at a time unknown."""
+    """The verdict on errors that happened just `now`, or at a time unknown."""
     uncontained = now and not ctx.facts.says_action and not ctx.facts.contains_errors
     return Verdict.FATAL if asks(seen.recovery_action, ctx) or uncontained else Verdict.DEGRADED
 

@@ -63,7 +63,7 @@ def fabric(latch: Latch[Graded] | None, seen: Sample, ctx: Context) -> Latch[Gra
 
 
 def judge(found: Fabric) -> tuple[Verdict, str]:
-    """What a fabric in this condition means for its GPU, and why."""
+    """The verdict on a GPU whose fabric is in this condition, and why."""
     if found.state == FabricState.NOT_SUPPORTED:
         return Verdict.OK, ""
     if found.state != FabricState.COMPLETED:

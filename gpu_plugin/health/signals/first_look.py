@@ -1,4 +1,4 @@
-"""What nobody has seen at work is withheld."""
+"""A GPU that nobody has seen at work is withheld."""
 
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Verdict

@@ -34,12 +34,12 @@ class HealthDrops(Memory, frozen=True):
         return self.hold
 
     def joined(self, other: Self) -> Self:
-        """With those falls too."""
+        """The memory with those drops too."""
         return replace(self, times=merged(self.times, other.times), hold=max(self.hold, other.hold))
 
 
 def clears(case: Case) -> str:
-    """What ends it, for people."""
+    """Words for people on what ends a hold."""
     end = until(case.latch)
     if case.now >= end or not case.policy.flap_hold:
         return "the next good look at it"

@@ -17,14 +17,14 @@ RECOVERY = (
     "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "
     "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released)"
 )
-"""What brings a lost GPU back, for people."""
+"""Words for people on what brings a lost GPU back."""
 
 
 SHOWN = (
     "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that restarted and, "
     "without persistence mode, in an answer to another process than the one that lost it"
 )
-"""What shows that it was, for people."""
+"""Words for people on how its recovery shows."""
 
 
 class Gone(Memory, frozen=True):

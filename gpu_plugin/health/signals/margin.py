@@ -36,7 +36,7 @@ class Trusted(Measured, frozen=True):
 
 
 def cooled(case: Case) -> str:
-    """What closes it, for people."""
+    """Words for people on what closes the latch."""
     cool = (_relative(case.facts.margins.slowdown) or 0) + ABOVE
     seconds = case.policy.temperature_recovery
     unfit = f" ({seconds:g} s where it was FATAL)" if seconds != COOL_SECONDS else ""

@@ -49,7 +49,7 @@ class Links(Memory, frozen=True):
     counted = news  # more of them may go down
 
     def stored(self) -> Self:
-        """Without the looks at which all were up."""
+        """The memory without the looks at which all were up."""
         return replace(self, row=0)
 
 

@@ -1,4 +1,4 @@
-"""What operators ask for: a GPU cordoned, or released for maintenance."""
+"""Orders of operators: a GPU cordoned, or released for maintenance."""
 
 from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, Memory, Proof, Verdict
@@ -25,17 +25,17 @@ class Release(Memory, frozen=True):
 
 
 def lifting(case: Case) -> str:
-    """What lifts a cordon, for people."""
+    """The command that lifts a cordon."""
     return f"gpu-plugin uncordon --gpu {case.gpu}"
 
 
 def resuming(case: Case) -> str:
-    """What ends a release, for people."""
+    """The command, or the look, that ends a release."""
     return f"gpu-plugin resume --gpu {case.gpu}" if released(case.latch) else "the first good look at it"
 
 
 def advice(case: Case) -> str:
-    """What an operator is advised to do about a release; empty for nothing."""
+    """Advice to the operator about a release; empty for nothing."""
     return "resume it once the work on it is done" if released(case.latch) else ""
 
 

@@ -1,4 +1,4 @@
-"""What the driver itself asks for, so that a GPU works again."""
+"""The recovery action that the driver asks for, so that a GPU works again."""
 
 from collections.abc import Mapping
 
@@ -54,7 +54,7 @@ class RequestedAction(Graded, frozen=True):
 
 
 def advice(case: Case) -> str:
-    """What an operator is advised to do about the action that the driver asks for."""
+    """Advice to the operator about the action that the driver asks for."""
     known = _ADVICE.get(case.latch.memory.action)
     return known or "look the action up in the documentation of the driver's NVML, and drain the GPU"
 
@@ -109,7 +109,7 @@ def asks(action: int | None, ctx: Context) -> bool:
 
 
 def words(action: int) -> str:
-    """What the driver asks for by this number, worded for people."""
+    """Words for people on the action of this number."""
     return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which is none of those known here'}"
 
 

@@ -14,7 +14,7 @@ BELOW = 5  # °C under slowdown that are cool
 
 
 def cooled(case: Case) -> str:
-    """What closes it, for people."""
+    """Words for people on what closes the latch."""
     cool, seconds = coolness(case.facts), case.policy.temperature_recovery
     below = f"below {cool} °C" if cool is not None else "cool"
     return f"a temperature {below}, at every look for {seconds:g} s" if seconds else f"a temperature {below}"

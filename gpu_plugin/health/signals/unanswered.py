@@ -19,7 +19,7 @@ GOOD = 5  # good looks in a row that end it
 
 
 class Answers(Memory, frozen=True):
-    """What came of the last looks: `looks` has a bit each, the last one lowest, 1 for a failure.
+    """Outcomes of the last looks: `looks` has a bit each, the last one lowest, 1 for a failure.
 
     `failures` are when (Unix seconds) they failed, as long as they are among the last five looks, or since it opened. `row` is
     how many the last look was in a row with those like it, 0 where it failed and there is nothing worse to come.
@@ -58,7 +58,7 @@ class Answers(Memory, frozen=True):
         return replace(self, row=0, looks=self.looks | 1)
 
     def joined(self, other: Self) -> Self:
-        """With those failures too."""
+        """The memory with those failures too."""
         return replace(self, failures=merged(self.failures, other.failures, FATAL_AFTER))
 
 

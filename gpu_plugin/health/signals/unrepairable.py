@@ -1,4 +1,4 @@
-"""What condemns a part: memory that neither remapping nor a reset mends."""
+"""Faults that condemn a part: memory that neither remapping nor a reset mends."""
 
 from msgspec.structs import replace
 

@@ -47,7 +47,7 @@ _BURST = 1.0  # seconds in which an application's Xids are one: a failing pod ra
 
 
 class Adjustment(StrEnum):
-    """What made an Xid more or less than it is by itself."""
+    """The reason why an Xid is judged as more or less than it is by itself."""
 
     AS_IT_IS = ""
     RAISED = "raised"
@@ -82,15 +82,15 @@ class Occurrences(Memory, frozen=True):
 
     @property
     def counted(self) -> object:
-        """What became of it, how often, and when at last: by the minute, so that a storm is not written down all the time."""
+        """Its adjustment, how often it happened, and when last: by the minute, so that a storm is not written all the time."""
         return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
 
     def stored(self) -> Self:
-        """All but that a look is due: a process begins with one."""
+        """The memory without the look that is due: a process begins with one."""
         return replace(self, look=False) if self.look else self
 
     def joined(self, other: Self) -> Self:
-        """With those episodes too."""
+        """The memory with those episodes too."""
         return replace(
             self,
             times=merged(self.times, other.times),
@@ -105,7 +105,7 @@ def until(latch: Latch[Occurrences]) -> float:
 
 
 def advice(case: Case) -> str:
-    """What ends it, also of one that came to be worse than it is by itself: by its repetition, or by what the driver asks for."""
+    """Advice on what ends an Xid, also one that is worse than by itself: by its repetition, or by what the driver asks for."""
     judged, latch = case.policy.xids.judge(int(case.key.part)), case.latch
     if latch.verdict > judged.verdict and latch.proof is Proof.QUIET and not judged.follows:
         return RESET  # so often it is no application's, whatever the catalogue says of one

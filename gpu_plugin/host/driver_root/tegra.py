@@ -1,11 +1,9 @@
 """Finds what the lists of Linux for Tegra name, below a root, again only where something there has changed."""
 
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -13,7 +11,7 @@ from gpu_plugin.access.cdi import l4t_lists, tegra
 from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.host.driver_root.inside import resolve
-from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, stamp
+from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, device_at, stamp
 from gpu_plugin.runtime.regular_file import open_file
 
 MAX_PATHS = 5_000  # paths that are looked at; the lists of a Jetson name some 300
@@ -159,13 +157,4 @@ def _matching(tree: Tree, directory: str, pattern: str) -> Iterator[str]:
 
 def device_file(root: str, path: str) -> DeviceFile | None:
     """The character or block device that a path below a root leads to; None for anything else."""
-    file = resolve(root, f"{root}{path}")
-    try:
-        status = Path(file or "").lstat()
-    except OSError:
-        return None
-    if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
-        return None
-    numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
-    kind = "b" if stat.S_ISBLK(status.st_mode) else "c"
-    return DeviceFile(*numbers, stat.S_IMODE(status.st_mode) & 0o777, status.st_gid, kind)  # type: ignore[arg-type]
+    return device_at(resolve(root, f"{root}{path}") or "")

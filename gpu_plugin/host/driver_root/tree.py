@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gpu_plugin.access.cdi.host_files import Kind, Listing, Seen, SeenLibrary
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Listing, Seen, SeenLibrary
 from gpu_plugin.host.driver_root.inside import resolve
 
 MAX_NAMES = 200_000  # names in one directory that are read at most
@@ -131,6 +131,18 @@ def stamp(path: str) -> Stamp:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def device_at(path: str) -> DeviceFile | None:
+    """The character or block device that a path leads to; None for anything else."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
+        return None
+    numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+    return DeviceFile(*numbers, status.st_mode & 0o777, status.st_gid, "b" if stat.S_ISBLK(status.st_mode) else "c")
 
 
 def _kind(mode: int) -> Kind:

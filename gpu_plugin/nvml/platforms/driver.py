@@ -1,4 +1,4 @@
-"""The driver of whatever platform this node turns out to be."""
+"""The driver of whatever platform this node turns out to be, by the files that tell platforms apart. Blocks."""
 
 import logging
 import os

@@ -19,6 +19,8 @@ class OneDeviceDriver(Driver):
     None of these platforms tells of its GPUs' health, memory, place or events, to NVIDIA's plugin either.
     """
 
+    why_unanswered = "not known on this platform"
+
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
 

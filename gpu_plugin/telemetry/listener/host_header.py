@@ -26,7 +26,7 @@ def known_host(header: str, names: Collection[str]) -> bool:
         return False
     host = found["host"]
     if host.startswith("["):
-        return _is_address(socket.AF_INET6, host[1:-1])
+        return _is_address(socket.AF_INET6, host[1:-1].partition("%")[0])  # the zone is the peer's own (RFC 6874)
     name = host.lower().removesuffix(".")
     if not name or name == LOCALHOST or _is_address(socket.AF_INET, name):
         return True

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import begin
+from gpu_plugin.runtime.threads import NoAnswerError, begin
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Lookup:
         call = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             return await self._asking.joined(call, RESOLVE_WITHIN)
-        except TimeoutError:
+        except NoAnswerError:
             raise TimeoutError(f"{self._host} was not resolved within {RESOLVE_WITHIN:g} s") from None
         except UnicodeError as error:  # a name that cannot be one in the domain name system
             raise OSError(f"{self._host} cannot be resolved: {error}") from None

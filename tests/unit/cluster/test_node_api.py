@@ -4,6 +4,7 @@ import gzip
 import time
 
 import anyio
+import httpx2
 import pytest
 
 from gpu_plugin.cluster import answers, node_api
@@ -194,6 +195,30 @@ async def test_an_answer_that_cannot_be_unpacked_is_said(server, api, pauses, pa
     server.packs, server.encoding = packs, encoding
     with pytest.raises(UnreachableError, match=says):
         await api.read()
+
+
+def packed(content, size):
+    """An answer that comes in pieces of so many bytes."""
+
+    async def come():
+        for at in range(0, len(content), size):
+            yield content[at : at + size]
+
+    return httpx2.Response(200, headers={"Content-Encoding": "gzip"}, content=come())
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_what_is_packed_in_several_members_is_read_whole_and_little_at_once(size):
+    parts = [b"one", b"", b" " * 300_000, b"last"]
+    content = b"".join(map(gzip.compress, parts))  # RFC 1952, 2.2: a file is a series of members
+    got = [piece async for piece in answers.pieces(packed(content, size))]
+    assert b"".join(got) == b"".join(parts)
+    assert max(map(len, got)) <= answers.LONGEST_PIECE
+
+
+async def test_what_follows_a_member_and_is_none_is_said():
+    with pytest.raises(UnreachableError, match="cannot be unpacked"):
+        await answers.body(packed(gzip.compress(b"{}") + b"more", 10_000))
 
 
 async def test_a_silent_server_is_given_up(server, api, pauses, monkeypatch):

@@ -13,6 +13,7 @@ from gpu_plugin.cluster import answers, connection, node_metadata
 from gpu_plugin.cluster.connection import UnreachableError, connect
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.runtime.backoff import Backoff
 from tests.unit.cluster.api_server import LABEL, NODE
 
 
@@ -249,6 +250,28 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hurried(api, kubeco
         await told.until(None)
         await anyio.sleep(1)
         assert api.verbs().count("watch") <= 5
+
+
+@pytest.mark.parametrize(("stable", "grows"), [(0.0, False), (30.0, True)])
+async def test_a_watch_that_held_for_long_is_begun_again_as_soon_as_the_first_time(
+    api, kubeconfig, monkeypatch, stable, grows
+):
+    pauses = []
+
+    class Noted(Backoff):
+        def failed(self, *given):
+            pauses.append(super().failed(*given))
+            return pauses[-1]
+
+    monkeypatch.setattr(node_metadata, "Backoff", Noted)
+    monkeypatch.setattr(node_metadata, "STABLE", stable)
+    async with following(kubeconfig):
+        for ended in range(1, 5):
+            await api.until(lambda ended=ended: api.verbs().count("watch") == ended and api.watchers)
+            api.end_streams()
+        await api.until(lambda: len(pauses) == 4 and api.watchers)
+    first = node_metadata.FIRST_PAUSE
+    assert pauses[-1] > 3 * first if grows else max(pauses) < 2 * first
 
 
 async def test_a_server_that_does_not_answer_is_given_up_on(api, kubeconfig, monkeypatch, caplog):

@@ -142,9 +142,25 @@ def test_every_line_has_its_function(kind):
 @each_kind
 def test_a_function_without_a_line_is_refused_in_a_sentence(kind):
     with pytest.raises(LookupError) as caught:
-        KINDS[kind].registry.enter("mine", object())
+        KINDS[kind].registry.enter("mine", object(), print)
     assert caught.value.args == (f"the {kind} 'mine' has a function and no line: add it to {KINDS[kind].place}",)
     assert "mine" not in KINDS[kind].registry
+
+
+@each_kind
+def test_a_second_function_of_a_name_is_refused_and_both_are_named(kind):
+    known = KINDS[kind]
+    name, first = next(iter(known.registry)), known.entered[0]
+    both = f"{first.__module__}.{first.__qualname__} and {__name__}.copied"
+    does = known.registry[name]
+    with pytest.raises(LookupError) as caught:
+        known.registry.enter(name, object(), copied)
+    assert caught.value.args == (f"the {kind} {name!r} has two functions, {both}: give one of them a name of its own",)
+    assert known.registry[name] is does
+
+
+def copied() -> None:
+    """A function whose decorator was left as it was in the file that it was copied from."""
 
 
 @each_kind

@@ -2,6 +2,7 @@ import msgspec
 import pytest
 
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import Settings
 
 DEFAULTS = resolve({}, {})
 
@@ -32,6 +33,12 @@ def test_a_socket_at_the_root_lies_in_the_root():
 )
 def test_the_pod_resources_socket_lies_in_the_kubelets_directory_unless_told_otherwise(flags, expected):
     assert resolve(flags, {}).effective_pod_resources_socket == expected
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_settings_of_which_one_differs_are_others_unless_it_is_the_remarks(name):
+    changed = msgspec.structs.replace(DEFAULTS, **{name: object()})
+    assert (changed == DEFAULTS, changed != DEFAULTS) == (name == "remarks", name != "remarks")
 
 
 def test_settings_cannot_be_changed():

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION
-from gpu_plugin.cluster.node_state import LOOK
+from gpu_plugin.cluster.node_state import LOOK, NodeStateKeeper
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import cluster_reporting
@@ -243,6 +243,22 @@ async def test_a_gpu_in_no_resource_is_news_once_it_is_written_down_and_changes_
         assert store.current.hardware["GPU-a"].health.verdict is Verdict.FATAL
         assert "Xid 79" in store.current.hardware["GPU-a"].health.reason
         assert store.current.hardware["GPU-b"] is before.hardware["GPU-b"]
+
+
+async def test_other_words_for_the_same_verdict_hasten_no_attempt_that_failed(tmp_path, monkeypatch):
+    hastened = []
+    monkeypatch.setattr(NodeStateKeeper, "changed", lambda _: hastened.append(1))
+    world = World(tmp_path, node_condition=True, kubeconfig="/nowhere")
+    store = world.inventory.store
+    async with world.running():
+        await until(lambda: world.reporting._keeper is not None)
+        await anyio.wait_all_tasks_blocked()
+        world.health.observe("GPU-a", Sample(ecc_uncorrected=0, counting=0))
+        for errors in (1, 2, 3):
+            world.health.observe("GPU-a", Sample(ecc_uncorrected=errors, counting=0))
+            await until(lambda: f"{errors} uncorrected" in store.current.hardware["GPU-a"].health.reason)  # noqa: B023
+            await anyio.wait_all_tasks_blocked()
+            assert len(hastened) == 1
 
 
 async def test_the_annotation_is_followed_while_it_is_asked_for(tmp_path):

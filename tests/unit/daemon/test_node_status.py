@@ -1,12 +1,15 @@
 """What the one glance is made of, and what it calls wrong."""
 
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gpu_plugin.daemon import node_status
+from gpu_plugin.daemon.node_view import Made, NodeView, Now
 from gpu_plugin.devices.device import Device
-from gpu_plugin.devices.node import Gpu
+from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Proof, Verdict
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.telemetry import readings
@@ -49,6 +52,17 @@ def test_since_is_that_of_the_oldest_of_what_is_worst():
     told = node_status.gpu(GPU, SICK, entries, DEVICES, None)
     assert (told["since"], told["health"], told["withheld"], told["holders"]) == (20.0, "Unhealthy", [], None)
     assert told["signals"] == {"xid": "FATAL"}
+
+
+async def test_links_that_no_resource_goes_by_are_told_as_they_are_now():
+    served = SimpleNamespace(current=SimpleNamespace(resources={}))  # every GPU is excluded
+    parts: dict[str, Any] = dict.fromkeys(NodeView.__struct_fields__) | {"now": Now(), "store": served, "made": Made()}
+    view = NodeView(**parts)
+    for uuid in ("GPU-0", "GPU-1"):
+        view.now.node = Node((Gpu(uuid, 0),))
+        told = await view.topology({})
+        assert [gpu["uuid"] for gpu in cast("Sequence[dict[str, object]]", told["gpus"])] == [uuid]
+        assert await view.topology({}) is told
 
 
 def test_a_resource_names_what_is_unhealthy():
@@ -182,13 +196,20 @@ def test_devices_that_orders_alone_hold_back_are_counted_by_resource():
             of("C", "MIG-4", visible_id="MIG-4", reason="gone", retired=True),
         ],
         "well": [of("D", "D")],
+        "mps": [of("A", "A::0", reason="cordoned"), of("E", "E::0", reason="released")],
     }
     standings = {
         "A": [stands("cordon")],
         "B": [stands("cordon"), stands("lost")],
         "C": [stands("node-cordon"), stands("xid", "MIG-2")],
         "D": [],
+        "E": [stands("maintenance")],
     }
-    unhealthy = node_status.listed(devices, {name: {} for name in devices}).unhealthy
-    counted = {name: node_status.devices_held_back(each, standings) for name, each in unhealthy.items()}
-    assert counted == {"whole": 2, "slices": 1, "well": 0}
+    for down, left in (("", 2), ("its MPS daemon is down", 1)):  # which is no fault where the GPU is released
+
+        def unreachable(name: str, _: Device, why: str = down) -> str:
+            return why if name == "mps" else ""
+
+        unhealthy = node_status.listed(devices, {name: {} for name in devices}, unreachable).unhealthy
+        counted = {name: node_status.devices_held_back(each, standings) for name, each in unhealthy.items()}
+        assert counted == {"whole": 2, "slices": 1, "well": 0, "mps": left}

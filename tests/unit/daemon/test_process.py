@@ -437,11 +437,15 @@ async def test_operators_are_answered_while_there_is_no_driver(kubelet, director
         real(self)
 
     monkeypatch.setattr(SimulatedDriver, "open", opening)
-    async with running(directory, node):
+    async with running(directory, node) as (daemon, _driver, _status):
         told = await answers(directory, "explain")
         assert [gpu["index"] for gpu in told["gpus"]] == list(range(8))  # as an earlier process knew them
         assert (await ask(directory, "status"))["resources"] == {}
         assert "is cordoned" in (await ask(directory, "cordon", gpu=2))["done"]
+        cordoned = node.profile.gpus[2].uuid
+        with anyio.fail_after(10):
+            while "cordoned" not in daemon.store.current.hardware[cordoned].health.reason:
+                await daemon.store.changed.wait()
         assert "released" in (await ask(directory, "release", gpu=3))["done"]
         assert (
             '"cordon"'

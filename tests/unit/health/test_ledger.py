@@ -19,6 +19,7 @@ from gpu_plugin.health.observation import (
     XidEvent,
 )
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.record import REMEMBER_XIDS, GpuRecord
 from gpu_plugin.health.signals import SIGNALS
 from tests.unit.health.ledgers import (
     ERROR,
@@ -418,6 +419,13 @@ def test_a_part_that_an_operator_vouches_for_is_sound_once_it_reads_so():
     assert one.verdict(A) is OK
 
 
+def test_in_a_storm_of_many_xids_those_of_the_last_minutes_are_remembered():
+    known, last = GpuRecord(Facts()), 2 * REMEMBER_XIDS
+    for number, at in ((1, 0.0), (2, last - REMEMBER_XIDS), *((number, last) for number in range(100, 200))):
+        assert known.take_xid(number, ("",), at)
+    assert {number for number, _ in known.xids} == {2, *range(100, 200)}
+
+
 # A new boot under a process that lives on
 
 
@@ -439,6 +447,16 @@ def test_after_a_boot_what_was_seen_before_it_proves_nothing_for_what_comes():
     one.booted("boot-2")
     hear(one, XidEvent(48), *energies(*range(10, 30)))
     assert one.verdict(A) is FATAL
+
+
+def test_good_looks_of_before_a_boot_do_not_count_towards_those_after_it():
+    one = ledger()
+    hear(one, RESET_REQUIRED, GOOD, GOOD)
+    one.booted("boot-2")
+    hear(one, GOOD, GOOD)
+    assert one.verdict(A) is FATAL
+    hear(one, GOOD)
+    assert one.verdict(A) is OK
 
 
 def test_a_boot_ends_what_an_operator_vouched_for():

@@ -181,6 +181,12 @@ def test_looks_that_compare_with_nothing_before_lose_no_mark(odd, often):
     assert look(waiting(WITHOUT_ENERGY), *counts, *[Sample(counting=0, ecc_uncorrected=0)] * 3) is None
 
 
+def test_what_persistence_mode_counted_compares_again_after_several_openings_without_it():
+    without = [Sample(counting=opening, energy=9_000) for opening in (7, 7, 8, 9)]
+    assert look(OPEN[Proof.RESET], *without, *energies(6_000, 7_000, 8_000)) is not None
+    assert look(OPEN[Proof.RESET], *without, *energies(20, 30, 40)) is None
+
+
 def test_counters_of_one_opening_of_the_driver_compare_with_each_other():
     without = [Sample(counting=7, energy=energy) for energy in (9_000, 10, 20, 30)]
     assert look(OPEN[Proof.RESET], *without[:3]) is not None

@@ -434,6 +434,11 @@ def test_a_list_that_is_too_long_with_what_leaves_it_is_refused(inventory):
         inventory.check(shared(1))
 
 
+def test_an_offer_of_nothing_is_published_too(inventory):
+    inventory.apply(offered(exclude_gpus=("GPU-a", "GPU-b")), None, 0)
+    assert (inventory.unpublished, told(inventory)) == (False, {})
+
+
 def test_health_before_the_first_offer_publishes_nothing(inventory):
     inventory.remember([Resource(GPU, (Device("GPU-z", "GPU-z", "GPU-z", "7"),))])
     inventory.health_changed("GPU-a")
@@ -597,6 +602,21 @@ def test_what_keeps_healthy_gpus_from_pods_is_told_once_each(inventory, sick):
     assert inventory.withheld("GPU-a") == ()
 
 
+def test_the_health_of_hardware_is_asked_for_once_however_many_replicas_it_has():
+    asked = []
+
+    def health(_gpu, visible):
+        asked.append(visible)
+        return Health()
+
+    inventory = Inventory(SnapshotStore(), health)
+    inventory.apply(by_cdi(sharing=(SharedResource(GPU, GPU, 100),)), None, 0)
+    inventory.cdi_changed(CdiReadiness({}, "the disk is full"))
+    asked.clear()
+    assert inventory.withheld("GPU-a") == ("the disk is full",)
+    assert asked == ["GPU-a"]
+
+
 def test_what_is_held_against_hardware_is_published_before_any_offer_and_for_each_mig_device():
     against = {"GPU-0": Health(reason="too hot"), "MIG-b": Health(reason="Xid 94")}
     inventory = Inventory(SnapshotStore(), lambda _gpu, own: against.get(own, Health()))
@@ -611,8 +631,9 @@ def test_what_is_held_against_hardware_is_published_before_any_offer_and_for_eac
     }
     assert inventory.unpublished
     before = inventory.store.current
-    against.clear()
+    del against["GPU-0"], against["MIG-b"]
+    against["MIG-a"] = Health(reason="Xid 95")
     inventory.health_changed("GPU-1")
     reasons = {own: each.health.reason for own, each in inventory.store.current.hardware.items()}
-    assert reasons == {"GPU-0": "too hot", "GPU-1": "", "MIG-a": "", "MIG-b": ""}
+    assert reasons == {"GPU-0": "too hot", "GPU-1": "", "MIG-a": "Xid 95", "MIG-b": ""}
     assert inventory.store.current.resources is before.resources

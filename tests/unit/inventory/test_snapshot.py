@@ -1,7 +1,10 @@
 import anyio
 import pytest
+from msgspec.structs import replace
 
+from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.access.container import Access
+from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.latch import Health, LatchKey, Verdict
 from gpu_plugin.inventory.snapshot import Hardware, ResourceView, Snapshot, SnapshotStore
@@ -34,6 +37,28 @@ def test_hardware_that_is_in_no_resource_is_published_beside_them_and_leaves_the
     assert verdicts == [Verdict.OK, Verdict.FATAL]
     third = store.publish({NAME: view("c")})
     assert (third.version, third.hardware is second.hardware) == (3, True)
+
+
+def test_what_keeps_a_device_from_containers_is_known_also_where_its_hardware_is_unhealthy():
+    one = replace(view("a"), access=Access(imex_channels=(0,)))
+    ready = CdiReadiness({"GPU-a": frozenset()}, trouble="", others=frozenset(one.access.cdi_others))
+    mps = replace(one.resource.devices[0], sharing=SharedResource(NAME, NAME, 2, MPS))
+    views = [
+        replace(one, cdi=ready),
+        replace(one, cdi=replace(ready, trouble="broken")),
+        replace(one, cdi=replace(ready, others=frozenset())),
+        replace(one, resource=Resource(NAME, (mps,)), mps_down="its daemon is down"),
+    ]
+    whys = [
+        "",
+        "broken",
+        f"no CDI specification is written that has {one.access.cdi_others[0]}",
+        "its daemon is down",
+    ]
+    for reason in ("", "cordoned"):
+        devices = [each.with_reasons({"GPU-a": reason}).resource.devices[0] for each in views]
+        assert [device.reason for device in devices] == [reason or why for why in whys]
+        assert [each.unreachable(device) for each, device in zip(views, devices, strict=True)] == whys
 
 
 def test_an_id_that_occurs_twice_is_refused():

@@ -19,7 +19,11 @@ A, B = (GPU, "GPU-a"), (GPU, "GPU-b")
 
 
 def written(directory, *entries, pod="1"):
-    pods = [{"PodUID": pod, "ContainerName": "c", "ResourceName": name, "DeviceIDs": ids} for name, ids in entries]
+    pods = [
+        {"PodUID": uid, "ContainerName": "c", "ResourceName": name, "DeviceIDs": ids}
+        for uid in pod.split()
+        for name, ids in entries
+    ]
     (directory / NAME).write_text(
         json.dumps({"Data": {"PodDeviceEntries": pods, "RegisteredDevices": {}}, "Checksum": 7})
     )
@@ -59,6 +63,15 @@ def test_what_is_no_checkpoint_is_no_witness(tmp_path, content):
 def test_what_is_no_file_is_no_witness_and_holds_nobody_up(tmp_path, make):
     make(tmp_path / NAME)
     assert checkpoint.entries(tmp_path) is None
+
+
+def test_a_link_to_a_checkpoint_is_no_witness(tmp_path):
+    """A kubelet makes a file of it: a link is somebody else's, and may lead anywhere."""
+    (tmp_path / "elsewhere").mkdir()
+    written(tmp_path / "elsewhere", (GPU, ["GPU-a"]))
+    (tmp_path / NAME).symlink_to(tmp_path / "elsewhere" / NAME)
+    with pytest.raises(checkpoint.CheckpointError, match="it is a symbolic link"):
+        checkpoint.read(tmp_path)
 
 
 @pytest.fixture
@@ -151,6 +164,61 @@ async def test_a_disk_that_hangs_costs_one_thread_however_often_is_asked(tmp_pat
         await anyio.lowlevel.checkpoint()
         holding = await holders.ask(socket)
     assert holding.written == frozenset({A})
+    holders.close()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Readings of the checkpoint that come back once they are let go: each is in `reads` when it begins."""
+
+    class Disk:
+        def __init__(self):
+            self.reads, self.hangs, self.read = [], threading.Event(), checkpoint.read
+
+        def __call__(self, directory):
+            self.reads.append(directory)
+            said = self.read(directory)
+            assert self.hangs.wait(10)
+            return said
+
+    made = Disk()
+    monkeypatch.setattr(checkpoint, "read", made)
+    yield made
+    made.hangs.set()
+
+
+async def test_what_a_reading_that_hung_brings_is_out_of_date(tmp_path, listed, bound, disk, monkeypatch):
+    holders, socket = Holders(tmp_path), bound()
+    written(tmp_path, (GPU, ["GPU-a"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(holders_module, "PATIENCE", 0.01)
+        assert (await holders.ask(socket)).allocated is None
+    written(tmp_path, (GPU, ["GPU-a"]), pod="1 2")
+    listed["now"] = {A}  # of which of the two pods it is listed, the present checkpoint does not tell
+    disk.hangs.set()
+    assert await holders._reading.wait(10)
+    assert (await holders.ask(socket)).allocated == frozenset({A})
+    written(tmp_path, (GPU, ["GPU-a"]))
+    listed["now"] = set()
+    assert (await holders.ask(socket)).allocated == frozenset({A})  # a plain init container of the first has it
+    holders.close()
+
+
+async def test_a_reading_whose_asker_left_has_as_long_as_any_other(tmp_path, listed, disk):
+    holders = Holders(tmp_path)
+    written(tmp_path, (GPU, ["GPU-a"]))
+    with anyio.move_on_after(0.01):
+        await holders.ask(tmp_path / "none")
+    async with anyio.create_task_group() as tasks:
+
+        async def ask():
+            assert (await holders.ask(tmp_path / "none")).allocated == frozenset({A})
+
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        assert len(disk.reads) == 1
+        disk.hangs.set()
+    assert holders.unread == ""
     holders.close()
 
 

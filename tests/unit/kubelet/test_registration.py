@@ -17,6 +17,7 @@ from gpu_plugin.kubelet.registration import RegistrationError, register
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
+from tests.unit.daemon.skipping_loop import SkippingLoop
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream
 
@@ -135,6 +136,26 @@ async def test_without_registering_a_socket_removed_again_and_again_is_met_ever_
                     removed += 1
                 await plugin.look.wait(0.05)
         assert 1 < removed < 12
+
+
+def test_a_socket_that_goes_is_made_again_at_once_the_first_time_and_after_it_has_worked_for_long(directory):
+    async def pauses():
+        took = []
+        async with serving(directory, 1, register=False) as plugin:
+            for works_for in (0.1, 0.1, 0.1, endpoint.STABLE, 0.1, endpoint.STABLE - 1):
+                while not plugin.sockets:
+                    await plugin.look.wait(1)
+                await anyio.sleep(works_for)
+                plugin.sockets[0].unlink()
+                gone = anyio.current_time()
+                while not plugin.sockets:
+                    await plugin.look.wait(1)
+                took.append(anyio.current_time() - gone)
+        return took
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        took = runner.run(pauses())
+    assert took == pytest.approx([0, 0.05, 0.1, 0, 0.05, 0.1], rel=0.11)
 
 
 def test_the_kubelets_own_ten_seconds_end_before_our_deadline():
@@ -309,6 +330,29 @@ async def test_a_directory_that_cannot_be_served_in_is_said_and_tried_again(kube
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
     assert "No space left on device" in caplog.text
+
+
+async def test_a_socket_that_cannot_be_made_again_while_we_register_is_said_as_what_it_is(
+    kubelet, directory, monkeypatch, caplog
+):
+    rebind = SocketServer.rebind
+    refused: list[int] = []
+
+    async def no_space(server):
+        if refused:
+            return await rebind(server)
+        refused.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SocketServer, "rebind", no_space)
+    kubelet.delay_register(0.2)  # time to lose the socket before the kubelet dials it
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(lambda: GPU in kubelet.registrations)
+        plugin.sockets[0].unlink()
+        await kubelet.wait_for(registered(kubelet))
+    assert refused
+    assert f"cannot serve in {directory}: [Errno 28] No space left on device" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 HERE, OTHER = (1, 2, 3), (1, 2, 4)

@@ -107,6 +107,25 @@ async def test_a_driver_that_comes_late_is_found(mps, settings, caplog, hasty):
     assert said == ["WARNING", "DEBUG", "DEBUG", "DEBUG"]
 
 
+async def test_after_a_plan_that_stands_the_first_look_again_is_soon(mps, settings, caplog, hasty, monkeypatch):
+    monkeypatch.setattr(service, "LONGEST_RETRY", 10.0)
+    caplog.set_level(logging.DEBUG)
+    told = "looking again in"
+    mps.node.refuse("open", Return.DRIVER_NOT_LOADED, times=4)
+    settings = replace(settings, fail_on_init_error=False)
+    async with serving(mps, settings) as running:
+        await until(mps.is_ready)
+        caplog.clear()
+        for index in range(8):
+            mps.node.lose(index)
+        running.reload(replace(settings, sharing=(by_mps(2),)))
+        await until(lambda: told in caplog.text)
+        first = next(record.args[1] for record in caplog.records if told in record.msg)
+        assert first <= 0.02
+        for index in range(8):
+            mps.node.heal(index)
+
+
 async def test_a_driver_that_hangs_is_waited_for_with_one_call(mps, settings, caplog, monkeypatch, hasty):
     running = Running(mps, replace(settings, fail_on_init_error=False, nvml_timeout=0.1))
     opened, gate, begun = running.driver.open, threading.Event(), []

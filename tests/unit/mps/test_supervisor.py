@@ -1,6 +1,7 @@
 import errno
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,7 +76,7 @@ async def test_a_daemon_that_crashes_is_down_and_started_again(mps, caplog):
         assert mps.told().count("Cmd:set_default_active_thread_percentage 25") == 2
     lines = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert "simulated crash" in lines[0]
-    assert "starting it again in 0.01 s" in lines[0]
+    assert re.search(r"starting it again in 0\.0(09\d*|1) s$", lines[0])
 
 
 async def test_a_daemon_that_is_killed_is_noticed_at_once(mps):
@@ -85,13 +86,24 @@ async def test_a_daemon_that_is_killed_is_noticed_at_once(mps):
         await until(lambda: "was killed by SIGKILL" in mps.why())
 
 
-async def test_a_daemon_that_fails_again_and_again_is_started_ever_more_slowly(mps, caplog):
+async def test_a_daemon_that_fails_again_and_again_is_started_ever_more_slowly_and_no_later_than_is_said(
+    mps, caplog, monkeypatch
+):
+    slept, sleep = [], anyio.sleep
+
+    async def noted(seconds):
+        slept.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(anyio, "sleep", noted)
     mps.fault("crash")
     tempo = replace(QUICK, first_pause=0.01, longest_pause=0.04)
     async with mps.supervised(mps.resource(0), tempo=tempo):
         await until(lambda: sum("starting it again" in record.message for record in caplog.records) >= 5)
     pauses = [record.args[2] for record in caplog.records if "starting it again" in record.msg]
-    assert pauses[:5] == [0.01, 0.02, 0.04, 0.04, 0.04]
+    for pause, most in zip(pauses, [0.01, 0.02, 0.04, 0.04, 0.04], strict=False):
+        assert 0.9 * most <= pause <= most
+    assert set(pauses[:4]) <= set(slept)
 
 
 async def test_a_daemon_that_ran_for_long_begins_with_the_first_pause_again(mps, caplog):
@@ -99,7 +111,7 @@ async def test_a_daemon_that_ran_for_long_begins_with_the_first_pause_again(mps,
     async with mps.supervised(mps.resource(0), tempo=replace(QUICK, forget=0.0)):
         await until(lambda: sum("starting it again" in record.message for record in caplog.records) >= 3)
     pauses = [record.args[2] for record in caplog.records if "starting it again" in record.msg]
-    assert set(pauses) == {QUICK.first_pause}
+    assert max(pauses) <= QUICK.first_pause
 
 
 async def test_a_daemon_that_answers_no_more_is_replaced(mps, caplog):

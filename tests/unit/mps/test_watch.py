@@ -1,5 +1,7 @@
 """Daemons that another program runs, played by the stand-in, and how they are seen."""
 
+import asyncio
+import errno
 import os
 import subprocess
 import threading
@@ -205,8 +207,21 @@ async def test_a_file_in_the_place_of_a_socket_is_no_daemon(other):
     assert "gpu-plugin mps has not run on this node" in await other.look()
 
 
-async def test_a_question_that_never_ends_is_not_asked_a_second_time(other, monkeypatch):
-    monkeypatch.setattr(watch, "ANSWER", 0.05)
+async def test_a_root_whose_own_time_is_up_cannot_be_read(other, monkeypatch):
+    """As that of a network file system."""
+
+    def times_out(*_):
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(watch, "_seen", times_out)
+    assert await other.look() == "its MPS daemon's state cannot be read: Connection timed out; is --mps-root right?"
+
+
+async def test_a_question_that_never_ends_is_not_asked_a_second_time_and_said_once_two_answers_were_due(
+    other, monkeypatch
+):
+    skipped, loop = 0.0, asyncio.get_running_loop()
+    monkeypatch.setattr(anyio, "current_time", lambda: loop.time() + skipped)
     began = []
     going, hung = os.pipe()
 
@@ -216,6 +231,13 @@ async def test_a_question_that_never_ends_is_not_asked_a_second_time(other, monk
 
     monkeypatch.setattr(watch, "_answer", hangs)
     await other.start()
-    await other.until(f"{PROGRAM} hangs")
+    with anyio.fail_after(PATIENCE):
+        while not began:
+            await other.look()
+            await anyio.sleep(0.02)
+    skipped = watch.ANSWER
+    assert "hangs" not in await other.look()
+    skipped = 2 * watch.ANSWER + 0.1
+    assert f"{PROGRAM} hangs; nothing can be asked" in await other.look()
     assert len(began) == 1
     os.close(hung)

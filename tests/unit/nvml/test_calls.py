@@ -8,6 +8,7 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.session import DriverCalls
+from gpu_plugin.runtime import threads as runtime_threads
 from gpu_plugin.runtime.threads import DaemonThreads, Workers, begin, settled
 
 from .conftest import driver_threads
@@ -130,6 +131,17 @@ async def test_after_close_the_thread_ends_and_another_call_begins_another(worke
     assert await settled(again, LONG)
 
 
+async def test_a_call_that_waited_when_all_was_closed_is_made_and_leaves_no_thread(workers):
+    gate = Gate()
+    hung, waits = workers.begin(gate), workers.begin(threading.current_thread)
+    workers.close()
+    assert await settled(waits, LONG)
+    await anyio.to_thread.run_sync(waits.done.result().join, LONG)
+    assert not waits.done.result().is_alive()
+    gate.free.set()
+    assert await settled(hung, LONG)
+
+
 async def test_a_call_for_which_no_thread_can_be_started_fails_and_the_next_one_is_made(monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread")
@@ -140,7 +152,9 @@ async def test_a_call_for_which_no_thread_can_be_started_fails_and_the_next_one_
         for job in (workers.begin(int), begin(int, "nvml-test"), await threads.submit(int, LONG)):
             with pytest.raises(RuntimeError, match="can't start"):
                 await job.done
-    assert await workers.begin(int).done == 0
+    with monkeypatch.context() as patches:
+        patches.setattr(runtime_threads, "STALL", 100 * LONG)  # nobody is at work for whom the next call has to wait
+        assert await settled(workers.begin(int), LONG)
     assert await threads.run(int, LONG) == 0
     gate = Gate()
     held = workers.begin(gate)

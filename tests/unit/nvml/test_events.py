@@ -285,6 +285,30 @@ async def test_who_asks_hears_when_the_thread_is_out_of_the_driver():
     assert waiter.ended
 
 
+async def test_a_wait_that_hangs_is_stuck_also_while_the_set_is_emptied(monkeypatch):
+    clock, in_driver, go = SimpleNamespace(now=0.0), threading.Semaphore(0), threading.Semaphore(0)
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Hanging:
+        def wait(self, event_set, timeout_ms):
+            in_driver.release()
+            assert go.acquire(timeout=LONG)
+            raise QUIET
+
+    outcome = Outcome()
+    waiter = EventWaiter(Hanging(), SET, outcome.deliver, outcome.upset, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
+    waiter.start()
+    for _ in ("the wait", "the one that empties the set"):
+        assert await anyio.to_thread.run_sync(lambda: in_driver.acquire(timeout=LONG))
+        waiter.stop()
+        assert not waiter.stuck(1.0)
+        clock.now += 1.0 + events.WAIT_MS / 1000 + 0.1
+        assert waiter.stuck(1.0)
+        go.release()
+    assert await waiter.left(LONG)
+    assert not waiter.stuck(1.0)
+
+
 class Queue:
     """A driver with events ready, which says of every wait beyond them that a GPU is lost. `ended` waits for the first wait."""
 

@@ -160,6 +160,23 @@ async def test_a_question_that_hangs_is_asked_once_however_often_it_is_opened(ca
     assert await session.open(LONG) == ("580.159.04", 1, (13, 0))
 
 
+async def test_an_answer_of_the_opening_before_is_none_of_the_next(calls):
+    class Counting(Gated):
+        def device_count(self):
+            self.gate()
+            return self.calls["open"]
+
+    driver = Counting()
+    session = DriverSession(driver, calls)
+    with pytest.raises(TimeoutError):
+        await session.open(0.01)
+    driver.gate.free.set()
+    while calls.under_way:
+        await anyio.lowlevel.checkpoint()
+    assert await session.close(LONG)
+    assert (await session.open(LONG)).gpus == 2
+
+
 async def test_each_opening_has_a_number_of_its_own_though_the_clock_is_set_back(calls, monkeypatch):
     clock = iter([1000, 1000, 10])
     monkeypatch.setattr(time, "time_ns", lambda: next(clock))

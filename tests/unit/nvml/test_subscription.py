@@ -119,6 +119,26 @@ async def test_a_gpu_that_is_lost_to_the_wait_alone_is_found_by_trying_each():
     assert bench.driver.freed_under == 0
 
 
+async def test_what_undid_event_sets_is_nothing_to_the_driver_that_is_opened_next():
+    bench = Bench(driver=ByTheHeader)
+    await bench.monitor.open()
+    first, then = bench.driver.handle_by_index(3), bench.driver.handle_by_index(4)
+    async with bench.running():
+        await bench.rounds()
+        bench.driver.lost.add(first)
+        await bench.until(lambda: any(deliveries(bench, 3)[-1:]))
+        await bench.until_turned(lambda: [len(each - {first}) for each in bench.driver.members.values()] == [7])
+        bench.driver.lost.add(then)
+        await bench.until(lambda: any(deliveries(bench, 5)[-1:]))  # so many in a row: the next set waits
+        bench.driver.lost.clear()
+        await bench.monitor.release(None)
+        since = len(bench.seen)
+        await bench.monitor.resume(None)
+        await bench.until(lambda: deliveries(bench, 5)[-1] == "")
+        assert not any(deliveries(bench, 5, since))
+        await heard(bench, 5)
+
+
 @pytest.mark.parametrize("code", [Return.UNKNOWN, Return.GPU_IS_LOST])
 async def test_a_set_that_a_registration_undid_is_rebuilt_without_that_gpu(code):
     bench = Bench(driver=ByTheHeader)

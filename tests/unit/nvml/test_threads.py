@@ -1,15 +1,18 @@
 import asyncio
+import errno
 import gc
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.runtime.threads import DaemonThreads, begin
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import DaemonThreads, NoAnswerError, answered, begin, settled
 
 from .conftest import driver_threads
 
@@ -113,6 +116,39 @@ async def test_a_late_outcome_stays_readable_and_its_thread_ends(threads, hang):
         assert await job.done == "late"
     assert await joined(hang.thread)
     assert job.done.result() == "late"
+
+
+async def test_who_waits_for_a_hung_call_leaves_nothing_behind_with_it(hang):
+    job = begin(hang, "one-call")
+    for _ in range(3):
+        assert not await settled(job, SOON)
+        with anyio.move_on_after(SOON):
+            await settled(job)
+    assert not job.done._callbacks
+    hang.free.set()
+    assert await settled(job, LONG)
+
+
+@pytest.mark.parametrize("error", [TimeoutError(errno.ETIMEDOUT, "Connection timed out"), TimeoutError()])
+async def test_a_call_that_says_time_is_up_is_not_taken_for_one_without_an_answer(threads, error):
+    def call():
+        raise error
+
+    slow = SlowCall(partial(begin, name="one-call"))
+    ways = (threads.run, slow.joined, slow.fresh, lambda call, seconds: answered(begin(call, "one-call"), seconds))
+    for ask in ways:
+        with pytest.raises(TimeoutError) as caught:
+            await ask(call, LONG)
+        assert caught.value is error
+    assert not isinstance(error, NoAnswerError)
+
+
+async def test_each_way_of_asking_says_that_there_is_no_answer(threads, hang):
+    slow = SlowCall(partial(begin, name="one-call"))
+    ways = (threads.run, slow.joined, slow.fresh, lambda call, seconds: answered(begin(call, "one-call"), seconds))
+    for ask in ways:
+        with pytest.raises(NoAnswerError, match=r"no answer for 0\.01 s"):
+            await ask(hang, SOON)
 
 
 async def test_a_late_failure_nobody_asks_for_is_not_complained_of(threads):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.runtime.backoff import EXACT, IN_CLUSTER, ON_NODE, Backoff
+from gpu_plugin.runtime.backoff import EXACT, IN_CLUSTER, NO_SOONER, ON_NODE, Backoff
 
 NOW = 1000.0
 
@@ -42,7 +42,9 @@ def test_the_next_attempt_is_due_once_the_delay_is_over():
     assert backoff.due(NOW + 4.0)
 
 
-@pytest.mark.parametrize(("spread", "low", "high"), [(EXACT, 8.0, 8.0), (ON_NODE, 7.2, 8.8), (IN_CLUSTER, 8.0, 12.0)])
+@pytest.mark.parametrize(
+    ("spread", "low", "high"), [(EXACT, 8.0, 8.0), (ON_NODE, 7.2, 8.0), (IN_CLUSTER, 4.0, 8.0), (NO_SOONER, 8.0, 12.0)]
+)
 def test_the_dice_spread_a_delay_between_two_multiples_of_it(spread, low, high):
     def fourth(dice):
         backoff = Backoff(1.0, 30.0, spread)

@@ -1,5 +1,6 @@
 """Files that others wrote: read with a bound, and never waited for, whatever stands under their names."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -41,6 +42,25 @@ def test_a_link_is_followed_unless_it_must_be_none(tmp_path):
     assert refused.value.strerror == "is a symbolic link"
 
 
+def test_a_device_without_a_driver_is_no_socket(monkeypatch):
+    def refused(path, _):
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(UnfitFileError) as told:
+        open_file("/dev/zero")
+    assert told.value.strerror == "is not a regular file"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_below_links_that_go_in_circles_there_is_no_link_to_complain_of(tmp_path, links):
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    with pytest.raises(OSError, match="Too many levels of symbolic links") as refused:
+        open_file(tmp_path / "one" / "file", links=links)
+    assert not isinstance(refused.value, UnfitFileError)
+
+
 def test_dev_null_is_an_empty_file_where_it_will_do():
     with open_file("/dev/null", null=True) as stream:
         assert stream.read() == b""
@@ -60,11 +80,13 @@ def test_the_bound_is_exact(tmp_path):
             read(file, 9)
 
 
-def test_a_file_that_does_not_tell_its_size_is_read_no_further_than_the_bound():
-    """As those of /proc do."""
+def test_what_a_file_holds_counts_and_not_the_size_that_the_kernel_tells():
+    """Those of /proc are of no size, those of /sys of a page."""
     assert Path("/proc/self/status").stat().st_size == 0
     with pytest.raises(UnfitFileError, match="is larger than 64 bytes"):
         read_file("/proc/self/status", 64)
+    assert Path("/sys/devices/system/cpu/online").stat().st_size > 64
+    assert read_file("/sys/devices/system/cpu/online", 64)
 
 
 def test_what_is_not_there_is_said_by_the_system(tmp_path):

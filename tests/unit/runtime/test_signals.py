@@ -1,5 +1,6 @@
 """The signals that steer a process."""
 
+import logging
 import os
 import signal
 
@@ -27,6 +28,22 @@ async def test_a_signal_to_stop_is_told_by_name_and_sighup_is_none(number):
             assert not stopped
             os.kill(os.getpid(), number)
     assert stopped == [number.name]
+
+
+@pytest.mark.parametrize("number", [*STOP, signal.SIGHUP])
+async def test_a_further_signal_does_not_keep_a_process_from_ending_in_order(number, caplog):
+    caplog.set_level(logging.INFO)
+    reloads = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(told_to_stop, lambda: reloads.append(1))
+        await anyio.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(number) not in {signal.SIG_DFL, signal.default_int_handler}
+    os.kill(os.getpid(), number)
+    with anyio.fail_after(5):
+        while f"{number.name}: stopping already" not in caplog.text:
+            await anyio.lowlevel.checkpoint()
+    assert not reloads
 
 
 async def test_sighup_is_left_alone_where_nothing_is_read_again():

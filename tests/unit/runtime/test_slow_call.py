@@ -6,6 +6,7 @@ from functools import partial
 import anyio
 import pytest
 
+from gpu_plugin.runtime import slow_call
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import begin
 
@@ -75,6 +76,46 @@ async def test_who_wants_a_call_of_his_own_waits_for_the_one_before(call, disk):
             await call.fresh(disk, SHORT)
         disk.free.set()
     assert await call.fresh(disk, LONG) == 2
+
+
+@pytest.mark.parametrize(("way", "brought"), [("joined", [1, 1, 1]), ("fresh", [2, 3, 4])])
+async def test_several_may_wait_for_it_and_calls_still_go_one_at_a_time(call, disk, way, brought):
+    found, side_by_side = [], []
+
+    def ask():
+        number = disk()
+        side_by_side.append(disk.asked - number)
+        return number
+
+    async def wait():
+        found.append(await getattr(call, way)(ask, LONG))
+
+    disk.free.clear()
+    call.begin(ask)
+    async with anyio.create_task_group() as tasks:
+        for _ in brought:
+            tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        disk.free.set()
+    assert (found, set(side_by_side), call.begun) == (brought, {0}, False)
+
+
+async def test_the_one_before_takes_of_the_time_there_is(call, monkeypatch):
+    """Both together may take so long, not each of them."""
+    now, patience = anyio.current_time(), []
+
+    async def settles(job, seconds):
+        nonlocal now
+        patience.append(seconds)
+        now += 3.0
+        return seconds >= 3.0
+
+    call.begin(lambda: 1)
+    monkeypatch.setattr(slow_call, "settled", settles)
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    with pytest.raises(TimeoutError, match="no answer for 5 s"):
+        await call.fresh(lambda: 2, 5.0)
+    assert patience == [5.0, 2.0]
 
 
 async def test_what_a_call_raises_is_raised_once(call, disk):

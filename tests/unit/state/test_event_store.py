@@ -385,6 +385,35 @@ async def test_events_saved_after_a_refusal_replace_what_was_cut(state, monkeypa
     assert len((state / FILE).read_bytes().splitlines()) == 2
 
 
+async def test_a_look_while_the_disk_has_not_answered_asks_it_nothing_and_rings_for_nothing(state, monkeypatch):
+    made, hanging, go = store(state), threading.Event(), threading.Event()
+    rung: list[object] = []
+    await written(made, ["one"])
+    real = event_store._write_down
+
+    def hangs(*args, **how):
+        result = real(*args, **how)
+        hanging.set()
+        go.wait(5)
+        return result
+
+    monkeypatch.setattr(event_store, "_write_down", hangs)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        made.add("daemon", "two")
+        assert await anyio.to_thread.run_sync(hanging.wait, 5)
+        with monkeypatch.context() as watched:
+            watched.setattr(event_store, "identity", rung.append)
+            watched.setattr(made.news, "ring", lambda: rung.append("rung"))
+            made.look()
+        go.set()
+        with anyio.fail_after(5):
+            while made._unwritten:
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    assert rung == []
+
+
 async def test_a_file_that_went_is_written_again_whole_also_at_the_end(state):
     made = store(state)
     await written(made, ["one", "two"])

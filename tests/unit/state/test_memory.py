@@ -1,8 +1,10 @@
 """What a daemon remembers: of this boot everything, of another the operator's orders, and of a broken file that it was broken."""
 
+import asyncio
 import json
 import logging
 import threading
+import time
 
 import anyio
 import msgspec
@@ -75,6 +77,14 @@ def test_after_a_boot_it_writes_for_the_new_one(state):
     assert write(known, (), NODE, LISTED)
     assert {json.loads(file.read_text())["boot_id"] for file in state.glob("*.json")} == {"two"}
     assert memory(state, "two").gpus()
+
+
+def test_a_journal_that_hangs_over_a_boot_leaves_nothing_of_the_boot_before_in_the_file(state):
+    known, new = memory(state), replace(XID, boot_id="two")
+    known.write((XID, CORDON), NODE, LISTED)
+    known.booted("two")
+    assert known.write_durably((new, CORDON), NODE, LISTED)  # before the journal has anything of this boot
+    assert memory(state, "two").evidence() == (new, CORDON)
 
 
 def test_without_gpus_what_is_known_of_them_stays(state):
@@ -248,6 +258,33 @@ class TestRecorder:
             disk.at = Known(1, (XID,), NODE, LISTED)
             tasks.cancel_scope.cancel()
         assert disk.writes == [(XID,)]
+
+    async def test_a_write_under_way_at_the_end_takes_nothing_of_the_time_for_the_last_one(self, monkeypatch, tmp_path):
+        disk, real, ahead, held = Disk(monkeypatch, tmp_path), anyio.current_time, 0.0, threading.Event()
+        moment = recorder_module.LAST_WRITE / 10
+        begun, done = [], []
+
+        def durably(_memory, evidence, *_others):
+            nonlocal ahead
+            begun.append(evidence)
+            held.wait(10)
+            ahead += recorder_module.LAST_WRITE  # as if it had taken so long
+            time.sleep(moment)
+            done.append(evidence)
+            return True
+
+        monkeypatch.setattr(Memory, "write_durably", durably)
+        monkeypatch.setattr(anyio, "current_time", lambda: real() + ahead)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(disk.recorder.run)
+            disk.learn(XID)
+            with anyio.fail_after(10):
+                while not begun:
+                    await anyio.sleep(0.001)
+            disk.learn(XID, CORDON)
+            tasks.cancel_scope.cancel()
+            asyncio.get_running_loop().call_later(moment, held.set)
+        assert done == [(XID,), (XID, CORDON)]
 
     async def test_a_disk_that_keeps_hardware_waiting_keeps_no_word_on_health_waiting(self, disk, monkeypatch):
         held = threading.Event()

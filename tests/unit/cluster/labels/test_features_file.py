@@ -157,7 +157,7 @@ def test_without_a_state_directory_this_process_knows_what_it_wrote(directory, t
 def test_a_directory_that_is_away_is_remembered_and_one_that_is_empty_is_not(directory, state):
     begun(directory, state).write(LABELS)
     directory.rename(directory.with_name("away"))
-    with pytest.raises(AwayError, match="is it not mounted"):
+    with pytest.raises(AwayError, match="its directory is not there"):
         begun(directory, state).remove()
     assert begun(directory, state).memory.directories() == {str(directory)}
     directory.with_name("away").rename(directory)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.labels import keeper
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile
-from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, RENEW, NodeLabels
+from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, LONGEST_PAUSE, RENEW, NodeLabels
 from gpu_plugin.cluster.labels.keys import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Node
@@ -201,9 +201,9 @@ async def test_what_a_version_wrote_that_remembered_nothing_is_removed_where_lab
 
 
 async def test_a_state_directory_that_hangs_keeps_no_label_from_being_written_and_is_named(bench, monkeypatch):
+    await bench.keep(TWO)
     monkeypatch.setattr(keeper, "MEMORY_PATIENCE", 0.05)
     monkeypatch.setattr(keeper, "LABELS_WAIT", 0.05)
-    await bench.keep(TWO)
     thawed, begun = threading.Event(), []
     read, write = StateDirectory.read, StateDirectory.write
 
@@ -362,7 +362,7 @@ async def test_while_a_former_node_cannot_be_reached_nothing_of_it_is_forgotten(
     bench.restarted()
     draws = iter([0.0])
     bench.labels._dice = lambda: next(draws, 0.99)  # a short pause, and a late first request
-    assert await bench.keep(ONE, node_name="node-b") == pytest.approx(FIRST_PAUSE)
+    assert await bench.keep(ONE, node_name="node-b") == pytest.approx(FIRST_PAUSE / 2)
     assert "no change of node-a" in bench.labels.trouble
     assert "node-b" not in bench.api.labels
     bench.api.refused.clear()
@@ -386,7 +386,8 @@ async def test_an_api_server_that_refuses_is_asked_ever_more_rarely_and_keeps_no
     bench, caplog
 ):
     bench.api.refusal = "it may not patch nodes"
-    assert await bench.keep(ONE, node_labels="api") == pytest.approx(FIRST_PAUSE)
+    assert await bench.keep(ONE, node_labels="api") == pytest.approx(FIRST_PAUSE / 2)
+    bench.labels._dice = lambda: 0.99
     assert "it may not patch nodes" in bench.labels.trouble
     assert bench.api.asked == 1
     bench.steady += 1
@@ -400,8 +401,9 @@ async def test_an_api_server_that_refuses_is_asked_ever_more_rarely_and_keeps_no
         if bench.api.asked > asked:
             asked_at.append(bench.steady)
         bench.steady += pause
-    pauses = [later - earlier for earlier, later in pairwise(asked_at)]
+    pauses = [round(later - earlier, 3) for earlier, later in pairwise(asked_at)]
     assert pauses == sorted(pauses)
+    assert pauses[-1] <= LONGEST_PAUSE
     assert len(pauses) < 12
     assert len(caplog.records) == 1
     bench.api.refusal = ""

@@ -59,6 +59,22 @@ def test_only_regular_files_of_bounded_size_are_read(node, root):
             root.read(path, 10)
 
 
+def test_a_file_that_becomes_a_link_on_the_way_leads_nowhere(node, root, tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("outside")
+    node.put("/etc/file")
+    seen = root.seen
+
+    def replaced(path):
+        found = seen(path)
+        found.unlink()
+        found.symlink_to(tmp_path / "secret")
+        return found
+
+    monkeypatch.setattr(root, "seen", replaced)
+    with pytest.raises(NodeFileError, match=r"^/etc/file is a symbolic link$"):
+        root.read("/etc/file", 10)
+
+
 def test_sockets_and_files_are_told_apart(node, root):
     node.listen("/run/a.sock")
     node.put("/run/b.sock")

@@ -107,7 +107,7 @@ async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, t
     assert [replace(sample, counting=None, asked=None) for sample in told] == [Sample()] * len(watching.seen)
     assert len(caplog.records) == said
     assert [record.getMessage() for record in caplog.records] == [
-        "the driver reports no events, health relies on polling: nvmlEventSetCreate: not supported (3)"
+        "the driver reports no events, health relies on polling: nvmlEventSetCreate: not known on this platform (3)"
     ]
 
 
