@@ -70,7 +70,7 @@ bench: install ## speed and size, one table
 e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries, and the chart (root; E2E_INSTALL=1 installs what is missing)
 	$(BIN)/python -m pytest tests/real tests/chart tests/cluster
 
-manifests: install ## generate deploy/*.yaml, the dashboard, and the chart's table of values; HELM=PROGRAM
+manifests: install ## generate deploy/*.yaml and the chart's dashboard, table of values and choices; HELM=PROGRAM
 	$(BIN)/python -m deploy.generate --helm $(HELM)
 
 image: ## build the container image: IMAGE=name:tag, BUILDER=docker or podman, BUILD_OPTIONS="--build-arg BASE=..."

@@ -1,4 +1,6 @@
-"""Makes the manifests here and the chart's dashboard and table of values: `python -m deploy.generate [--check] [--helm FILE]`.
+"""Makes the manifests here and what of the chart is generated: `python -m deploy.generate [--check] [--helm FILE]`.
+
+The latter are the dashboard, the table of values, and the choices in values.schema.json and values.yaml.
 
 Manifests are what `helm template` gives, without what Helm alone makes something of: hooks, and labels that name it.
 """
@@ -14,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from deploy import choices
 from deploy.dashboard import dashboard
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,12 +88,15 @@ _KEY = re.compile(r"( *)(?:# )?([A-Za-z]+):(?: .*)?$")
 def files(template: Template) -> Iterator[tuple[Path, str]]:
     """Every generated file and what belongs in it."""
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    for name, (what, values) in MANIFESTS.items():
+    for name, (what, given) in MANIFESTS.items():
         header = HEADER.format(what, version, name)
-        yield DEPLOY / name, header + "".join(f"---\n{text}" for text in _without_helm(template(values)))
+        yield DEPLOY / name, header + "".join(f"---\n{text}" for text in _without_helm(template(given)))
     yield DEPLOY / POD, POD_HEADER.format(POD) + _pod(template({}))
     yield CHART / "dashboards" / "gpu-plugin.json", json.dumps(dashboard(), indent=1) + "\n"
-    yield CHART / "README.md", readme((CHART / "values.yaml").read_text())
+    values = choices.values((CHART / "values.yaml").read_text())
+    yield CHART / "values.yaml", values
+    yield CHART / "values.schema.json", choices.schema((CHART / "values.schema.json").read_text())
+    yield CHART / "README.md", readme(values)
 
 
 def readme(values: str) -> str:

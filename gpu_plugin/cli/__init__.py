@@ -30,8 +30,12 @@ VERBS = {
 }
 
 
+ORDERS = frozenset({"cordon", "uncordon", "release", "resume"})
+"""Verbs of `gpu_plugin.cli.orders`."""
+
+
 class Verbs(click.Group):
-    """Verbs by name: `gpu_plugin.cli.NAME`, with _ for each -, holds a click command called `command`."""
+    """Verbs by name: `gpu_plugin.cli.NAME`, with _ for each -, has a click command called `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The verbs, in the order of `VERBS`."""
@@ -41,6 +45,10 @@ class Verbs(click.Group):
         """The verb's command, imported now; None for no verb of ours."""
         if cmd_name not in VERBS:
             return None
+        if cmd_name in ORDERS:
+            from gpu_plugin.cli.orders import COMMANDS  # noqa: PLC0415
+
+            return COMMANDS[cmd_name]
         command: click.Command = importlib.import_module(f"gpu_plugin.cli.{cmd_name.replace('-', '_')}").command
         return command
 
@@ -75,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    """Has the verb done. What is wrong with the usage is a line for each thing that is."""
+    """Runs the verb and returns its exit status; a usage error is a line for each thing that is wrong."""
     try:
         result = group.main(arguments, prog_name="gpu-plugin", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -12,11 +12,12 @@ from click.core import ParameterSource
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
+from gpu_plugin.runtime.printable import printable
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.build import Built
     from gpu_plugin.access.cdi.spec import Spec
-    from gpu_plugin.cli.cdi_installed import Judged
+    from gpu_plugin.cli.cdi_files import Judged
 
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
 """Where runtimes look for specifications (CDI's specification); in the later ones those that win."""
@@ -169,8 +170,7 @@ def _write(output: Path, specs: "Mapping[str, Spec]") -> None:
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of objects instead of a line each.")
 def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str | None, as_json: bool) -> int:  # noqa: FBT001 - click hands it over so
     """Prints every device's qualified name."""
-    from gpu_plugin.cli.cdi_file import printable  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_installed import found  # noqa: PLC0415
+    from gpu_plugin.cli.cdi_files import found  # noqa: PLC0415 - usage and help need none of it
 
     files = _judged(directories, root, simulate)
     known = found(files)
@@ -218,8 +218,7 @@ def validate(
         click.echo(json.dumps(json_schema(), indent=2))
         return 0
     from gpu_plugin.access.cdi import spec as document  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_file import printable  # noqa: PLC0415
-    from gpu_plugin.cli.cdi_installed import found, gone  # noqa: PLC0415
+    from gpu_plugin.cli.cdi_files import found, gone  # noqa: PLC0415
 
     judged = _named(files, simulate) if files else _judged(directories, root, simulate)
     if not judged:
@@ -255,32 +254,26 @@ def _none_in(directories: tuple[Path, ...], root: str | None) -> str:
 def _judged(directories: tuple[Path, ...], root: str | None, simulate: str | None) -> "list[Judged]":
     """The specifications in directories, or those of a simulated node, judged."""
     from gpu_plugin.access.cdi.spec import to_json  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_file import judge_content  # noqa: PLC0415
-    from gpu_plugin.cli.cdi_installed import Judged, judged  # noqa: PLC0415
+    from gpu_plugin.cli.cdi_files import Judged, judge_content, judged  # noqa: PLC0415
 
     if simulate is None:
         return judged(directories or DIRECTORIES, _below(root), named=bool(directories))
     if directories:
         raise click.UsageError("--simulate makes specifications, and --cdi-dir names others: leave one of them out")
     specs = sorted(_built({"simulate": simulate}, root).specs.items())
-    contents = ((name, *judge_content(to_json(spec))) for name, spec in specs)
-    return [Judged(name, spec, tuple(faults)) for name, spec, faults in contents]
+    return [Judged(name, *judge_content(to_json(spec))) for name, spec in specs]
 
 
 def _named(files: tuple[Path, ...], simulate: str | None) -> "list[Judged]":
     """The files that the operator names, judged; they need not be where runtimes look."""
-    from gpu_plugin.cli.cdi_file import judge  # noqa: PLC0415
-    from gpu_plugin.cli.cdi_installed import Judged  # noqa: PLC0415
+    from gpu_plugin.cli.cdi_files import Judged, judge  # noqa: PLC0415
 
     if simulate is not None:
         raise click.UsageError("--simulate makes specifications, and FILE names others: leave one of them out")
-    verdicts = ((str(file), *judge(file)) for file in files)
-    return [Judged(name, spec, tuple(faults)) for name, spec, faults in verdicts]
+    return [Judged(str(file), *judge(file)) for file in files]
 
 
 def _faults(each: "Judged", conflicts: Mapping[str, tuple[str, ...]]) -> list[str]:
-    from gpu_plugin.cli.cdi_file import printable  # noqa: PLC0415
-
     return [*each.faults, *map(printable, conflicts.get(each.file, ()))]
 
 

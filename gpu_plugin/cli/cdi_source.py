@@ -107,14 +107,10 @@ def _simulated(settings: Settings, made: Path) -> _Subject:
 
 
 def _simulated_node(settings: Settings) -> tuple[Node, HostView]:
-    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415
-    from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
-    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
-    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
+    from gpu_plugin.cli.topology_source import simulated_hardware  # noqa: PLC0415 - only who simulates needs it
 
-    hardware = SimulatedNode(load(settings.simulate))
-    host = SimulatedHost(hardware)
-    return _probed(SimulatedDriver(hardware), host), host
+    driver, host = simulated_hardware(settings.simulate)
+    return _probed(driver, host), host
 
 
 def _live(settings: Settings) -> _Subject:

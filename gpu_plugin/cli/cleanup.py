@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_plugin import __version__
-from gpu_plugin.cli.options import given_flags, refusal, settings_from, with_hidden_options
+from gpu_plugin.cli.options import given_flags, refusal, settings_from, settings_without_file, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 
@@ -100,10 +100,8 @@ def _settings(flags: dict[str, object]) -> Settings:
     try:
         return settings_from(flags, os.environ)
     except ConfigError as error:
-        without = {name: value for name, value in flags.items() if name != "config_file"}
-        environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
         try:
-            settings = settings_from(without, environ)
+            settings = settings_without_file(flags, os.environ)
         except ConfigError:
             raise refusal(error) from None
         click.echo(f"going by flags and environment only: {error}", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from gpu_plugin.cli.options import given_flags, read_written, with_hidden_options
+from gpu_plugin.cli.options import given_flags, read_written, settings_without_file, with_hidden_options
 from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
@@ -55,40 +55,31 @@ def command(output: str, timeout: str, **given: object) -> int:
     if output == "text":
         click.echo("\n".join(lines(found, width())))
     else:
-        click.echo(structured(_told(found, asked.settings), output))
+        click.echo(structured(_as_data(found, asked.settings), output))
     return PROBLEM_FOUND if any(each.status == "failed" for _, each in found) else SUCCESS
 
 
 def _found(asked: "_Asked", patience: float) -> "list[tuple[str, Finding]]":
-    """What every check found, in a process of its own: one that a driver holds in the kernel could not end.
+    """What every check found, in a child process: one that a driver holds in the kernel could not end.
 
     Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
     """
     import anyio  # noqa: PLC0415 - usage and help need none of it
-    import msgspec  # noqa: PLC0415
 
-    from gpu_plugin.doctor.apart import ApartError, apart  # noqa: PLC0415
-    from gpu_plugin.doctor.finding import Finding, Status  # noqa: PLC0415
+    from gpu_plugin.doctor.child_process import ChildError, in_child  # noqa: PLC0415
     from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415
     from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
 
-    def look() -> bytes:
+    def look() -> "list[tuple[str, Finding]]":
         logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
-        try:
-            found = examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
-            told = [(name, each.status, encodable(each.found), encodable(each.remedy)) for name, each in found]
-            return msgspec.json.encode(("", told))
-        except ConfigError as error:
-            return msgspec.json.encode((encodable(str(error)), ()))
+        return examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
 
     try:
-        result = apart(look, longest(asked.settings, patience))
-    except ApartError as error:
+        return in_child(look, longest(asked.settings, patience))
+    except ChildError as error:
         raise click.ClickException(str(error)) from None
-    wrong, told = msgspec.json.decode(result, type=tuple[str, list[tuple[str, Status, str, str]]])
-    if wrong:
-        raise click.UsageError(wrong, click.get_current_context())
-    return [(name, Finding(status, found, remedy)) for name, status, found, remedy in told]
+    except ConfigError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from None
 
 
 def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) -> Iterator[str]:
@@ -112,11 +103,11 @@ def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) ->
                 yield from wrapped(f"{indent}do: {printable(each.remedy)}", f"{indent}    ", columns)
         if shown:
             yield ""
-    yield from wrapped(_sum(found), "", columns)
+    yield from wrapped(_summary(found), "", columns)
 
 
-def _sum(found: "Sequence[tuple[str, Finding]]") -> str:
-    """One line that says how the node is."""
+def _summary(found: "Sequence[tuple[str, Finding]]") -> str:
+    """One line that sums the findings up."""
     failed = list(dict.fromkeys(name for name, each in found if each.status == "failed"))
     warned = list(dict.fromkeys(name for name, each in found if each.status == "warning" and name not in failed))
     if failed:
@@ -126,8 +117,8 @@ def _sum(found: "Sequence[tuple[str, Finding]]") -> str:
     return "nothing failed"
 
 
-def _told(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[str, object]:
-    """The same for programs."""
+def _as_data(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[str, object]:
+    """The findings for programs."""
     from gpu_plugin import __version__  # noqa: PLC0415
 
     return {
@@ -135,7 +126,12 @@ def _told(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[st
         "node": settings.node_name or socket.gethostname(),
         "healthy": not any(each.status == "failed" for _, each in found),
         "findings": [
-            {"check": name, "status": str(each.status), "found": each.found, "remedy": each.remedy}
+            {
+                "check": name,
+                "status": str(each.status),
+                "found": encodable(each.found),
+                "remedy": encodable(each.remedy),
+            }
             for name, each in found
         ],
     }
@@ -149,13 +145,10 @@ class _Asked(NamedTuple):
     file: str = ""
 
 
-class _HangingFileError(Exception):
-    """A config file was not read in time; the text says which, and in what time."""
-
-
 def _asked(flags: dict[str, object], patience: float) -> _Asked:
-    """What flags, environment and file ask for. Raises UsageError where that cannot be even without the file."""
-    from gpu_plugin.doctor.facts import Unknown  # noqa: PLC0415 - usage and help need none of it
+    """The settings of flags, environment and file. Raises UsageError where that cannot be even without the file."""
+    from gpu_plugin.doctor.child_process import ChildTimeoutError  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.doctor.facts import Unknown  # noqa: PLC0415
 
     try:
         named = chosen(flags, os.environ)
@@ -164,59 +157,42 @@ def _asked(flags: dict[str, object], patience: float) -> _Asked:
         if labelled:
             return _Asked(resolve(flags, os.environ, _document(labelled, patience)), file=labelled)
         return _Asked(settings, file=settings.config_file)
-    except _HangingFileError as error:
+    except ChildTimeoutError as error:
         refused: Known[str] = Unknown(str(error), hung=True)
     except ConfigError as error:
         refused = " ".join(str(error).split())
-    without = {name: value for name, value in flags.items() if name != "config_file"}
-    environ = {name: value for name, value in os.environ.items() if name != "CONFIG_FILE"}
     try:
-        return _Asked(resolve(without, environ), refused)
+        return _Asked(settings_without_file(flags, os.environ), refused)
     except ConfigError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
 
 
 def _document(file: str, patience: float) -> document.Document:
-    """What a config file says, read in a process of its own: the disk that it lies on may hold whoever reads it.
+    """What a config file says, read in a child process: the disk that it lies on may hold whoever reads it.
 
-    Raises _HangingFileError, and ConfigError where it cannot be read or is no YAML.
+    Raises ChildTimeoutError, and ConfigError where it cannot be read or is no YAML.
     """
-    from gpu_plugin.doctor.apart import ApartError, StuckError, apart  # noqa: PLC0415 - usage and help need none of it
-
-    def read() -> bytes:
-        try:
-            return b"+" + read_written(file, "--config-file ")
-        except ConfigError as error:
-            return b"-" + os.fsencode(str(error))
+    from gpu_plugin.doctor.child_process import ChildError, ChildTimeoutError, in_child  # noqa: PLC0415 - as above
 
     try:
-        told = apart(read, patience)
-    except StuckError:
-        raise _HangingFileError(f"--config-file {file}: no answer within {round(patience, 1):g} s") from None
-    except ApartError as error:
+        written = in_child(lambda: read_written(file, "--config-file "), patience)
+    except ChildTimeoutError:
+        raise ChildTimeoutError(f"--config-file {file}: no answer within {round(patience, 1):g} s") from None
+    except ChildError as error:
         raise ConfigError(f"--config-file {file}: {error}") from None
-    if told[:1] == b"-":
-        raise ConfigError(os.fsdecode(told[1:]))
-    return document.parse(told[1:], file)
+    return document.parse(written, file)
 
 
 def _labelled(settings: Settings, patience: float) -> str:
     """The file that a label of the Node names, as a running daemon says it; empty where it does not, or not in time."""
     if not settings.config_file_srcdir:
         return ""
-    from gpu_plugin.doctor.apart import ApartError, apart  # noqa: PLC0415 - only who has such a directory needs it
-
-    def ask() -> bytes:
-        from gpu_plugin import control  # noqa: PLC0415
-
-        try:
-            told = control.request(Path(settings.state_dir), "status")
-        except control.ControlError:
-            return b""
-        file = told.get("configuration", {}).get("file", "")
-        return os.fsencode(file) if isinstance(file, str) else b""
+    from gpu_plugin import control  # noqa: PLC0415 - only who has such a directory needs it
+    from gpu_plugin.doctor.child_process import ChildError, in_child  # noqa: PLC0415
 
     try:
-        return os.fsdecode(apart(ask, patience))
-    except ApartError:
+        status = in_child(lambda: control.request(Path(settings.state_dir), "status"), patience)
+    except (ChildError, control.ControlError):
         return ""
+    file = status.get("configuration", {}).get("file", "")
+    return file if isinstance(file, str) else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import NO_DAEMON, SUCCESS, harmless, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import NO_DAEMON, SUCCESS, displayable, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option
 from gpu_plugin.config.times import utc
 from gpu_plugin.state.event_store import KEPT, KINDS
@@ -85,10 +85,10 @@ def command(
         raise click.UsageError("--until is before --since: no time is between them", click.get_current_context())
     status = SUCCESS
     try:
-        told = ask(state_dir, "events", gpu)
-        found: list[dict[str, Any]] = told["events"]
-        if told["left_out"]:
-            click.echo(f"the oldest {told['left_out']} are left out: they are in the state directory", err=True)
+        reply = ask(state_dir, "events", gpu)
+        found: list[dict[str, Any]] = reply["events"]
+        if reply["left_out"]:
+            click.echo(f"the oldest {reply['left_out']} are left out: they are in the state directory", err=True)
     except NoDaemon as error:
         found, status = _written(state_dir, gpu, error), NO_DAEMON
     found = [
@@ -103,7 +103,7 @@ def command(
     if output in ("json", "yaml"):
         click.echo(structured(found, output))
     elif found:
-        click.echo("\n".join(lines(harmless(found), width())))
+        click.echo("\n".join(lines(displayable(found), width())))
     else:
         click.echo("nothing is remembered of that time", err=True)
     return status
@@ -133,7 +133,7 @@ def _moment(option: str, text: str | None, now: float, after: float | None = Non
 
 
 def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[str, Any]]:
-    """What the file has. Raises the NoDaemon where it cannot be read either."""
+    """Events of the file in the state directory. Raises `silent` where it cannot be read either."""
     import msgspec  # noqa: PLC0415 - usage and help need none of it
 
     from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415

@@ -7,12 +7,21 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, harmless, output_options, structured, width, wrapped
+from gpu_plugin.cli.output import (
+    PROBLEM_FOUND,
+    SUCCESS,
+    coloured,
+    displayable,
+    output_options,
+    structured,
+    width,
+    wrapped,
+)
 from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
 from gpu_plugin.config.times import utc
 
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
-
+"""Seconds of the units of `elapsed`."""
 
 _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
 
@@ -30,22 +39,22 @@ _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
 @output_options
 def command(state_dir: Path, gpu: str | None, output: str) -> int:
     """Prints what the daemon says of its GPUs."""
-    told = ask(state_dir, "explain", gpu)
+    reply = ask(state_dir, "explain", gpu)
     if output in ("json", "yaml"):
-        click.echo(structured(told, output))
-    elif not told["gpus"]:
+        click.echo(structured(reply, output))
+    elif not reply["gpus"]:
         click.echo("no GPU is known yet: the driver does not work, or finds none; the daemon's log says which")
     else:
         now, columns = time.time(), width()
-        ranked = sorted(harmless(told["gpus"]), key=_rank)
+        ranked = sorted(displayable(reply["gpus"]), key=_rank)
         blocks = ["\n".join(lines(each, now, columns)) for each in ranked if each["signals"]]
         sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not each["signals"])
         click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
-    return PROBLEM_FOUND if any(each["health"] == "Unhealthy" for each in told["gpus"]) else SUCCESS
+    return PROBLEM_FOUND if any(each["health"] == "Unhealthy" for each in reply["gpus"]) else SUCCESS
 
 
 def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
-    """What is told of one GPU as text; `now` is Unix time in seconds, `columns` how wide a line may be."""
+    """One GPU's state as text; `now` is Unix time in seconds, `columns` how wide a line may be."""
     verdict = "" if gpu["verdict"] == "OK" else f", {gpu['verdict']}"
     named = "  ".join(filter(None, (f"GPU {gpu['index']}", gpu.get("bus_id"), gpu["uuid"], gpu.get("model"))))
     head = (
@@ -64,7 +73,7 @@ def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
         grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""
         yield f"  {signal['name']}{grade}: {signal['detail']}"
         if signal["since"] is not None:
-            yield f"    since   {utc(signal['since'])}, {spell(now - signal['since'])}"
+            yield f"    since   {utc(signal['since'])}, {elapsed(now - signal['since'])}"
         yield f"    clears  {signal['clears']}"
         if signal.get("action"):
             yield f"    to do   {signal['action']}"
@@ -76,7 +85,7 @@ def _rank(gpu: dict[str, Any]) -> tuple[bool, int]:
     return gpu["health"] == "Healthy", _GRAVITY.index(verdict) if verdict in _GRAVITY else len(_GRAVITY)
 
 
-def spell(seconds: float) -> str:
+def elapsed(seconds: float) -> str:
     """A span of time in its two greatest units, such as `for 2 h 5 min`."""
     left = max(0, int(seconds))
     parts: list[str] = []

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from gpu_plugin import control
-from gpu_plugin.cli.running_daemon import NoDaemon, state_dir_option
+from gpu_plugin.cli.running_daemon import ask, state_dir_option
 from gpu_plugin.devices.gpu_names import HOW
 
 _NODE_FLAGS = ("reboot", "init-error")
@@ -104,12 +103,8 @@ _NUMBERS = ("event", "clocks-event-reasons")
 def _options(function: Callable[..., None]) -> Callable[..., None]:
     for name, how in reversed(_FLAGS.items()):
         flag: dict[str, Any] = {"is_flag": True, "default": None} if how.keys() == {"help"} else {}
-        function = click.option(f"--{name}", _parameter(name), **how, **flag)(function)
+        function = click.option(f"--{name}", **how, **flag)(function)
     return function
-
-
-def _parameter(name: str) -> str:
-    return name.replace("-", "_")
 
 
 @click.command(
@@ -134,7 +129,7 @@ def command(
     state_dir: Path, gpu: str | None, instance: str | None, times: int | None, **faults: float | str | bool | None
 ) -> None:
     """Sends one fault to the daemon and prints what was done."""
-    asked: dict[str, object] = {name: given for name in _FLAGS if (given := faults[_parameter(name)]) is not None}
+    asked: dict[str, object] = {name: given for name in _FLAGS if (given := faults[name.replace("-", "_")]) is not None}
     if len(asked) != 1:
         flags = ", ".join(f"--{name}" for name in _FLAGS)
         given = " and ".join(f"--{name}" for name in asked) or "none"
@@ -150,21 +145,10 @@ def command(
         if name != "init-error":
             raise click.UsageError(f"--times goes with --init-error, not with --{name}")
         asked["times"] = times
-    if gpu is not None:
-        asked["gpu"] = int(gpu) if gpu.isdecimal() and len(gpu) < 6 else gpu
-    elif name not in _NODE_FLAGS:
+    if gpu is None and name not in _NODE_FLAGS:
         raise click.UsageError("--gpu is missing: which GPU, by its index, its uuid or its PCI bus id")
-    try:
-        reply = control.request(state_dir, "fault", **asked)
-    except control.UnknownVerbError:
-        raise click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults") from None
-    except control.NoDaemonError as error:
-        raise NoDaemon(str(error)) from None
-    except control.BadRequestError as error:  # no such GPU, or a value that it cannot have
-        raise click.UsageError(str(error), click.get_current_context()) from None
-    except control.ControlError as error:
-        raise click.ClickException(str(error)) from None
-    click.echo(reply["done"])
+    real = click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults")
+    click.echo(ask(state_dir, "fault", gpu, asked, unknown_verb=real)["done"])
 
 
 def _number(name: str, text: str) -> int:

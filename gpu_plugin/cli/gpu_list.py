@@ -81,7 +81,7 @@ def amounts(option: str, given: Sequence[str], hardware: Hardware) -> dict[int, 
 
 
 def _meant(option: str, item: str, hardware: Hardware) -> dict[int, Amount]:
-    """What one item of a list means."""
+    """The amount of each piece of hardware that one item of a list names, by its place."""
     offered = hardware.offered
     if match := _ID.fullmatch(item):
         places = _named(option, match[1], hardware)
@@ -123,7 +123,7 @@ def _no_id(piece: "Offered", uuid: str) -> str:
 
 
 def _named(option: str, name: str, hardware: Hardware) -> list[int]:
-    """The places of what is called so."""
+    """The places of the hardware of this name."""
     if name == ALL:
         return list(range(len(hardware.offered)))
     if match := _SPAN.fullmatch(name):
@@ -156,7 +156,7 @@ def _one(option: str, name: str, hardware: Hardware) -> list[int]:
 
 
 def _of_gpu(option: str, name: str, hardware: Hardware) -> list[int]:
-    """All that there is of the GPU that is called so wherever a GPU is named."""
+    """The places of all hardware of the GPU of this name."""
     try:
         gpu = named(name, hardware.gpus)
     except ConfigError as error:

@@ -1,13 +1,12 @@
 """The options that `run` and its companions take, and the settings that a command line asks for with them."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpu_plugin.cli.one_dash import OneDash
 from gpu_plugin.config import document, values
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import ConfigError, Fault
@@ -34,10 +33,16 @@ def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file:
     return resolve(flags, environ, content)
 
 
+def settings_without_file(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+    """Settings from the command line and the environment alone, whatever file they name. Raises ConfigError."""
+    without = {name: value for name, value in flags.items() if name != "config_file"}
+    return resolve(without, {name: value for name, value in environ.items() if name != "CONFIG_FILE"})
+
+
 def read_document(file: str | Path, named_by: str = "") -> Document:
     """What a config file says: a regular file or /dev/null, since a pipe could keep a reader waiting for ever.
 
-    Raises ConfigError where it cannot be read (told with what named it) or is no YAML.
+    Raises ConfigError where it cannot be read (the fault begins with `named_by`) or is no YAML.
     """
     return document.parse(read_written(file, named_by), str(file))
 
@@ -67,8 +72,8 @@ def given_flags(given: Mapping[str, object]) -> dict[str, object]:
 
 def refusal(error: ConfigError) -> click.UsageError:
     """What a verb ends with whose configuration is refused: every fault of it, a line each."""
-    told = [" ".join(str(each).split()) for each in error.faults or (error,)]
-    return click.UsageError("\n".join(told), click.get_current_context())
+    faults = [" ".join(str(each).split()) for each in error.faults or (error,)]
+    return click.UsageError("\n".join(faults), click.get_current_context())
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -141,6 +146,25 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 """Options by name under the headings of help, in the order they are shown."""
 
 _DURATION = re.compile(r"\d+(ms|s|m|h)")
+
+
+class OneDash(click.Command):
+    """A command that takes long options behind one dash, as Go's flag package and so NVIDIA's plugin do: -mig-strategy=single."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses them, each as if it had two dashes."""
+        names = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
+        return super().parse_args(ctx, with_two_dashes(args, names))
+
+
+def with_two_dashes(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """The same arguments, where -name and -name=value have two dashes if --name is among `names`; none after --."""
+    end = args.index("--") if "--" in args else len(args)
+    long = [
+        f"-{arg}" if arg.startswith("-") and f"-{arg.partition('=')[0]}" in names and arg not in names else arg
+        for arg in args[:end]
+    ]
+    return [*long, *args[end:]]
 
 
 class Grouped(OneDash):

@@ -1,5 +1,6 @@
-"""How verbs show what they were told: as text that fits the terminal, JSON or YAML; and what becomes of output nobody takes."""
+"""The output of verbs: text that fits the terminal, JSON or YAML; and standard streams that cannot be written."""
 
+import contextlib
 import errno
 import functools
 import io
@@ -13,12 +14,15 @@ from typing import Any, Self, TextIO
 
 import click
 
-from gpu_plugin.config.times import utc
+from gpu_plugin.config.times import rfc3339_milliseconds
 from gpu_plugin.runtime.printable import printable
 
-SUCCESS, PROBLEM_FOUND, USAGE, NO_DAEMON, NO_OUTPUT = 0, 1, 2, 3, 4
-"""Exit statuses of every verb: all is well; something is unhealthy, or was refused; bad usage; no daemon answers; what was
-to be said could not be written (what was asked for is done all the same)."""
+# Exit statuses of every verb
+SUCCESS = 0
+PROBLEM_FOUND = 1  # something is Unhealthy, was refused or could not be done
+USAGE = 2
+NO_DAEMON = 3
+NO_OUTPUT = 4  # the output could not be written; what was asked for is done all the same
 
 TIMES = frozenset({"at", "since", "started"})
 """Keys whose numbers are Unix times: they are shown as RFC 3339 has it."""
@@ -46,32 +50,26 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(short)
 
 
-def structured(told: object, output: str) -> str:
-    """What was told, as JSON or YAML."""
-    told = _shown(told)
+def structured(data: object, output: str) -> str:
+    """The data as JSON or YAML, with times as text."""
+    data = _with_times(data)
     if output == "yaml":
         import yaml  # noqa: PLC0415 - paid for only by those who ask for it
 
-        text: str = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=120)
+        text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
         return text.rstrip("\n")
-    return json.dumps(told, indent=2, ensure_ascii=False)
+    return json.dumps(data, indent=2, ensure_ascii=False)
 
 
-def _shown(told: object, key: str = "") -> object:
-    """The same with times as text."""
-    if isinstance(told, Mapping):
-        return {name: _shown(value, name) for name, value in told.items()}
-    if isinstance(told, list | tuple):
-        return [_shown(value) for value in told]
-    if key in TIMES and isinstance(told, int | float) and not isinstance(told, bool):
-        return rfc3339(told)
-    return told
-
-
-def rfc3339(seconds: float) -> str:
-    """Unix time as 2026-11-22T02:40:13.123Z."""
-    whole, milliseconds = divmod(round(seconds * 1000), 1000)
-    return f"{utc(whole)[:-4].replace(' ', 'T')}.{milliseconds:03d}Z"
+def _with_times(data: object, key: str = "") -> object:
+    """The same data with Unix times as RFC 3339 has them; `key` is the one that it stands under."""
+    if isinstance(data, Mapping):
+        return {name: _with_times(value, name) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_with_times(value) for value in data]
+    if key in TIMES and isinstance(data, int | float) and not isinstance(data, bool):
+        return rfc3339_milliseconds(data)
+    return data
 
 
 def width() -> int | None:
@@ -113,15 +111,15 @@ def _fitted(cell: str, width: int) -> str:
     return cell if len(cell) <= width else f"{cell[: width - 3]}..."
 
 
-def harmless(told: Any) -> Any:
-    """What was told with each text in it as a terminal may be shown it."""
-    if isinstance(told, str):
-        return printable(told)
-    if isinstance(told, Mapping):
-        return {harmless(name): harmless(value) for name, value in told.items()}
-    if isinstance(told, list | tuple):
-        return [harmless(value) for value in told]
-    return told
+def displayable(data: Any) -> Any:
+    """The same data with each text in it as a terminal may show it."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, Mapping):
+        return {displayable(name): displayable(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [displayable(value) for value in data]
+    return data
 
 
 def coloured(text: str, word: str) -> str:
@@ -130,7 +128,7 @@ def coloured(text: str, word: str) -> str:
     return text if plain else click.style(text, fg=_COLOURS[word])
 
 
-class _Patient(io.RawIOBase):
+class _LossyDescriptor(io.RawIOBase):
     """A descriptor that takes all it is given: what it cannot write is dropped, and why is kept."""
 
     def __init__(self, descriptor: int, closed: OSError | None = None) -> None:
@@ -160,32 +158,26 @@ class _Patient(io.RawIOBase):
 
 
 class Output:
-    """Standard output and error for the time of a command: a full disk or a reader that has left ends no command halfway.
-
-    Attributes:
-        failed: why something could not be written to standard output; None where all was.
-    """
+    """Standard output and error for the time of a command: a full disk or a reader that has left ends no command halfway."""
 
     def __init__(self) -> None:
-        self._raw: _Patient | None = None
-        self._before = sys.stdout, sys.stderr
-        self._entered: tuple[io.TextIOWrapper | None, io.TextIOWrapper | None] = None, None
+        self._raw: _LossyDescriptor | None = None
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        out, err = _patient(sys.stdout), _patient(sys.stderr)
-        if out is not None:
-            self._raw = out
-            sys.stdout = _lines(out, at_once=out.isatty())
+        self._raw, err = _lossy(sys.stdout), _lossy(sys.stderr)
+        if self._raw is not None:
+            self._enter(contextlib.redirect_stdout, _lines(self._raw, at_once=self._raw.isatty()))
         if err is not None:
-            sys.stderr = _lines(err, at_once=True)
-        self._entered = sys.stdout if out is not None else None, sys.stderr if err is not None else None  # type: ignore[assignment]
+            self._enter(contextlib.redirect_stderr, _lines(err, at_once=True))
         return self
 
+    def _enter(self, redirect: Callable[[TextIO], contextlib.AbstractContextManager[TextIO]], stream: TextIO) -> None:
+        self._stack.enter_context(redirect(stream))
+        self._stack.callback(stream.flush)
+
     def __exit__(self, *_raised: object) -> None:
-        for entered in self._entered:
-            if entered is not None:
-                entered.flush()
-        sys.stdout, sys.stderr = self._before
+        self._stack.close()
 
     def complain(self) -> None:
         """Says on standard error what was lost, where that can be said."""
@@ -194,7 +186,7 @@ class Output:
 
     @property
     def failed(self) -> OSError | None:
-        """Why something could not be written."""
+        """Why something could not be written to standard output; None where all was."""
         return None if self._raw is None else self._raw.failed
 
     @property
@@ -205,22 +197,22 @@ class Output:
         return f"the output could not be written: {self.failed.strerror}; what was asked for is done all the same"
 
 
-def _patient(stream: TextIO | None) -> _Patient | None:
+def _lossy(stream: TextIO | None) -> _LossyDescriptor | None:
     """What takes the place of a stream; None for something that stands in for it already, and is no file."""
     if stream is None:  # closed by whoever started us; its number may be that of another file by now
-        return _Patient(-1, OSError(errno.EBADF, os.strerror(errno.EBADF)))
+        return _LossyDescriptor(-1, OSError(errno.EBADF, os.strerror(errno.EBADF)))
     try:
         stream.flush()
-        return _Patient(stream.fileno())
+        return _LossyDescriptor(stream.fileno())
     except (AttributeError, OSError, ValueError):
         return None
 
 
-def _lines(raw: _Patient, *, at_once: bool) -> io.TextIOWrapper:
+def _lines(raw: _LossyDescriptor, *, at_once: bool) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=at_once)
 
 
-def nobody_reads() -> bool:
-    """Whether standard output is taken by nobody any more: what goes on for ever may end."""
+def reader_left() -> bool:
+    """Whether whoever read standard output has left, so that a command that repeats itself may end."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return isinstance(raw, _Patient) and raw.failed is not None
+    return isinstance(raw, _LossyDescriptor) and raw.failed is not None

@@ -1,5 +1,6 @@
 """What verbs share that talk to the running daemon: how it is found, how a GPU or a time is named, what a refusal looks like."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,32 @@ class NoDaemon(click.ClickException):
     exit_code = 3
 
 
-def ask(state_dir: Path, verb: str, gpu: str | None, **fields: object) -> dict[str, Any]:
-    """The daemon's reply about one GPU, or about all (None). Empty fields are left out.
+def ask(
+    state_dir: Path,
+    verb: str,
+    gpu: str | None = None,
+    fields: Mapping[str, object] | None = None,
+    *,
+    unknown_verb: click.ClickException | None = None,
+    hint: str = "",
+) -> dict[str, Any]:
+    """The daemon's reply about one GPU, or about all (None). `hint` ends the sentence where it does not answer, or refuses.
 
     Raises:
-        NoDaemon: none answers, or one of another version.
+        NoDaemon: none answers, or one that does not know the verb; of such a one `unknown_verb` where it is given.
         UsageError: what is asked cannot be, such as a GPU that the node does not have.
         ClickException: it refuses, with its sentence.
     """
-    asked = {name: value for name, value in fields.items() if value != ""}
+    asked = dict(fields or {})
     if gpu is not None:
         asked["gpu"] = int(gpu) if gpu.isdecimal() and gpu.isascii() and len(gpu) < 6 else gpu
     try:
         return control.request(state_dir, verb, **asked)
     except control.UnknownVerbError as error:
-        raise NoDaemon(f"the running daemon is of another version: {error}") from None
+        raise unknown_verb or NoDaemon(f"the running daemon is of another version: {error}") from None
     except control.NoDaemonError as error:
-        raise NoDaemon(str(error)) from None
+        raise NoDaemon(f"{error}{hint}") from None
     except control.BadRequestError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
     except control.ControlError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(f"{error}{hint}") from None

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin.cli.allocation_answer import Answer, answer_to
-from gpu_plugin.cli.allocation_request import Served, request, served, simulated
+from gpu_plugin.cli.allocation import Answer, Served, answer_to, request, served, simulated
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import simulate_option
 from gpu_plugin.config.choices import ALLOCATION_POLICIES
@@ -97,28 +96,28 @@ def command(
 def _json(what: Served, answer: Answer, *, named: bool) -> Mapping[str, object]:
     """The answer for programs."""
     hardware, asked = what.resource.hardware, answer.asked
-    told: dict[str, object] = {"resource": what.resource.name} if what.live else {}
+    data: dict[str, object] = {"resource": what.resource.name} if what.live else {}
     if answer.shared:
-        told["policy"] = what.resource.policy
+        data["policy"] = what.resource.policy
     replicas = {len(hardware[at].ids) if hardware[at].shared else 0 for at in asked.available}
     if len(replicas) == 1 and (count := replicas.pop()):
-        told["replicas"] = count
-    told["size"] = asked.size
+        data["replicas"] = count
+    data["size"] = asked.size
     for name, ids in (("available", asked.available), ("must", asked.must)):
-        told[name] = [_index(hardware[at]) for at in ids]
+        data[name] = [_index(hardware[at]) for at in ids]
         if answer.shared:
-            told[f"{name}_counts"] = {hardware[at].index: len(each) for at, each in ids.items()}
-    told["choice"] = _choice_json(answer, answer.gpus) | (
+            data[f"{name}_counts"] = {hardware[at].index: len(each) for at, each in ids.items()}
+    data["choice"] = _choice_json(answer, answer.gpus) | (
         {"counts": {hardware[at].index: count for at, count in answer.counts.items()}, "ids": list(answer.ids)}
         if answer.shared
         else {"exact": answer.exact, "how": answer.how}
     )
-    told["runner_up"] = _choice_json(answer, answer.runner_up) if answer.runner_up else None
-    told["why"] = answer.why
+    data["runner_up"] = _choice_json(answer, answer.runner_up) if answer.runner_up else None
+    data["why"] = answer.why
     if what.live:
-        for name, held in (("left_out", [] if named else what.left_out), ("not_offered", answer.not_offered(what))):
-            told[name] = [{"index": _index(each), "uuid": each.uuid, "reason": each.reason} for each in held]
-    return told
+        for name, entries in (("left_out", [] if named else what.left_out), ("not_offered", answer.not_offered(what))):
+            data[name] = [{"index": _index(each), "uuid": each.uuid, "reason": each.reason} for each in entries]
+    return data
 
 
 def _choice_json(answer: Answer, gpus: Sequence[int]) -> dict[str, object]:

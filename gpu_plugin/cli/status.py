@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.explain import spell
+from gpu_plugin.cli.explain import elapsed
 from gpu_plugin.cli.output import (
     NARROWEST,
     NO_DAEMON,
     PROBLEM_FOUND,
     SUCCESS,
     coloured,
-    harmless,
-    nobody_reads,
+    displayable,
     output_options,
+    reader_left,
     structured,
     table,
     width,
@@ -75,19 +75,19 @@ def command(state_dir: Path, output: str, as_metrics: bool, every: str | None) -
                 raise
             status = NO_DAEMON
             click.echo(printable(error.format_message()), err=True)
-        if nobody_reads():
+        if reader_left():
             return status
         time.sleep(pause)
 
 
 def _once(state_dir: Path, output: str, *, as_metrics: bool) -> int:
-    status = ask(state_dir, "status", None)
+    status = ask(state_dir, "status")
     if as_metrics:
         click.echo("\n".join(metrics(status)))
         return PROBLEM_FOUND if status["waiting"] else SUCCESS
     wrong = complaints(status)
     if output == "text":
-        click.echo("\n".join(lines(harmless(status), time.time(), width())))
+        click.echo("\n".join(lines(displayable(status), time.time(), width())))
     else:
         click.echo(structured({**status, "wrong": wrong}, output))
     return PROBLEM_FOUND if wrong else SUCCESS
@@ -113,7 +113,7 @@ def lines(status: dict[str, Any], now: float, columns: int | None = None) -> Ite
 
 def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     daemon, kubelet, configuration = status["daemon"], status["kubelet"], status["configuration"]
-    since = f"since {utc(daemon['started'])}, {spell(now - daemon['started'])}"
+    since = f"since {utc(daemon['started'])}, {elapsed(now - daemon['started'])}"
     yield "gpu-plugin", f"{daemon['version']}, process {daemon['pid']}, {since}"
     if status["waiting"]:
         yield "", coloured(f"WAITING: {status['waiting']}", "Unhealthy")
@@ -200,11 +200,11 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     """A row for each GPU; below it why it is not well, and what is withheld of it."""
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
     rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
-    held, since, model = head.index("HELD BY"), head.index("SINCE"), head.index("MODEL")
+    held_by, since, model = head.index("HELD BY"), head.index("SINCE"), head.index("MODEL")
     widths = [max(map(len, column)) for at, column in enumerate(zip(*rows, strict=True)) if at != model]
     if columns is not None and sum(widths) + NARROWEST + 2 * len(widths) > columns:
         for cells, gpu in zip(rows[1:], gpus, strict=True):
-            cells[held] = _count(len(gpu["holders"]), "pod") if gpu["holders"] else cells[held]
+            cells[held_by] = _count(len(gpu["holders"]), "pod") if gpu["holders"] else cells[held_by]
     shown = table(rows, columns, (model, since))
     yield shown[0]
     for gpu, row in zip(gpus, shown[1:], strict=True):
@@ -223,7 +223,7 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
 
 def _cells(gpu: dict[str, Any]) -> tuple[object, ...]:
     holders = gpu["holders"]
-    held = (
+    held_by = (
         "?"
         if holders is None
         else f"{holders[0]} and {len(holders) - 1} more"
@@ -231,7 +231,7 @@ def _cells(gpu: dict[str, Any]) -> tuple[object, ...]:
         else "".join(holders)
     )
     since = "-" if gpu["since"] is None else utc(gpu["since"])
-    return gpu["index"], gpu["bus_id"] or "-", gpu["model"] or "-", _state(gpu), since, held or "-"
+    return gpu["index"], gpu["bus_id"] or "-", gpu["model"] or "-", _state(gpu), since, held_by or "-"
 
 
 def _state(gpu: dict[str, Any]) -> str:

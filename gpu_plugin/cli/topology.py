@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from gpu_plugin.cli.running_daemon import state_dir_option
-from gpu_plugin.cli.topology_source import daemons_node, node_from, simulate_option
+from gpu_plugin.cli.topology_source import daemons_node, simulate_option, simulated_node
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.atomic import replace_file
 
 if TYPE_CHECKING:
+    from gpu_plugin.placement.topology import Topology
+    from gpu_plugin.placement.views.groups import LinkGroups
     from gpu_plugin.placement.views.report import HeldBack
 
 _MODE = 0o644
@@ -45,55 +47,49 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         raise click.UsageError("--svg: name the file, or - for standard output")
     if as_json and as_scores:
         raise click.UsageError("--json has the scores: leave out --scores")
-    node, held = _known(simulate, state_dir)
+    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
+    from gpu_plugin.placement.views.matrix import pairs_json  # noqa: PLC0415
+
+    node, held_back = _known(simulate, state_dir)
+    groups, topology = LinkGroups.of(node), Topology.of(node)
     if svg is not None:
-        _draw(node, simulate or "", held or (), svg)
-    if svg != "-":
-        click.echo(_json(node) if as_json else "\n".join(_text(node, held, scores=as_scores)))
+        _draw(groups, topology, simulate or "", held_back or (), svg)
+    if as_json:
+        click.echo(json.dumps(pairs_json(groups, topology), indent=2))
+    elif svg != "-":
+        click.echo("\n".join(_text(groups, topology, held_back, scores=as_scores)))
 
 
 def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack] | None]":
-    """The node, and what of it pods do not get now; None where the daemon does not say."""
+    """The node, and the devices held back from pods; None where the daemon does not report them."""
     if simulate is not None:
-        return node_from(simulate, state_dir), ()
+        return simulated_node(simulate), ()
     from gpu_plugin.placement.views.report import held_back  # noqa: PLC0415 - usage and help need none of it
 
     node, resources = daemons_node(state_dir)
     return node, None if resources is None else held_back(node, resources)
 
 
-def _text(node: Node, held: "Sequence[HeldBack] | None", *, scores: bool) -> list[str]:
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
+def _text(
+    groups: "LinkGroups", topology: "Topology", held_back: "Sequence[HeldBack] | None", *, scores: bool
+) -> list[str]:
     from gpu_plugin.placement.views import matrix  # noqa: PLC0415
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
 
-    groups = LinkGroups.of(node)
     if scores:
-        return matrix.scores(groups, Topology.of(node).scores)
+        return matrix.scores(groups, topology.scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
-    if held is None:
+    if held_back is None:
         shown.append("What is held back from pods is not known: the running daemon is of an earlier version.")
-    elif held:
-        shown.append(f"Held back from pods: {matrix.held_back_words(held)}")
+    elif held_back:
+        shown.append(f"Held back from pods: {matrix.held_back_words(held_back)}")
     return shown
 
 
-def _json(node: Node) -> str:
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
-    from gpu_plugin.placement.views.matrix import pairs_json  # noqa: PLC0415
-
-    return json.dumps(pairs_json(LinkGroups.of(node), Topology.of(node)), indent=2)
-
-
-def _draw(node: Node, name: str, held: "Sequence[HeldBack]", file: str) -> None:
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
+def _draw(groups: "LinkGroups", topology: "Topology", name: str, held_back: "Sequence[HeldBack]", file: str) -> None:
     from gpu_plugin.placement.views.picture import picture  # noqa: PLC0415
 
-    drawn = picture(
-        LinkGroups.of(node), Topology.of(node), name, {each.uuid: each.reason for each in held if each.kind == GPU}
-    )
+    drawn = picture(groups, topology, name, {each.uuid: each.reason for each in held_back if each.kind == GPU})
     if file == "-":
         click.echo(drawn, nl=False)
         return

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin import control
-from gpu_plugin.cli.running_daemon import NoDaemon
+from gpu_plugin.cli.running_daemon import NoDaemon, ask
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
 
 if TYPE_CHECKING:
     from gpu_plugin.placement.views.report import OfferedResource
+    from gpu_plugin.simulation.driver import SimulatedDriver
+    from gpu_plugin.simulation.host import SimulatedHost
 
 simulate_option = click.option(
     "--simulate",
@@ -20,19 +21,34 @@ simulate_option = click.option(
 )
 
 
-def node_from(simulate: str | None, state_dir: Path) -> Node:
-    """The simulated node, found as the daemon finds it, or without one the node that the daemon of `state_dir` knows.
+def simulated_hardware(profile: str) -> "tuple[SimulatedDriver, SimulatedHost]":
+    """Driver and host of a simulated node that remembers nothing. Raises ConfigError where there is no such node."""
+    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - only who simulates needs it
+    from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
+    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
+    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
 
-    Raises:
-        UsageError: no such simulated node.
-        ClickException: no daemon answers, it is of another version, or it knows no GPU.
-    """
-    if simulate is None:
-        return daemons_node(state_dir)[0]
+    hardware = SimulatedNode(load(profile))
+    return SimulatedDriver(hardware), SimulatedHost(hardware)
+
+
+def simulated_node(profile: str) -> Node:
+    """A simulated node with its links. Raises UsageError where there is no such node."""
+    from gpu_plugin.nvml.topology import probe_links  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
+
     try:
-        return _simulated(simulate)
+        driver, host = simulated_hardware(profile)
     except ConfigError as error:
         raise click.UsageError(f"--simulate: {error}", click.get_current_context()) from None
+    driver.open()
+    try:
+        probed = [probe_gpu(driver, host, index) for index in range(driver.device_count())]
+        gpus = tuple(gpu for _, gpu in probed)
+        found = probe_links(driver, host, {gpu.uuid: handle for handle, gpu in probed}, gpus)
+        return Node(gpus, found.links, cliques=found.cliques)
+    finally:
+        driver.close()
 
 
 def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...] | None]":
@@ -43,36 +59,11 @@ def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...] | 
     """
     from gpu_plugin.placement.views.report import reported, reported_resources  # noqa: PLC0415 - usage and help need none of it
 
+    reply = ask(state_dir, "topology", hint=" (or name a simulated node with --simulate)")
     try:
-        reply = control.request(state_dir, "topology")
         node, resources = reported(reply), reported_resources(reply)
-    except (control.UnknownVerbError, ValueError) as error:
+    except ValueError as error:
         raise NoDaemon(f"the running daemon is of another version: {error}") from None
-    except control.NoDaemonError as error:
-        raise NoDaemon(f"{error} (or name a simulated node with --simulate)") from None
-    except control.ControlError as error:
-        raise click.ClickException(f"{error} (or name a simulated node with --simulate)") from None
     if not node.gpus:
         raise click.ClickException("the running daemon knows no GPU of this node yet: its log says why")
     return node, resources
-
-
-def _simulated(profile: str) -> Node:
-    from gpu_plugin.nvml.topology import probe_links  # noqa: PLC0415
-    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
-    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415
-    from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
-    from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
-    from gpu_plugin.simulation.profile import load  # noqa: PLC0415
-
-    hardware = SimulatedNode(load(profile))
-    driver, host = SimulatedDriver(hardware), SimulatedHost(hardware)
-    driver.open()
-    try:
-        probed = [probe_gpu(driver, host, index) for index in range(driver.device_count())]
-        gpus = tuple(gpu for _, gpu in probed)
-        handles = {gpu.uuid: handle for handle, gpu in probed}
-        found = probe_links(driver, host, handles, gpus)
-        return Node(gpus, found.links, cliques=found.cliques)
-    finally:
-        driver.close()

@@ -3,16 +3,19 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import click
 
 from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
-from gpu_plugin.config.document import MAX_BYTES, Document, parse, spell
+from gpu_plugin.config.document import MAX_BYTES, Document, at, parse
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS
-from gpu_plugin.config.resolve import at, resolve
+from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.sharing import SECTIONS
+from gpu_plugin.config.written import written
 
 
 @click.command(
@@ -57,33 +60,34 @@ def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environmen
     return 0 if all(verdict.valid for verdict in verdicts) else 2
 
 
-class _Verdict:
-    """What became of one file."""
+class _Verdict(NamedTuple):
+    """The verdict on one file."""
 
-    def __init__(
-        self, file: str, faults: tuple[Fault, ...], warnings: list[Fault], config: Mapping[str, object]
-    ) -> None:
-        self.file = file
-        self.valid = not faults
-        self.faults = faults
-        self.warnings = warnings
-        self.config = config
+    file: str
+    faults: Sequence[Fault]
+    warnings: Sequence[Fault]
+    config: Mapping[str, object]
+
+    @property
+    def valid(self) -> bool:
+        return not self.faults
 
 
 def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -> _Verdict:
     """A verdict on a file with these flags and variables, or on those alone where there is none."""
-    from gpu_plugin.config.written import written  # noqa: PLC0415 - usage and help need none of it
-
     document = None
     name = file or "flags and environment"
     try:
         document = _read(file) if file else None
         settings = resolve(flags, environ, document)
     except ConfigError as error:
-        return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_idle(document)), {})
+        return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_without_effect(document)), {})
     remarks = [remark._replace(reason=f"warning: {remark.reason}") for remark in settings.remarks]
     return _Verdict(
-        name, (), _by_line([*_idle(document), *remarks, *_countless(settings, document)]), written(settings)
+        name,
+        (),
+        _by_line([*_without_effect(document), *remarks, *_unknown_resources(settings, document)]),
+        written(settings),
     )
 
 
@@ -97,22 +101,18 @@ def _read(file: str) -> Document:
     return read_document(file)
 
 
-def _idle(document: Document | None) -> list[Fault]:
-    """What stands in the file and has no effect here."""
+def _without_effect(document: Document | None) -> list[Fault]:
+    """Keys of the file that have no effect here."""
     from gpu_plugin.config.schema_v1 import FOREIGN  # noqa: PLC0415
 
     if document is None:
         return []
-    reasons = dict.fromkeys(FOREIGN, "read by gpu-feature-discovery, not by this plugin")
-    return [
-        Fault(f"warning: {reason}", document.source, document.line(place), spell(place))
-        for place, reason in reasons.items()
-        if at(document.content, place) is not None
-    ]
+    reason = "warning: read by gpu-feature-discovery, not by this plugin"
+    return [document.fault(place, reason) for place in FOREIGN if at(document.content, place) is not None]
 
 
-def _countless(settings: Settings, document: Document | None) -> list[Fault]:
-    """What is to be shared under a name that no node counts a device under: nvidia.com/gpus, say."""
+def _unknown_resources(settings: Settings, document: Document | None) -> list[Fault]:
+    """Resources to be shared that no node has devices of, such as nvidia.com/gpus."""
     from gpu_plugin.config.names import DOMAIN  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import resource_name  # noqa: PLC0415
 
@@ -120,7 +120,7 @@ def _countless(settings: Settings, document: Document | None) -> list[Fault]:
         return []
     known = {f"{DOMAIN}/gpu", *(pattern.name for pattern in (*settings.gpu_names, *settings.mig_names))}
     found = []
-    for section in ("timeSlicing", "mps"):
+    for section in SECTIONS:
         entries = at(document.content, ("sharing", section, "resources"))
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             name = resource_name(entry["name"])
@@ -128,7 +128,7 @@ def _countless(settings: Settings, document: Document | None) -> list[Fault]:
                 place = ("sharing", section, "resources", index, "name")
                 names = ", ".join(sorted(known))
                 reason = f"warning: no node counts a device under {name}; there are {names} and {DOMAIN}/mig-..."
-                found.append(Fault(reason, document.source, document.line(place), spell(place)))
+                found.append(document.fault(place, reason))
     return found
 
 

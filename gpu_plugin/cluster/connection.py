@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.yaml_problem import yaml_problem
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import begin
 
@@ -75,7 +74,7 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
         client = AsyncClient(found, ConnectionParams(timeout=timeout))
     except yaml.YAMLError as error:
         raise UnreachableError(
-            "credentials", f"kubeconfig {kubeconfig} cannot be used: {yaml_problem(error)}"
+            "credentials", f"kubeconfig {kubeconfig} cannot be used: {_yaml_problem(error)}"
         ) from None
     except Exception as error:  # noqa: BLE001 - a kubeconfig can be wrong in as many ways as YAML, PEM and URLs
         if kubeconfig:
@@ -111,3 +110,10 @@ def keep_alive(response: "httpx2.Response") -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _yaml_problem(error: Exception) -> str:
+    """The line and the problem of a `yaml.YAMLError`, and nothing of the text around it: a file may hold passwords."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is no YAML"
+    return f"line {mark.line + 1}: {problem}" if mark is not None else str(problem)

@@ -4,15 +4,13 @@ import re
 
 from gpu_plugin.config.values import ItemError, reading, text
 
-_UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_HEX = "[0-9a-fA-F]"
+_UUID = f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _MIG_INDEX = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 _GPU_UUID = re.compile(f"GPU-{_UUID}", re.IGNORECASE)
 _MIG_UUID = re.compile(rf"MIG-{_UUID}|MIG-GPU-{_UUID}/\d{{1,9}}/\d{{1,9}}", re.IGNORECASE | re.ASCII)
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
-
-_HEX = "[0-9a-fA-F]"
-_ANY_UUID = f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 
 MAX_PATTERN = 255
 """Longest pattern of models or profiles: NVML gives either 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
@@ -22,7 +20,7 @@ LISTED = {
         {"type": "integer", "minimum": 0, "maximum": 999_999_999},
         {
             "type": "string",
-            "pattern": rf"^(\d{{1,9}}|\d{{1,9}}:\d{{1,9}}|(GPU|MIG)-{_ANY_UUID}|MIG-GPU-{_ANY_UUID}/\d{{1,9}}/\d{{1,9}})$",
+            "pattern": rf"^(\d{{1,9}}|\d{{1,9}}:\d{{1,9}}|(GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d{{1,9}}/\d{{1,9}})$",
         },
     ]
 }

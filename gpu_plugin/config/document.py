@@ -63,6 +63,13 @@ class Document(msgspec.Struct, frozen=True):
         return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)
 
 
+def at(content: object, place: Place) -> object:
+    """What stands at a place of mappings in mappings; None where nothing does."""
+    for key in place:
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
+
+
 def spell(place: Place) -> str:
     """A place as a person reads it: sharing.timeSlicing.resources[1].replicas."""
     spelt = ""
@@ -257,7 +264,7 @@ class _Values:
         return found
 
     def _merged(self, node: Any, place: Place, found: Mapping[str, object]) -> dict[str, object]:
-        """What a merged mapping adds to those found."""
+        """The keys that a merged mapping adds to those found."""
         lines, self.lines = self.lines, {}
         self._open.append(node)
         try:
@@ -294,7 +301,7 @@ class _Values:
         return self._fault(node, place, f"the tag {_tag(node)} has no meaning here")
 
     def _fault(self, node: Any, place: Place, reason: str) -> object:
-        """Notes a fault. The value is none then."""
+        """Notes a fault; the value is None."""
         self.faults.append(Fault(reason, self._source, _line(node), spell(place)))
         return None
 

@@ -21,7 +21,7 @@ class Fault(NamedTuple):  # every command has this module, and hardly one needs 
 
 
 MAX_REPORTED_FAULTS = 50
-"""Faults that are told one by one."""
+"""Faults that are reported one by one."""
 
 
 class ConfigError(ValueError):
@@ -31,9 +31,9 @@ class ConfigError(ValueError):
 
     def each(self, most: int = MAX_REPORTED_FAULTS) -> tuple[str, ...]:
         """A sentence for each fault, where there are many for the first so many, and then how many more there are."""
-        told = tuple(map(str, self.faults[:most])) or (str(self),)
+        sentences = tuple(map(str, self.faults[:most])) or (str(self),)
         more = len(self.faults) - most
-        return (*told, f"and {more} more") if more > 0 else told
+        return (*sentences, f"and {more} more") if more > 0 else sentences
 
     @classmethod
     def of(cls, faults: Sequence[Fault]) -> "ConfigError":

@@ -9,20 +9,6 @@ from gpu_plugin.config.schema import Branch, Leaf, Table
 from gpu_plugin.config.values import reading
 from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS, Verdicts
 
-_CLASSES: Mapping[str, str] = dict(
-    zip(
-        XID_CLASSES,
-        (
-            "Xids that are over after ten minutes without another: applications' own errors",
-            "Xids that are over after a day without another, or a reset",
-            "Xids that a reset of the GPU ends",
-            "Xids that a boot of the node ends, or rebinding the GPU",
-            "Xids after which the part is to be serviced",
-        ),
-        strict=True,
-    )
-)
-
 
 @reading({"pattern": r"^(0|[1-9]\d{0,9})$"})
 def xid(written: object) -> int:
@@ -37,7 +23,7 @@ HEALTH = Branch(
     {
         "xid": Table(xid, Leaf(values.choice(*XID_VERDICTS)), "what Xids mean, by number"),
         "xidClass": Branch(
-            {name: Leaf(values.choice(*XID_VERDICTS), text) for name, text in _CLASSES.items()},
+            {name: Leaf(values.choice(*XID_VERDICTS), text) for name, text in XID_CLASSES.items()},
             "what Xids mean that have no number of their own here, by what proves that one is over",
         ),
         "signals": Branch(

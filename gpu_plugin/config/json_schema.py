@@ -8,7 +8,7 @@ that they have here; what is beyond JSON Schema (two entries that contradict eac
 import json
 from collections.abc import Mapping
 
-from gpu_plugin.config.schema import Branch, Leaf, Node, Table
+from gpu_plugin.config.schema import Branch, Leaf, Node, Rows, Table
 from gpu_plugin.config.schema_v1 import SCHEMA
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -33,7 +33,7 @@ def _of(node: Node) -> dict[str, object]:
         values = {str(node.key.schema["pattern"]): _of(node.value)}
         return {**about, "type": ["object", "null"], "patternProperties": values, "additionalProperties": False}
     if isinstance(node, Branch):
-        required = [key for key, inner in node.keys.items() if not isinstance(inner, Table) and inner.missing]
+        required = [key for key, inner in node.keys.items() if isinstance(inner, Leaf | Rows) and inner.missing]
         keys = {key: _never_null(_of(inner)) if key in required else _of(inner) for key, inner in node.keys.items()}
         return {
             **about,

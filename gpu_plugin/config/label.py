@@ -13,20 +13,9 @@ import msgspec
 NO_FILE = ""
 """What stands for no config file at all: flags and environment only."""
 
-_NAMED = "default"
-
-
-def _named(present: Collection[str]) -> str | None:
-    return _NAMED if _NAMED in present else None
-
-
-def _single(present: Collection[str]) -> str | None:
-    return next(iter(present)) if len(present) == 1 else None
-
-
 FALLBACKS: Mapping[str, Callable[[Collection[str]], str | None]] = {
-    "named": _named,
-    "single": _single,
+    "named": lambda present: "default" if "default" in present else None,
+    "single": lambda present: next(iter(present)) if len(present) == 1 else None,
     "empty": lambda _: NO_FILE,
 }
 """By strategy: the file it takes among those present, None for none; NVIDIA's names and meanings."""
@@ -50,8 +39,8 @@ def choose(
     default: str = "",
     fallbacks: Sequence[str] = (),
     last: str | None = None,
-    untold: str = "",
-    unread: str = "",
+    label_unknown: str = "",
+    files_unknown: str = "",
 ) -> Choice:
     """The config file to use among those `present`.
 
@@ -61,20 +50,20 @@ def choose(
         default: the file to use without a label, empty for none.
         fallbacks: keys of `FALLBACKS`, tried in their order where neither label nor default names a file.
         last: the file of the last choice that was in force, None before there was one.
-        untold: why the label is not known, empty where it is.
-        unread: why it is not known which files there are, empty where it is.
+        label_unknown: why the label is not known, empty where it is.
+        files_unknown: why it is not known which files there are, empty where it is.
 
     Where the label or the files are not known, where the label or else the default names a file that is not there, and where
     nothing can be chosen, the last choice is kept. Before there was one, there is no choice. No file at all is chosen only
     where none was chosen before.
     """
-    if unread:
-        return _kept(last, "; ".join(filter(None, (untold, unread))), label or default)
-    if untold:
+    if files_unknown:
+        return _kept(last, "; ".join(filter(None, (label_unknown, files_unknown))), label or default)
+    if label_unknown:
         if last is None or (last != NO_FILE and last not in present):
             gone = f"; {_named_in_words(last)}, the last one chosen, does not exist: {_there(present)}" if last else ""
-            return Choice(None, f"{untold}{gone}")
-        return _kept(last, untold, "")
+            return Choice(None, f"{label_unknown}{gone}")
+        return _kept(last, label_unknown, "")
     asked = label or default
     if asked in present:
         return Choice(asked)

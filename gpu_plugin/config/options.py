@@ -4,6 +4,9 @@ Names and defaults of the first block are those of NVIDIA's plugin v0.20.0 (cmd/
 api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files carry over.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import cast
+
 import msgspec
 
 from gpu_plugin.config import places, settings, values
@@ -17,8 +20,7 @@ class Option(msgspec.Struct, frozen=True):
     """One option.
 
     `name` is the field of Settings; `flags` without dashes, the first is the one we show; `envs` in the order they are
-    looked up; `file` the dotted key in the config file; `default` is read by `parse` unless it is None; a `switch` may stand
-    without a value; a flag of `many` may be repeated.
+    looked up; `file` the dotted key in the config file; `default` is read by `parse` unless it is None.
     """
 
     name: str
@@ -28,8 +30,17 @@ class Option(msgspec.Struct, frozen=True):
     default: object
     parse: Reading[object]
     help: str
-    switch: bool = False
-    many: bool = False
+
+    @property
+    def switch(self) -> bool:
+        """Whether the flag may stand without a value."""
+        return self.parse in (values.boolean, values.boolean_or_auto)
+
+    @property
+    def many(self) -> bool:
+        """Whether the flag may be repeated: its value is a list."""
+        forms = cast("Sequence[Mapping[str, object]]", self.parse.schema.get("anyOf", ()))
+        return any(form.get("type") == "array" for form in forms)
 
 
 def _option(
@@ -41,23 +52,13 @@ def _option(
     *,
     flags: tuple[str, ...] = (),
     envs: tuple[str, ...] = (),
-    many: bool = False,
 ) -> Option:
     """An option whose flag and environment variable are its name, unless others are given."""
-    return Option(
-        name,
-        flags or (name.replace("_", "-"),),
-        envs or (name.upper(),),
-        file,
-        default,
-        parse,
-        text,
-        many=many,
-    )
+    return Option(name, flags or (name.replace("_", "-"),), envs or (name.upper(),), file, default, parse, text)
 
 
 def _switch(name: str, file: str, default: object, text: str, parse: Reading[object] = values.boolean) -> Option:
-    return Option(name, (name.replace("_", "-"),), (name.upper(),), file, default, parse, text, switch=True)
+    return _option(name, file, default, parse, text)
 
 
 def _feature(name: str, file: str, what: str) -> Option:
@@ -108,7 +109,6 @@ NVIDIA: tuple[Option, ...] = (
         values.choices(*DEVICE_LIST_STRATEGIES, exclusive=values.AUTO),
         f"how the runtime is told of devices, one or several of {listed(DEVICE_LIST_STRATEGIES)}; "
         "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
-        many=True,
     ),
     _option(
         "device_id_strategy",
@@ -166,7 +166,6 @@ NVIDIA: tuple[Option, ...] = (
         "",
         values.imex_channels,
         "IMEX channels given to every container: none or 0; auto: 0 where its device node exists",
-        many=True,
     ),
     _switch("imex_required", "imex.required", False, "treat a missing IMEX channel as an error"),
     _option(
@@ -184,9 +183,8 @@ NVIDIA: tuple[Option, ...] = (
         values.texts,
         "NVIDIA's feature flags for CDI: no-additional-gids-for-device-nodes (no groups for DRM nodes), "
         "disable-ipc-discoverer (no sockets of the driver's daemons); others change nothing",
-        many=True,
     ),
-    _option("cdi_disable_hooks", "", "", values.texts, "hooks of NVIDIA's to leave out, by name, or all", many=True),
+    _option("cdi_disable_hooks", "", "", values.texts, "hooks of NVIDIA's to leave out, by name, or all"),
     _option(
         "config_file_srcdir", "", "", values.text, "directory of settings files, of which the node's label names one"
     ),
@@ -197,7 +195,6 @@ NVIDIA: tuple[Option, ...] = (
         "named,single",
         values.choices("named", "single", "empty"),
         "where neither label nor default says: named (the file default), single (the only file), empty (no file); in order",
-        many=True,
     ),
     _option("node_name", "", "", values.text, "the Node whose label names the settings file"),
     _option(
@@ -241,25 +238,13 @@ OURS: tuple[Option, ...] = (
         "",
         selected_gpus,
         "serve only these GPUs: index, GPU-<uuid>, PCI bus id or model, in which * stands for any text",
-        many=True,
     ),
-    _option(
-        "exclude_gpus",
-        "selection.exclude",
-        "",
-        selected_gpus,
-        "serve all GPUs except these, named the same way",
-        many=True,
-    ),
+    _option("exclude_gpus", "selection.exclude", "", selected_gpus, "serve all GPUs except these, named the same way"),
     _option(
         "simulate", "", "", values.text, "serve a simulated node: the name of a profile, or a file that describes one"
     ),
     _option(
-        "state_dir",
-        "flags.stateDir",
-        places.STATE_DIR,
-        values.path,
-        "directory of what must outlive this process",
+        "state_dir", "flags.stateDir", places.STATE_DIR, values.path, "directory of what must outlive this process"
     ),
     _option(
         "http_address",
@@ -325,7 +310,6 @@ OURS: tuple[Option, ...] = (
         values.host_names,
         "names under which the page is shown, besides localhost, the name of the node and all addresses; "
         "*.example.com for all below example.com",
-        many=True,
     ),
     _switch(
         "node_events",

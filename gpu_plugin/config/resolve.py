@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gpu_plugin.config.document import Document, Place
+from gpu_plugin.config.document import Document, at
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.settings import Settings
@@ -22,7 +22,7 @@ SOCKET_NAME = 35
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """What a file says: its values, read, what is wrong with it, and what deserves a word though nothing is."""
+    """A file's content: its values, read, its faults, and remarks on what is no fault."""
 
     document: Document
     content: Mapping[str, object]
@@ -54,7 +54,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
         except ConfigError as error:
             faults += error.faults
     overruled = {option.name for option in OPTIONS if _given(option, flags, environ) is not None}
-    remarks, wrong = _sorted_out(written.faults, overruled)
+    remarks, wrong = _remarks_and_faults(written.faults, overruled)
     faults += wrong
     if faults:
         known = {option.name: found.get(option.name, _default(option)) for option in OPTIONS}
@@ -74,13 +74,6 @@ def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
     return str(flags.get("config_file") or environ.get("CONFIG_FILE") or "")
 
 
-def at(content: object, place: Place) -> object:
-    """What stands at a place of mappings in mappings; None where nothing does."""
-    for key in place:
-        content = content.get(key) if isinstance(content, Mapping) else None
-    return content
-
-
 def _document(flags: Mapping[str, object], environ: Mapping[str, str], file: File) -> Document:
     return file if isinstance(file, Document) else Document.of(file, chosen(flags, environ) or "config file")
 
@@ -93,21 +86,19 @@ def _read_file(document: Document) -> _Written:
     from gpu_plugin.config.schema import Checked, spelt_as_in  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
-    from gpu_plugin.config.switching import told_to_switchers  # noqa: PLC0415
+    from gpu_plugin.config.switching import remarks_on_switching  # noqa: PLC0415
 
     document = spelt_as_in(SCHEMA, document)
     checked = Checked(document, SCHEMA)
     gpu_names, gpu_faults = name_patterns(document, checked.content, "gpus")
     mig_names, mig_faults = name_patterns(document, checked.content, "mig")
     sharing, sharing_faults = shared_resources(
-        document,
-        cast("Mapping[str, Any]", checked.content.get("sharing", {})),
-        [pattern.name for pattern in mig_names],
+        document, cast("Mapping[str, Any]", checked.content.get("sharing", {})), [pattern.name for pattern in mig_names]
     )
     faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
     health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
     sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": health}
-    return _Written(document, checked.content, sections, faults, tuple(told_to_switchers(document)))
+    return _Written(document, checked.content, sections, faults, tuple(remarks_on_switching(document)))
 
 
 def _faulty(written: _Written) -> set[str]:
@@ -128,17 +119,19 @@ def _value(
     option: Option, flags: Mapping[str, object], environ: Mapping[str, str], content: Mapping[str, object]
 ) -> object:
     """An option's value. Raises ConfigError for a flag or a variable that cannot be; the file is read already."""
-    given = _given(option, flags, environ)
-    if given is not None:
-        return _read(option, *given)
+    if (given := _given(option, flags, environ)) is not None:
+        written, source = given
+        try:
+            return option.parse(written)
+        except ValueError as error:
+            raise ConfigError.of([Fault(str(error), source)]) from None
     in_file = at(content, tuple(option.file.split("."))) if option.file else None
     return _default(option) if in_file is None else in_file
 
 
 def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:
-    """What a flag or else a variable says, and which; None where neither does."""
-    flag = flags.get(option.name)
-    if flag is not None:
+    """The text of the flag, or else of a variable, and which it is; None where neither is given."""
+    if (flag := flags.get(option.name)) is not None:
         return flag, f"--{option.flags[0]}"
     for env in option.envs:
         written = environ.get(env)
@@ -147,7 +140,7 @@ def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, st
     return None
 
 
-def _sorted_out(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
+def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
     """Remarks on values of the file that are overruled, and the faults of all others."""
     paths = {option.file: option for option in OPTIONS if option.file and option.name in overruled}
     remarks, wrong = [], []
@@ -161,22 +154,15 @@ def _sorted_out(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[li
     return remarks, wrong
 
 
-def _read(option: Option, written: object, source: str) -> object:
-    try:
-        return option.parse(written)
-    except ValueError as error:
-        raise ConfigError.of([Fault(str(error), source)]) from None
-
-
 def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fault, set[str]]]:
-    """What cannot be together, and the options that are to blame for it."""
+    """Contradictions between options, each with the names of these."""
     socket, directory = settings.kubelet_socket, settings.device_plugin_dir
     if socket and directory is not None and socket.rpartition("/")[0].rstrip("/") != directory.rstrip("/"):
-        reason = (
-            f"--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}: "
-            "the kubelet looks for our socket beside its own"
+        reason = f"--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}"
+        yield (
+            Fault(f"{reason}: the kubelet looks for our socket beside its own"),
+            {"kubelet_socket", "device_plugin_dir"},
         )
-        yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
     elif room(settings.socket_dir) < SOCKET_NAME:
         reason = (
             f"--device-plugin-dir {settings.socket_dir}: too long, a socket in it would pass the kernel's {LONGEST} bytes; "
@@ -193,10 +179,8 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
         )
         yield Fault(reason), {"config_file", "config_file_srcdir"}
     if settings.config_file_srcdir and not settings.node_name:
-        reason = (
-            "invalid --node-name: must not be empty with --config-file-srcdir, since that node's label names the file"
-        )
-        yield Fault(reason), {"config_file_srcdir", "node_name"}
+        reason = "must not be empty with --config-file-srcdir, since that node's label names the file"
+        yield Fault(f"invalid --node-name: {reason}"), {"config_file_srcdir", "node_name"}
     excluded = frozenset(settings.exclude_gpus)
     both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:

@@ -29,7 +29,6 @@ class Branch(msgspec.Struct, frozen=True):
 
     keys: Mapping[str, "Node"]
     help: str = ""
-    missing: str = ""
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -111,7 +110,7 @@ class Checked:
                 if len(self.faults) == faults or not isinstance(node, Leaf):
                     found[name] = read
         for name, node in branch.keys.items():
-            if not isinstance(node, Table) and node.missing and written.get(name) is None:
+            if isinstance(node, Leaf | Rows) and node.missing and written.get(name) is None:
                 self._fault(place, node.missing)
         return found
 
@@ -168,7 +167,7 @@ class Checked:
         return f"unknown key; did you mean {near}?" if near else "unknown key"
 
     def _meant(self, place: Place, branch: Branch, name: str) -> str:
-        """The path that was probably meant: a key of the same mapping, or that key in another one; empty for no idea."""
+        """The path that was probably meant: a key of the same mapping, or that key in another one; empty where none is close."""
         import difflib  # noqa: PLC0415 - for those alone who misspell
 
         name = name[:80]

@@ -5,6 +5,9 @@ import msgspec
 TIME_SLICING = "time-slicing"
 MPS = "mps"
 
+SECTIONS = {"timeSlicing": TIME_SLICING, "mps": MPS}
+"""Keys of the section `sharing` of a config file, and the strategy that each stands for."""
+
 DISTRIBUTED = "distributed"
 PACKED = "packed"
 SPREAD = "spread"

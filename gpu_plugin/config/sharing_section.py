@@ -16,7 +16,7 @@ from gpu_plugin.config.document import Document, Place, spell
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.names import resource_name_fault, whole_name
 from gpu_plugin.config.schema import Branch, Leaf, Rows
-from gpu_plugin.config.sharing import MPS, TIME_SLICING, DeviceChoice, MpsLimits, SharedResource
+from gpu_plugin.config.sharing import MPS, SECTIONS, TIME_SLICING, DeviceChoice, MpsLimits, SharedResource
 from gpu_plugin.config.values import ItemError, Reading, reading
 
 MAX_REPLICAS = 4 * 1024 * 1024 // 50
@@ -28,13 +28,8 @@ MAX_MPS_REPLICAS = 48
 MAX_ENTRIES = 1000
 """Entries under `sharing`: each is held against all others of its resource."""
 
-SECTIONS = {"timeSlicing": TIME_SLICING, "mps": MPS}
-"""Keys of the section, and the strategy that each stands for."""
-
 _MEMORY = re.compile(r"(\d{1,9})([MG]i)", re.ASCII)
 _MIB = {"Mi": 1, "Gi": 1024}
-
-_NO_RESOURCES = "no resources specified"
 
 
 @reading({"type": "string", "minLength": 1})
@@ -142,7 +137,7 @@ def _section(text: str, single: bool, replicas: Reading[int], more: Mapping[str,
             "failRequestsGreaterThanOne": Leaf(
                 values.boolean, "refuse a container that asks for more than one", default=single
             ),
-            "resources": Rows(row, "what is shared", missing=_NO_RESOURCES),
+            "resources": Rows(row, "what is shared", missing="no resources specified"),
         },
         text,
     )
@@ -247,7 +242,7 @@ def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]
 
 
 def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault | None:
-    """Why these two entries cannot both be meant, told at the second; None where they can."""
+    """The contradiction between two entries, as a fault of the second; None where there is none."""
     one, other = first.shared, second.shared
 
     def there() -> str:
@@ -271,8 +266,7 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
         return None
     if one.devices.everything and other.devices.everything:
         return document.fault(
-            (*second.place, "name"),
-            f"all devices of {one.name} are shared by the entry at {there()} already",
+            (*second.place, "name"), f"all devices of {one.name} are shared by the entry at {there()} already"
         )
     if first.all_written or second.all_written:
         reason = f"all devices of {one.name} are in one entry and some in another, at {there()}; leave out 'all' for the rest"

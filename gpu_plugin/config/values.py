@@ -51,6 +51,7 @@ AUTO: Final = "auto"
 
 Auto = Literal["auto"]
 
+_INTEGER = re.compile(r"[-+]?\d{1,18}", re.ASCII)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -199,40 +200,21 @@ def host_names(written: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-@reading(
-    {
-        "anyOf": [
-            {"type": "string", "pattern": r"^[ ,]*(-?\d+( *,[ ,]*-?\d+)*)?[ ,]*$"},
-            {"type": "integer"},
-            {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^-?\d+$"}]}},
-        ]
-    }
-)
-def integers(written: object) -> tuple[int, ...]:
-    """Numbers split at commas, or a list of numbers."""
-    items = (
-        written if isinstance(written, list | tuple) else texts(str(written) if isinstance(written, int) else written)
-    )
-    numbers = []
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, int | str):
-            raise ValueError(f"{item!r} is not a whole number")
-        try:
-            numbers.append(int(item))
-        except ValueError:
-            raise ValueError(f"{item!r} is not a whole number") from None
-    return tuple(numbers)
-
-
 @reading({"anyOf": [{"enum": ["", "0", 0, AUTO]}, {"type": "array", "items": {"enum": [0, "0"]}, "maxItems": 1}]})
 def imex_channels(written: object) -> tuple[int, ...] | Auto:
     """No IMEX channel, or channel 0: the only ones NVIDIA's plugin knows; or AUTO."""
     if written == AUTO:
         return AUTO
-    numbers = integers(written)
-    if numbers not in {(), (0,)}:
-        raise ValueError(f"channel IDs must be [] or [0], not {list(numbers)}")
-    return numbers
+    items = (
+        written if isinstance(written, list | tuple) else texts(str(written) if isinstance(written, int) else written)
+    )
+    for item in items:
+        if not _INTEGER.fullmatch(str(item)):
+            raise ValueError(f"{item!r} is not a whole number")
+    numbers = [int(str(item)) for item in items]
+    if numbers not in ([], [0]):
+        raise ValueError(f"channel IDs must be [] or [0], not {numbers}")
+    return tuple(numbers)
 
 
 @reading({"type": "string", "pattern": r"^([^\n\u0000]*:\d{1,5})?$"})

@@ -1,5 +1,7 @@
 """The operator's own verdicts, as the config file says them: words by Xid, by class of Xids and by health signal."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 XID_VERDICTS = ("ignore", "app", "degraded", "fatal")
@@ -7,7 +9,13 @@ XID_VERDICTS = ("ignore", "app", "degraded", "fatal")
 
 SIGNAL_VERDICTS = ("ignore", "degraded", "fatal")
 
-XID_CLASSES = ("application", "quiet", "reset", "reboot", "rma")
+XID_CLASSES: Mapping[str, str] = {
+    "application": "Xids that are over after ten minutes without another: applications' own errors",
+    "quiet": "Xids that are over after a day without another, or a reset",
+    "reset": "Xids that a reset of the GPU ends",
+    "reboot": "Xids that a boot of the node ends, or rebinding the GPU",
+    "rma": "Xids after which the part is to be serviced",
+}
 """Classes of Xids, by what proves that one is over."""
 
 MAX_XID = 2**32 - 1

@@ -1,12 +1,11 @@
-"""Settings as a config file that asks for them: what a file comes to, with every default and every name written out."""
+"""Settings as a config file that asks for them, with every default and every name; and what of them is not the default."""
 
 from collections.abc import Sequence
 
-from gpu_plugin.config.differing import plain
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
-from gpu_plugin.config.sharing_section import SECTIONS
+from gpu_plugin.config.sharing import MPS, SECTIONS, NamePattern, SharedResource
+from gpu_plugin.config.values import spell_duration
 
 
 def written(settings: Settings) -> dict[str, object]:
@@ -59,3 +58,44 @@ def _entry(entry: SharedResource) -> dict[str, object]:
         if given:
             content["limits"] = given
     return content
+
+
+def differing(settings: Settings) -> list[str]:
+    """What of the settings is not the default, each as "key: value" with the key of the file, or the flag where it has none."""
+    found = []
+    for option in OPTIONS:
+        value = getattr(settings, option.name)
+        default = None if option.default is None else option.parse(option.default)
+        if value != default:
+            name = option.file or (f"--{option.flags[0]}" if option.flags else option.envs[0])
+            found.append(f"{name}: {_in_words(plain(value))}")
+    for key, patterns in (("resources.gpus", settings.gpu_names), ("resources.mig", settings.mig_names)):
+        found += [f"{key}: {pattern.pattern} is {pattern.name}" for pattern in patterns]
+    found += [f"sharing: {_shared(entry)}" for entry in settings.sharing]
+    said = settings.verdicts
+    for key, words in (("xid", said.xids), ("xidClass", said.xid_classes), ("signals", said.signals)):
+        found += [f"health.{key}.{name}: {word}" for name, word in words]
+    return found
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) or "nothing"
+
+
+def _shared(entry: SharedResource) -> str:
+    """An entry as one reads it aloud: nvidia.com/gpu as nvidia.com/gpu.shared, 4 replicas of each by time-slicing."""
+    renamed = "" if entry.offered_as == entry.name else f" as {entry.offered_as}"
+    some = entry.devices
+    of = "" if some.everything else f" of {','.join(some.listed) or some.count}"
+    return f"{entry.name}{of}{renamed}, {entry.replicas} replicas of each by {entry.strategy}"
+
+
+def plain(value: object) -> object:
+    """An option's value as a file holds it."""
+    if isinstance(value, float):
+        return spell_duration(value)
+    return list(value) if isinstance(value, tuple) else value

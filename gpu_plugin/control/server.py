@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -73,11 +73,11 @@ class ControlSocket:
 
 
 @contextlib.asynccontextmanager
-async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[ControlSocket]:
+async def serve(state_dir: Path, verbs: Mapping[str, Verb], other: Verb | None = None) -> AsyncIterator[ControlSocket]:
     """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.
 
     `state_dir` is made if need be. A socket left by a killed daemon is replaced. Leaving takes no longer than a turn of
-    the event loop: what is under way is cancelled, not waited for.
+    the event loop: what is under way is cancelled, not waited for. `other` answers every verb that is not in `verbs`.
 
     Raises:
         ConfigError: another daemon uses this state directory, or it cannot be used.
@@ -87,7 +87,9 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Con
     conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(_converse(reader, writer, verbs))
+        task = asyncio.get_running_loop().create_task(
+            _converse(reader, writer, lambda line: _answer(line, verbs, other))
+        )
         conversations[task] = writer
         task.add_done_callback(conversations.pop)
 
@@ -115,26 +117,6 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb]) -> AsyncIterator[Con
                 writer.transport.abort()  # one that has not begun yet would not
 
 
-class _Refusals(Mapping[str, Verb]):
-    """Every verb there can be: a few, and all others, each of which is refused with the same sentence."""
-
-    def __init__(self, why: Callable[[], str], verbs: Mapping[str, Verb]) -> None:
-        self._why = why
-        self._verbs = verbs
-
-    def __getitem__(self, verb: str) -> Verb:
-        return self._verbs.get(verb, self._refuse)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._verbs)
-
-    def __len__(self) -> int:
-        return len(self._verbs)
-
-    async def _refuse(self, _: Mapping[str, object]) -> Mapping[str, object]:
-        raise RefusedError(self._why())
-
-
 @contextlib.asynccontextmanager
 async def serve_refusals(
     state_dir: Path, why: Callable[[], str], verbs: Mapping[str, Verb] | None = None
@@ -143,15 +125,21 @@ async def serve_refusals(
 
     Where another daemon answers at `state_dir`, or it cannot be used, nothing is answered.
     """
+
+    async def refuse(_: Mapping[str, object]) -> Mapping[str, object]:
+        raise RefusedError(why())
+
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(serve(state_dir, _Refusals(why, verbs or {})))
+            await stack.enter_async_context(serve(state_dir, verbs or {}, refuse))
         except ConfigError as error:
             _log.info(f"commands are not answered yet: {error}")
         yield
 
 
-async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter", verbs: Mapping[str, Verb]) -> None:
+async def _converse(
+    reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter", answer: Callable[[bytes], Awaitable[bytes]]
+) -> None:
     """One request and its reply."""
     import asyncio  # noqa: PLC0415 - as in serve
 
@@ -164,7 +152,7 @@ async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWrite
                 line = b""
         # A transport that was closed before all was sent cannot be aborted after that: asyncio has let go of its loop by then.
         writer.transport.set_write_buffer_limits(high=0)
-        writer.write(await _answer(line, verbs))
+        writer.write(await answer(line))
         async with asyncio.timeout(_SECONDS_TO_ASK):
             await writer.drain()
             writer.close()
@@ -177,8 +165,8 @@ async def _converse(reader: "asyncio.StreamReader", writer: "asyncio.StreamWrite
 
 def _peer(writer: "asyncio.StreamWriter") -> Peer:
     try:
-        told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-        pid, uid, _ = _PEERCRED.unpack(told)
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        pid, uid, _ = _PEERCRED.unpack(credentials)
     except OSError:
         return Peer()
     try:
@@ -188,7 +176,7 @@ def _peer(writer: "asyncio.StreamWriter") -> Peer:
     return Peer(pid, uid, program)
 
 
-async def _answer(line: bytes, verbs: Mapping[str, Verb]) -> bytes:
+async def _answer(line: bytes, verbs: Mapping[str, Verb], other: Verb | None) -> bytes:
     """The reply's line to a request's."""
     import asyncio  # noqa: PLC0415 - as in serve
 
@@ -198,12 +186,13 @@ async def _answer(line: bytes, verbs: Mapping[str, Verb]) -> bytes:
         fields = None
     if not isinstance(fields, dict) or not isinstance(name := fields.pop("verb", None), str):
         return _refusal(f'a request is one line of JSON, {{"verb": "...", ...}}, of up to {LONGEST_LINE} bytes')
-    if name not in verbs:
+    verb = verbs.get(name, other)
+    if verb is None:
         known = ", ".join(sorted(verbs)) or "none"
         return _refusal(f"this daemon has no verb {name}; it has: {known}", unknown_verb=True)
     try:
         async with asyncio.timeout(protocol.SECONDS_TO_ANSWER) as limit:
-            fields = await verbs[name](fields)
+            fields = await verb(fields)
         reply = line_of({**fields, "ok": True})
     except ConfigError as error:
         return _refusal(str(error), bad_request=True)

@@ -19,9 +19,8 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.daemon import Daemon, make_way
 from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.daemon.node_view import without_configuration
-from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with
+from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with, tell_settings
 from gpu_plugin.sources.list_strategy import ListStrategy, tell
-from gpu_plugin.sources.telling import tell_settings
 from gpu_plugin.state.directory import require_apart, require_directory
 from gpu_plugin.telemetry.listener.listener import Listener
 from gpu_plugin.telemetry.logs import configure

@@ -1,12 +1,12 @@
 """What a check is, and which there are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gpu_plugin.config.choices import Functions
 from gpu_plugin.doctor.facts import Facts
 from gpu_plugin.doctor.finding import Finding
 
-Check = Callable[[Facts], Sequence[Finding]]
+Check = Callable[[Facts], Finding | list[Finding]]
 
 NAMES = (
     "configuration",

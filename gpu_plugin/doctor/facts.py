@@ -89,18 +89,11 @@ class KernelModule(msgspec.Struct, frozen=True):
     nouveau: bool = False
 
 
-class PciDevice(msgspec.Struct, frozen=True):
-    """A device of NVIDIA's on the PCI bus, and the kernel driver that is bound to it, empty for none."""
-
-    bus_id: str
-    bound_to: str = ""
-
-
 class Pci(msgspec.Struct, frozen=True):
-    """NVIDIA's GPUs and NVSwitches that sysfs lists."""
+    """NVIDIA's GPUs and NVSwitches that sysfs lists: by bus id the kernel driver that is bound to each, empty for none."""
 
-    gpus: tuple[PciDevice, ...] = ()
-    switches: tuple[PciDevice, ...] = ()
+    gpus: Mapping[str, str] = msgspec.field(default_factory=dict)
+    switches: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class DeviceNode(msgspec.Struct, frozen=True):
@@ -181,13 +174,13 @@ class Socket(msgspec.Struct, frozen=True):
 class PodResources(msgspec.Struct, frozen=True):
     """What the kubelet's PodResources service answers, and in how many seconds.
 
-    `held` is how many devices pods hold, `healthy` how many of each resource the kubelet takes for healthy. `trouble` is why it
-    does not answer; `absent`: there is no socket.
+    `allocated` is how many devices pods have, `healthy` how many of each resource the kubelet takes for healthy. `trouble` is
+    why it does not answer; `absent`: there is no socket.
     """
 
     path: str
     seconds: float = 0.0
-    held: int = 0
+    allocated: int = 0
     healthy: Mapping[str, int] = msgspec.field(default_factory=dict)
     trouble: str = ""
     absent: bool = False
@@ -227,18 +220,14 @@ class FabricManager(msgspec.Struct, frozen=True):
     socket: str = ""
 
 
-class MpsDirectory(msgspec.Struct, frozen=True):
-    """The directory of one resource's MPS daemon below the MPS root; `listening`: a control daemon takes connections there."""
-
-    path: str
-    listening: bool
-
-
 class Mps(msgspec.Struct, frozen=True):
-    """Traces of MPS: processes that can be seen by id and name, and the directories of resources below the MPS root."""
+    """Traces of MPS: processes that can be seen by id and name, and the directories of resources below the MPS root.
+
+    Of each directory it is known whether a control daemon takes connections there.
+    """
 
     processes: tuple[tuple[int, str], ...] = ()
-    directories: tuple[MpsDirectory, ...] = ()
+    directories: Mapping[str, bool] = msgspec.field(default_factory=dict)
     root: str = ""
 
 

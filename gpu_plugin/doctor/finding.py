@@ -1,6 +1,7 @@
 """What a check finds. Pure."""
 
 from enum import StrEnum
+from functools import partial
 
 import msgspec
 
@@ -29,30 +30,12 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def ok(found: str) -> Finding:
-    """All is well."""
-    return Finding(Status.OK, found)
-
-
-def note(found: str, remedy: str = "") -> Finding:
-    """Something worth knowing."""
-    return Finding(Status.NOTE, found, remedy)
-
-
-def warning(found: str, remedy: str) -> Finding:
-    """Something that will cause trouble."""
-    return Finding(Status.WARNING, found, remedy)
-
-
-def failed(found: str, remedy: str) -> Finding:
-    """Something that keeps pods from their GPUs."""
-    return Finding(Status.FAILED, found, remedy)
-
-
-def skipped(why: str, remedy: str = "") -> Finding:
-    """Something that was not looked at."""
-    return Finding(Status.SKIPPED, why, remedy)
-
+ok = partial(Finding, Status.OK)
+note = partial(Finding, Status.NOTE)
+warning = partial(Finding, Status.WARNING)
+failed = partial(Finding, Status.FAILED)
+skipped = partial(Finding, Status.SKIPPED)
+"""A finding of each status, of what was found (of what is skipped: why) and what to do about it."""
 
 _HANGS = (
     "its file system, or the program that answers for it, hangs: look for it in the kernel log (dmesg) and in "

@@ -1,4 +1,4 @@
-"""Gathers the facts of a node, all side by side. No look is waited for longer than it was given: what hangs is left behind."""
+"""Gathers the facts of a node, all side by side. No probe is waited for longer than its limit: what hangs is left behind."""
 
 import os
 import time
@@ -23,7 +23,7 @@ from gpu_plugin.doctor.edges.clock import clock
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.driver import described, kernel_module, opened
 from gpu_plugin.doctor.edges.process import process
-from gpu_plugin.doctor.edges.releases import written_releases
+from gpu_plugin.doctor.edges.state_directory import simulated, written_releases
 from gpu_plugin.doctor.facts import (
     Api,
     Daemon,
@@ -44,6 +44,9 @@ from gpu_plugin.sources.list_strategy import evidence_for
 
 T = TypeVar("T")
 
+GPU_SECONDS = 1.0
+"""Seconds for the questions to each GPU, however long the driver took to open."""
+
 
 class Places(msgspec.Struct, frozen=True):
     """Where the kernel's file systems are, and what the process sees as its root."""
@@ -56,11 +59,11 @@ class Places(msgspec.Struct, frozen=True):
 async def gather(
     settings: Settings, patience: float, configuration: Known[str] = "", file: str = "", places: Places | None = None
 ) -> Facts:
-    """Everything that is known of this node, within `patience` seconds a look, and the driver's own limit (--nvml-timeout).
+    """Everything that is known of this node, within `patience` seconds a probe, and the driver's own limit (--nvml-timeout).
 
     Args:
         settings: what the node is to be for.
-        patience: seconds that each look may take.
+        patience: seconds that each probe may take.
         configuration: what is wrong with the config file, if it is not used; an `Unknown` where it could not be read in time.
         file: the config file that is.
         places: where the kernel's file systems are.
@@ -84,8 +87,6 @@ async def _hardware(settings: Settings, patience: float) -> Known[Hardware]:
     """The driver and host to look at. Raises ConfigError for a simulated node that cannot be."""
     if not settings.simulate:
         return hardware_for(settings)
-    from gpu_plugin.doctor.edges.simulated import simulated  # noqa: PLC0415 - only who simulates needs it
-
     job = begin(partial(simulated, settings), "doctor-simulated")
     if not await settled(job, patience):
         return _unanswered(patience, f"the simulated node {settings.simulate}: ")
@@ -97,7 +98,7 @@ def _unanswered(patience: float, whose: str = "") -> Unknown:
 
 
 class _Gathering:
-    """The looks of one run."""
+    """One gathering of the facts: every probe on a thread of its own, none waited for longer than its limit."""
 
     def __init__(self, settings: Settings, patience: float, places: Places, hardware: Known[Hardware]) -> None:
         self._settings = settings
@@ -110,7 +111,7 @@ class _Gathering:
     async def facts(self) -> Facts:
         settings, places = self._settings, self._places
         found: dict[str, Any] = {}
-        looks: dict[str, Callable[[], object]] = {
+        probes: dict[str, Callable[[], object]] = {
             "process": partial(process, places.proc, places.sys),
             "module": partial(kernel_module, places.proc, places.sys),
             "pci": partial(host.pci, places.sys),
@@ -125,17 +126,14 @@ class _Gathering:
             "pod_resources": self._pods,
         }
         if settings.registration_socket:
-            looks["kubelet_socket"] = partial(sockets.look, settings.registration_socket, self._patience * 0.4)
+            probes["kubelet_socket"] = partial(sockets.look, settings.registration_socket, self._patience * 0.4)
 
-        async def run(name: str, look: Callable[[], object]) -> None:
-            found[name] = await self._within(look, self._patience, name)
-
-        async def cluster() -> None:
-            found["api"] = await self._within(self._api, self._driver_patience, "api")
+        async def run(name: str, probe: Callable[[], object], patience: float) -> None:
+            found[name] = await self._within(probe, patience, name)
 
         async def gpus() -> None:
-            asked: Known[Known[Daemon]] = await self._within(self._daemon, self._patience, "daemon")
-            found["daemon"] = daemon = asked
+            daemon: Known[Daemon] = await self._within(self._daemon, self._patience, "daemon")
+            found["daemon"] = daemon
             hardware = self._hardware
             if isinstance(hardware, Unknown):
                 found["released"] = found["driver"] = found["nodes"] = hardware
@@ -145,19 +143,16 @@ class _Gathering:
             found["nodes"] = await self._nodes(driver, released, hardware)
 
         async with anyio.create_task_group() as tasks:
-            for name, look in looks.items():
-                tasks.start_soon(run, name, look)
-            for task in (cluster, gpus):
-                tasks.start_soon(task)
+            for name, probe in probes.items():
+                tasks.start_soon(run, name, probe, self._patience)
+            tasks.start_soon(run, "api", self._api, self._driver_patience)
+            tasks.start_soon(gpus)
         found.setdefault("kubelet_socket", None)
-        return Facts(
-            settings=settings,
-            **found,
-        )
+        return Facts(settings=settings, **found)
 
-    async def _within(self, look: Callable[[], T], patience: float, name: str) -> Known[T]:
-        """What a look gives, on a thread of its own."""
-        job = begin(look, f"doctor-{name}")
+    async def _within(self, probe: Callable[[], T], patience: float, name: str) -> Known[T]:
+        """The result of a probe, on a thread of its own."""
+        job = begin(probe, f"doctor-{name}")
         if not await settled(job, patience):
             return _unanswered(patience)
         try:
@@ -165,7 +160,7 @@ class _Gathering:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             return Unknown(f"{where}{error.strerror or error}")
-        except Exception as error:  # noqa: BLE001 - one look that fails takes no other with it
+        except Exception as error:  # noqa: BLE001 - one probe that fails takes no other with it
             return Unknown(f"{type(error).__name__}: {error}")
 
     def _daemon(self) -> Known[Daemon]:
@@ -207,21 +202,14 @@ class _Gathering:
         gpus: dict[int, Gpu] = {}
 
         async def describe(index: int) -> None:
-            left = max(1.0, until - time.monotonic())
+            left = max(GPU_SECONDS, until - time.monotonic())
             gpu = await self._within(partial(described, hardware.driver, index), left, f"gpu-{index}")
             gpus[index] = Gpu(index, trouble=gpu.why) if isinstance(gpu, Unknown) else gpu
 
         async with anyio.create_task_group() as tasks:
             for index in range(driver.count):
                 tasks.start_soon(describe, index)
-        known = tuple(gpu for _, gpu in sorted(gpus.items()))
-        return Driver(
-            library=driver.library,
-            version=driver.version,
-            count=driver.count,
-            count_trouble=driver.count_trouble,
-            gpus=known,
-        )
+        return replace(driver, gpus=tuple(gpu for _, gpu in sorted(gpus.items())))
 
     async def _nodes(
         self, driver: Known[Driver], released: Known[tuple[str, ...]], hardware: Hardware

@@ -20,16 +20,16 @@ def examined(facts: Facts) -> list[tuple[str, Finding]]:
 
     A check that fails by itself, as over the status of a daemon of another version, is a finding and takes no other with it.
     """
-    return [(name, finding) for name, one in CHECKS.items() for finding in _found(one, facts)]
+    return [(name, finding) for name in NAMES for finding in examine(name, facts)]
 
 
-def _found(one: Check, facts: Facts) -> Sequence[Finding]:
+def examine(name: str, facts: Facts) -> Sequence[Finding]:
+    """What one check finds."""
     try:
-        return one(facts)
+        found = CHECKS[name](facts)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is said
-        return [
-            warning(
-                f"this check failed on what it saw: {type(error).__name__}: {error}",
-                "is the running daemon of another version? Use its own gpu-plugin; otherwise report this",
-            )
-        ]
+        found = warning(
+            f"this check failed on what it saw: {type(error).__name__}: {error}",
+            "is the running daemon of another version? Use its own gpu-plugin; otherwise report this",
+        )
+    return [found] if isinstance(found, Finding) else found

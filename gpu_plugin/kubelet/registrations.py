@@ -5,6 +5,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 UNREGISTERED = "it has not been registered yet"
 
@@ -24,10 +25,6 @@ class Standing(msgspec.Struct, frozen=True):  # made while pods wait for the sta
     registered: float | None = None
     lost: float | None = None
     why: str = UNREGISTERED
-
-    def served(self, socket: Path | None) -> "Standing":
-        """Served on this socket from now on, or on none."""
-        return msgspec.structs.replace(self, socket=socket)
 
     def taken(self, now: float) -> "Standing":
         """The kubelet has opened its stream."""
@@ -72,13 +69,13 @@ class Registrations:
 
     def served(self, resource: str, socket: Path) -> None:
         """The resource is served on this socket from now on."""
-        self.current[resource] = self.of(resource).served(socket)
+        self.current[resource] = replace(self.of(resource), socket=socket)
 
     def ended(self, resource: str, socket: Path) -> None:
         """The resource is not served on this socket any more; where it is on another by now, that stays so."""
         standing = self.of(resource)
         if standing.socket == socket:
-            self.current[resource] = standing.served(None)
+            self.current[resource] = replace(standing, socket=None)
 
     def taken(self, resource: str) -> None:
         """The kubelet has opened its stream for the resource, after it took the registration."""

@@ -1,12 +1,12 @@
 """The compute modes of a simulated node's GPUs, seen and set by every process that simulates the node, as a driver's are."""
 
 import fcntl
-import os
 import threading
 from pathlib import Path
 
 import msgspec
 
+from gpu_plugin.runtime.atomic import replace_file
 from gpu_plugin.runtime.regular_file import read_file
 
 STATE_FILE = "simulated-compute-modes.json"
@@ -54,10 +54,8 @@ class SimulatedComputeModes:
             with self._file.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 modes = self._decode(read_file(self._file, _MAX_BYTES)) if self._file.is_file() else {}
-                content = msgspec.json.encode(_Saved(boot_id=self._boot_id, modes={**modes, gpu: mode}))
-                new = self._file.with_suffix(f".{os.getpid()}")
-                new.write_bytes(content)
-                new.replace(self._file)
+                saved = _Saved(boot_id=self._boot_id, modes={**modes, gpu: mode})
+                replace_file(self._file, msgspec.json.encode(saved), 0o644)
 
     def _decode(self, content: bytes) -> dict[int, int]:
         try:

@@ -1,6 +1,6 @@
 """What changes about one GPU of a simulated node, and what a reset, a boot and a repair make of it. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -216,24 +216,24 @@ def pcie_link(built: GpuProfile, now: Condition) -> PcieLink | None:
     return PcieLink(built.pcie_width if now.pcie_width is None else now.pcie_width, built.pcie_width)
 
 
+_FIELDS: Mapping[int, Callable[[GpuProfile, Condition], int]] = {
+    FI_REMAPPED_PENDING: lambda _, now: now.remap_pending,
+    FI_REMAPPED_FAILURE: lambda _, now: now.remap_failure,
+    FI_REMAPPED_UNC: lambda _, now: now.rows_uncorrectable,
+    FI_POWER_INSTANT: power,
+    FI_POWER_CURRENT_LIMIT: lambda built, _: power_limit(built),
+    FI_RETIRED_PENDING: lambda _, now: now.retirement_pending,
+    FI_PCIE_REPLAY_COUNTER: lambda _, now: now.pcie_replays,
+}
+"""Fields that say what functions of NVML say, too."""
+
+
 def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
     """The value of a field of the GPU by its NVML_FI_* id, but of those that count with time; None: not supported."""
     if number not in built.fields:
         return None
-    if number == FI_REMAPPED_PENDING:
-        return int(now.remap_pending)
-    if number == FI_REMAPPED_FAILURE:
-        return int(now.remap_failure)
-    if number == FI_REMAPPED_UNC:
-        return now.rows_uncorrectable
-    if number == FI_POWER_INSTANT:
-        return power(built, now)
-    if number == FI_POWER_CURRENT_LIMIT:
-        return power_limit(built)
-    if number == FI_RETIRED_PENDING:
-        return int(now.retirement_pending)
-    if number == FI_PCIE_REPLAY_COUNTER:
-        return now.pcie_replays
+    if number in _FIELDS:
+        return int(_FIELDS[number](built, now))
     return now.fields.get(number, built.fields[number])
 
 

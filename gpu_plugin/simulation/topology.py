@@ -17,14 +17,18 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Distance = Annotated[int, msgspec.Meta(ge=10, le=255)]
 """Of two NUMA nodes, in an ACPI System Locality Information Table: values below 10 are reserved, 255 is out of reach."""
 
-_ONE_NODE, _TWO_SOCKETS = 10, 21
-"""Distances where a file tells none: of a node and itself (ACPI), and of two sockets as Intel's firmware commonly has it."""
+# NUMA distances where a file tells none
+_ONE_NODE = 10  # of a node and itself (ACPI)
+_TWO_SOCKETS = 21  # as Intel's firmware commonly has it
 
-_CASCADE, _SWITCH, _PORT, _NOTHING = 5, 3, 1, 0
-"""Bridges between a root complex and a GPU: a root port, and the two ports of each PCIe switch on the way."""
+# Bridges between a root complex and a GPU: a root port, and the two ports of each PCIe switch on the way
+_CASCADE = 5
+_SWITCH = 3
+_PORT = 1
+_NOTHING = 0
 
-_BUSES, _DEVICES = 256, 32
-"""PCI bus numbers of a domain, and devices of a bus."""
+_BUSES = 256  # PCI bus numbers of a domain
+_DEVICES = 32  # of a PCI bus
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""The settings in force: read anew on a thread, applied whole or not at all, and what became of the last attempt."""
+"""The settings in force: read again on a thread, applied whole or not at all, and what became of the last attempt."""
 
 import json
 import logging
@@ -14,11 +14,11 @@ from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.written import differing, written
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.sources.source import ConfigSource
-from gpu_plugin.sources.telling import tell_remarks, tell_settings
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,9 @@ CHOSEN_WITHIN = 10.0
 
 LONGEST_IN_FULL = 256 * 1024
 """Bytes of the settings in an answer of the control socket."""
+
+LONGEST_LINE = 2000
+"""Characters of the log line about the settings: a list of thousands of GPUs is left to the debugging."""
 
 _FLAGS = {option.name: option.flags[0] for option in OPTIONS if option.flags} | {
     "socket_dir": "device-plugin-dir",
@@ -166,8 +169,6 @@ class Configuration:
 
     def in_full(self) -> Mapping[str, object]:
         """Every setting in force as a config file that asks for them; too much for an answer is left out, with how much it is."""
-        from gpu_plugin.config.written import written  # noqa: PLC0415 - it needs the file's schema, which takes a while
-
         content = written(self.settings)
         size = len(json.dumps(content))
         return content if size <= LONGEST_IN_FULL else {"left_out_bytes": size}
@@ -302,3 +303,19 @@ async def _resolved(threads: DaemonThreads, resolve: Resolve, path: Path | None)
         return await threads.run(partial(resolve, path), PATIENCE)
     except TimeoutError:
         raise ConfigError(f"{path}: could not be read within {PATIENCE:g} s") from None
+
+
+def tell_settings(settings: Settings, file: Path | None) -> None:
+    """Says the file, what of the settings is not the default, and what of the file deserves a word."""
+    asked = "; ".join(differing(settings)) or "nothing but defaults"
+    shown = asked if len(asked) <= LONGEST_LINE else f"{asked[: LONGEST_LINE - 3]}..."
+    log.info("configuration: %s: %s", file or "no file", shown)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("configuration: in full: %s", json.dumps(written(settings)))
+    tell_remarks(settings)
+
+
+def tell_remarks(settings: Settings) -> None:
+    """Says what of the file deserves a word though nothing is wrong with it."""
+    for remark in settings.remarks:
+        log.info("configuration: %s", remark)

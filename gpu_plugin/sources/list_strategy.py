@@ -5,11 +5,10 @@ before is used on, or envvar where nothing was. Where strategies are named, noth
 """
 
 import logging
-import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -32,15 +31,11 @@ PATIENCE = 3.0
 class ListStrategy:
     """Chooses strategies for settings that leave them to the node."""
 
-    def __init__(
-        self,
-        look: "Callable[[Settings], NodeEvidence] | None" = None,
-        patience: float = PATIENCE,
-    ) -> None:
+    def __init__(self, look: "Callable[[Settings], NodeEvidence] | None" = None, patience: float = PATIENCE) -> None:
         """`look` blocks and gives what the node's files say."""
         self._look = look or evidence_for
         self._patience = patience
-        self._looking: threading.Thread | None = None
+        self._look_under_way: Future[Choice] | None = None
         self._known: Choice | None = None
 
     def settled(self, settings: Settings) -> Settings:
@@ -60,38 +55,32 @@ class ListStrategy:
 
     def settling(self, resolve: Resolve) -> Resolve:
         """`resolve`, whose settings name strategies."""
-
-        def settled(path: Path | None) -> Settings:
-            return self.settled(resolve(path))
-
-        return settled
+        return lambda path: self.settled(resolve(path))
 
     def _choose(self, settings: Settings) -> "Choice":
-        from gpu_plugin.access.strategy_choice import Choice, choose  # noqa: PLC0415
+        from gpu_plugin.access.strategy_choice import choose  # noqa: PLC0415
 
-        if self._looking is not None and self._looking.is_alive():
-            return self._unlooked("an earlier look at the node's files still hangs")
-        outcome: queue.SimpleQueue[Choice | str] = queue.SimpleQueue()
+        if self._look_under_way is not None and not self._look_under_way.done():
+            return self._without_a_look("an earlier look at the node's files still hangs")
+        self._look_under_way = outcome = Future["Choice"]()
 
         def look() -> None:
             try:
-                outcome.put(choose(self._look(settings), settings.cdi_dir))
-            except Exception as error:
-                log.exception("looking at the node's files failed")
-                outcome.put(f"looking at the node's files failed: {error!r}")
+                outcome.set_result(choose(self._look(settings), settings.cdi_dir))
+            except Exception as error:  # noqa: BLE001 - raised again below
+                outcome.set_exception(error)
 
-        self._looking = threading.Thread(target=look, name="node-files", daemon=True)
-        self._looking.start()
+        threading.Thread(target=look, name="node-files", daemon=True).start()
         try:
-            found = outcome.get(timeout=self._patience)
-        except queue.Empty:
-            found = f"the node's files could not be read within {self._patience:g} s"
-        if isinstance(found, str):
-            return self._unlooked(found)
-        self._known = found
-        return found
+            self._known = outcome.result(self._patience)
+        except TimeoutError:
+            return self._without_a_look(f"the node's files could not be read within {self._patience:g} s")
+        except Exception as error:
+            log.exception("looking at the node's files failed")
+            return self._without_a_look(f"looking at the node's files failed: {error!r}")
+        return self._known
 
-    def _unlooked(self, why: str) -> "Choice":
+    def _without_a_look(self, why: str) -> "Choice":
         """What to use where the node's files say nothing now: a disk that is slow for a moment must not change what pods get."""
         from gpu_plugin.access.strategy_choice import Choice  # noqa: PLC0415
 

@@ -3,9 +3,11 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.node_metadata import NodeMetadata
@@ -13,9 +15,8 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
-from gpu_plugin.sources.directories import ANY, Place, route
-from gpu_plugin.sources.files import ABSENT, FileWatcher, Observed, fingerprint, watch_file
-from gpu_plugin.sources.last_choice import LastChoice
+from gpu_plugin.sources.files import ABSENT, ANY, FileWatcher, Observed, Place, fingerprint, route, watch_file
+from gpu_plugin.state.directory import Identity, StateDirectory, identity
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,61 @@ MAX_KUBECONFIG = 4 * 1024 * 1024
 
 LABEL_PATIENCE = 5.0
 """Seconds at the start for the API server to tell the node's label or to fail, before the last choice is used."""
+
+CHOICE_FILE = "chosen-configuration.json"
+"""Where that is remembered, in the state directory of flags and environment: the config file itself may name another one."""
+
+
+class ChosenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file holds: by which label of which node, which file of which directory was chosen; "" for none at all."""
+
+    node: str
+    label: str
+    directory: str
+    file: str
+
+
+class LastChoice:
+    """Remembers the choice that was in force last: the API server may be away at the next start.
+
+    Reading and writing block for as long as the disk does, and never raise.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._state = StateDirectory(Path(settings.state_dir))
+        self._path = self._state.path / CHOICE_FILE
+        self._found: Identity | None = None
+
+    def read(self) -> str | None:
+        """The file chosen last by the same label of the same node, from the same directory; None where none is known."""
+        known = self._state.read(CHOICE_FILE, ChosenFile)
+        self._found = identity(self._path)
+        return known.file if known is not None and known == self._of(known.file) else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether what was read or written last is there still: it may have been removed, or its directory renamed."""
+        return identity(self._path) == self._found
+
+    def write(self, file: str) -> bool:
+        """Has this choice outlive the process. Returns whether that worked.
+
+        Where it did not, nothing is left of the choice of before: without one nothing is served while the label is not known, by
+        an old one what the operator no longer wants would be.
+        """
+        written = self._state.write(CHOICE_FILE, self._of(file))
+        if not written:
+            with suppress(OSError):
+                self._path.unlink()
+        self._found = identity(self._path)
+        return written
+
+    def _of(self, file: str) -> ChosenFile:
+        settings = self._settings
+        return ChosenFile(
+            node=settings.node_name, label=settings.node_label, directory=settings.config_file_srcdir, file=file
+        )
 
 
 class ConfigSource:
@@ -43,7 +99,7 @@ class ConfigSource:
         self._settled = anyio.Event()
         self._file = Path(settings.config_file) if settings.config_file else None
         self._label: str | None = None
-        self._label_told = anyio.Event()
+        self._label_known = anyio.Event()
         self._trouble = "the Kubernetes API has not told it yet"
         self._choice = Choice(NO_FILE)
         self._memory = LastChoice(settings)
@@ -52,8 +108,9 @@ class ConfigSource:
         self._kept: str | None = None
         """The one that a restart would know of."""
         self._recalled = False
-        self._said_of: tuple[str, str | None] | None = None
-        self._complaint = ""
+        self._last_logged: tuple[str, str | None] | None = None
+        self.complaint = ""
+        """What is wrong with the node's label, while it names no file that is there or is not known; empty otherwise."""
         self._asked = ""
         self._content: str | None = None
         self._watcher: FileWatcher[tuple[str, str, Choice, str]] | None = None
@@ -73,26 +130,21 @@ class ConfigSource:
         return Path(self._settings.config_file_srcdir) / self._asked if self._asked else self._file
 
     @property
-    def complaint(self) -> str:
-        """What is wrong with the node's label, while it names no file that is there or is not known; empty otherwise."""
-        return self._complaint
-
-    @property
     def unknown(self) -> str:
         """What is waited for, and why, while the node's label is to choose the file and is not known; empty otherwise."""
-        if not self._settings.config_file_srcdir or self._label_told.is_set():
+        if not self._settings.config_file_srcdir or self._label_known.is_set():
             return ""
         return f"waiting for {self._label_in_words()}: {self._trouble}"
 
     @property
     def unheard(self) -> str:
         """Why a change of the node's label would not be heard now, once it is known what it was; empty where it would."""
-        if not self._label_told.is_set() or not self._trouble:
+        if not self._label_known.is_set() or not self._trouble:
             return ""
         return f"changes of {self._label_in_words()} are not heard: {self._trouble}"
 
     def look_again(self) -> None:
-        """Has everything looked at anew. From the event loop's thread only."""
+        """Has everything looked at again. From the event loop's thread only."""
         if self._watcher is not None:
             self._watcher.notify()
 
@@ -113,7 +165,7 @@ class ConfigSource:
         name = file.name if file is not None else NO_FILE
         self._recall()
         self._last = name
-        if name != self._kept or not self._memory.stands:
+        if name != self._kept or not self._memory.is_current:
             self._kept = name if self._memory.write(name) else None
         return name == self._kept
 
@@ -128,50 +180,50 @@ class ConfigSource:
 
     async def _run_by_label(self, changed: Callable[[], None]) -> None:
         settings = self._settings
-        lookout = self._watcher = FileWatcher(self._look, lambda seen: self._take(*seen, changed))
+        watcher = self._watcher = FileWatcher(self._look, lambda seen: self._take(*seen, changed))
         answered = anyio.Event()
 
-        def told(value: str | None) -> None:
+        def label_read(value: str | None) -> None:
             self._label, self._trouble = value, ""
-            self._label_told.set()
+            self._label_known.set()
             answered.set()
-            lookout.notify()
+            watcher.notify()
 
-        def troubled(why: str) -> None:
+        def label_failed(why: str) -> None:
             self._trouble = why
             if why:
                 answered.set()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.node.follow_label, settings.node_label, told, troubled)
-            if not self._label_told.is_set():
+            tasks.start_soon(self.node.follow_label, settings.node_label, label_read, label_failed)
+            if not self._label_known.is_set():
                 with anyio.move_on_after(LABEL_PATIENCE):
                     await answered.wait()
-            await lookout.run()
+            await watcher.run()
 
     def _look(self) -> Observed[tuple[str, str, Choice, str]]:
-        """Why the label is not known, its value, what it chooses, and that file's content. Blocks."""
-        settings, untold, label = self._settings, self.unknown, self._label or ""
+        """Why the label is not known, its value, the choice, and the fingerprint of that file. Blocks."""
+        settings, label_unknown, label = self._settings, self.unknown, self._label or ""
         self._recall()
         directory = Path(settings.config_file_srcdir)
         places = route(directory) | {Place(os.path.realpath(directory), ANY)}
-        present, unread = _configs(directory)
+        present, files_unknown = _configs(directory)
         default, fallbacks = settings.default_config, settings.fallback_strategies
-        choice = choose(label, present, default, fallbacks, self._last, untold, unread)
+        choice = choose(label, present, default, fallbacks, self._last, label_unknown, files_unknown)
         content = ""
         if choice.file:
             places |= route(directory / choice.file)
             content = fingerprint(directory / choice.file)
-        return Observed((untold, label, choice, content), places)
+        return Observed((label_unknown, label, choice, content), places)
 
     def _recall(self) -> None:
         if not self._recalled:
             self._last = self._kept = self._memory.read()
             self._recalled = True
 
-    def _take(self, untold: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
-        self._say(untold, label, choice)
-        self._complaint, self._asked = choice.complaint, choice.asked
+    def _take(self, label_unknown: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
+        self._log_choice(label_unknown, label, choice)
+        self.complaint, self._asked = choice.complaint, choice.asked
         if choice.file is None:
             return
         if choice.file == self._choice.file and (content == self._content or (choice.complaint and content == ABSENT)):
@@ -181,22 +233,22 @@ class ConfigSource:
         self._settled.set()
         changed()
 
-    def _say(self, untold: str, label: str, choice: Choice) -> None:
+    def _log_choice(self, label_unknown: str, label: str, choice: Choice) -> None:
         if choice.complaint:
-            saying = ("untold" if untold else f"label {label}", choice.file)
-            if self._said_of != saying:
-                level = logging.WARNING if untold else logging.ERROR
+            logged = ("label_unknown" if label_unknown else f"label {label}", choice.file)
+            if self._last_logged != logged:
+                level = logging.WARNING if label_unknown else logging.ERROR
                 until = "; nothing is served until there is one to be used" if choice.file is None else ""
                 log.log(level, "configuration: %s%s", choice.complaint, until)
-            self._said_of = saying
-        elif choice.file != self._choice.file or self._said_of is not None or self._content is None:
-            self._said_of = None
+            self._last_logged = logged
+        elif choice.file != self._choice.file or self._last_logged is not None or self._content is None:
+            self._last_logged = None
             by = f"label {self._settings.node_label}={label}" if label else f"no label {self._settings.node_label}"
             log.info("the configuration of this node is %s (%s)", choice.file or "flags and environment only", by)
 
 
 def _require_kubeconfig(kubeconfig: str) -> None:
-    """Raises ConfigError for what can be none. One that is not there, or cannot be read, may come: that is waited for."""
+    """Raises ConfigError for a file that can be no kubeconfig. One that does not exist or cannot be read yet is waited for."""
     if not kubeconfig:
         return
     try:

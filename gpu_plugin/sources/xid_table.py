@@ -18,7 +18,7 @@ def shipped_table() -> XidTable:
     """The table of the package, read once.
 
     Raises:
-        ConfigError: the file is not there or is no such table: the package is broken, and must be installed anew.
+        ConfigError: the file is not there or is no such table: the package is broken, and must be installed again.
     """
     return read_table(SHIPPED)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_plugin.devices.mps_paths import CONTROL, LOG, PIPE, STARTED, shm_directory
 from gpu_plugin.mps import compute_modes, readiness
-from gpu_plugin.uninstall.traces import Removal, remove_directory
+from gpu_plugin.uninstall.traces import Removal, remove_empty
 
 _PARTS = {PIPE, LOG, readiness.READY, readiness.DOWN, STARTED}
 """All that supervisors put into a resource's directory; the last one is NVIDIA's."""
@@ -25,38 +25,27 @@ def remove_mps_traces(root: Path) -> Removal:
     if not root.is_dir():
         return Removal()
     if supervised(root):
-        return Removal(left=(f"{root}: gpu-plugin mps is running with this MPS root: stop it first",))
-    removed, left = [], []
+        return Removal(left=[f"{root}: gpu-plugin mps is running with this MPS root: stop it first"])
+    done = Removal()
     for directory in _resources(root):
         if _listens(directory / PIPE / CONTROL):
-            left.append(f"{directory}: an MPS control daemon is running there: stop it first")
-            continue
-        try:
-            shutil.rmtree(directory)
-            removed.append(str(directory))
-            if not any(directory.parent.iterdir()):
-                directory.parent.rmdir()
-        except OSError as error:
-            left.append(f"{error.filename or directory}: {error.strerror or error}")
-    for name in (readiness.SUPERVISOR, compute_modes.FILE):
-        try:
-            (root / name).unlink()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            left.append(f"{root / name}: {error.strerror or error}")
+            done.left.append(f"{directory}: an MPS control daemon is running there: stop it first")
         else:
-            removed.append(str(root / name))
+            done.attempt(directory, _remove_resource)
+    for name in (readiness.SUPERVISOR, compute_modes.FILE):
+        done.attempt(root / name, Path.unlink)
     shm = Path(shm_directory(str(root)))
-    trouble = _unmount(shm)
-    if trouble:
-        left.append(trouble)
-    for directory in (shm, root):
-        if (why := remove_directory(directory)) is None:
-            removed.append(str(directory))
-        elif why:
-            left.append(why)
-    return Removal(tuple(removed), tuple(left))
+    if trouble := _unmount(shm):
+        done.left.append(trouble)
+    done.attempt(shm, remove_empty)
+    done.attempt(root, remove_empty)
+    return done
+
+
+def _remove_resource(directory: Path) -> None:
+    shutil.rmtree(directory)
+    if not any(directory.parent.iterdir()):
+        directory.parent.rmdir()
 
 
 def supervised(root: Path) -> bool:

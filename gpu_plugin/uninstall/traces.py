@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,11 +28,23 @@ SIMULATED_DIRECTORIES = ("dev", "driver-root")
 """What a simulated node adds there (`hardware`, `compute_modes`, `device_nodes` and `driver_files` of `simulation`)."""
 
 
-class Removal(msgspec.Struct, frozen=True):
+class Removal(msgspec.Struct):
     """Paths that were removed, and a sentence for each thing that is still there."""
 
-    removed: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    removed: list[str] = []
+    left: list[str] = []
+
+    def attempt(self, path: Path, remove: Callable[[Path], object]) -> None:
+        """Removes what may be at a path, and notes what came of it; nothing where `remove` returns False."""
+        try:
+            removed = remove(path) is not False
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.left.append(f"{error.filename or path}: {error.strerror or error}")
+        else:
+            if removed:
+                self.removed.append(str(path))
 
 
 def remove_traces(
@@ -49,7 +62,7 @@ def remove_traces(
     lock = NodeLock(state_dir, socket_dir, __version__)
     try:
         if why := running(state_dir, lock):
-            return Removal(left=(why,))
+            return Removal(left=[why])
         before()
         return _removed(state_dir, cdi_dir, socket_dir, features_dir)
     finally:
@@ -66,59 +79,41 @@ def running(state_dir: Path, lock: NodeLock) -> str:
 
 def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Path | None) -> Removal:
     specs = SpecDirectory(cdi_dir).remove()
-    removed = [str(cdi_dir / name) for name in specs.changed]
-    left = list(specs.refused.values())
-    removed += [str(socket_dir / name) for name in remove_stale(socket_dir)]
-    left += [
+    done = Removal([str(cdi_dir / name) for name in specs.changed], list(specs.refused.values()))
+    done.removed += [str(socket_dir / name) for name in remove_stale(socket_dir)]
+    done.left += [
         f"{path}: a socket that is in use, or cannot be removed" for path in sorted(socket_dir.glob(f"{PREFIX}*.sock"))
     ]
-    kept: set[Path] = set()
-    if features_dir is not None:
-        labels, remembered = _remove_labels(state_dir, features_dir)
-        removed += labels.removed
-        left += labels.left
-        if remembered:
-            kept = {state_dir / FEATURES_FILE}
+    kept: frozenset[Path] = frozenset()
+    if features_dir is not None and _remove_labels(state_dir, features_dir, done):
+        kept = frozenset({state_dir / FEATURES_FILE})
     for path in _state(state_dir):
-        if path in kept:
-            continue
-        try:
-            _remove(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            left.append(f"{path}: {error.strerror or error}")
-        else:
-            removed.append(str(path))
-    trouble = remove_directory(state_dir, kept)
-    if trouble is None:
-        removed.append(str(state_dir))
-    elif trouble:
-        left.append(trouble)
-    return Removal(tuple(removed), tuple(left))
+        if path not in kept:
+            done.attempt(path, _remove)
+    done.attempt(state_dir, partial(remove_empty, kept=kept))
+    return done
 
 
-def _remove_labels(state_dir: Path, features_dir: Path) -> tuple[Removal, bool]:
-    """Removes the files of labels. Returns, too, whether the state directory has to remember one that is still there."""
-    removed, left = [], []
+def _remove_labels(state_dir: Path, features_dir: Path, done: Removal) -> bool:
+    """Removes the files of labels. Returns whether the state directory has to remember one that is still there."""
     written, memory = WrittenFiles(StateDirectory(state_dir)), state_dir / FEATURES_FILE
     written.load()
     for directory in sorted({features_dir, *map(Path, written.directories())}):
         file = FeaturesFile(directory, written)
         try:
             if file.remove():
-                removed.append(str(file.path))
+                done.removed.append(str(file.path))
         except AwayError as error:
-            left.append(
+            done.left.append(
                 f"{file.path}: {error.strerror}: mount it and run this again; if it is gone for good, remove {memory} first"
             )
         except OSError as error:
             again = f"; {memory} stays, so that running this again finds it" if written.remembers(file.path) else ""
-            left.append(f"{file.path}: {error.strerror or error}{again}")
+            done.left.append(f"{file.path}: {error.strerror or error}{again}")
     remembered = bool(written.directories())
     if remembered:
         written.keep()
-    return Removal(tuple(removed), tuple(left)), remembered
+    return remembered
 
 
 def _state(state_dir: Path) -> Iterator[Path]:
@@ -134,29 +129,28 @@ def _state(state_dir: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, a link or a directory with all that is in it. Raises OSError."""
+    """Removes a file, a link or a directory with all that is in it."""
     if stat.S_ISDIR(path.lstat().st_mode):
         shutil.rmtree(path)
     else:
         path.unlink()
 
 
-def remove_directory(directory: Path, kept: Collection[Path] = ()) -> str | None:
-    """Removes an empty directory. Returns None once it is gone, else why it stays, or nothing where it never was.
+def remove_empty(directory: Path, kept: Collection[Path] = ()) -> bool:
+    """Removes an empty directory. Returns whether it did; it does not where the directory holds but what is `kept`.
 
-    Nothing is said of one that holds but what is `kept`, either.
+    Raises OSError, whose `strerror` says what else it holds, or that it is a link.
     """
     if directory.is_symlink():
-        return f"{directory}: is a link to {directory.readlink()}: remove both by hand"
+        raise OSError(errno.ENOTDIR, f"is a link to {directory.readlink()}: remove both by hand")
     try:
         directory.rmdir()
-    except FileNotFoundError:
-        return ""
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
-            return f"{directory}: {error.strerror or error}"
+            raise
         names = sorted(set(os.listdir(directory)) - {path.name for path in kept})  # noqa: PTH208 - names alone
-        if not names:
-            return ""
-        return f"{directory}: holds what is not this plugin's: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-    return None
+        if names:
+            shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+            raise OSError(errno.ENOTEMPTY, f"holds what is not this plugin's: {shown}") from None
+        return False
+    return True

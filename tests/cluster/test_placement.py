@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
-from gpu_plugin.cli.topology_source import node_from
+from gpu_plugin.cli.topology_source import simulated_node
 from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import choose
@@ -33,7 +32,7 @@ SEED = 224
 @cache
 def placement() -> Placement:
     """The node as it is without faults, probed as the daemon does and ready for choices."""
-    return Placement.of(Topology.of(node_from(SIMULATED_NODE, Path())))
+    return Placement.of(Topology.of(simulated_node(SIMULATED_NODE)))
 
 
 @pytest.fixture

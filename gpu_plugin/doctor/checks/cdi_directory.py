@@ -1,7 +1,5 @@
 """Whether CDI specifications can be written, where they are."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
@@ -13,41 +11,35 @@ _OVERLAY = "overlay"
 
 
 @check("cdi-directory")
-def cdi_directory(facts: Facts) -> Sequence[Finding]:
+def cdi_directory(facts: Facts) -> Finding:
     """Fails where the strategy needs them and the directory takes none."""
     settings, known = facts.settings, facts.cdi_directory
     if not any(is_cdi(each) or each == AUTO for each in settings.device_list_strategy):
-        return [skipped(f"{', '.join(settings.device_list_strategy)} needs no CDI specifications")]
+        return skipped(f"{', '.join(settings.device_list_strategy)} needs no CDI specifications")
     if AUTO in settings.device_list_strategy and (
         isinstance(facts.evidence, Unknown) or not is_cdi(choose(facts.evidence, settings.cdi_dir).strategy)
     ):
-        return [skipped("auto chooses envvar, which needs no CDI specifications")]
+        return skipped("auto chooses envvar, which needs no CDI specifications")
     if isinstance(known, Unknown):
-        return [unseen(settings.cdi_dir, known, needed=True)]
+        return unseen(settings.cdi_dir, known, needed=True)
     if known.error:
-        return [failed(f"{known.path}: {known.error}", "run as root")]
+        return failed(f"{known.path}: {known.error}", "run as root")
     if known.there and not known.is_directory:
-        return [failed(f"{known.path} is not a directory", "is --cdi-dir right?")]
+        return failed(f"{known.path} is not a directory", "is --cdi-dir right?")
     if known.read_only or not known.writable:
         if not isinstance(facts.process, Unknown) and facts.process.uid and not known.read_only:
-            return [
-                note(
-                    f"{known.path} cannot be written by uid {facts.process.uid}",
-                    "run doctor as root to see what the daemon may do",
-                )
-            ]
-        return [
-            failed(
-                f"{known.path} cannot be written{', since it is mounted read-only' if known.read_only else ''}: devices "
-                "without a specification are Unhealthy",
-                "mount the node's directory read-write, or name another that the runtime reads with --cdi-dir",
+            return note(
+                f"{known.path} cannot be written by uid {facts.process.uid}",
+                "run doctor as root to see what the daemon may do",
             )
-        ]
+        return failed(
+            f"{known.path} cannot be written{', since it is mounted read-only' if known.read_only else ''}: devices "
+            "without a specification are Unhealthy",
+            "mount the node's directory read-write, or name another that the runtime reads with --cdi-dir",
+        )
     if known.filesystem == _OVERLAY and not isinstance(facts.process, Unknown) and facts.process.contained:
-        return [
-            warning(
-                f"{known.path} is part of this container's own file system: no runtime of the node sees what is written there",
-                "mount the node's directory there",
-            )
-        ]
-    return [ok(f"{known.path} can be written")]
+        return warning(
+            f"{known.path} is part of this container's own file system: no runtime of the node sees what is written there",
+            "mount the node's directory there",
+        )
+    return ok(f"{known.path} can be written")

@@ -1,7 +1,6 @@
 """Whether the clock is right: times in logs, events and certificates go by it."""
 
 import datetime as dt
-from collections.abc import Sequence
 
 from gpu_plugin.config.times import utc
 from gpu_plugin.doctor.check import check
@@ -16,17 +15,17 @@ _SYNC = "start the node's time service (chronyd, systemd-timesyncd, ntpd): `time
 
 
 @check("clock")
-def clock(facts: Facts) -> Sequence[Finding]:
+def clock(facts: Facts) -> Finding:
     """Fails where the year cannot be; warns where the kernel says that nobody sets the clock."""
     known = facts.clock
     if isinstance(known, Unknown):
-        return [unseen("the clock", known)]
+        return unseen("the clock", known)
     if not EARLIEST <= known.now < LATEST:
-        return [
-            failed(f"the clock says {utc(known.now)}: certificates and tokens of the cluster do not hold then", _SYNC)
-        ]
+        return failed(
+            f"the clock says {utc(known.now)}: certificates and tokens of the cluster do not hold then", _SYNC
+        )
     if known.synchronised is None:
-        return [skipped(f"it is not known whether it is synchronised: {known.why}")]
+        return skipped(f"it is not known whether it is synchronised: {known.why}")
     if not known.synchronised:
-        return [warning("the kernel's clock is not synchronised", _SYNC)]
-    return [ok(f"synchronised, within {known.may_be_off * 1000:.0f} ms")]
+        return warning("the kernel's clock is not synchronised", _SYNC)
+    return ok(f"synchronised, within {known.may_be_off * 1000:.0f} ms")

@@ -1,7 +1,5 @@
 """Whether the configuration can be: doctor goes by the same as the daemon does."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen
@@ -10,25 +8,21 @@ _WITHOUT = "the checks go by flags and environment only"
 
 
 @check("configuration")
-def configuration(facts: Facts) -> Sequence[Finding]:
+def configuration(facts: Facts) -> Finding:
     """Fails where it is refused; everything else then goes by flags and environment."""
     settings = facts.settings
     if isinstance(facts.configuration, Unknown):
-        return [unseen(_WITHOUT, facts.configuration, needed=True)]
+        return unseen(_WITHOUT, facts.configuration, needed=True)
     if facts.configuration:
-        return [
-            failed(
-                f"{facts.configuration}; {_WITHOUT}",
-                "fix it; `gpu-plugin validate FILE` lists everything that is wrong with a file",
-            )
-        ]
+        return failed(
+            f"{facts.configuration}; {_WITHOUT}",
+            "fix it; `gpu-plugin validate FILE` lists everything that is wrong with a file",
+        )
     if facts.file:
-        return [ok(f"{facts.file} can be used")]
+        return ok(f"{facts.file} can be used")
     if settings.config_file_srcdir:
-        return [
-            note(
-                f"a label of the Node names a file in {settings.config_file_srcdir}, and no daemon says which: {_WITHOUT}",
-                "give the file with --config-file in the place of --config-file-srcdir",
-            )
-        ]
-    return [ok("no file: flags, environment and defaults")]
+        return note(
+            f"a label of the Node names a file in {settings.config_file_srcdir}, and no daemon says which: {_WITHOUT}",
+            "give the file with --config-file in the place of --config-file-srcdir",
+        )
+    return ok("no file: flags, environment and defaults")

@@ -1,7 +1,5 @@
 """Whether kubelet and container runtime do what the device list strategy needs."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
@@ -16,27 +14,27 @@ _ENABLE = (
 
 
 @check("container-runtime")
-def container_runtime(facts: Facts) -> Sequence[Finding]:
+def container_runtime(facts: Facts) -> Finding:
     """Warns where CDI is asked for and the node's files do not speak for it; says what `auto` comes to."""
     strategies = facts.settings.device_list_strategy
     evidence = facts.evidence
     if isinstance(evidence, Unknown):
-        return [unseen("the files of kubelet and container runtime", evidence)]
+        return unseen("the files of kubelet and container runtime", evidence)
     choice = choose(evidence, facts.settings.cdi_dir)
     takes_cdi = choice.strategy == "cdi-cri"
     asked = ", ".join(strategies)
     if AUTO in strategies:
-        return [ok(f"{asked} chooses {choice.strategy}: {choice.reason}")]
+        return ok(f"{asked} chooses {choice.strategy}: {choice.reason}")
     if any(map(is_cdi, strategies)):
         if takes_cdi:
-            return [ok(f"{asked}: {choice.reason}")]
+            return ok(f"{asked}: {choice.reason}")
         if evidence.trouble:
-            return [skipped(f"{asked}: whether the runtime takes CDI names is not known: {evidence.trouble}")]
+            return skipped(f"{asked}: whether the runtime takes CDI names is not known: {evidence.trouble}")
         if strategies == ("cdi-annotations",):
-            return [
-                note(f"{asked}: the runtime must read CDI annotations; for CDI names of the kubelet: {choice.reason}")
-            ]
-        return [warning(f"{asked} is asked for, and CDI is not known to work here: {choice.reason}", _ENABLE)]
+            return note(
+                f"{asked}: the runtime must read CDI annotations; for CDI names of the kubelet: {choice.reason}"
+            )
+        return warning(f"{asked} is asked for, and CDI is not known to work here: {choice.reason}", _ENABLE)
     if takes_cdi:
-        return [ok(f"{asked}, which takes NVIDIA's container runtime; cdi-cri would work, too: {choice.reason}")]
-    return [ok(f"{asked}, which takes NVIDIA's container runtime; CDI is not known to work here: {choice.reason}")]
+        return ok(f"{asked}, which takes NVIDIA's container runtime; cdi-cri would work, too: {choice.reason}")
+    return ok(f"{asked}, which takes NVIDIA's container runtime; CDI is not known to work here: {choice.reason}")

@@ -1,7 +1,5 @@
 """Whether a daemon runs, what it complains of, and whether it looks where doctor looks."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.daemon import node_status
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
@@ -20,28 +18,26 @@ _KILLED = (
 
 
 @check("daemon")
-def daemon(facts: Facts) -> Sequence[Finding]:
+def daemon(facts: Facts) -> Finding | list[Finding]:
     """Fails with each complaint of a running daemon, where one hangs, and where one was killed; that none runs is worth a note.
 
     Registrations have a check of their own.
     """
     known = facts.daemon
     if isinstance(known, Unknown):
-        return [unseen("the daemon's status", known, _HANGS, needed=True)]
+        return unseen("the daemon's status", known, _HANGS, needed=True)
     status = known.status
     if status is None:
         if known.refused:
-            return [failed(known.trouble, "only one daemon can serve a node: stop the other one, or see its log")]
+            return failed(known.trouble, "only one daemon can serve a node: stop the other one, or see its log")
         if known.forbidden:
-            return [note(known.trouble, "run doctor as that user, or as root, to see what the daemon says")]
+            return note(known.trouble, "run doctor as that user, or as root, to see what the daemon says")
         if known.abandoned:
-            return [failed(f"{known.trouble} Its socket exists, but no process listens on it: it was killed", _KILLED)]
-        return [
-            note(
-                known.trouble,
-                "if one should be running: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, and its log",
-            )
-        ]
+            return failed(f"{known.trouble} Its socket exists, but no process listens on it: it was killed", _KILLED)
+        return note(
+            known.trouble,
+            "if one should be running: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, and its log",
+        )
     found = []
     served = status["kubelet"].get("directory", "")
     if served and served != facts.settings.socket_dir:
@@ -67,4 +63,4 @@ def daemon(facts: Facts) -> Sequence[Finding]:
     if found:
         return found
     about = status["daemon"]
-    return [ok(f"version {about['version']}, process {about['pid']}, and it complains of nothing")]
+    return ok(f"version {about['version']}, process {about['pid']}, and it complains of nothing")

@@ -1,12 +1,12 @@
 """Whether the device nodes that CUDA needs exist, are what they should be, and can be opened."""
 
 import errno
-from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import DeviceNode, DeviceNodes, Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, Status, ok, skipped, unseen
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, unseen, warning
 
 _FRONTEND = 195
 """Major of /dev/nvidiaN and /dev/nvidiactl (devices.txt of the kernel's documentation)."""
@@ -22,64 +22,50 @@ _MAKE = (
 )
 
 
-class _Trouble(NamedTuple):
-    """What is wrong with a node, as what follows its path in a sentence."""
-
-    status: Status
-    what: str
-    remedy: str
-
-
 @check("device-nodes")
-def device_nodes(facts: Facts) -> Sequence[Finding]:
+def device_nodes(facts: Facts) -> Finding | list[Finding]:
     """Fails with each node that is missing, wrong or closed to us; without /dev/nvidia-uvm no CUDA program starts."""
     known = facts.nodes
     if isinstance(known, Unknown):
-        return [unseen("device nodes", known, needed=True)]
+        return unseen("device nodes", known, needed=True)
     if facts.simulated:
-        return [ok(f"the simulated node has {len(known.nodes)}; none is opened")]
+        return ok(f"the simulated node has {len(known.nodes)}; none is opened")
     if not isinstance(facts.driver, Unknown) and facts.driver.platform != "nvml":
-        return [skipped("this platform has none for each GPU")]
+        return skipped("this platform has none for each GPU")
     if isinstance(facts.released, Unknown):
-        return [skipped("whether GPUs are released for maintenance is not known: their device nodes are left alone")]
+        return skipped("whether GPUs are released for maintenance is not known: their device nodes are left alone")
     if not known.nodes:
-        return [skipped("GPUs are released for maintenance: their device nodes are left alone")]
-    troubles: dict[_Trouble, list[str]] = {}  # nodes of several GPUs often have the same
+        return skipped("GPUs are released for maintenance: their device nodes are left alone")
+    troubles: dict[Finding, list[str]] = {}  # nodes of several GPUs often have the same
     for path, node in known.nodes.items():
         if (trouble := _trouble(node, known, facts)) is not None:
             troubles.setdefault(trouble, []).append(path)
     if troubles:
-        return [
-            Finding(each.status, f"{', '.join(paths)}: {each.what}", each.remedy) for each, paths in troubles.items()
-        ]
+        return [replace(each, found=f"{', '.join(paths)}: {each.found}") for each, paths in troubles.items()]
     shared = [path for path, node in known.nodes.items() if node.there and path in _SHARED]
     gpus = len(known.nodes.keys() - _SHARED)
     those = f" and {'that' if gpus == 1 else 'those'} of {gpus} GPU{'' if gpus == 1 else 's'}" if gpus else ""
-    return [ok(f"{', '.join(shared)}{those} can be opened")]
+    return ok(f"{', '.join(shared)}{those} can be opened")
 
 
-def _trouble(node: DeviceNode, known: DeviceNodes, facts: Facts) -> _Trouble | None:
+def _trouble(node: DeviceNode, known: DeviceNodes, facts: Facts) -> Finding | None:
     if not node.there and node.error is None:
         return _missing(node)
     if node.why:
-        return _Trouble(Status.FAILED, f"opening it: {node.why}", "its GPU hangs: look for Xid lines in the kernel log")
+        return failed(f"opening it: {node.why}", "its GPU hangs: look for Xid lines in the kernel log")
     if node.major is None and node.there:
-        return _Trouble(Status.FAILED, "is not a character device", f"remove it; {_MAKE}")
+        return failed("is not a character device", f"remove it; {_MAKE}")
     if wrong := _wrong_number(node, known):
-        return _Trouble(Status.FAILED, wrong, f"remove it; {_MAKE}")
+        return failed(wrong, f"remove it; {_MAKE}")
     return _closed(node, facts) if node.error else None
 
 
-def _missing(node: DeviceNode) -> _Trouble | None:
+def _missing(node: DeviceNode) -> Finding | None:
     if node.path == "/dev/nvidia-uvm-tools":
         return None  # profilers alone need it
     if node.path == "/dev/nvidia-uvm":
-        return _Trouble(
-            Status.WARNING,
-            "does not exist; without it no CUDA program starts",
-            f"modprobe nvidia-uvm on the node; {_MAKE}",
-        )
-    return _Trouble(Status.FAILED, "does not exist", _MAKE)
+        return warning("does not exist; without it no CUDA program starts", f"modprobe nvidia-uvm on the node; {_MAKE}")
+    return failed("does not exist", _MAKE)
 
 
 def _wrong_number(node: DeviceNode, known: DeviceNodes) -> str:
@@ -94,22 +80,19 @@ def _wrong_number(node: DeviceNode, known: DeviceNodes) -> str:
     return f"is device {node.major}:{node.minor}, and the driver's is {major}:{minor}"
 
 
-def _closed(node: DeviceNode, facts: Facts) -> _Trouble:
+def _closed(node: DeviceNode, facts: Facts) -> Finding:
     """What a refusal to open means: EPERM is the device cgroup's, EACCES that of modes or of SELinux and AppArmor."""
     reason = f"cannot be opened: {node.reason}"
     process = facts.process
     if node.error == errno.EPERM:
-        return _Trouble(
-            Status.FAILED,
+        return failed(
             f"{reason}: the device cgroup denies it",
             "run the container with NVIDIA's runtime, or privileged; where it could be opened before, systemd or the kubelet's "
             "CPU manager has rewritten its cgroup: restart the pod",
         )
     if node.error == errno.EACCES and not isinstance(process, Unknown) and process.uid != 0:
-        return _Trouble(
-            Status.NOTE,
-            f"{reason} by uid {process.uid} (mode {node.mode:04o})",
-            "run doctor as root to see what the daemon may do",
+        return note(
+            f"{reason} by uid {process.uid} (mode {node.mode:04o})", "run doctor as root to see what the daemon may do"
         )
     if node.error == errno.EACCES:
         confined = not isinstance(process, Unknown) and process.selinux == "enforcing"
@@ -118,13 +101,10 @@ def _closed(node: DeviceNode, facts: Facts) -> _Trouble:
             if confined
             else "AppArmor? See the kernel log"
         )
-        return _Trouble(Status.FAILED, f"{reason} (mode {node.mode:04o})", hint)
+        return failed(f"{reason} (mode {node.mode:04o})", hint)
     if node.error in (errno.ENXIO, errno.ENODEV):
-        return _Trouble(
-            Status.FAILED,
+        return failed(
             f"{reason}: no GPU or module is behind it",
             "is the kernel module loaded, and the GPU on the bus? Look for NVRM lines in the kernel log",
         )
-    return _Trouble(
-        Status.FAILED, reason, "look for NVRM and Xid lines in the kernel log: the driver could not initialise the GPU"
-    )
+    return failed(reason, "look for NVRM and Xid lines in the kernel log: the driver could not initialise the GPU")

@@ -1,7 +1,5 @@
 """Whether the driver's library is found, and opens."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.doctor.check import check
@@ -15,28 +13,26 @@ _INSTALL = (
 
 
 @check("driver-library")
-def driver_library(facts: Facts) -> Sequence[Finding]:
+def driver_library(facts: Facts) -> Finding:
     """Fails where there is none, where it hangs, or where it cannot be opened."""
     known = facts.driver
     if isinstance(known, Unknown):
         if known.hung:
-            return [
-                failed(
-                    f"the driver does not open: {known.why}",
-                    "a GPU or the driver hangs: look for Xid and NVRM lines in the kernel log; where nothing else helps, "
-                    "reboot the node",
-                )
-            ]
+            return failed(
+                f"the driver does not open: {known.why}",
+                "a GPU or the driver hangs: look for Xid and NVRM lines in the kernel log; where nothing else helps, "
+                "reboot the node",
+            )
         if isinstance(facts.released, Unknown):
-            return [skipped(known.why, "run doctor as root, or as the daemon's user, beside a daemon that answers")]
-        return [skipped(known.why, "gpu-plugin resume, once the work on them is done")]
+            return skipped(known.why, "run doctor as root, or as the daemon's user, beside a daemon that answers")
+        return skipped(known.why, "gpu-plugin resume, once the work on them is done")
     if known.platform != "nvml":
-        return [note(f"this node is {_PLATFORMS[known.platform]}, whose GPUs the driver tells nothing else of")]
+        return note(f"this node is {_PLATFORMS[known.platform]}, whose GPUs the driver tells nothing else of")
     if known.trouble:
-        return [_unusable(known, facts.settings)]
+        return _unusable(known, facts.settings)
     if known.count_trouble:
-        return [failed(f"the driver does not say how many GPUs there are: {known.count_trouble}", _LOG)]
-    return [ok(f"{known.library or 'libnvidia-ml.so.1'}, version {known.version or 'unknown'}")]
+        return failed(f"the driver does not say how many GPUs there are: {known.count_trouble}", _LOG)
+    return ok(f"{known.library or 'libnvidia-ml.so.1'}, version {known.version or 'unknown'}")
 
 
 _PLATFORMS = {"wsl": "WSL", "tegra": "a Tegra"}

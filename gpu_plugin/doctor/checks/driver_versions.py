@@ -1,43 +1,37 @@
 """Whether the driver's library and its half in the kernel are of one version."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen
 
 
 @check("driver-versions")
-def driver_versions(facts: Facts) -> Sequence[Finding]:
-    """Fails where the module is not loaded, or the two differ: after an upgrade, until the module is loaded anew."""
+def driver_versions(facts: Facts) -> Finding:
+    """Fails where the module is not loaded, or the two differ: after an upgrade, until the module is loaded again."""
     if facts.simulated:
-        return [skipped("the node is simulated: it has no kernel module")]
+        return skipped("the node is simulated: it has no kernel module")
     module, driver = facts.module, facts.driver
     if isinstance(module, Unknown):
-        return [unseen("the kernel module's version", module)]
+        return unseen("the kernel module's version", module)
     platform = "nvml" if isinstance(driver, Unknown) else driver.platform
     if platform != "nvml":
-        return [skipped(f"on {platform} the driver is not a module of this kernel")]
+        return skipped(f"on {platform} the driver is not a module of this kernel")
     if not module.loaded:
         nouveau = "; nouveau is loaded, which keeps it from the GPUs" if module.nouveau else ""
-        return [
-            failed(
-                f"the kernel module nvidia is not loaded{nouveau}",
-                ("blacklist nouveau and reboot" if module.nouveau else "modprobe nvidia on the node")
-                + "; the kernel log says why where that fails (a module not built for this kernel, Secure Boot)",
-            )
-        ]
+        return failed(
+            f"the kernel module nvidia is not loaded{nouveau}",
+            ("blacklist nouveau and reboot" if module.nouveau else "modprobe nvidia on the node")
+            + "; the kernel log says why where that fails (a module not built for this kernel, Secure Boot)",
+        )
     if not module.version:
-        return [skipped("neither /proc/driver/nvidia/version nor /sys/module/nvidia/version says the module's version")]
+        return skipped("neither /proc/driver/nvidia/version nor /sys/module/nvidia/version says the module's version")
     if isinstance(driver, Unknown) or not driver.version:
-        return [ok(f"kernel module {module.version}; the library's version is not known")]
+        return ok(f"kernel module {module.version}; the library's version is not known")
     if driver.version != module.version:
-        return [
-            failed(
-                f"the library is of version {driver.version}, the kernel module of {module.version}",
-                "the driver was upgraded and the old module is still loaded: drain the node and reboot it, or stop all that uses "
-                "the GPUs and reload the module (rmmod nvidia_uvm nvidia_modeset nvidia, modprobe nvidia); in a container "
-                "check that the library comes from the node's driver",
-            )
-        ]
-    return [ok(f"library and kernel module are both of version {module.version}")]
+        return failed(
+            f"the library is of version {driver.version}, the kernel module of {module.version}",
+            "the driver was upgraded and the old module is still loaded: drain the node and reboot it, or stop all that uses "
+            "the GPUs and reload the module (rmmod nvidia_uvm nvidia_modeset nvidia, modprobe nvidia); in a container "
+            "check that the library comes from the node's driver",
+        )
+    return ok(f"library and kernel module are both of version {module.version}")

@@ -1,7 +1,5 @@
 """Whether the NVLink fabric of a node with NVSwitches is ready: before that, CUDA fails with error 802."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import FabricManager, Facts, Unknown
@@ -16,15 +14,15 @@ _START = (
 
 
 @check("fabric-manager")
-def fabric_manager(facts: Facts) -> Sequence[Finding]:
+def fabric_manager(facts: Facts) -> Finding | list[Finding]:
     """Fails with GPUs that have not joined their fabric; without their word, by whether the manager's traces can be seen."""
     driver = facts.opened
     switches = () if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.switches
     gpus = () if driver is None else driver.gpus
     if not switches and not any(gpu.nvswitch for gpu in gpus):
         if driver is None:
-            return [skipped("the driver is not open, and sysfs lists no NVSwitch")]
-        return [ok("not needed: no GPU leads to an NVSwitch")]
+            return skipped("the driver is not open, and sysfs lists no NVSwitch")
+        return ok("not needed: no GPU leads to an NVSwitch")
     said = [
         (gpu, *judge(gpu.fabric))
         for gpu in gpus
@@ -40,8 +38,8 @@ def fabric_manager(facts: Facts) -> Sequence[Finding]:
             for (verdict, words), indices in bad.items()
         ]
     if said:
-        return [ok("every GPU has joined its NVLink fabric")]
-    return [_by_traces(facts, len(switches))]
+        return ok("every GPU has joined its NVLink fabric")
+    return _by_traces(facts, len(switches))
 
 
 def _by_traces(facts: Facts, switches: int) -> Finding:

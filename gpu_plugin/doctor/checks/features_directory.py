@@ -1,29 +1,25 @@
 """Whether the file of labels can be written where Node Feature Discovery reads it."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, ok, skipped, unseen, warning
 
 
 @check("features-directory")
-def features_directory(facts: Facts) -> Sequence[Finding]:
+def features_directory(facts: Facts) -> Finding:
     """Warns where --node-labels file has nowhere to write to."""
     known = facts.features
     if facts.settings.node_labels != "file":
-        return [skipped("--node-labels is not file")]
+        return skipped("--node-labels is not file")
     if isinstance(known, Unknown):
-        return [unseen(facts.settings.features_dir, known)]
+        return unseen(facts.settings.features_dir, known)
     if known.error or not known.there or not known.is_directory:
-        return [
-            warning(
-                f"{known.path}: {known.error or 'there is no such directory'}: the Node gets no labels",
-                "run Node Feature Discovery's worker on this node, and mount its features.d here; or is --features-dir right?",
-            )
-        ]
+        return warning(
+            f"{known.path}: {known.error or 'there is no such directory'}: the Node gets no labels",
+            "run Node Feature Discovery's worker on this node, and mount its features.d here; or is --features-dir right?",
+        )
     if known.read_only or not known.writable:
-        return [
-            warning(f"{known.path} cannot be written: the Node gets no labels", "mount it read-write, and run as root")
-        ]
-    return [ok(f"{known.path} can be written")]
+        return warning(
+            f"{known.path} cannot be written: the Node gets no labels", "mount it read-write, and run as root"
+        )
+    return ok(f"{known.path} can be written")

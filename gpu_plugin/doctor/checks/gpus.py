@@ -1,22 +1,21 @@
 """Whether the driver has every GPU that is on the PCI bus, and each answers."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Pci, PciDevice, Unknown
+from gpu_plugin.doctor.facts import Facts, Pci, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, warning
 
 
 @check("gpus")
-def gpus(facts: Facts) -> Sequence[Finding]:
+def gpus(facts: Facts) -> Finding | list[Finding]:
     """Fails where there is none and with each that does not answer; warns of those that the driver does not have."""
     driver = facts.opened
-    on_bus = () if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.gpus
+    on_bus = {} if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.gpus
     if driver is None:
         if not on_bus:
-            return [skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")]
-        return [skipped(f"the driver is not open; on the PCI bus: {', '.join(map(_named, on_bus))}")]
+            return skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")
+        named = ", ".join(f"{bus_id} ({bound or 'no driver'})" for bus_id, bound in on_bus.items())
+        return skipped(f"the driver is not open; on the PCI bus: {named}")
     found = [
         failed(
             f"GPU {gpu.index} does not answer: {gpu.trouble}",
@@ -37,24 +36,20 @@ def gpus(facts: Facts) -> Sequence[Finding]:
     complete = not any(gpu.trouble for gpu in driver.gpus)
     found += [
         warning(
-            f"the GPU at {device.bus_id} is on the PCI bus and the driver does not have it"
-            + (f": it is bound to {device.bound_to}" if device.bound_to not in ("", "nvidia") else ""),
+            f"the GPU at {bus_id} is on the PCI bus and the driver does not have it"
+            + (f": it is bound to {bound}" if bound not in ("", "nvidia") else ""),
             "that is right for GPUs of virtual machines (vfio-pci) or hidden from this container; else look for NVRM lines in "
             "the kernel log",
         )
-        for device in (on_bus if complete else ())
-        if device.bus_id.lower() not in known
+        for bus_id, bound in (on_bus.items() if complete else ())
+        if bus_id.lower() not in known
     ]
     if found:
         return found
     models = sorted({gpu.model for gpu in driver.gpus if gpu.model})
     answer = "it answers" if driver.count == 1 else f"all {driver.count} answer"
-    return [ok(f"{answer}: {', '.join(models) or 'of unknown model'}{_checked(facts.pci)}")]
+    return ok(f"{answer}: {', '.join(models) or 'of unknown model'}{_checked(facts.pci)}")
 
 
 def _checked(pci: "Pci | Unknown") -> str:
     return "" if not isinstance(pci, Unknown) else "; sysfs does not list the PCI bus here"
-
-
-def _named(device: PciDevice) -> str:
-    return f"{device.bus_id} ({device.bound_to or 'no driver'})"

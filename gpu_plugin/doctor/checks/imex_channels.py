@@ -1,7 +1,5 @@
 """Whether the IMEX channels that are asked for exist."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.access.container import imex_node
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.doctor.check import check
@@ -15,21 +13,21 @@ _START = (
 
 
 @check("imex-channels")
-def imex_channels(facts: Facts) -> Sequence[Finding]:
+def imex_channels(facts: Facts) -> Finding:
     """Fails where a channel is required and missing; warns where it is only asked for."""
     settings, known = facts.settings, facts.nodes
     if not settings.imex_channel_ids:
-        return [skipped("none is asked for (--imex-channel-ids)")]
+        return skipped("none is asked for (--imex-channel-ids)")
     if isinstance(known, Unknown):
-        return [unseen("IMEX channels", known)]
+        return unseen("IMEX channels", known)
     if settings.imex_channel_ids == AUTO:
         there = imex_node(0) in known.imex_channels
-        return [ok(f"auto: {imex_node(0)} exists" if there else f"auto: there is no {imex_node(0)}, so none is given")]
+        return ok(f"auto: {imex_node(0)} exists" if there else f"auto: there is no {imex_node(0)}, so none is given")
     missing = [imex_node(each) for each in settings.imex_channel_ids if imex_node(each) not in known.imex_channels]
     if not missing:
-        return [ok(f"{', '.join(map(imex_node, settings.imex_channel_ids))} exists")]
+        return ok(f"{', '.join(map(imex_node, settings.imex_channel_ids))} exists")
     if settings.imex_required:
-        return [
-            failed(f"there is no {', '.join(missing)}, and --imex-required is set: the daemon does not start", _START)
-        ]
-    return [warning(f"there is no {', '.join(missing)}: containers do not get the channel", _START)]
+        return failed(
+            f"there is no {', '.join(missing)}, and --imex-required is set: the daemon does not start", _START
+        )
+    return warning(f"there is no {', '.join(missing)}: containers do not get the channel", _START)

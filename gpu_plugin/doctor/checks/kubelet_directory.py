@@ -1,35 +1,17 @@
 """Whether the kubelet's directory of device plugins is there, and may be written to."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Directory, Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, Status, failed, note, ok, unseen
+from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen
 
 
 @check("kubelet-directory")
-def kubelet_directory(facts: Facts) -> Sequence[Finding]:
+def kubelet_directory(facts: Facts) -> Finding:
     """Fails where it is missing, removed under us, or not writable."""
     known = facts.kubelet_directory
     if isinstance(known, Unknown):
-        return [unseen(facts.settings.socket_dir, known, needed=True)]
+        return unseen(facts.settings.socket_dir, known, needed=True)
     directory = known.directory
-    trouble = not_usable(directory, facts)
-    if trouble:
-        return [trouble]
-    if not known.checkpoint:
-        return [
-            note(
-                f"{directory.path} can be written, but has no kubelet_internal_checkpoint: no kubelet has ever used it",
-                "where a kubelet runs on this node, is --device-plugin-dir its directory? Kubelets use "
-                "/var/lib/kubelet/device-plugins, whatever their --root-dir",
-            )
-        ]
-    return [ok(f"{directory.path} is the kubelet's, and can be written")]
-
-
-def not_usable(directory: Directory, facts: Facts) -> Finding | None:
-    """Why no socket can be made there; None where one can."""
     path = directory.path
     if directory.error:
         return failed(f"{path}: {directory.error}", "run as root; is the file system below it in order?")
@@ -50,12 +32,14 @@ def not_usable(directory: Directory, facts: Facts) -> Finding | None:
     if not directory.writable:
         uid = facts.process.uid if not isinstance(facts.process, Unknown) else 0
         if uid:
-            return Finding(
-                Status.NOTE,
-                f"{path} cannot be written by uid {uid}",
-                "run doctor as root to see what the daemon may do",
-            )
+            return note(f"{path} cannot be written by uid {uid}", "run doctor as root to see what the daemon may do")
         return failed(
             f"{path} cannot be written, even by root", "SELinux or AppArmor? See the node's audit log (ausearch -m avc)"
         )
-    return None
+    if not known.checkpoint:
+        return note(
+            f"{path} can be written, but has no kubelet_internal_checkpoint: no kubelet has ever used it",
+            "where a kubelet runs on this node, is --device-plugin-dir its directory? Kubelets use "
+            "/var/lib/kubelet/device-plugins, whatever their --root-dir",
+        )
+    return ok(f"{path} is the kubelet's, and can be written")

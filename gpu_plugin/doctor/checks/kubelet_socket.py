@@ -1,7 +1,5 @@
 """Whether a kubelet takes registrations."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
@@ -12,42 +10,36 @@ _EMBEDDING = ("k3s", "rke2", "k0s", "microk8s", "kubelite", "hyperkube")
 
 
 @check("kubelet-socket")
-def kubelet_socket(facts: Facts) -> Sequence[Finding]:
+def kubelet_socket(facts: Facts) -> Finding:
     """Fails where nobody answers on it as a gRPC server does."""
     known = facts.kubelet_socket
     if known is None:
-        return [note("an empty --kubelet-socket: nothing is to be registered")]
+        return note("an empty --kubelet-socket: nothing is to be registered")
     if isinstance(known, Unknown):
         remedy = (
             "the kubelet, or the directory that its socket lies in, hangs: see its log and the kernel log; restart the kubelet "
             "(systemctl restart kubelet)"
         )
-        return [unseen(facts.settings.registration_socket, known, remedy, needed=True)]
+        return unseen(facts.settings.registration_socket, known, remedy, needed=True)
     if not known.there:
-        return [
-            failed(
-                f"there is no {known.path}",
-                "is the kubelet running (systemctl status kubelet)? It makes the socket when it has started; or is "
-                "--device-plugin-dir right?",
-            )
-        ]
+        return failed(
+            f"there is no {known.path}",
+            "is the kubelet running (systemctl status kubelet)? It makes the socket when it has started; or is "
+            "--device-plugin-dir right?",
+        )
     if not known.is_socket:
-        return [failed(f"{known.path} is not a socket", "remove it and restart the kubelet")]
+        return failed(f"{known.path} is not a socket", "remove it and restart the kubelet")
     if known.error:
-        return [
-            failed(
-                f"nobody can be reached at {known.path}: {known.error}",
-                "restart the kubelet: an old one's socket is left behind. Where it is refused to this user, run as root",
-            )
-        ]
+        return failed(
+            f"nobody can be reached at {known.path}: {known.error}",
+            "restart the kubelet: an old one's socket is left behind. Where it is refused to this user, run as root",
+        )
     who = f" by process {known.pid} ({known.program})" if known.pid else ""
     if not known.http2:
-        return [failed(f"{known.path} is answered{who}, and not as a kubelet does", "which program listens there?")]
+        return failed(f"{known.path} is answered{who}, and not as a kubelet does", "which program listens there?")
     if known.program and known.program != _KUBELET and not known.program.startswith(_EMBEDDING):
-        return [
-            warning(
-                f"{known.path} is answered{who}, which is not called kubelet",
-                "where that is no kubelet of a distribution, find out why it listens there",
-            )
-        ]
-    return [ok(f"{known.path} is answered{who}")]
+        return warning(
+            f"{known.path} is answered{who}, which is not called kubelet",
+            "where that is no kubelet of a distribution, find out why it listens there",
+        )
+    return ok(f"{known.path} is answered{who}")

@@ -1,29 +1,25 @@
 """Whether the Kubernetes API is reached, and allows what the options that are on need."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen
 
 
 @check("kubernetes-api")
-def kubernetes_api(facts: Facts) -> Sequence[Finding]:
+def kubernetes_api(facts: Facts) -> Finding | list[Finding]:
     """Fails where it is needed and cannot be asked, and with each option whose rights are missing."""
     known = facts.api
     if isinstance(known, Unknown):
-        return [unseen("the Kubernetes API", known, needed=True)]
+        return unseen("the Kubernetes API", known, needed=True)
     if not known.asked:
-        return [skipped("no option that is on needs it")]
+        return skipped("no option that is on needs it")
     if known.trouble:
         options = ", ".join(dict.fromkeys(right.needed_by for right in known.asked))
-        return [
-            failed(
-                f"needed by {options}: {known.trouble}",
-                "is the API server's address reachable from here (network policies, DNS)? Is the service account mounted, or "
-                "--kubeconfig right?",
-            )
-        ]
+        return failed(
+            f"needed by {options}: {known.trouble}",
+            "is the API server's address reachable from here (network policies, DNS)? Is the service account mounted, or "
+            "--kubeconfig right?",
+        )
     if known.missing:
         by_option: dict[str, list[str]] = {}
         for right in known.missing:
@@ -35,4 +31,4 @@ def kubernetes_api(facts: Facts) -> Sequence[Finding]:
             )
             for option, rights in by_option.items()
         ]
-    return [ok(f"{known.server} answers in {known.seconds * 1000:.0f} ms, and allows what is needed")]
+    return ok(f"{known.server} answers in {known.seconds * 1000:.0f} ms, and allows what is needed")

@@ -1,7 +1,5 @@
 """Whether MPS daemons run where they are needed, and none is left where they are not."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.nvml_h import ComputeMode
 from gpu_plugin.doctor.check import check
@@ -10,15 +8,15 @@ from gpu_plugin.doctor.finding import Finding, note, ok, skipped, unseen, warnin
 
 
 @check("mps")
-def mps(facts: Facts) -> Sequence[Finding]:
+def mps(facts: Facts) -> Finding | list[Finding]:
     """Warns of daemons that are wanted and do not listen, and of daemons and compute modes that nobody asks for."""
     known = facts.mps
     if isinstance(known, Unknown):
-        return [unseen("MPS", known)]
+        return unseen("MPS", known)
     if any(entry.strategy == MPS for entry in facts.settings.sharing):
-        return [_wanted(known)]
+        return _wanted(known)
     found = []
-    listening = [each.path for each in known.directories if each.listening]
+    listening = [path for path, listens in known.directories.items() if listens]
     if known.processes or listening:
         what = [f"process {pid} ({name})" for pid, name in known.processes] + listening
         found.append(
@@ -47,13 +45,11 @@ def mps(facts: Facts) -> Sequence[Finding]:
                 "nvidia-smi -c DEFAULT on the node, unless that is meant so",
             )
         )
-    if found:
-        return found
-    return [skipped("no resource is shared by MPS, and nothing of it is seen")]
+    return found or skipped("no resource is shared by MPS, and nothing of it is seen")
 
 
 def _wanted(known: Mps) -> Finding:
-    silent = [each.path for each in known.directories if not each.listening]
+    silent = [path for path, listens in known.directories.items() if not listens]
     if not known.directories:
         return warning(
             f"resources are shared by MPS, and there is no daemon's directory below {known.root}",

@@ -1,7 +1,5 @@
 """Whether another plugin serves GPUs on this node: a kubelet takes each resource from the one that registered last."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, note, ok, skipped, warning
@@ -11,20 +9,18 @@ _NVIDIAS = ("nvidia-", "nvidia.")
 
 
 @check("other-plugins")
-def other_plugins(facts: Facts) -> Sequence[Finding]:
+def other_plugins(facts: Facts) -> Finding:
     """Warns of sockets of NVIDIA's plugin that are answered; notes others."""
     known = facts.kubelet_directory
     if isinstance(known, Unknown) or not known.directory.is_directory:
-        return [skipped("the kubelet's directory cannot be looked through")]
+        return skipped("the kubelet's directory cannot be looked through")
     theirs = [name for name in known.others if name.lower().startswith(_NVIDIAS)]
     if theirs:
-        return [
-            warning(
-                f"another GPU plugin listens in {known.directory.path}: {', '.join(theirs)}",
-                "a resource belongs to the plugin that registered last: remove one of the two from this node, or give them "
-                "different resource names",
-            )
-        ]
+        return warning(
+            f"another GPU plugin listens in {known.directory.path}: {', '.join(theirs)}",
+            "a resource belongs to the plugin that registered last: remove one of the two from this node, or give them "
+            "different resource names",
+        )
     if known.others:
-        return [note(f"plugins of other resources listen there, too: {', '.join(known.others)}")]
-    return [ok("no other plugin listens in the kubelet's directory")]
+        return note(f"plugins of other resources listen there, too: {', '.join(known.others)}")
+    return ok("no other plugin listens in the kubelet's directory")

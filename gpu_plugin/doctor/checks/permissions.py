@@ -1,7 +1,5 @@
 """What this process may do, and what a daemon would need."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Process, Unknown
@@ -23,11 +21,11 @@ _ALL = (1 << 38) - 1
 
 
 @check("permissions")
-def permissions(facts: Facts) -> Sequence[Finding]:
+def permissions(facts: Facts) -> Finding | list[Finding]:
     """Notes what is not to be seen as this user; warns where a feature that is on needs a capability that is missing."""
     known = facts.process
     if isinstance(known, Unknown):
-        return [unseen("this process", known)]
+        return unseen("this process", known)
     found = []
     if known.uid:
         found.append(
@@ -47,7 +45,7 @@ def permissions(facts: Facts) -> Sequence[Finding]:
         )
     if any(entry.strategy == MPS for entry in settings.sharing) and known.contained and not known.host_processes:
         found.append(note("what MPS daemons run is seen only in a container with the node's process ids (hostPID)"))
-    return found or [ok(_words(known))]
+    return found or ok(_words(known))
 
 
 def _words(known: Process) -> str:
@@ -62,10 +60,10 @@ def _words(known: Process) -> str:
 
 
 def _named(capabilities: int) -> str:
-    held = [_NAMES[bit] if bit < len(_NAMES) else str(bit) for bit in range(64) if capabilities >> bit & 1]
-    if len(held) > len(_NAMES) // 2:
+    present = [_NAMES[bit] if bit < len(_NAMES) else str(bit) for bit in range(64) if capabilities >> bit & 1]
+    if len(present) > len(_NAMES) // 2:
         missing = [name for bit, name in enumerate(_NAMES) if not capabilities >> bit & 1]
         return f"all capabilities but {', '.join(missing)}"
-    if not held:
+    if not present:
         return "no capability"
-    return f"the {'capability' if len(held) == 1 else 'capabilities'} {', '.join(held)}"
+    return f"the {'capability' if len(present) == 1 else 'capabilities'} {', '.join(present)}"

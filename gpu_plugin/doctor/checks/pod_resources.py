@@ -1,7 +1,5 @@
 """Whether the kubelet says which pods hold what."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, ok, unseen, warning
@@ -11,25 +9,23 @@ SLOW = 1.0
 
 
 @check("pod-resources")
-def pod_resources(facts: Facts) -> Sequence[Finding]:
-    """Warns where it does not answer, or slowly: GPUs are served all the same, and held longer than they need be."""
+def pod_resources(facts: Facts) -> Finding:
+    """Warns where it does not answer, or slowly: GPUs are served all the same, and stay allocated longer than they need be."""
     known = facts.pod_resources
     if isinstance(known, Unknown):
-        return [unseen(facts.settings.effective_pod_resources_socket, known)]
+        return unseen(facts.settings.effective_pod_resources_socket, known)
     without = (
         "without it what pods hold is not known: metrics name no pods, and devices that are gone stay listed longer"
     )
     if known.absent:
-        return [
-            warning(
-                f"there is no {known.path}; {without}",
-                "in a container mount the kubelet's directory pod-resources (the directory, not the socket); or is "
-                "--pod-resources-socket right?",
-            )
-        ]
+        return warning(
+            f"there is no {known.path}; {without}",
+            "in a container mount the kubelet's directory pod-resources (the directory, not the socket); or is "
+            "--pod-resources-socket right?",
+        )
     if known.trouble:
-        return [warning(f"{known.trouble}; {without}", "is the kubelet overloaded or restarting? Its log says more")]
+        return warning(f"{known.trouble}; {without}", "is the kubelet overloaded or restarting? Its log says more")
     took = f"{known.path} answers in {known.seconds * 1000:.0f} ms"
     if known.seconds > SLOW:
-        return [warning(took, "the kubelet is slow: look at its load, and at the number of pods and plugins")]
-    return [ok(f"{took}; pods hold {known.held} device{'' if known.held == 1 else 's'} of any kind")]
+        return warning(took, "the kubelet is slow: look at its load, and at the number of pods and plugins")
+    return ok(f"{took}; pods hold {known.allocated} device{'' if known.allocated == 1 else 's'} of any kind")

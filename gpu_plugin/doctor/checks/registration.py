@@ -1,7 +1,5 @@
 """Whether the kubelet has the resources: what a running daemon says of its registrations, and the kubelet of its devices."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, warning
@@ -10,15 +8,15 @@ _REMEDY = "is the kubelet running, and is --device-plugin-dir right? Its log say
 
 
 @check("registration")
-def registration(facts: Facts) -> Sequence[Finding]:
+def registration(facts: Facts) -> Finding | list[Finding]:
     """Fails with each resource that is not registered, or that the kubelet has no healthy device of."""
     if isinstance(facts.daemon, Unknown) or facts.daemon.status is None:
-        return [_without_daemon(facts)]
+        return _without_daemon(facts)
     kubelet = facts.daemon.status["kubelet"]
     if not kubelet["socket"]:
-        return [note("nothing is registered, because --kubelet-socket is empty")]
+        return note("nothing is registered, because --kubelet-socket is empty")
     if not kubelet["resources"]:
-        return [failed("the daemon serves no resource, so nothing is registered", "see `driver` and `daemon` above")]
+        return failed("the daemon serves no resource, so nothing is registered", "see `driver` and `daemon` above")
     pods = facts.pod_resources
     healthy = None if isinstance(pods, Unknown) or pods.trouble else pods.healthy
     served = facts.daemon.status.get("resources", {})
@@ -33,11 +31,11 @@ def registration(facts: Facts) -> Sequence[Finding]:
                     "run doctor again; where it stays so, another plugin may serve this resource: see `other-plugins`",
                 )
             )
-    return found or [ok(f"the kubelet has {', '.join(kubelet['resources'])}")]
+    return found or ok(f"the kubelet has {', '.join(kubelet['resources'])}")
 
 
 def _without_daemon(facts: Facts) -> Finding:
-    """What the kubelet has all the same, of whatever plugin."""
+    """The healthy devices that the kubelet has of any plugin."""
     known = facts.pod_resources
     if isinstance(facts.daemon, Unknown) and facts.daemon.hung:
         return skipped("the daemon hangs, so it does not say; what the kubelet hands out of it waits for its answer")

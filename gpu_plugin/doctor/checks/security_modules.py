@@ -1,7 +1,5 @@
 """Whether SELinux or AppArmor may be in the way."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, note, ok, unseen
@@ -11,26 +9,24 @@ _CONTAINER_TYPES = ("container_t", "svirt_lxc_net_t")
 
 
 @check("security-modules")
-def security_modules(facts: Facts) -> Sequence[Finding]:
+def security_modules(facts: Facts) -> Finding:
     """Notes an enforcing SELinux with the label of a plain container."""
     known = facts.process
     if isinstance(known, Unknown):
-        return [unseen("this process", known)]
+        return unseen("this process", known)
     label = known.label or "none"
     if known.selinux == "enforcing":
         parts = known.label.split(":")
         if len(parts) > 2 and parts[2] in _CONTAINER_TYPES:
-            return [
-                note(
-                    f"SELinux is enforcing, and this process is {label}: its policy may deny the kubelet's sockets and device "
-                    "nodes",
-                    "where something above is denied to root: ausearch -m avc -ts recent on the node; setsebool -P "
-                    "container_use_devices 1, or privileged",
-                )
-            ]
-        return [ok(f"SELinux is enforcing; this process is {label}")]
+            return note(
+                f"SELinux is enforcing, and this process is {label}: its policy may deny the kubelet's sockets and device "
+                "nodes",
+                "where something above is denied to root: ausearch -m avc -ts recent on the node; setsebool -P "
+                "container_use_devices 1, or privileged",
+            )
+        return ok(f"SELinux is enforcing; this process is {label}")
     if known.selinux:
-        return [ok("SELinux is permissive: it denies nothing")]
+        return ok("SELinux is permissive: it denies nothing")
     if known.label and known.label != "unconfined":
-        return [ok(f"AppArmor: this process is under {label}")]
-    return [ok("neither SELinux nor AppArmor confines this process")]
+        return ok(f"AppArmor: this process is under {label}")
+    return ok("neither SELinux nor AppArmor confines this process")

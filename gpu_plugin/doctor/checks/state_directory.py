@@ -1,48 +1,42 @@
 """Whether what is known of GPUs, cordons included, can be kept, and outlives a restart and a boot."""
 
-from collections.abc import Sequence
-
 from gpu_plugin.doctor.check import check
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
 
+# What the files come to at most is some 20 MiB and a dozen files, with the copies that are made while they are replaced.
 ENOUGH_BYTES = 64 * 1024 * 1024
 ENOUGH_INODES = 64
-"""What the files come to at most, with the copies that are made while they are replaced: some 20 MiB, and a dozen files."""
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _KEPT = "what is known of GPUs, cordons included, is lost with"
 
 
 @check("state-directory")
-def state_directory(facts: Facts) -> Sequence[Finding]:
+def state_directory(facts: Facts) -> Finding | list[Finding]:
     """Fails where nothing can be written; warns where it fills up, does not last, or others may write there."""
     known = facts.state
     if isinstance(known, Unknown):
-        return [unseen(facts.settings.state_dir, known, needed=True)]
+        return unseen(facts.settings.state_dir, known, needed=True)
     path = known.path
     uid = 0 if isinstance(facts.process, Unknown) else facts.process.uid
     if known.error:
         if uid:
-            return [note(f"{path}: {known.error}", "run doctor as root to see it")]
-        return [failed(f"{path}: {known.error}", "is the file system below it in order? See the kernel log")]
+            return note(f"{path}: {known.error}", "run doctor as root to see it")
+        return failed(f"{path}: {known.error}", "is the file system below it in order? See the kernel log")
     if known.there and not known.is_directory:
-        return [failed(f"{path} is not a directory", "is --state-dir right?")]
+        return failed(f"{path} is not a directory", "is --state-dir right?")
     if known.read_only:
-        return [
-            failed(
-                f"{path} is on a file system that is read-only: {_KEPT} the daemon",
-                "remount it, or name another --state-dir",
-            )
-        ]
+        return failed(
+            f"{path} is on a file system that is read-only: {_KEPT} the daemon",
+            "remount it, or name another --state-dir",
+        )
     if not known.writable:
         if uid:
-            return [note(f"{path} cannot be written by uid {uid}", "run doctor as root to see what the daemon may do")]
-        return [
-            failed(
-                f"{path} cannot be written, even by root: {_KEPT} the daemon", "SELinux or AppArmor? See the audit log"
-            )
-        ]
+            return note(f"{path} cannot be written by uid {uid}", "run doctor as root to see what the daemon may do")
+        return failed(
+            f"{path} cannot be written, even by root: {_KEPT} the daemon", "SELinux or AppArmor? See the audit log"
+        )
     found = []
     if 0 <= known.free_bytes < ENOUGH_BYTES or 0 <= known.free_inodes < ENOUGH_INODES:
         left = f"{known.free_bytes // (1024 * 1024)} MiB"
@@ -78,4 +72,4 @@ def state_directory(facts: Facts) -> Sequence[Finding]:
         return found
     made = "" if known.there else ", once it is made"
     room = f", {known.free_bytes // (1024 * 1024)} MiB free" if known.free_bytes >= 0 else ""
-    return [ok(f"{path} can be written{made}: {known.filesystem or 'a file system'} on {known.mount or '/'}{room}")]
+    return ok(f"{path} can be written{made}: {known.filesystem or 'a file system'} on {known.mount or '/'}{room}")

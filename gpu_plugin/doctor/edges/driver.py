@@ -41,7 +41,7 @@ def opened(hardware: Hardware) -> Driver:
         library = hardware.library()
         return Driver(code=error.code, trouble=str(error), library=library, version=_version_of(library))
     library = hardware.library()
-    version = _told(driver.driver_version) or _version_of(library)
+    version = _or_none(driver.driver_version) or _version_of(library)
     platform = _platform(driver)
     try:
         return Driver(library=library, version=version, platform=platform, count=driver.device_count())
@@ -63,33 +63,33 @@ def described(driver: Port, index: int) -> Gpu:
         uuid = driver.uuid(handle)
     except NvmlError as error:
         return Gpu(index, trouble=str(error))
-    mode = _told(lambda: driver.mig_mode(handle))
-    links = _told(lambda: driver.nvlink_states(handle)) or ()
-    fabric = _told(lambda: driver.fabric(handle)) if links else None
+    mode = _or_none(lambda: driver.mig_mode(handle))
+    links = _or_none(lambda: driver.nvlink_states(handle)) or ()
+    fabric = _or_none(lambda: driver.fabric(handle)) if links else None
     return Gpu(
         index,
         uuid,
-        bus_id=_told(lambda: driver.pci_bus_id(handle)) or "",
-        minor=_told(lambda: driver.minor_number(handle)),
-        model=_told(lambda: driver.name(handle)) or "",
+        bus_id=_or_none(lambda: driver.pci_bus_id(handle)) or "",
+        minor=_or_none(lambda: driver.minor_number(handle)),
+        model=_or_none(lambda: driver.name(handle)) or "",
         mig=mode is not None and mode[0] == 1,
-        persistence=_told(lambda: driver.persistence_mode(handle)),
+        persistence=_or_none(lambda: driver.persistence_mode(handle)),
         fabric=fabric,
         nvswitch=_leads_to_switch(driver, handle, links, fabric),
-        compute_mode=_told(lambda: driver.compute_mode(handle)),
+        compute_mode=_or_none(lambda: driver.compute_mode(handle)),
     )
 
 
 def _leads_to_switch(driver: Port, handle: Handle, links: tuple[bool, ...], fabric: Fabric | None) -> bool:
     """Whether the first NVLink that is up leads to a switch; while none is up, a fabric that is to be joined says so."""
     up = next((link for link, active in enumerate(links) if active), None)
-    if up is not None and (told := _told(lambda: driver.nvlink_to_switch(handle, up))) is not None:
+    if up is not None and (told := _or_none(lambda: driver.nvlink_to_switch(handle, up))) is not None:
         return told
     return fabric is not None and fabric.state != FabricState.NOT_SUPPORTED
 
 
-def _told(ask: Callable[[], T]) -> T | None:
-    """What the driver says; None where it does not."""
+def _or_none(ask: Callable[[], T]) -> T | None:
+    """The driver's answer; None where it refuses."""
     try:
         return ask()
     except NvmlError:

@@ -6,11 +6,12 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpu_plugin.doctor.facts import DeviceNode, Pci, PciDevice
+from gpu_plugin.doctor.facts import DeviceNode, Pci
 
-_NVIDIA = 0x10DE
-_DISPLAY, _NVSWITCH = 0x03, 0x0680
-"""Base class of GPUs, and class and subclass of NVSwitches (PCI code and ID assignment specification)."""
+# PCI code and ID assignment specification
+_NVIDIA = 0x10DE  # vendor
+_DISPLAY = 0x03  # base class of GPUs
+_NVSWITCH = 0x0680  # class and subclass of NVSwitches
 
 _MAJOR = re.compile(r"^\s*(\d+) (\S+)$", re.MULTILINE)
 
@@ -22,7 +23,8 @@ _CHANNELS = "dev/nvidia-caps-imex-channels"
 
 def pci(sys: Path = Path("/sys")) -> Pci:
     """What sysfs lists. Raises OSError where there is no PCI bus in it."""
-    gpus, switches = [], []
+    gpus: dict[str, str] = {}
+    switches: dict[str, str] = {}
     for device in sorted((sys / "bus/pci/devices").iterdir()):
         try:
             vendor = int((device / "vendor").read_text(), 16)
@@ -32,12 +34,12 @@ def pci(sys: Path = Path("/sys")) -> Pci:
         if vendor != _NVIDIA:
             continue
         bound = device / "driver"
-        known = PciDevice(device.name, bound.resolve().name if bound.exists() else "")
+        driver = bound.resolve().name if bound.exists() else ""
         if kind >> 16 == _DISPLAY:
-            gpus.append(known)
+            gpus[device.name] = driver
         elif kind >> 8 == _NVSWITCH:
-            switches.append(known)
-    return Pci(tuple(gpus), tuple(switches))
+            switches[device.name] = driver
+    return Pci(gpus, switches)
 
 
 def majors(proc: Path = Path("/proc")) -> dict[str, int]:

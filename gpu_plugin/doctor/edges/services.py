@@ -8,7 +8,7 @@ from pathlib import Path
 from gpu_plugin.devices.mps_paths import CONTROL, PIPE
 from gpu_plugin.doctor.edges.process import processes
 from gpu_plugin.doctor.edges.sockets import listening
-from gpu_plugin.doctor.facts import FabricManager, Mps, MpsDirectory
+from gpu_plugin.doctor.facts import FabricManager, Mps
 
 _FABRIC_MANAGER = "nv-fabricmanage"  # the first 15 characters of its name
 _FABRIC_SOCKET = "run/nvidia-fabricmanager/socket"
@@ -34,5 +34,5 @@ def fabric_manager(roots: Iterable[str], proc: Path = Path("/proc")) -> FabricMa
 def mps(root: str, proc: Path = Path("/proc")) -> Mps:
     """Traces of MPS daemons: their processes, and what is below the MPS root, empty for none."""
     controls = sorted(Path(root).glob(f"*.*/*/{PIPE}/{CONTROL}"))[:_MAX_DIRECTORIES] if root else ()
-    found = tuple(MpsDirectory(str(each.parent.parent), listening(os.fspath(each))) for each in controls)
+    found = {str(each.parent.parent): listening(os.fspath(each)) for each in controls}
     return Mps(processes((_MPS,), proc), found, root)

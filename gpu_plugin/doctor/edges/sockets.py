@@ -16,9 +16,9 @@ _PEERCRED = struct.Struct("3i")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 """How a client of HTTP/2 begins: the preface, and an empty SETTINGS frame (RFC 9113, 3.4)."""
 
-_SETTINGS = 4
-_HEADER = 9
-"""Type of the frame that a server begins with, and bytes of a frame's header (RFC 9113, 4.1)."""
+# RFC 9113, 4.1
+_SETTINGS = 4  # type of the frame that a server begins with
+_HEADER = 9  # bytes of a frame's header
 
 
 def look(path: str, patience: float) -> Socket:

@@ -14,21 +14,22 @@ from gpu_plugin.placement.views.groups import Group, LinkGroups, NvlinkGroup, jo
 from gpu_plugin.placement.views.matrix import pcie_word, word
 from gpu_plugin.placement.views.svg import SAMPLE, Sample, box, element, legend, written, xml
 
-WIDTH, HEIGHT, GAP = 60, 42, 14
-"""Of a GPU's box, and between two that no frame parts."""
-
-FRAME, LABEL = 8, 16
-"""How much further out a frame is than the one within, and how much further down, for its name."""
-
-MARGIN, AREA_GAP, LEAST_WIDTH, HEAD = 24, 20, 460, 56
-"""Around everything, between NUMA nodes; the least width has room for the longest line of the legend."""
-
-ARC, ARC_STEP = 26, 19
-"""How high an arc between neighbours is, and how much higher one that reaches one GPU further."""
-
-BAR, BAR_STEP, BAR_LINES, BAR_GAP = 26, 40, 44, 22
-"""How high the bar is that stands for an NVSwitch mesh, how far apart two bars are, the space for lines below them, and how
-wide a bar is open where the line of a GPU that is none of its own passes."""
+# Lengths are in SVG's user units, pixels where nothing scales the picture.
+WIDTH = 60  # of a GPU's box
+HEIGHT = 42  # of a GPU's box
+GAP = 14  # between two boxes that no frame parts
+FRAME = 8  # from a frame to the one around it
+LABEL = 16  # the same below, where a frame's name stands
+MARGIN = 24  # around everything
+AREA_GAP = 20  # between NUMA nodes
+LEAST_WIDTH = 460  # room for the longest line of the legend
+HEAD = 56  # room for the title
+ARC = 26  # height of an arc between neighbours
+ARC_STEP = 19  # how much higher an arc is that reaches one GPU further
+BAR = 26  # height of the bar that stands for an NVSwitch mesh
+BAR_STEP = 40  # from one bar to the next
+BAR_LINES = 44  # space for lines below the bars
+BAR_GAP = 22  # how wide a bar is open where the line of another mesh's GPU passes
 
 WIDEST = 12.0
 """Width of the line that stands for most NVLinks; up to six of them take 2 each."""

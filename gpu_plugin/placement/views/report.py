@@ -56,6 +56,10 @@ class Offered(msgspec.Struct, frozen=True):
         healthy = replicas if self.healthy else 0
         return replace(self, listed=replicas, healthy=healthy, retired=0, shared=self.shared or TIME_SLICING)
 
+    def held_back(self) -> "HeldBack":
+        """The same as what pods do not get now."""
+        return HeldBack(self.kind, self.index, self.visible_id, self.reason)
+
     def devices(self, resource: str) -> Iterator[Device]:
         """Its devices as the daemon has them, those that are gone last: these count as given out, whatever their ids are."""
         live = self.ids
@@ -165,18 +169,10 @@ def reported_resources(reply: Mapping[str, Any]) -> tuple[OfferedResource, ...] 
     """
     if "resources" not in reply:
         return None
-    names = Offered.__struct_fields__
     try:
-        return tuple(
-            OfferedResource(
-                resource["name"],
-                resource["policy"],
-                tuple(Offered(**{name: each[name] for name in names}) for each in resource["hardware"]),
-            )
-            for resource in reply["resources"]
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"this is not a report of what is served: {error!r}") from None
+        return msgspec.convert(reply["resources"], tuple[OfferedResource, ...])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"this is not a report of what is served: {error}") from None
 
 
 class HeldBack(msgspec.Struct, frozen=True):
@@ -197,7 +193,7 @@ def held_back(node: Node, resources: Iterable[OfferedResource]) -> list[HeldBack
         if any(each.healthy for each in own):
             sound = {each.visible_id for each in own if each.healthy}
             parts = {each.visible_id: each for each in own if each.visible_id not in sound}
-            found += [HeldBack(each.kind, each.index, each.visible_id, each.reason) for each in parts.values()]
+            found += [each.held_back() for each in parts.values()]
         else:
             why = "; ".join(dict.fromkeys(each.reason for each in own)) or _unserved(gpu)
             found.append(HeldBack(GPU, str(gpu.index), gpu.uuid, why))
@@ -206,9 +202,7 @@ def held_back(node: Node, resources: Iterable[OfferedResource]) -> list[HeldBack
 
 def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedResource) -> list[HeldBack]:
     """What of a resource is held back from pods and, where it counts whole GPUs, those of the node that it does not have."""
-    found = [
-        HeldBack(each.kind, each.index, each.visible_id, each.reason) for each in asked.hardware if not each.healthy
-    ]
+    found = [each.held_back() for each in asked.hardware if not each.healthy]
     if asked.hardware and all(each.kind != GPU for each in asked.hardware):
         return found
     others: dict[str, list[str]] = {}

@@ -112,7 +112,9 @@ class PodAdmission:
             self._discard(pod)
             raise
         allocated = [allocation for by_resource in pod.allocated.values() for allocation in by_resource.values()]
-        done = tuple(_with_pre_start(each, pre_start.get((each.container, each.resource), 0.0)) for each in allocated)
+        done = tuple(
+            replace(each, pre_start_seconds=pre_start.get((each.container, each.resource), 0.0)) for each in allocated
+        )
         self._journal.note(EventKind.ADMITTED, text=name)
         return Admission(name, done, time.perf_counter() - begun)
 
@@ -345,7 +347,3 @@ class PodAdmission:
                 took[container, resource] = seconds
         pod.running = True
         return took
-
-
-def _with_pre_start(allocation: Allocation, seconds: float) -> Allocation:
-    return replace(allocation, pre_start_seconds=seconds)

@@ -16,7 +16,7 @@ from gpu_plugin.simulation.stand_in_kubelet.directory import clean, read_checkpo
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
 from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container
-from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, RegistrationService
+from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, FaultKind, RegistrationService
 from gpu_plugin.simulation.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
@@ -277,17 +277,13 @@ class StandInKubelet:
             what=f"the end of the ListAndWatch of {resource}",
         )
 
-    def refuse_next_register(self, message: str, times: int = 1) -> None:
-        """The next `times` Registers fail with status UNKNOWN and `message`."""
-        self._registration.faults.extend([Fault("refuse", message)] * times)
+    def fail_next_register(self, kind: FaultKind, message: str = "", times: int = 1) -> None:
+        """Has the next `times` Registers fail.
 
-    def hang_next_register(self, times: int = 1) -> None:
-        """The next `times` Registers are never answered: until the plugin's deadline, or until the kubelet stops."""
-        self._registration.faults.extend([Fault("hang")] * times)
-
-    def reset_next_register(self, times: int = 1) -> None:
-        """The next `times` Registers lose their connection before an answer."""
-        self._registration.faults.extend([Fault("reset")] * times)
+        "refuse" answers with status UNKNOWN and `message`; "hang" never answers, until the plugin's deadline or until the
+        kubelet stops; "reset" cuts the connection before an answer.
+        """
+        self._registration.faults.extend([Fault(kind, message)] * times)
 
     def delay_register(self, seconds: float, *, answer_only: bool = False) -> None:
         """From now on every Register waits so long before it is looked at or, if `answer_only`, before its answer."""

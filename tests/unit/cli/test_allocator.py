@@ -7,7 +7,7 @@ import pytest
 
 THREADS = """
 import os, re, threading
-from gpu_plugin.cli.allocator import keep_small
+from gpu_plugin.cli.run import keep_small
 keep_small(os.environ)
 begun, end = threading.Barrier(5), threading.Event()
 def work():

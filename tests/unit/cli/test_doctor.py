@@ -167,18 +167,18 @@ def test_a_config_file_that_hangs_is_a_finding(short_path):
     file = short_path / "config.yaml"
     os.mkfifo(file)
     command = [sys.executable, "-c", HANGING_FILE, *arguments(short_path, "--config-file", str(file), "-o", "json")]
-    done = subprocess.run([*command, "--timeout", "500ms"], check=False, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*command, "--timeout", "200ms"], check=False, capture_output=True, text=True, timeout=50)
     assert done.returncode == 1, done.stderr
     [first, *others] = json.loads(done.stdout)["findings"]
     assert (first["check"], first["status"]) == ("configuration", "failed")
-    assert f"{file}: no answer within 0.5 s" in first["found"]
+    assert f"{file}: no answer within 0.2 s" in first["found"]
     assert "state D" in first["remedy"]
     assert len(others) >= len(CHECKS) - 1
 
 
 def test_a_daemon_that_never_says_which_file_the_label_names_is_not_waited_for(short_path):
     (short_path / "state").mkdir()
-    command = [sys.executable, "-m", "gpu_plugin", *arguments(short_path, "--timeout", "500ms", "-o", "json")]
+    command = [sys.executable, "-m", "gpu_plugin", *arguments(short_path, "--timeout", "200ms", "-o", "json")]
     command += ["--config-file-srcdir", str(short_path), "--node-name", "n"]
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(short_path / "state" / control.SOCKET))
@@ -189,7 +189,7 @@ def test_a_daemon_that_never_says_which_file_the_label_names_is_not_waited_for(s
     found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
     assert took < protocol.PATIENCE, done.stderr
     assert "no daemon says which" in found["configuration"]["found"]
-    assert "no answer within 0.5 s" in found["daemon"]["found"]
+    assert "no answer within 0.2 s" in found["daemon"]["found"]
 
 
 def test_a_path_that_is_no_text(short_path, capsys):

@@ -3,7 +3,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_plugin import cli
-from gpu_plugin.cli.one_dash import OneDash, with_two_dashes
+from gpu_plugin.cli.options import OneDash, with_two_dashes
 
 NAMES = {"--mig-strategy", "--node", "-n", "--n"}
 

@@ -1,14 +1,14 @@
 """cordon, uncordon, release, resume and explain: what reaches the daemon, and what people are shown of its answers."""
 
-import importlib
 import json
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from gpu_plugin import cli, control
-from gpu_plugin.cli.explain import lines, spell
+from gpu_plugin.cli.explain import elapsed, lines
 
 NOW = 1_800_000_000.0
 SICK: dict[str, Any] = {
@@ -60,7 +60,8 @@ def daemon(monkeypatch):
 
 
 def run(verb, *arguments):
-    command = importlib.import_module(f"gpu_plugin.cli.{verb}").command
+    command = cli.group.get_command(click.Context(cli.group), verb)
+    assert command is not None
     return CliRunner().invoke(command, ["--state-dir", "/state", *arguments])
 
 
@@ -199,7 +200,7 @@ class TestExplain:
         ],
     )
     def test_a_span_of_time_is_told_in_two_units(self, seconds, words):
-        assert spell(seconds) == words
+        assert elapsed(seconds) == words
 
 
 def test_the_head_of_an_explanation_fits_the_terminal_too():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.cli.options import SECTIONS
-from gpu_plugin.cli.output import harmless, table, wrapped
+from gpu_plugin.cli.output import displayable, table, wrapped
 from gpu_plugin.config.options import OPTIONS
 
 GPU_PLUGIN = [sys.executable, "-m", "gpu_plugin"]
@@ -50,8 +50,8 @@ def test_an_exit_status_is_the_same_whether_or_not_an_error_can_be_said(tmp_path
 
 
 def test_what_had_nothing_to_say_loses_nothing_by_a_closed_output(tmp_path):
-    code = "import sys; from gpu_plugin import cli; from gpu_plugin.cli import cordon; "
-    code += "cordon.command.callback = lambda **_: 0; sys.exit(cli.main(['cordon', '--gpu', '0']))"
+    code = "import sys; from gpu_plugin import cli; from gpu_plugin.cli.orders import COMMANDS; "
+    code += "COMMANDS['cordon'].callback = lambda **_: 0; sys.exit(cli.main(['cordon', '--gpu', '0']))"
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -65,7 +65,7 @@ def test_what_is_opened_takes_no_number_of_a_standard_stream():
 
 def test_what_is_told_reaches_no_terminal_as_more_than_text():
     told = {"a": ["x\x1b[2J", 1, None, {"b\n": "\udcff"}]}
-    assert harmless(told) == {"a": ["x\\x1b[2J", 1, None, {"b\\n": "\\udcff"}]}
+    assert displayable(told) == {"a": ["x\\x1b[2J", 1, None, {"b\\n": "\\udcff"}]}
 
 
 @pytest.mark.parametrize("module", ["click", "gpu_plugin.cli", "gpu_plugin.cli.status"])

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin import cli, control
-from gpu_plugin.cli.topology_source import node_from
+from gpu_plugin.cli.topology_source import simulated_node
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu, with_reason, withhold
 from gpu_plugin.devices.sharing import Named, share
@@ -53,7 +53,7 @@ def told(run):
 
 @pytest.fixture(scope="module")
 def topology():
-    return Topology.of(node_from(DGX1, NOWHERE))
+    return Topology.of(simulated_node(DGX1))
 
 
 def test_the_text_says_what_was_chosen_and_over_what(run, topology):
@@ -333,7 +333,7 @@ class TestRunningDaemon:
         return ran
 
     def test_only_what_is_handed_out_is_chosen_and_the_rest_is_told(self, serves, ask, asked):
-        node = node_from(DGX1, NOWHERE)
+        node = simulated_node(DGX1)
         reasons = {2: "cordoned", 3: "Xid 79", 4: "cordoned"}
         devices = [with_reason(whole_gpu(gpu), reasons.get(gpu.index, "")) for gpu in node.gpus if gpu.index != 7]
         serves(node, **{GPUS: devices})
@@ -350,7 +350,7 @@ class TestRunningDaemon:
         assert ask("--size", 2, "--taken", "0", "--must", "0,3")[2].endswith(missing)
 
     def test_what_is_unfit_may_be_named_which_is_noted(self, serves, ask, asked):
-        node = node_from(DGX1, NOWHERE)
+        node = simulated_node(DGX1)
         devices = [with_reason(whole_gpu(gpu), "cordoned" if gpu.index in (2, 3, 4) else "") for gpu in node.gpus[:7]]
         serves(node, **{GPUS: devices})
         status, out, _ = ask("--size", 2, "--available", "0-3")
@@ -367,7 +367,7 @@ class TestRunningDaemon:
         assert (status, f"--available: 7: nothing there has this index; {GPUS} has GPUs 0-6\n" in err) == (2, True)
 
     def test_sharing_and_policy_are_the_daemons(self, serves, ask, asked):
-        node = node_from(DGX1, NOWHERE)
+        node = simulated_node(DGX1)
         devices = replicas(node, 4)
         serves(node, "packed", **{GPUS: devices})
         answer = asked("--size", 1, "--taken", "6:3,1:2")
@@ -380,7 +380,7 @@ class TestRunningDaemon:
         assert "GPU 6  " + node.gpus[6].uuid + "  1 of 1 free replica\n" in ask("--size", 1, "--taken", "6:3")[1]
 
     def test_the_daemon_gives_the_same_ids(self, serves, asked):
-        node = node_from(DGX1, NOWHERE)
+        node = simulated_node(DGX1)
         devices = [
             with_reason(device, "cordoned" if device.index == "3" else "")
             for device in (*replicas(node, 3, last=5), *map(whole_gpu, node.gpus[5:]))
@@ -398,7 +398,7 @@ class TestRunningDaemon:
                 )
 
     def test_mig_devices_are_named_by_index_and_uuid(self, serves, ask, asked):
-        node = node_from("a100-mig-mixed", NOWHERE)
+        node = simulated_node("a100-mig-mixed")
         slices = [mig_device(gpu, mig) for gpu in node.gpus for mig in gpu.mig_devices if mig.profile == "1g.5gb"]
         whole = [whole_gpu(gpu) for gpu in node.gpus if not gpu.mig_enabled]
         sick = with_reason(slices[2], "Xid 94")
@@ -433,7 +433,7 @@ class TestRunningDaemon:
         )
 
     def test_which_resource_it_is(self, serves, ask, asked):
-        node = node_from("t4-4", NOWHERE)
+        node = simulated_node("t4-4")
         one, other = [[whole_gpu(gpu)] for gpu in node.gpus[:2]]
         serves(node, **{"example.com/a": one})
         assert asked("--size", 1)["resource"] == "example.com/a"
@@ -447,7 +447,7 @@ class TestRunningDaemon:
             assert said in ask("--size", 1, "--resource", name)[2]
 
     def test_one_that_does_not_say_what_it_serves_is_told_so(self, serves, ask, monkeypatch):
-        told = serves(node_from("t4-4", NOWHERE))
+        told = serves(simulated_node("t4-4"))
         status, _, err = ask("--size", 1)
         assert (status, "the running daemon serves no resource of this node yet: its log says why" in err) == (1, True)
         del told["resources"]
@@ -456,7 +456,7 @@ class TestRunningDaemon:
         assert "the running daemon is of an earlier version, which does not say what it serves" in err
 
     def test_what_is_gone_from_the_node_cannot_be_chosen(self, serves, ask):
-        node = node_from("t4-4", NOWHERE)
+        node = simulated_node("t4-4")
         lost = withhold(Device("GPU-lost", "GPU-lost", "GPU-lost", "4"), "it is not on this node any more")
         serves(node, **{GPUS: [*map(whole_gpu, node.gpus), lost]})
         assert "left out   GPU 4 (it is not on this node any more)" in ask("--size", 2)[1]
@@ -464,7 +464,7 @@ class TestRunningDaemon:
         assert (status, "GPU 4 is not on this node: it is not on this node any more" in err) == (2, True)
 
     def test_indices_are_the_drivers_and_not_places_in_a_list(self, serves, ask, asked):
-        node = node_from(DGX1, NOWHERE)
+        node = simulated_node(DGX1)
         moved = replace(node, gpus=tuple(replace(gpu, index=gpu.index + 2) for gpu in node.gpus))
         serves(moved, **{GPUS: map(whole_gpu, moved.gpus)})
         answer = asked("--available", "3-5,7", "--size", 2)
@@ -473,7 +473,7 @@ class TestRunningDaemon:
         assert (status, "--must: 0: nothing there has this index" in err) == (2, True)
 
     def test_two_gpus_of_one_index_are_named_by_their_uuids(self, serves, ask):
-        node = node_from("t4-4", NOWHERE)
+        node = simulated_node("t4-4")
         node = replace(node, gpus=(node.gpus[0], replace(node.gpus[1], index=0), *node.gpus[2:]))
         serves(node, **{GPUS: map(whole_gpu, node.gpus)})
         status, _, err = ask("--size", 1, "--must", "0")

@@ -220,7 +220,7 @@ def test_it_is_shown_again_until_nobody_reads(run, monkeypatch):
     pauses: list[float] = []
     unread = iter([False, False, True])
     monkeypatch.setattr(time, "sleep", pauses.append)
-    monkeypatch.setattr(status_module, "nobody_reads", lambda: next(unread))
+    monkeypatch.setattr(status_module, "reader_left", lambda: next(unread))
     result = run("--watch", "500ms")
     assert (result.exit_code, pauses) == (1, [0.5, 0.5])
     assert result.output.count("gpu-plugin     1.2.3") == 3
@@ -240,7 +240,7 @@ def test_it_goes_on_being_shown_over_a_restart_of_the_daemon(monkeypatch, capsys
     unread = iter([False, False, False, True])
     monkeypatch.setattr(control, "request", request)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(status_module, "nobody_reads", lambda: next(unread))
+    monkeypatch.setattr(status_module, "reader_left", lambda: next(unread))
     assert main(["status", "--state-dir", "/state", "--watch"]) == 0
     shown = capsys.readouterr()
     assert shown.out.count("gpu-plugin     1.2.3") == 2

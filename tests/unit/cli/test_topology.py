@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from gpu_plugin import cli, control
-from gpu_plugin.cli.topology_source import node_from
+from gpu_plugin.cli.topology_source import simulated_node
 from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, with_reason
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.report import report
@@ -81,7 +81,7 @@ def test_json_has_every_pair_once_and_placements_own_score(run, name):
     assert (status, err) == (0, "")
     told = json.loads(out)
     assert set(told) == {"gpus", "links"}
-    topology = Topology.of(node_from(name, NOWHERE))
+    topology = Topology.of(simulated_node(name))
     assert [(gpu["index"], gpu["uuid"], gpu["numa"]) for gpu in told["gpus"]] == [
         (at, uuid, topology.numa[at]) for at, uuid in enumerate(topology.uuids)
     ]
@@ -122,7 +122,7 @@ def test_the_picture_has_every_gpu_and_every_nvlink_pair(run, tmp_path, name):
     status, out, err = run("--simulate", name, "--svg", file)
     assert (status, out, err) == (0, run("--simulate", name)[1], f"{file}: written\n")
     root = ET.fromstring(file.read_text())
-    node = node_from(name, NOWHERE)
+    node = simulated_node(name)
     assert sum(each.get("class") == "gpu" for each in root.iter()) == len(node.gpus)
     direct = [link for link in node.links.values() if link.nvlinks and not link.switched]
     assert sum(each.get("class") == "nvlink" for each in root.iter()) == len(direct)
@@ -203,7 +203,7 @@ class TestRunningDaemon:
     @pytest.mark.parametrize("name", profile.names())
     @pytest.mark.parametrize("how", [(), ("--json",), ("--scores",)])
     def test_what_it_knows_is_shown_as_of_a_simulated_node(self, run, answer, name, how):
-        answer(served(node_from(name, NOWHERE)))
+        answer(served(simulated_node(name)))
         assert run("--state-dir", "/state", *how) == run("--simulate", name, *how)
 
     def test_one_that_has_no_such_verb_is_of_another_version(self, run, answer):
@@ -222,7 +222,7 @@ class TestRunningDaemon:
 
     def test_what_is_not_handed_out_is_named_and_marked(self, run, answer, tmp_path):
         plain = run("--simulate", "dgx1-v100")[1]
-        answer(served(node_from("dgx1-v100", NOWHERE), unfit={2: "cordoned", 4: "cordoned", 5: "Xid 79"}, left=(7,)))
+        answer(served(simulated_node("dgx1-v100"), unfit={2: "cordoned", 4: "cordoned", 5: "Xid 79"}, left=(7,)))
         status, out, _ = run("--state-dir", "/state", "--svg", tmp_path / "node.svg")
         last = "Held back from pods: GPUs 2,4 (cordoned), GPU 5 (Xid 79), GPU 7 (not among the GPUs that are served)\n"
         assert (status, out) == (0, plain + last)
@@ -239,7 +239,7 @@ class TestRunningDaemon:
         assert "held back from pods" not in run("--simulate", "dgx1-v100", "--svg", "-")[1]
 
     def test_a_sick_mig_device_is_named_and_its_gpu_is_not_marked(self, run, answer, tmp_path):
-        node = node_from("a100-mig-mixed", NOWHERE)
+        node = simulated_node("a100-mig-mixed")
         cut = next(gpu for gpu in node.gpus if gpu.mig_devices)
         slices = [mig_device(cut, mig) for mig in cut.mig_devices]
         sick = (with_reason(slices[0], "Xid 94"), *slices[1:])
@@ -252,7 +252,7 @@ class TestRunningDaemon:
         assert 'class="held"' not in (tmp_path / "node.svg").read_text()
 
     def test_one_of_an_earlier_version_does_not_say_what_it_hands_out(self, run, answer):
-        told = dict(served(node_from("t4-4", NOWHERE)))
+        told = dict(served(simulated_node("t4-4")))
         del told["resources"]
         answer(told)
         status, out, _ = run("--state-dir", "/state")

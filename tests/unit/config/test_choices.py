@@ -100,15 +100,19 @@ def shape(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def forgotten(kind: str) -> list[str]:
-    """A sentence for each function that looks like one of these, and is none."""
+    """A sentence for each function that looks like one of these, and is none; beside public ones, private ones are helpers."""
     known = KINDS[kind]
     shapes = {shape(each) for each in known.entered}
+    helpers = not any(each.__name__.startswith("_") for each in known.entered)
     return [
         f"{function.__module__}.{function.__qualname__} is a {kind} that nobody can choose: "
         f"put {known.decorator} before it, and NAME into {known.place}"
         for module in known.modules
         for _, function in getmembers(module, isfunction)
-        if function.__module__ == module.__name__ and function not in known.entered and shape(function) in shapes
+        if function.__module__ == module.__name__
+        and function not in known.entered
+        and shape(function) in shapes
+        and not (helpers and function.__name__.startswith("_"))
     ]
 
 

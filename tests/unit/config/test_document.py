@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpu_plugin.config.document import MAX_BYTES, MAX_VALUES, Document, parse, spell
 from gpu_plugin.config.errors import ConfigError
 
-BOUNDED = hypothesis_settings(max_examples=60, deadline=None)
+BOUNDED = hypothesis_settings(max_examples=30, deadline=None)
 
 
 def faults(text: str | bytes) -> list[str]:

@@ -16,7 +16,7 @@ from gpu_plugin.config.resolve import resolve
 from tests.unit.config.test_schema import leaves, mappings
 from tests.unit.config.written_files import contents
 
-BOUNDED = hypothesis_settings(max_examples=60, deadline=None)
+BOUNDED = hypothesis_settings(max_examples=30, deadline=None)
 
 SCHEMA: Any = json_schema.json_schema()
 TYPES: dict[str, type | tuple[type, ...]] = {

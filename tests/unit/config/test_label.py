@@ -121,16 +121,16 @@ NAMES = st.sampled_from(["a100", "default", "h100", "gone"])
     default=st.just("") | NAMES,
     fallbacks=st.lists(st.sampled_from(sorted(FALLBACKS)), unique=True),
     last=st.none() | st.just(NO_FILE) | NAMES,
-    untold=st.sampled_from(["", UNTOLD]),
+    label_unknown=st.sampled_from(["", UNTOLD]),
 )
 def test_what_was_asked_for_is_used_or_what_was_chosen_last_and_nothing_else(
-    label, present, default, fallbacks, last, untold
+    label, present, default, fallbacks, last, label_unknown
 ):
-    choice = choose(label, present, default, fallbacks, last, untold)
-    asked = "" if untold else label or default
+    choice = choose(label, present, default, fallbacks, last, label_unknown)
+    asked = "" if label_unknown else label or default
     if asked in present:
         assert choice == Choice(asked)
-    elif asked or untold:
+    elif asked or label_unknown:
         assert choice.file in {last, None}
         assert choice.complaint
     else:

@@ -15,7 +15,7 @@ from gpu_plugin.config.options import OPTIONS, Option
 from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.values import boolean, path, text
 
-BOUNDED = hypothesis_settings(max_examples=80, deadline=None)
+BOUNDED = hypothesis_settings(max_examples=40, deadline=None)
 
 # Two values of every option as somebody may write them, neither of them the default where there is a third.
 VALUES: dict[str, tuple[str, str]] = {

@@ -14,7 +14,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.written import written
 from tests.unit.config.written_files import contents
 
-BOUNDED = hypothesis_settings(max_examples=80, deadline=None)
+BOUNDED = hypothesis_settings(max_examples=40, deadline=None)
 
 
 def faults(text: str) -> list[str]:

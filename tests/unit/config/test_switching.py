@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_plugin.config.differing import differing
 from gpu_plugin.config.document import parse
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import NVIDIA, UNFLAGGED
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.written import differing
 
 RECORDED: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("nvidia_plugin_v0_20_0.yaml").read_text())
 PAGE = (Path(__file__).parents[3] / "docs" / "migration.md").read_text()

@@ -105,7 +105,7 @@ def healths() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
             "xid": st.dictionaries(xids, st.sampled_from(XID_VERDICTS), max_size=3),
-            "xidClass": st.dictionaries(st.sampled_from(XID_CLASSES), st.sampled_from(XID_VERDICTS), max_size=2),
+            "xidClass": st.dictionaries(st.sampled_from([*XID_CLASSES]), st.sampled_from(XID_VERDICTS), max_size=2),
             "signals": st.dictionaries(
                 st.sampled_from(_JUDGED),
                 st.sampled_from(SIGNAL_VERDICTS),

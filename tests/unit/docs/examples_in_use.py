@@ -13,6 +13,7 @@ from typing import Any, cast
 from click.testing import CliRunner
 
 import gpu_plugin
+from deploy import choices
 from gpu_plugin.access.container import Access, container_edits
 from gpu_plugin.cli.run import command as run
 from gpu_plugin.cli.simulate_allocation import command as simulate_allocation
@@ -21,7 +22,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.devices.plan import plan
-from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.doctor.registry import CHECKS, examine
 from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.policy import policy
@@ -50,7 +51,8 @@ def allocation() -> dict[str, Any]:
 
 def check(state_dir: str) -> str:
     """What the new check finds."""
-    [found] = CHECKS["volatile-state"](cast("Any", SimpleNamespace(settings=resolve({"state_dir": state_dir}, {}))))
+    settings = resolve({"state_dir": state_dir}, {})
+    [found] = examine("volatile-state", cast("Any", SimpleNamespace(settings=settings)))
     return found.status.value
 
 
@@ -87,6 +89,10 @@ json.dump(
     {
         "help": " ".join(CliRunner().invoke(run, ["--help"]).stdout.split()),
         "schema": json_schema(),
+        "chart": {
+            name: making((ROOT / "helm/gpu-plugin" / name).read_text())
+            for name, making in (("values.schema.json", choices.schema), ("values.yaml", choices.values))
+        },
         "missing rows": [missing_rows((ROOT / each[0]).read_text(), each[1], each[2]) for each in TABLES],
         "works": works(),
     },

@@ -81,6 +81,16 @@ def test_what_is_added_is_in_the_schema(shown):
     }
 
 
+def test_the_chart_gets_what_is_added_without_a_line_of_its_own(shown):
+    taken = json.loads(shown["chart"]["values.schema.json"])["properties"]
+    assert taken["migStrategy"]["enum"] == ["none", "single", "mixed", "unpartitioned", None]
+    assert taken["sharedDevicesAllocationPolicy"]["enum"][-2:] == ["roomiest", None]
+    assert taken["deviceListStrategy"]["items"]["enum"][-2:] == ["site-mounts", "auto"]
+    assert re.match(taken["deviceListStrategy"]["pattern"], "envvar, site-mounts")
+    assert "# How MIG devices are offered: none, single, mixed or unpartitioned.\n" in shown["chart"]["values.yaml"]
+    assert "cdi-cri, site-mounts, several" in shown["chart"]["values.yaml"]
+
+
 @pytest.mark.parametrize("at", range(len(TABLES)), ids=[f"{row[0]}: {row[1]}" for row in TABLES])
 def test_the_table_without_a_row_for_it_is_named(shown, at):
     assert shown["missing rows"][at] == [ADDED[TABLES[at][1]]]

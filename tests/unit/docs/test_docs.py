@@ -1,6 +1,5 @@
 """The documents name what exists: files, headings, values of the chart, commands, options, variables."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy import choices
 from gpu_plugin.cli import VERBS
 from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, HEALTH_SIGNALS, MIG_STRATEGIES
 from gpu_plugin.config.options import OPTIONS
@@ -130,7 +130,6 @@ def test_the_table_of_options_has_their_flags_and_defaults():
             assert default.strip("`").lower() == str(option.default).lower(), flag
 
 
-CHART_SCHEMA = json.loads((ROOT / "helm/gpu-plugin/values.schema.json").read_text())["properties"]
 TABLES = [  # a document, what heads the first column of a table of it, what must be there, and what may be there besides
     ("docs/configuration.md", "MIG strategy", MIG_STRATEGIES, ()),
     ("docs/configuration.md", "strategy", DEVICE_LIST_STRATEGIES, (AUTO,)),
@@ -176,24 +175,14 @@ def test_the_readme_names_every_simulated_node():
     assert not missing, f"README.md: the sentence that begins with Profiles does not name {', '.join(sorted(missing))}"
 
 
-@pytest.mark.parametrize(
-    ("value", "choices"),
-    [
-        ("migStrategy", [*MIG_STRATEGIES]),
-        ("deviceListStrategy", [*DEVICE_LIST_STRATEGIES, AUTO]),
-        ("sharedDevicesAllocationPolicy", [*ALLOCATION_POLICIES]),
-    ],
-)
-def test_the_chart_takes_every_choice_and_says_what_there_is(value, choices):
-    place, taken = f"helm/gpu-plugin/values.schema.json: {value}", CHART_SCHEMA[value]
-    listed = taken["items"]["enum"] if "items" in taken else [each for each in taken["enum"] if each is not None]
-    assert listed == choices, place
-    assert [each for each in choices if not re.match(taken.get("pattern", ""), each)] == [], place
-    [comment] = re.findall(
-        rf"((?:^# .*\n)+)^{value}:", (ROOT / "helm/gpu-plugin/values.yaml").read_text(), re.MULTILINE
-    )
-    untold = [each for each in choices if each not in comment]
-    assert not untold, f"helm/gpu-plugin/values.yaml: the comment of {value} does not name {', '.join(untold)}"
+def test_the_chart_has_every_choice():
+    schema, values = ((ROOT / "helm/gpu-plugin" / name).read_text() for name in ("values.schema.json", "values.yaml"))
+    assert (choices.schema(schema), choices.values(values)) == (schema, values), "make manifests"
+
+
+def test_a_choice_that_the_chart_has_no_place_for_is_named():
+    with pytest.raises(LookupError, match="migStrategy"):
+        choices.schema("{}")
 
 
 def test_the_glossary_explains_each_term_once_and_is_found_from_where_people_begin():

@@ -22,14 +22,13 @@ from gpu_plugin.doctor.facts import (
     KubeletDirectory,
     Mps,
     Pci,
-    PciDevice,
     PodResources,
     Process,
     Socket,
     Unknown,
 )
 from gpu_plugin.doctor.finding import Status
-from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.doctor.registry import examine
 from gpu_plugin.health.observation import Fabric
 
 OK, NOTE, WARNING, FAILED, SKIPPED = Status.OK, Status.NOTE, Status.WARNING, Status.FAILED, Status.SKIPPED
@@ -109,7 +108,7 @@ def facts(**changed: Any) -> Facts:
         "daemon": Daemon(status()),
         "module": KernelModule(True, "580.95.05"),
         "driver": driver(gpu(0), gpu(1)),
-        "pci": Pci((PciDevice("0000:10:00.0", "nvidia"), PciDevice("0000:11:00.0", "nvidia"))),
+        "pci": Pci({"0000:10:00.0": "nvidia", "0000:11:00.0": "nvidia"}),
         "nodes": nodes(),
         "kubelet_directory": KubeletDirectory(Directory(DIR, filesystem="ext4"), checkpoint=True),
         "kubelet_socket": Socket(f"{DIR}/kubelet.sock", pid=900, program="kubelet"),
@@ -139,7 +138,7 @@ def absent(directory: Directory) -> Directory:
 def judge(row: Row) -> None:
     """Holds a check to its row of a table."""
     check, differs, stands, words = row
-    [found] = CHECKS[check](facts(**dict(differs)))
+    [found] = examine(check, facts(**dict(differs)))
     assert found.status is stands, found
     said = f"{found.found} {found.remedy}"
     assert not [word for word in words if word not in said], said

@@ -9,27 +9,16 @@ from gpu_plugin.doctor.facts import (
     Daemon,
     Facts,
     Mps,
-    MpsDirectory,
     Unknown,
 )
-from gpu_plugin.doctor.registry import CHECKS, examined
+from gpu_plugin.doctor.registry import CHECKS, examine, examined
 from gpu_plugin.doctor.rights import needed
-from tests.unit.doctor import test_machine_checks, test_serving_checks
 from tests.unit.doctor.made_up import FAILED, GPU, HUNG, NOTE, OK, POD, SKIPPED, WARNING, driver, facts, gpu, nodes
 
 
 def mps_shared(given: Facts) -> Facts:
     entry = SharedResource(GPU, GPU, 4, MPS)
     return replace(given, settings=replace(given.settings, sharing=(entry,), mps_root="/run/nvidia/mps"))
-
-
-def test_every_check_has_a_table():
-    shown = {check for check, *_ in (*test_machine_checks.TABLE, *test_serving_checks.TABLE)}
-    unshown = set(CHECKS) - shown
-    assert not unshown, (
-        f"{', '.join(sorted(unshown))}: no row in TABLE of test_machine_checks.py or test_serving_checks.py"
-    )
-    assert shown <= set(CHECKS)
 
 
 def test_a_node_that_is_well_has_nothing_wrong():
@@ -62,23 +51,22 @@ def test_a_check_that_fails_takes_no_other_with_it():
 
 
 def test_mps_that_is_wanted():
-    check = CHECKS["mps"]
-    up, down = MpsDirectory("/m/nvidia.com/gpu", True), MpsDirectory("/m/nvidia.com/old", False)
-    [missing] = check(mps_shared(facts(mps=Mps(root="/m"))))
+    up, down = {"/m/nvidia.com/gpu": True}, {"/m/nvidia.com/old": False}
+    [missing] = examine("mps", mps_shared(facts(mps=Mps(root="/m"))))
     assert missing.status is WARNING
     assert "mps.enabled" in missing.remedy
-    [well] = check(mps_shared(facts(mps=Mps((), (up,), "/m"), driver=driver(gpu(0, compute_mode=3)))))
+    [well] = examine("mps", mps_shared(facts(mps=Mps((), up, "/m"), driver=driver(gpu(0, compute_mode=3)))))
     assert (well.status, well.found) == (OK, "1 MPS daemon below /m")
-    [silent] = check(mps_shared(facts(mps=Mps((), (up, down), "/m"))))
+    [silent] = examine("mps", mps_shared(facts(mps=Mps((), up | down, "/m"))))
     assert silent.status is WARNING
     assert "/m/nvidia.com/old" in silent.found
     assert "/m/nvidia.com/gpu" not in silent.found
-    [unseen] = CHECKS["permissions"](mps_shared(facts(process=POD)))
+    [unseen] = examine("permissions", mps_shared(facts(process=POD)))
     assert (unseen.status, "hostPID" in unseen.found) == (NOTE, True)
 
 
 def test_released_gpus_keep_their_nodes_closed():
-    [found] = CHECKS["device-nodes"](facts(nodes=replace(nodes(), nodes={})))
+    [found] = examine("device-nodes", facts(nodes=replace(nodes(), nodes={})))
     assert found.status is SKIPPED
     assert "maintenance" in found.found
 

@@ -19,7 +19,7 @@ from gpu_plugin.doctor.edges import clock as clocks
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.driver import kernel_module
 from gpu_plugin.doctor.edges.process import process, processes
-from gpu_plugin.doctor.facts import KernelModule, PciDevice, Right
+from gpu_plugin.doctor.facts import KernelModule, Right
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.cluster.api_server import _INSECURE
 
@@ -93,8 +93,8 @@ def test_pci(tmp_path):
     drivers.mkdir(parents=True)
     (devices / "0000:1c:00.0/driver").symlink_to(drivers)
     seen = host.pci(tmp_path)
-    assert seen.gpus == (PciDevice("0000:1b:00.0"), PciDevice("0000:1c:00.0", "vfio-pci"))
-    assert seen.switches == (PciDevice("0000:c1:00.0"),)
+    assert seen.gpus == {"0000:1b:00.0": "", "0000:1c:00.0": "vfio-pci"}
+    assert seen.switches == {"0000:c1:00.0": ""}
 
 
 def test_majors_are_those_of_character_devices(tmp_path):
@@ -181,7 +181,7 @@ async def test_the_kubelet_answers_on_its_socket_and_keeps_nothing_of_it(short_p
         assert (seen.error, seen.http2, seen.pid) == ("", True, os.getpid())
         assert seen.program
         pods = await to_thread.run_sync(kubelet.pods, str(short_path / "pods.sock"), 2.0, iter([1.0, 1.25]).__next__)
-        assert (pods.trouble, pods.held, pods.healthy, pods.seconds) == ("", 0, {}, 0.25)
+        assert (pods.trouble, pods.allocated, pods.healthy, pods.seconds) == ("", 0, {}, 0.25)
     running.check()
 
 
@@ -264,8 +264,8 @@ def test_mps(short_path):
     (short_path / "proc").mkdir()
     with closing(listen(up / "pipe/control")):
         seen = services.mps(str(short_path / "m"), short_path / "proc")
-    assert [(each.path, each.listening) for each in seen.directories] == [(str(up), True), (str(down), False)]
-    assert services.mps("", short_path / "proc").directories == ()
+    assert seen.directories == {str(up): True, str(down): False}
+    assert services.mps("", short_path / "proc").directories == {}
 
 
 RIGHTS = (

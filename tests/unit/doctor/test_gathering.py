@@ -15,7 +15,7 @@ from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.doctor import gathering
-from gpu_plugin.doctor.edges import host, releases
+from gpu_plugin.doctor.edges import host, state_directory
 from gpu_plugin.doctor.edges.driver import described, opened
 from gpu_plugin.doctor.facts import DeviceNode, Unknown
 from gpu_plugin.doctor.gathering import Places, gather
@@ -95,10 +95,11 @@ async def test_every_gpu_is_described(short_path, real, node):
     assert set(facts.nodes.nodes) == {*host.CONTROL, *(f"/dev/nvidia{gpu.minor}" for gpu in facts.driver.gpus)}
 
 
-async def test_a_gpu_that_hangs_costs_the_others_nothing(short_path, real, node):
+async def test_a_gpu_that_hangs_costs_the_others_nothing(short_path, real, node, monkeypatch):
+    monkeypatch.setattr(gathering, "GPU_SECONDS", 0.2)
     node.hang(3, 60)
     began = time.monotonic()
-    facts: Any = await gather(settings(short_path, nvml_timeout="1s"), 0.5, places=Places(root=str(short_path)))
+    facts: Any = await gather(settings(short_path, nvml_timeout="200ms"), 0.2, places=Places(root=str(short_path)))
     assert time.monotonic() - began < 10
     assert [gpu.index for gpu in facts.driver.gpus if gpu.trouble] == [3]
     assert "no answer within" in facts.driver.gpus[3].trouble
@@ -243,7 +244,7 @@ async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(shor
         def refuse(path):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(releases, "bounded", refuse)
+        monkeypatch.setattr(state_directory, "bounded", refuse)
     elif spoilt == "a pipe":
         os.mkfifo(state / "health.json")
     else:
@@ -257,7 +258,8 @@ async def test_where_nobody_knows_what_is_released_the_driver_is_left_alone(shor
 
 
 @pytest.mark.parametrize("profile", ["t4-4", "hgx-h100"])
-async def test_a_simulated_node_as_its_daemon_keeps_it(short_path, profile):
+async def test_a_simulated_node_as_its_daemon_keeps_it(short_path, profile, monkeypatch):
+    monkeypatch.setattr(gathering, "GPU_SECONDS", 0.2)
     state = short_path / "state"
     kept = SimulatedNode(load(profile), state)
     kept.lose(2)
@@ -265,7 +267,7 @@ async def test_a_simulated_node_as_its_daemon_keeps_it(short_path, profile):
     if profile == "hgx-h100":
         kept.partition(1, ["3g.40gb"])
     before = everything(short_path)
-    facts: Any = await gather(settings(short_path, simulate=profile), 0.2)
+    facts: Any = await gather(settings(short_path, simulate=profile, nvml_timeout="200ms"), 0.2)
     assert {gpu.index: gpu.trouble.partition(" ")[0] for gpu in facts.driver.gpus if gpu.trouble} == {
         2: "nvmlDeviceGetHandleByIndex_v2:",
         3: "no",

@@ -13,9 +13,7 @@ from gpu_plugin.doctor.facts import (
     FabricManager,
     KernelModule,
     Mps,
-    MpsDirectory,
     Pci,
-    PciDevice,
     Unknown,
 )
 from gpu_plugin.health.observation import Fabric
@@ -36,7 +34,7 @@ from tests.unit.doctor.made_up import (
     nodes,
 )
 
-SWITCHES = Pci(switches=(PciDevice("0000:c1:00.0", "nvidia"), PciDevice("0000:c2:00.0", "nvidia")))
+SWITCHES = Pci(switches={"0000:c1:00.0": "nvidia", "0000:c2:00.0": "nvidia"})
 NO_DRIVER = Driver(int(Return.LIBRARY_NOT_FOUND), "dlopen: no libnvidia-ml.so.1", count=0)
 JOINED, STARTING = Fabric(3, 0, summary=1), Fabric(2)
 OLD_SWITCHED = driver(gpu(0, nvswitch=True, fabric=None))
@@ -146,7 +144,7 @@ TABLE: list[Row] = [
     ("gpus", {"driver": driver(), "pci": Pci()}, FAILED, ("finds no GPU", "lspci")),
     (
         "gpus",
-        {"driver": driver(gpu(0)), "pci": Pci((PciDevice("0000:10:00.0"), PciDevice("0000:1b:00.0", "vfio-pci")))},
+        {"driver": driver(gpu(0)), "pci": Pci({"0000:10:00.0": "", "0000:1b:00.0": "vfio-pci"})},
         WARNING,
         ("0000:1b:00.0", "vfio-pci"),
     ),
@@ -252,10 +250,10 @@ TABLE: list[Row] = [
     ),
     ("mps", {}, SKIPPED, ("nothing of it is seen",)),
     ("mps", {"mps": Mps(((8, "nvidia-cuda-mps-"),))}, WARNING, ("process 8", "no resource is shared", "quit")),
-    ("mps", {"mps": Mps((), (MpsDirectory("/m/nvidia.com/gpu", True),), "/m")}, WARNING, ("/m/nvidia.com/gpu",)),
+    ("mps", {"mps": Mps((), {"/m/nvidia.com/gpu": True}, "/m")}, WARNING, ("/m/nvidia.com/gpu",)),
     (
         "mps",
-        {"mps": Mps((), (MpsDirectory("/m/nvidia.com/gpu", False),), "/m")},
+        {"mps": Mps((), {"/m/nvidia.com/gpu": False}, "/m")},
         NOTE,
         ("cleanup --mps --mps-root /m",),
     ),

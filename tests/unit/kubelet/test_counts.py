@@ -53,7 +53,7 @@ async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa:
 
 async def test_a_failed_registration_and_the_one_after_it(directory):  # noqa: F811
     async with StandInKubelet(directory) as kubelet:
-        kubelet.refuse_next_register("no such resource name")
+        kubelet.fail_next_register("refuse", "no such resource name")
         async with serving(directory) as plugin:
             await kubelet.wait_for(registered(kubelet))
             told = plugin.endpoint._counts.as_data()["resources"][GPU]

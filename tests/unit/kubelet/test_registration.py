@@ -33,7 +33,7 @@ async def test_serves_before_it_registers_and_says_who_it_is(kubelet, directory)
 
 
 async def test_a_refusal_is_logged_in_the_kubelets_words_and_tried_again(kubelet, directory, caplog):
-    kubelet.refuse_next_register("no room at the inn", times=2)
+    kubelet.fail_next_register("refuse", "no room at the inn", times=2)
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         assert kubelet.registrations[GPU].total == 3
@@ -42,7 +42,7 @@ async def test_a_refusal_is_logged_in_the_kubelets_words_and_tried_again(kubelet
 
 
 async def test_a_register_that_loses_its_connection_is_tried_again(kubelet, directory):
-    kubelet.reset_next_register(times=2)
+    kubelet.fail_next_register("reset", times=2)
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         assert kubelet.registrations[GPU].most_in_flight == 1
@@ -76,7 +76,7 @@ async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again
         await register(path, name, resource, listening, deadline=0.1)
 
     monkeypatch.setattr(endpoint, "register", impatient)
-    kubelet.hang_next_register()
+    kubelet.fail_next_register("hang")
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         assert kubelet.registrations[GPU].most_in_flight == 1

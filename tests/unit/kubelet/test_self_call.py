@@ -204,7 +204,7 @@ async def test_while_the_next_register_hangs_it_is_told_why_there_is_one(directo
         endpoints(directory, {GPU: view(devices(2))}) as (_, known, until),
     ):
         await until(lambda: known.of(GPU).registered is not None)
-        kubelet.hang_next_register()
+        kubelet.fail_next_register("hang")
         await kubelet.drop_stream(GPU)
         await until(lambda: kubelet.registrations[GPU].total == 2)
         standing = known.of(GPU)

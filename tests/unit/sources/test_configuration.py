@@ -261,7 +261,8 @@ async def test_a_directory_that_cannot_be_read_is_an_attempt_too(by_label, monke
             Chosen.made.known.set()
 
 
-async def test_a_signal_ends_the_wait(by_label):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_sigterm_ends_the_wait_and_sighup_has_everything_looked_at_again(by_label, number):
     begun: list[object] = []
 
     async def begin():
@@ -271,22 +272,8 @@ async def test_a_signal_ends_the_wait(by_label):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(begin)
             await anyio.wait_all_tasks_blocked()
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert begun == [None]
-
-
-async def test_sighup_has_everything_looked_at_again_and_ends_nothing(by_label):
-    begun: list[object] = []
-
-    async def begin():
-        begun.append(await begin_with(by_label, Wanted(by_label)))
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(begin)
-            await anyio.wait_all_tasks_blocked()
-            os.kill(os.getpid(), signal.SIGHUP)
-    assert begun == [(by_label, Chosen.made)]
+            os.kill(os.getpid(), number)
+    assert begun == [None if number is signal.SIGTERM else (by_label, Chosen.made)]
 
 
 async def test_what_is_wrong_with_the_label_is_told_as_long_as_nothing_else_is(by_label):

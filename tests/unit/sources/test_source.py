@@ -14,8 +14,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import Choice
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.sources.files import fingerprint
-from gpu_plugin.sources.last_choice import CHOICE_FILE, LastChoice
-from gpu_plugin.sources.source import ConfigSource
+from gpu_plugin.sources.source import CHOICE_FILE, ConfigSource, LastChoice
 from tests.unit.cluster.api_server import LABEL, NODE, FakeApiServer
 from tests.unit.sources.config_map import ConfigMapVolume, Listener
 
@@ -169,7 +168,7 @@ async def test_a_choice_is_remembered_once_its_settings_are_in_force(api, volume
 
     def look(label):
         source._label = label
-        source._label_told.set()
+        source._label_known.set()
         return source._look().seen[2]
 
     assert look("h100") == Choice("h100")

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin.config.document import parse
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.sources.telling import LONGEST, tell_settings
+from gpu_plugin.sources.configuration import LONGEST_LINE, tell_settings
 
 FILE = b"""
 flags: {migStrategy: mixed, healthPollInterval: 200ms, plugin: {passDeviceSpecs: true}}
@@ -48,4 +48,4 @@ def test_what_is_not_the_default_is_one_line_and_all_of_it_another(told):
 def test_defaults_are_told_as_such_and_a_long_list_is_cut(told):
     assert told(resolve({}, {}))[0] == ("INFO", "configuration: no file: nothing but defaults")
     many = ",".join(f"*model-{number}*" for number in range(4000))
-    assert len(told(resolve({"exclude_gpus": many}, {}))[2][1]) < LONGEST + 100
+    assert len(told(resolve({"exclude_gpus": many}, {}))[2][1]) < LONGEST_LINE + 100

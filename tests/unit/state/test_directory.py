@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.sources.last_choice import CHOICE_FILE, ChosenFile
+from gpu_plugin.sources.source import CHOICE_FILE, ChosenFile
 from gpu_plugin.state.directory import MAX_BYTES, StateDirectory
 from gpu_plugin.state.records import (
     DEVICES_FILE,

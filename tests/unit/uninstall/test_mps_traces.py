@@ -32,7 +32,7 @@ def root(tmp_path):
 
 def test_everything_goes(root):
     done = remove_mps_traces(root)
-    assert done.left == ()
+    assert done.left == []
     assert not root.exists()
     assert str(root / "nvidia.com" / "gpu") in done.removed
     assert remove_mps_traces(root) == type(done)()
@@ -43,7 +43,7 @@ def test_a_running_supervisor_is_left_alone(root):
     assert held is not None
     done = remove_mps_traces(root)
     os.close(held)
-    assert done.removed == ()
+    assert done.removed == []
     assert "gpu-plugin mps is running" in done.left[0]
 
 
@@ -54,10 +54,10 @@ def test_a_daemon_that_another_program_runs_keeps_its_directory(root):
         daemon.bind(str(foreign / "pipe" / "control"))
         daemon.listen()
         done = remove_mps_traces(root)
-    assert done.left == (
+    assert done.left == [
         f"{foreign}: an MPS control daemon is running there: stop it first",
         f"{root}: holds what is not this plugin's: nvidia.com",
-    )
+    ]
     assert not (root / "nvidia.com" / "gpu").exists()
     assert foreign.is_dir()
 
@@ -71,10 +71,10 @@ def test_what_is_no_resources_stays(root, tmp_path):
     (root / "nvidia.com" / "link").symlink_to(outside)
     (root / "shm" / "of-a-client").write_text("")
     done = remove_mps_traces(root)
-    assert done.left == (
+    assert done.left == [
         f"{root / 'shm'}: holds what is not this plugin's: of-a-client",
         f"{root}: holds what is not this plugin's: home, notes, nvidia.com, shm",
-    )
+    ]
     assert not (root / "nvidia.com" / "gpu").exists()
     assert (outside / "pipe").is_dir()
 

@@ -66,7 +66,7 @@ def test_everything_of_ours_goes_and_the_state_directory_with_it(node):
     dead_socket(sockets / "gpu-plugin-gpu-0-1.sock")
     (cdi / "k8s.device-plugin.nvidia.com-gpu.json").write_text("{}")
     done = remove_traces(state, cdi, sockets)
-    assert done.left == ()
+    assert done.left == []
     assert not state.exists()
     assert [*cdi.iterdir(), *sockets.iterdir()] == []
     assert {str(state), str(cdi / "k8s.device-plugin.nvidia.com-gpu.json")} < set(done.removed)
@@ -76,13 +76,13 @@ def test_everything_of_ours_goes_and_the_state_directory_with_it(node):
 def test_the_file_of_labels_goes_where_it_is_ours(node, tmp_path):
     state, cdi, sockets = node
     features = tmp_path / "features.d"
-    assert remove_traces(state, cdi, sockets, features).left == ()
+    assert remove_traces(state, cdi, sockets, features).left == []
     for former in (features, tmp_path / "former"):
         former.mkdir()
         write_labels(former, state)
     done = remove_traces(state, cdi, sockets, features)
     assert {str(features / "gfd"), str(tmp_path / "former" / "gfd")} < set(done.removed)
-    assert done.left == ()
+    assert done.left == []
     (features / "gfd").write_text("nvidia.com/gpu.count=8\nnvidia.com/gpu.present=true\n")
     assert remove_traces(state, cdi, sockets, features) == type(done)()
     assert (features / "gfd").exists()
@@ -108,7 +108,7 @@ def test_a_file_of_labels_that_cannot_be_removed_is_found_by_the_next_cleanup(no
     if why == "away":
         away.rename(features)
     done = remove_traces(state, cdi, sockets, tmp_path / "another")
-    assert done.left == ()
+    assert done.left == []
     assert set(done.removed) == {str(features / "gfd"), str(state / FEATURES_FILE), str(state)}
     assert not state.exists()
 
@@ -122,8 +122,8 @@ def test_what_is_not_ours_stays_and_is_named(node):
     dead_socket(foreign[3])
     (state / "health.json").write_text("{}")
     done = remove_traces(state, cdi, sockets)
-    assert done.removed == (str(state / "health.json"),)
-    assert done.left == (f"{state}: holds what is not this plugin's: dev, notes.txt",)
+    assert done.removed == [str(state / "health.json")]
+    assert done.left == [f"{state}: holds what is not this plugin's: dev, notes.txt"]
     assert all(path.exists() for path in foreign)
 
 
@@ -135,7 +135,7 @@ def test_a_link_is_removed_and_not_what_it_leads_to(node, tmp_path):
     (state / "simulated-node.json").write_text("{}")
     (state / "dev").symlink_to(precious)
     (state / "health.json").symlink_to(precious / "data")
-    assert remove_traces(state, cdi, sockets).left == ()
+    assert remove_traces(state, cdi, sockets).left == []
     assert (precious / "data").read_text() == "keep"
 
 
@@ -144,7 +144,7 @@ async def test_a_running_daemon_is_left_alone(node):
     (state / "health.json").write_text("{}")
     async with control.serve(state, {}):
         done = remove_traces(state, cdi, sockets)
-        assert done.removed == ()
+        assert done.removed == []
         assert "a daemon is running" in done.left[0]
         assert (state / "health.json").exists()
 
@@ -157,7 +157,7 @@ def test_a_daemon_whose_control_socket_is_gone_is_left_alone_all_the_same(node, 
     assert lock.take() == ""
     (state / "health.json").write_text("{}")
     done = remove_traces(state, cdi, sockets)
-    assert done.removed == ()
+    assert done.removed == []
     assert "a daemon is running: another daemon" in done.left[0]
     assert (state / "health.json").exists()
     lock.release()
@@ -166,7 +166,7 @@ def test_a_daemon_whose_control_socket_is_gone_is_left_alone_all_the_same(node, 
 
 def test_nothing_there_is_nothing_to_say(tmp_path):
     done = remove_traces(tmp_path / "a", tmp_path / "b", tmp_path / "c")
-    assert (done.removed, done.left) == ((), ())
+    assert (done.removed, done.left) == ([], [])
 
 
 def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, tmp_path):
@@ -185,8 +185,8 @@ def test_a_state_directory_that_is_a_link_is_left_for_people(node, tmp_path):
     link.symlink_to(state)
     (state / "health.json").write_text("{}")
     done = remove_traces(link, cdi, sockets)
-    assert done.removed == (str(link / "health.json"),)
-    assert done.left == (f"{link}: is a link to {state}: remove both by hand",)
+    assert done.removed == [str(link / "health.json")]
+    assert done.left == [f"{link}: is a link to {state}: remove both by hand"]
 
 
 def test_a_socket_that_is_in_use_is_told(node):
@@ -195,7 +195,7 @@ def test_a_socket_that_is_in_use_is_told(node):
         living.bind(str(sockets / "gpu-plugin-gpu-1-1.sock"))
         living.listen()
         done = remove_traces(state, cdi, sockets)
-    assert done.left == (f"{sockets / 'gpu-plugin-gpu-1-1.sock'}: a socket that is in use, or cannot be removed",)
+    assert done.left == [f"{sockets / 'gpu-plugin-gpu-1-1.sock'}: a socket that is in use, or cannot be removed"]
 
 
 def test_a_config_file_that_is_gone_keeps_nobody_from_cleaning_up(node, monkeypatch, capsys):

@@ -122,7 +122,7 @@ async def test_one_process_with_two_streams_is_a_violation(kubelet):
 
 
 async def test_two_registers_in_flight_are_a_violation(kubelet):
-    kubelet.hang_next_register(2)
+    kubelet.fail_next_register("hang", times=2)
     async with plugin(kubelet, registered=False) as fake:
         calls = [asyncio.create_task(fake.register()) for _ in range(2)]
         await kubelet.wait_for(lambda: kubelet.violations, what="the violation")
@@ -135,9 +135,9 @@ async def test_two_registers_in_flight_are_a_violation(kubelet):
 
 
 async def test_lets_a_register_down_as_told(kubelet):
-    kubelet.refuse_next_register("not now")
-    kubelet.reset_next_register()
-    kubelet.hang_next_register()
+    kubelet.fail_next_register("refuse", "not now")
+    kubelet.fail_next_register("reset")
+    kubelet.fail_next_register("hang")
     async with plugin(kubelet, registered=False) as fake:
         with pytest.raises(GRPCError, match="not now"):
             await fake.register()

@@ -78,7 +78,7 @@ async def test_a_pod_whose_containers_ended_is_judged_anew(kubelet):
 async def test_stopping_leaves_a_dead_socket_and_nothing_running(directory):
     kubelet = StandInKubelet(directory)
     await kubelet.start()
-    kubelet.hang_next_register()
+    kubelet.fail_next_register("hang")
     async with plugin(kubelet, devices=healthy("a"), registered=False) as fake:
         tasks = asyncio.all_tasks()
         register = asyncio.create_task(fake.register())

@@ -1,14 +1,21 @@
-"""The CDI specifications that runtimes find in a node's directories, and which file counts for a device that several have."""
+"""Files of CDI specifications, whoever wrote them: what is wrong with each, and what runtimes make of a node's directories."""
 
+import json
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
-from gpu_plugin.access.cdi.spec import Spec
-from gpu_plugin.cli.cdi_file import judge
+from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, faults, from_plain
+from gpu_plugin.config import document
+from gpu_plugin.config.document import Limits
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.host.driver_root.inside import resolve
+from gpu_plugin.runtime.printable import printable
+from gpu_plugin.runtime.regular_file import UnfitFileError, content, read_file
 
 SUFFIXES = frozenset({".json", ".yaml"})
 """What the names of files end in that runtimes take for specifications (CDI's library, pkg/cdi/spec-dirs.go)."""
@@ -104,7 +111,11 @@ def judged(directories: Sequence[Path], root: str, *, named: bool) -> list[Judge
     if root and not Path(root).is_dir():
         raise click.UsageError(f"--root: {root}: there is no such directory")
     return [
-        Judged(shown, *_judge(at, root), priority)
+        Judged(
+            shown,
+            *(judge(Path(at)) if at is not None else (None, (f"it is a link that leads to nothing below {root}",))),
+            priority,
+        )
         for priority, directory in enumerate(directories)
         for shown, at in _files(root, directory, named=named)
     ]
@@ -131,8 +142,68 @@ def _files(root: str, directory: Path, *, named: bool) -> Iterator[tuple[str, st
         yield str(shown / name), resolve(root, f"{at}/{name}") if root else str(shown / name)
 
 
-def _judge(at: str | None, root: str) -> tuple[Spec | None, tuple[str, ...]]:
-    if at is None:
-        return None, (f"it is a link that leads to nothing below {root}",)
-    spec, faults = judge(Path(at))
-    return spec, tuple(faults)
+STANDARD_INPUT = "-"
+
+YAML_LIMITS = Limits(4 * 1024 * 1024, 200_000, "more than any CDI specification in YAML has")
+"""Less than of JSON, which is read a hundred times as fast: nvidia-ctk's specifications of 8 GPUs have some 60 KiB."""
+
+
+def judge(file: Path) -> tuple[Spec | None, tuple[str, ...]]:
+    """What a file says, None where it makes no sense, and a sentence for each thing that is wrong with it."""
+    try:
+        content = _standard_input() if str(file) == STANDARD_INPUT else read_file(file, MAX_BYTES)
+    except UnfitFileError as error:
+        return None, (f"it {error.strerror}",)
+    except OSError as error:
+        return None, (printable(error.strerror or str(error)),)
+    return judge_content(content)
+
+
+def judge_content(content: bytes) -> tuple[Spec | None, tuple[str, ...]]:
+    """What these bytes say, JSON or YAML, as `judge` has it of a file."""
+    try:
+        spec = from_plain(_plain(content))
+    except ConfigError as error:
+        return None, tuple(printable(_sentence(fault.line, fault.path, fault.reason)) for fault in error.faults)
+    except UnicodeEncodeError:
+        return None, ("an unpaired surrogate is not a character",)
+    except ValueError as error:
+        return None, (printable(str(error)),)
+    return spec, tuple(map(printable, faults(spec)))
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise OSError("standard input is closed")
+    return content(sys.stdin.buffer, MAX_BYTES)
+
+
+class _TwiceError(ValueError):
+    """A key stands twice: which value counts is up to the reader, and CDI's library takes neither."""
+
+
+def _plain(content: bytes) -> object:
+    """JSON or YAML as plain values. Raises ValueError, and ConfigError with lines for what is no JSON."""
+    if content.lstrip()[:1] == b"{":
+        try:
+            return json.loads(content.decode(), object_pairs_hook=_once)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+        except _TwiceError:
+            raise
+        except ValueError:  # no JSON: it is YAML that begins so, or the YAML reader tells the line of the fault
+            return document.parse(content, "", YAML_LIMITS).content
+    return document.parse(content, "", YAML_LIMITS).content
+
+
+def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise _TwiceError(f"the key {twice!r} appears twice in one object")
+    return found
+
+
+def _sentence(line: int, path: str, reason: str) -> str:
+    place = ": ".join([*([f"line {line}"] if line else []), *([path] if path else [])])
+    return f"{place}: {reason}" if place else reason

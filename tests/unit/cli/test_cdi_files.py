@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpu_plugin.access.cdi.spec import Edits, Spec, SpecDevice
-from gpu_plugin.cli.cdi_installed import Judged, found
+from gpu_plugin.cli.cdi_files import Judged, found
 
 
 def file(path, *devices, faults=(), priority=0):
