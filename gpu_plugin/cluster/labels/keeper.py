@@ -218,7 +218,6 @@ class NodeLabels:
         return self._files.keep() and applied == self._kept_applied
 
     async def _remove_files(self, settings: Settings) -> float | None:
-        """Removes our file from where it is not wanted any more."""
         if not self._files.loaded:
             return None
         wanted = settings.features_dir if settings.node_labels == "file" else None
@@ -277,7 +276,6 @@ class NodeLabels:
         return None
 
     async def _write_file(self, settings: Settings) -> float | None:
-        """Writes the file where it is wanted, unless it says the same already."""
         if settings.node_labels != "file" or not self._node.gpus:
             return None
         labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
