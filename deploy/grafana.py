@@ -1,4 +1,4 @@
-"""How Grafana has a dashboard as JSON, made of rows of panels. It knows nothing of what they ask.
+"""How Grafana has a dashboard as JSON, made of rows of panels.
 
 It is Grafana's classic model (schema version 39, which Grafana 10.3 and later read).
 """
@@ -16,23 +16,16 @@ WIDTH = 24
 
 
 @dataclass(frozen=True)
-class Query:
-    """One query: PromQL, the legend of its series, and whether it asks for this moment alone."""
-
-    expr: str
-    legend: str = ""
-    instant: bool = False
-
-
-@dataclass(frozen=True)
 class Show:
     """One panel: what it is called, asks and tells, of what kind it is, how wide and high (24 columns a row), and its unit."""
 
     title: str
-    queries: Sequence[Query]
+    queries: Mapping[str, str]
+    """PromQL by the legend of its series, or of a table by the heading of its column."""
     description: str
     kind: str = "timeseries"
-    width: int = 8
+    width: int | None = None
+    """None: as wide as panels of its row are."""
     height: int = 8
     unit: str = "short"
     thresholds: Sequence[tuple[float | None, str]] = ()
@@ -46,6 +39,11 @@ class Show:
     units: Mapping[str, str] = field(default_factory=dict)
     """Of a table: unit by heading."""
 
+    @property
+    def of_now(self) -> bool:
+        """Whether it asks for this moment alone."""
+        return self.kind in ("table", "stat")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -54,6 +52,28 @@ class Row:
     title: str
     panels: Sequence[Show]
     open: bool = True
+    width: int = 8
+
+
+HEADINGS: Mapping[str, str] = {"index": "GPU", "pci_bus_id": "bus id", "Value": "verdict", "by": "order"}
+"""What columns of tables are called that do not go by the name of their label."""
+
+
+def number(title: str, query: str, description: str, **look: Any) -> Show:
+    """A panel of one number."""
+    return Show(title, {"": query}, description, kind="stat", width=3, height=4, **look)
+
+
+def table(
+    title: str, queries: str | Mapping[str, str], description: str, labels: str, width: int = WIDTH, **look: Any
+) -> Show:
+    """A table: a column for each of `labels`, and, where there are several queries, for the value of each, by its heading."""
+    columns = {label: HEADINGS.get(label, label) for label in labels.split()}
+    if isinstance(queries, str):
+        queries = {"": queries}
+    else:
+        columns |= {f"Value #{_letter(at)}": heading for at, heading in enumerate(queries)}
+    return Show(title, queries, description, kind="table", width=width, columns=columns, **look)
 
 
 YES_OR_NO = ("driver", "registered", "state written")
@@ -104,11 +124,11 @@ def _variables(queries: Mapping[str, str]) -> Iterator[Json]:
 
 
 def _panels(rows: Sequence[Row]) -> Iterator[Json]:
-    number, y = 0, 0
+    count, y = 0, 0
     for row in rows:
-        number += 1
+        count += 1
         heading = {
-            "id": number,
+            "id": count,
             "type": "row",
             "title": row.title,
             "collapsed": not row.open,
@@ -118,11 +138,12 @@ def _panels(rows: Sequence[Row]) -> Iterator[Json]:
         inside: list[Json] = []
         x = height = 0
         for show in row.panels:
-            number += 1
-            if x + show.width > WIDTH:
+            count += 1
+            width = show.width or row.width
+            if x + width > WIDTH:
                 x, y, height = 0, y + height, 0
-            inside.append(_panel(show, number, {"h": show.height, "w": show.width, "x": x, "y": y}))
-            x, height = x + show.width, max(height, show.height)
+            inside.append(_panel(show, count, {"h": show.height, "w": width, "x": x, "y": y}))
+            x, height = x + width, max(height, show.height)
         y += height
         # Panels of a row that is closed are kept in it, those of an open one follow it.
         yield heading | {"panels": [] if row.open else inside}
@@ -130,7 +151,7 @@ def _panels(rows: Sequence[Row]) -> Iterator[Json]:
             yield from inside
 
 
-def _panel(show: Show, number: int, place: Json) -> Json:
+def _panel(show: Show, count: int, place: Json) -> Json:
     defaults: Json = {"unit": show.unit, "color": {"mode": "thresholds" if show.thresholds else "palette-classic"}}
     if show.thresholds:
         steps = [{"value": value, "color": color} for value, color in show.thresholds]
@@ -142,13 +163,13 @@ def _panel(show: Show, number: int, place: Json) -> Json:
     if show.top is not None:
         defaults |= {"min": 0, "max": show.top}
     panel: Json = {
-        "id": number,
+        "id": count,
         "type": show.kind,
         "title": show.title,
         "description": show.description,
         "datasource": dict(SOURCE),
         "gridPos": place,
-        "targets": [_target(query, at, show.kind) for at, query in enumerate(show.queries)],
+        "targets": [_target(show, at, *query) for at, query in enumerate(show.queries.items())],
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": dict(_OPTIONS[show.kind]),
     }
@@ -187,15 +208,20 @@ _OPTIONS: Mapping[str, Json] = {
 }
 
 
-def _target(query: Query, at: int, kind: str) -> Json:
+def _letter(at: int) -> str:
+    """What Grafana calls the query at this place."""
+    return chr(ord("A") + at)
+
+
+def _target(show: Show, at: int, legend: str, query: str) -> Json:
     return {
-        "refId": chr(ord("A") + at),
+        "refId": _letter(at),
         "datasource": dict(SOURCE),
-        "expr": query.expr,
-        "legendFormat": query.legend or "__auto",
-        "instant": query.instant,
-        "range": not query.instant,
-        "format": "table" if kind == "table" else "time_series",
+        "expr": query,
+        "legendFormat": "__auto" if show.of_now else legend,
+        "instant": show.of_now,
+        "range": not show.of_now,
+        "format": "table" if show.kind == "table" else "time_series",
         "editorMode": "code",
     }
 

@@ -34,4 +34,9 @@ def rate(metric: str, by: str, selector: str = NODES) -> str:
     return f"sum by ({by}) (rate({metric}{{{selector}}}[$__rate_interval]))"
 
 
+def increase(metric: str, by: str) -> str:
+    """How much it grew over the interval of the graph, by these labels."""
+    return f"sum by ({by}) (increase({metric}{{{NODES}}}[$__rate_interval]))"
+
+
 INFO = each("gpu_plugin_gpu_info", GPUS, f"{NODE}, uuid, model, pci_bus_id")

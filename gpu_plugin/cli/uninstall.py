@@ -35,8 +35,8 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
 
     import anyio.abc  # noqa: PLC0415
 
-    from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
-    from gpu_plugin.cluster.daemonset import opened  # noqa: PLC0415
+    from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
+    from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
     from gpu_plugin.runtime.signals import told_to_stop  # noqa: PLC0415
     from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
@@ -48,7 +48,8 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
     async def clean_up(name: str) -> None:
         named = f"DaemonSet {namespace}/{name}"
         try:
-            async with opened(kubeconfig, namespace) as found:
+            async with connect(kubeconfig) as client:
+                found = DaemonSets(client, namespace)
                 done, nodes = await clean(found, name, timeout, lambda text: click.echo(f"{named}: {text}"), _owner())
         except (UnreachableError, ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")

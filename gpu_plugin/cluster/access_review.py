@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_plugin.cluster.answers import Request, exchange, status_of
-from gpu_plugin.cluster.connection import UnreachableError, connect
+from gpu_plugin.cluster.answers import Request, decoded, exchange, status_of
+from gpu_plugin.cluster.connection import connect
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -36,7 +36,7 @@ async def review(kubeconfig: str, asked: Sequence[Asked]) -> tuple[str, list[boo
             response, answer = await exchange(client, request)
             if not response.is_success:
                 raise request.refused(response.status_code, status_of(answer))
-            allowed.append(_allowed(answer))
+            allowed.append(decoded(answer, _Review).status.allowed)
         return str(client.base_url).rstrip("/"), allowed
 
 
@@ -48,10 +48,3 @@ def _content(asked: Asked) -> dict[str, object]:
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-
-
-def _allowed(answer: bytes) -> bool:
-    try:
-        return msgspec.json.decode(answer, type=_Review).status.allowed
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreachableError("answer", f"the Kubernetes API's answer is not understood: {error}") from None

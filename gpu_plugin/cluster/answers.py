@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 import msgspec
@@ -13,6 +13,8 @@ from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError
 
 if TYPE_CHECKING:
     import httpx2
+
+T = TypeVar("T")
 
 METADATA: Final = "application/json;as={};v=v1;g=meta.k8s.io,application/json"
 """Metadata alone: a whole Node with its images is some ten times as long. It is asked for of answers to changes, too."""
@@ -56,7 +58,14 @@ class Request(msgspec.Struct, frozen=True):
 
     def refused(self, code: int, status: Status) -> UnreachableError:
         """The error that an answer with this HTTP status is; `status` is what its body says."""
-        return refusal(code, status, self.verb, self.needed)
+        says = f"the Kubernetes API answered {code}{': ' if status.message else ''}{status.message}"
+        if code == HTTPStatus.UNAUTHORIZED:
+            advice = "it does not accept our credentials: is the service account's token, or --kubeconfig, its?"
+            return UnreachableError("401", f"{says}; {advice}", code)
+        if code == HTTPStatus.FORBIDDEN:
+            advice = f"bind our service account to a ClusterRole that allows {self.needed}"
+            return UnreachableError(f"403 {self.verb}", f"{says}; {advice}", code)
+        return UnreachableError(str(code), says, code)
 
 
 def metadata_of(kind: str) -> dict[str, str]:
@@ -128,32 +137,17 @@ async def pieces(response: "httpx2.Response") -> AsyncIterator[bytes]:
             raise UnreachableError("answer", f"the Kubernetes API's answer cannot be unpacked: {error}") from None
 
 
+def decoded(content: bytes, kind: type[T]) -> T:
+    """What the body of an answer holds. Raises UnreachableError where it is not of this kind."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
+        raise UnreachableError("answer", f"the Kubernetes API's answer is not understood: {error}") from None
+
+
 def status_of(content: bytes) -> Status:
     """The Status that an answer is, an empty one where it is none."""
     try:
-        return msgspec.json.decode(content, type=Status)
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
+        return decoded(content, Status)
+    except UnreachableError:
         return Status()
-
-
-def refusal(code: int, status: Status, verb: str, needed: str) -> UnreachableError:
-    """The error that an answer with status `code` is.
-
-    Args:
-        code: of HTTP.
-        status: what the body says.
-        verb: what was asked for, so that refusals of different things are told apart.
-        needed: what a ClusterRole must allow, as in "get, list and watch of nodes in the core API group".
-    """
-    says = f"the Kubernetes API answered {code}{': ' if status.message else ''}{status.message}"
-    if code == HTTPStatus.UNAUTHORIZED:
-        return UnreachableError(
-            "401",
-            f"{says}; it does not accept our credentials: is the service account's token, or --kubeconfig, its?",
-            code,
-        )
-    if code == HTTPStatus.FORBIDDEN:
-        return UnreachableError(
-            f"403 {verb}", f"{says}; bind our service account to a ClusterRole that allows {needed}", code
-        )
-    return UnreachableError(str(code), says, code)

@@ -5,19 +5,21 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import begin
 
 if TYPE_CHECKING:
     import httpx2
 
 log = logging.getLogger(__name__)
 
+# Seconds to reach the API server, and for its answer.
 CONNECT_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 10.0
-"""Seconds to reach the API server, and for its answer."""
 
 # Seconds of silence, seconds between probes, and probes unanswered, until a connection whose peer is gone is closed.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
@@ -53,7 +55,7 @@ def require_client(what: str = "--config-file-srcdir", instead: str = ", or give
 async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
     """An HTTP client for the API server of `kubeconfig`, or, where that is empty, of the cluster whose pod we are.
 
-    Everything is read anew each time: certificates and tokens are replaced while we run.
+    Everything is read again each time: certificates and tokens are replaced while we run.
 
     Raises:
         UnreachableError: there are no usable credentials, or the server's name is not resolved.
@@ -90,15 +92,13 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
 
 async def _resolve(host: str, port: int | None) -> None:
     """Has the resolver ready: the event loop asks it on threads that the process waits for at its end."""
-    threads = DaemonThreads("name-resolution")
+    lookup: SlowCall[Any] = SlowCall(partial(begin, name="name-resolution"))
     try:
-        await threads.run(lambda: socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM), CONNECT_TIMEOUT)
+        await lookup.joined(partial(socket.getaddrinfo, host, port or 443, type=socket.SOCK_STREAM), CONNECT_TIMEOUT)
     except TimeoutError:
         raise UnreachableError("name", f"the name {host} is not resolved within {CONNECT_TIMEOUT:g} s") from None
     except (OSError, UnicodeError) as error:  # a proxy may know what we do not
         log.debug("the name %s is not resolved: %s", host, error)
-    finally:
-        threads.close()
 
 
 def keep_alive(response: "httpx2.Response") -> None:

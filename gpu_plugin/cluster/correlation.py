@@ -14,15 +14,17 @@ from msgspec.structs import replace
 from gpu_plugin.cluster.rates import TokenBucket
 from gpu_plugin.config.times import rfc3339
 
+# Different messages (defaultAggregateMaxEvents), and seconds that they are apart at most (defaultAggregateIntervalInSeconds).
 SIMILAR = 10
 SIMILAR_WITHIN = 600.0
-"""Different messages (defaultAggregateMaxEvents), and seconds that they are apart at most (defaultAggregateIntervalInSeconds)."""
 
-BURST, PER = 25, 300.0
-"""Events of one object at once, and seconds for each further one (defaultSpamBurst, defaultSpamQPS)."""
+# Events of one object at once, and seconds for each further one (defaultSpamBurst, defaultSpamQPS).
+BURST = 25
+PER = 300.0
 
-PODS_BURST, PODS_PER = 512, 10.0
-"""Events of all pods of the node at once, and seconds for each further one: 16 GPUs, each shared by 28 pods, are 448 pods."""
+# Events of all pods of the node at once, and seconds for each further one: 16 GPUs, each shared by 28 pods, are 448 pods.
+PODS_BURST = 512
+PODS_PER = 10.0
 
 REMEMBERED = 4096
 """Events, and objects, that are remembered at most (maxLruCacheEntries); of more, those heard of longest ago are forgotten."""
@@ -56,7 +58,7 @@ class News(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """An Event as it is to be written: made anew where `count` is 1, changed otherwise. `first` is Unix time in seconds."""
+    """An Event as it is to be written: created where `count` is 1, else changed. `first` is Unix time in seconds."""
 
     name: str
     news: News
@@ -141,7 +143,7 @@ class Correlator:
             del self._told[key]
 
     def _name(self, news: News) -> str:
-        """A name that no other Event has: news of one moment are told apart by how many there were."""
+        """A name that no other Event has: the time, and a count for news of the same moment."""
         self._named += 1
         return f"{news.about.name[:LONGEST_NAME].rstrip('.-')}.{int(news.at * 1e9) + self._named:x}"
 

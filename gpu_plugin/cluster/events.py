@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 MAX_WAITING: Final = 512
 """Events that wait to be written at most; of more, the oldest are let go."""
 
+# Seconds until a server that cannot be asked is asked again: at first, and at most.
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
-"""Seconds until a server that cannot be asked is asked again: at first, and at most."""
 
 MAX_TRIES = 4
 """How often an Event is refused until it is let go: an API server that has just started refuses what it soon allows."""

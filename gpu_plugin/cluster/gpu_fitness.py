@@ -46,13 +46,13 @@ def fitness_of(ledger: HealthLedger, gpus: Iterable[Gpu]) -> Sequence[GpuFitness
 
 
 def _of(ledger: HealthLedger, gpu: Gpu) -> GpuFitness:
-    held = sorted(
+    standing = sorted(
         ((key, latch, verdict) for key, latch, verdict in ledger.standing(gpu.uuid, None) if verdict > Verdict.APP),
         key=lambda one: (bool(one[0].device), -one[2], one[1].since, one[0]),
     )
-    unseen = [one for one in held if SIGNALS[one[0].signal].of_process]
-    orders = [one for one in held if SIGNALS[one[0].signal].kind is SignalKind.ORDER]
-    faults = [one for one in held if one not in unseen and one not in orders]
+    unseen = [one for one in standing if SIGNALS[one[0].signal].of_process]
+    orders = [one for one in standing if SIGNALS[one[0].signal].kind is SignalKind.ORDER]
+    faults = [one for one in standing if one not in unseen and one not in orders]
     if any(verdict is Verdict.FATAL and not key.device for key, _, verdict in faults):
         fitness, telling = Fitness.UNHEALTHY, faults
     elif unseen and not any(key.signal == MAINTENANCE for key, _, _ in orders):  # who is released is not looked at

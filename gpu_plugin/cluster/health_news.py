@@ -15,9 +15,15 @@ from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.inventory.snapshot import Snapshot
 from gpu_plugin.runtime.printable import printable
 
-UNHEALTHY, DEGRADED, HEALTHY, APPLICATION = "GPUUnhealthy", "GPUDegraded", "GPUHealthy", "ApplicationError"
-CORDONED, UNCORDONED, RELEASED, RESUMED = "GPUCordoned", "GPUUncordoned", "GPUReleased", "GPUResumed"
-"""The reasons of Events; docs/cluster.md says what each means."""
+# The reasons of Events; docs/cluster.md says what each means.
+UNHEALTHY = "GPUUnhealthy"
+DEGRADED = "GPUDegraded"
+HEALTHY = "GPUHealthy"
+APPLICATION = "ApplicationError"
+CORDONED = "GPUCordoned"
+UNCORDONED = "GPUUncordoned"
+RELEASED = "GPUReleased"
+RESUMED = "GPUResumed"
 
 
 def reason(change: Transition) -> str:
@@ -58,23 +64,18 @@ def concerns_pods(change: Transition) -> bool:
 
 
 def pods_on(
-    change: Transition, held: Mapping[tuple[str, str], frozenset[Any]], snapshot: Snapshot
+    change: Transition, allocated: Mapping[tuple[str, str], frozenset[Any]], snapshot: Snapshot
 ) -> frozenset[tuple[str, str]]:
     """Namespace and name of the pods that hold what the change is about: the GPU, or the one MIG device.
 
-    Args:
-        change: what happened.
-        held: holders (namespace, pod, container) by resource and device id.
-        snapshot: what device ids mean now.
+    `allocated` are holders (namespace, pod, container) by resource and device id.
     """
-    found: set[tuple[str, str]] = set()
-    for (resource, identifier), holders in held.items():
-        view = snapshot.resources.get(resource)
-        device = view.device(identifier) if view is not None else None
-        if device is None or device.gpu != change.uuid or change.device not in ("", device.visible_id):
-            continue
-        found |= {(holder.namespace, holder.pod) for holder in holders}
-    return frozenset(found)
+    return frozenset(
+        (holder.namespace, holder.pod)
+        for _, device, holders in snapshot.allocated(allocated)
+        if device.gpu == change.uuid and change.device in ("", device.visible_id)
+        for holder in holders
+    )
 
 
 _WARNINGS = frozenset({UNHEALTHY, DEGRADED, APPLICATION})

@@ -4,7 +4,7 @@ Labels and the condition are server-side applied, each under a field manager of 
 others own stays. Taints cannot be: the list as a whole has one owner (`x-kubernetes-list-type: atomic`, core/v1 NodeSpec), so
 the others' are read and kept, and the API server refuses the change where the Node has changed since.
 
-Nothing is kept open between two tasks: credentials and certificates are read anew, as they are replaced while we run.
+Nothing is kept open between two tasks: credentials and certificates are read again, as they are replaced while we run.
 """
 
 import logging
@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import Request, exchange, metadata_of, status_of
+from gpu_plugin.cluster.answers import Request, decoded, exchange, metadata_of, status_of
 from gpu_plugin.cluster.connection import UnreachableError, connect
 from gpu_plugin.runtime.backoff import NO_SOONER, Backoff
 
@@ -30,13 +30,11 @@ log = logging.getLogger(__name__)
 MANAGER: Final = "gpu-plugin"
 """Field manager of what is not applied; those of what is have this beginning."""
 
+# Requests that one change may take, and seconds between two of them: at first, and at most, whatever Retry-After says.
+# Up to half as long is added, which keeps a cluster's nodes apart.
 ATTEMPTS = 4
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-"""Requests that one change may take, and seconds between two of them: at first, and at most, whatever Retry-After says.
-
-Up to half as long is added, which keeps a cluster's nodes apart.
-"""
 
 _APPLY: Final = {"Content-Type": "application/apply-patch+yaml", **metadata_of("PartialObjectMetadata")}
 _MERGE: Final = {"Content-Type": "application/merge-patch+json", **metadata_of("PartialObjectMetadata")}
@@ -44,25 +42,25 @@ _JSON: Final = {"Content-Type": "application/json", **metadata_of("PartialObject
 
 _AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
-T = TypeVar("T")
-
 _client: "ContextVar[httpx2.AsyncClient | None]" = ContextVar("client", default=None)
 """The connection of a task that makes several requests."""
-
 
 Taint = dict[str, Any]
 """A taint of a Node (core/v1 Taint) as it was read: others' are written back with every field that they have."""
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """A condition of a Node (core/v1 NodeCondition). Times are RFC 3339 in whole seconds, as the API server keeps them."""
+    """A condition of a Node (core/v1 NodeCondition). Times are RFC 3339 in whole seconds, as the API server keeps them.
 
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    last_heartbeat_time: str = ""
-    last_transition_time: str = ""
+    Others may have written null where a time or a reason is not known.
+    """
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = ""
+    message: str | None = ""
+    last_heartbeat_time: str | None = ""
+    last_transition_time: str | None = ""
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -74,19 +72,8 @@ class _Spec(msgspec.Struct):
     taints: list[Taint] | None = None
 
 
-class _Written(msgspec.Struct, rename="camel"):
-    """Conditions as others may have written them: null where a time is not known."""
-
-    type: str = ""
-    status: str = ""
-    reason: str | None = None
-    message: str | None = None
-    last_heartbeat_time: str | None = None
-    last_transition_time: str | None = None
-
-
 class _State(msgspec.Struct):
-    conditions: list[_Written] | None = None
+    conditions: list[Condition] | None = None
 
 
 class NodeState(msgspec.Struct):
@@ -98,30 +85,16 @@ class NodeState(msgspec.Struct):
 
     @property
     def taints(self) -> Sequence[Taint]:
-        """Everybody's."""
+        """All taints of the Node, ours and others'."""
         return self.spec.taints or ()
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type; None where there is none."""
-        for each in self.status.conditions or ():
-            if each.type == kind:
-                return Condition(
-                    kind,
-                    each.status,
-                    each.reason or "",
-                    each.message or "",
-                    each.last_heartbeat_time or "",
-                    each.last_transition_time or "",
-                )
-        return None
-
-
-class _Object(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+        return next((each for each in self.status.conditions or () if each.type == kind), None)
 
 
 class _AnsweredError(Exception):
-    """An answer that is no success: `error` says it; `pause` is the Retry-After in seconds, None where there is none."""
+    """An answer with an error status, as `error`; `pause` is the Retry-After in seconds, None where there is none."""
 
     def __init__(self, code: int, reason: str, error: UnreachableError, pause: float | None) -> None:
         super().__init__(code)
@@ -169,8 +142,7 @@ class NodeApi:
     async def read(self) -> NodeState:
         """The Node as it is now. It is long: for the start, and for what is changed by reading it first."""
         request = Request("GET", self._path(), {"Accept": "application/json"}, "get", "get of nodes")
-        content = await self._ask(request)
-        return _decoded(content, NodeState)
+        return decoded(await self._ask(request), NodeState)
 
     async def apply_labels(self, labels: Mapping[str, str]) -> None:
         """Has the Node carry exactly these of our labels: those applied before and not named now are removed.
@@ -186,11 +158,11 @@ class NodeApi:
         await self._as_the_same_node(apply)
 
     async def apply_condition(self, condition: Condition | None) -> str:
-        """Has the Node carry this condition of ours, or none. Returns the Node's uid: one that was made anew has another."""
+        """Has the Node carry this condition of ours, or none. Returns the Node's uid: one that was recreated has another."""
         conditions = [] if condition is None else [msgspec.to_builtins(condition)]
         content = {"metadata": {"name": self.node_name}, "status": {"conditions": conditions}}
         answer = await self._apply("/status", "condition", content, "patch of nodes/status in the core API group")
-        return _decoded(answer, _Object).metadata.uid
+        return decoded(answer, NodeState).metadata.uid
 
     async def set_taint(self, key: str, effect: str, known: NodeState | None = None) -> bool:
         """Has the Node carry one taint of this key, with this effect, or (empty) none; no other taint is touched.
@@ -259,7 +231,7 @@ class NodeApi:
             if error.code == HTTPStatus.NOT_FOUND:
                 return None
             raise
-        return _decoded(content, _Object).metadata.uid or None
+        return decoded(content, NodeState).metadata.uid or None
 
     def _path(self) -> str:
         return f"/api/v1/nodes/{self.node_name}"
@@ -270,16 +242,15 @@ class NodeApi:
         return await self._ask(Request("PATCH", path, _APPLY, f"patch {concern}", needed, document))
 
     async def _own_uid(self) -> str:
-        """The Node's uid: with it, applying to a Node that is gone makes no new one, and one made anew is noticed."""
+        """The Node's uid: with it, applying to a Node that is gone makes no new one, and one that was recreated is noticed."""
         if not self._uid:
             headers = metadata_of("PartialObjectMetadata")
             request = Request("GET", self._path(), headers, "get", "get of nodes in the core API group")
-            content = await self._ask(request)
-            self._uid = _decoded(content, _Object).metadata.uid
+            self._uid = decoded(await self._ask(request), NodeState).metadata.uid
         return self._uid
 
     async def _as_the_same_node(self, change: Callable[[], Awaitable[None]]) -> None:
-        """Makes a change that names the Node's uid; once more where the Node of this name was made anew since."""
+        """Makes a change that names the Node's uid; once more where the Node of this name was recreated since."""
         known = self._uid
         try:
             await change()
@@ -341,13 +312,6 @@ class NodeApi:
         if asked is not None:
             pause = Backoff(asked, LONGEST_PAUSE, NO_SOONER).failed(now, dice)
         await anyio.sleep(pause)
-
-
-def _decoded(content: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreachableError("answer", f"the Kubernetes API's answer is not understood: {error}") from None
 
 
 def _retry_after(headers: Mapping[str, Any]) -> float | None:

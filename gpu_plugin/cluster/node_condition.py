@@ -20,20 +20,23 @@ CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"
 
 HEARTBEAT = 300.0
-SPREAD = 0.2
-"""Seconds between two heartbeats of the condition at least, and how much longer it may be, so that nodes do not beat together.
-node-problem-detector's is 5 minutes (--k8s-exporter-heartbeat-period), and so is the kubelet's own where nothing changes."""
+"""Seconds between two heartbeats of the condition at least. node-problem-detector's is 5 minutes
+(--k8s-exporter-heartbeat-period), and so is the kubelet's own where nothing changes."""
 
-BURST, PER = 5, 60.0
-"""Changes of the condition that are written at once, and seconds for each further one: a GPU that flaps is no storm."""
+SPREAD = 0.2
+"""How much longer that may be, as a share of it, so that nodes do not write together."""
+
+# Changes of the condition that are written at once, and seconds for each further one: a GPU that flaps is no storm.
+BURST = 5
+PER = 60.0
 
 PATIENCE = 60.0
 """Seconds after the start until it is said that nothing is known; until then what an earlier process said stands."""
 
+# Characters of the message, of what it says of one GPU, and GPUs that are named.
 LONGEST_MESSAGE = 1024
 LONGEST_OF_ONE = 240
 MAX_NAMED_GPUS = 4
-"""Characters of the message, of what it says of one GPU, and GPUs that are named."""
 
 _RANK = (Fitness.UNHEALTHY, Fitness.UNSEEN, Fitness.DEGRADED, Fitness.HELD_BACK)
 _SAYS = {
@@ -117,9 +120,8 @@ class ConditionClock:
         """The condition as it is to be written now; `dice` in [0, 1) spreads the next heartbeat."""
         self._spread = SPREAD * dice
         known, at = self._known, rfc3339(unix)
-        same = known is not None and known.status == wants.status and known.last_transition_time
-        since = known.last_transition_time if known is not None and same else at
-        return Condition(CONDITION, wants.status, wants.reason, wants.message, at, since)
+        since = known.last_transition_time if known is not None and known.status == wants.status else None
+        return Condition(CONDITION, wants.status, wants.reason, wants.message, at, since or at)
 
     def written(self, condition: Condition, wants: Wanted, now: float) -> None:
         """It was written."""
@@ -134,10 +136,10 @@ class ConditionClock:
         return self._cause != wants.cause and known.message != wants.message
 
 
-def parsed(text: str) -> float:
+def parsed(text: str | None) -> float:
     """The Unix time of RFC 3339; that of long ago where it is none."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(text or "").timestamp()
     except ValueError:
         return 0.0
 

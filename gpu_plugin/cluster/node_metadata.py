@@ -22,7 +22,6 @@ from gpu_plugin.cluster.answers import (
     exchange,
     metadata_of,
     pieces,
-    refusal,
     status_of,
 )
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
@@ -42,10 +41,10 @@ are replaced meanwhile, and nodes that began together do not end together."""
 GRACE = 15.0
 """Seconds that it may be late with that."""
 
+# Seconds before asking again: at first, at most, and how long it must have gone well to begin with the first again.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 STABLE = 30.0
-"""Seconds before asking again: at first, at most, and how long it must have gone well to begin with the first again."""
 
 ANY: Final = "0"
 """The version of a watch that begins with the Node as the API server has it in its cache, told as if it were new. Without any
@@ -79,11 +78,11 @@ Troubled = Callable[[str], object]
 
 
 def _unheard(_: object) -> None:
-    """Nobody wants to know."""
+    """For a follower that has no use for troubles."""
 
 
 class _Follower:
-    """Somebody who follows one value."""
+    """A follower of one value."""
 
     def __init__(self, pick: Callable[[Metadata], str | None], told: Told, troubled: Troubled) -> None:
         self.troubled = troubled
@@ -133,7 +132,7 @@ class NodeMetadata:
         await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), told, troubled))
 
     async def _follow(self, follower: _Follower) -> None:
-        """One of the followers watches for all; where it leaves, the next one does."""
+        """Follows a value. The first follower watches for all of them; once it leaves, the next one does."""
         require_client()
         self._followers.append(follower)
         try:
@@ -175,12 +174,12 @@ class NodeMetadata:
                 backoff.succeeded()
                 self._said.clear()
             if not ended:
-                self._version = ""  # whatever was missed is mended by beginning anew
+                self._version = ""  # whatever was missed is read again
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
             await anyio.sleep(pause)
 
     async def _follow_once(self) -> None:
-        """Has the Node told, unless it is known where to go on, then hears of changes until the server ends its answer."""
+        """Reads the Node, unless a watch can go on where the last one ended, then watches until the server ends its answer."""
         seconds = round(WATCH_SECONDS * (1 + random.random()))  # noqa: S311 - as above
         async with connect(self._kubeconfig) as client:
             if not self._version:
@@ -216,8 +215,10 @@ class NodeMetadata:
             "timeoutSeconds": str(seconds),
             "resourceVersion": self._version or ANY,
         }
-        headers = metadata_of("PartialObjectMetadata")
-        request = client.build_request("GET", NODES, params=asked, headers=headers, timeout=seconds + GRACE)
+        watch = Request("GET", NODES, metadata_of("PartialObjectMetadata"), "watch", _NEEDED)
+        request = client.build_request(
+            watch.method, watch.path, params=asked, headers=dict(watch.headers), timeout=seconds + GRACE
+        )
         with anyio.fail_after(ANSWER_TIMEOUT):
             response = await client.send(request, stream=True)
         try:
@@ -226,7 +227,7 @@ class NodeMetadata:
                 return
             if response.status_code != HTTPStatus.OK:
                 with anyio.fail_after(ANSWER_TIMEOUT):
-                    raise refusal(response.status_code, status_of(await body(response)), "watch", _NEEDED)
+                    raise watch.refused(response.status_code, status_of(await body(response)))
             keep_alive(response)
             self._following = True
             if not self._missing:
@@ -278,7 +279,7 @@ class NodeMetadata:
             follower.troubled(text)
 
     def _say(self, kind: str, text: str) -> None:
-        """Says a trouble once, until things have gone well again."""
+        """Logs a trouble once, until requests have succeeded again."""
         news = kind not in self._said
         self._said.add(kind)
         self._troubled |= news

@@ -10,9 +10,9 @@ import msgspec
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import GpuFitness
-from gpu_plugin.cluster.left import Left
 from gpu_plugin.cluster.node_api import NodeApi, NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, Wanted, tainted, wanted
+from gpu_plugin.cluster.own_marks import OwnMarks
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -30,9 +30,9 @@ SOON = 0.1
 RECHECK = 3600.0
 """Seconds after which the Node's taints are read again while there is a reason for ours: somebody may have removed it."""
 
+# Seconds until an attempt that failed is made again: at first, and at most. What is wanted then may be something else.
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
-"""Seconds until an attempt that failed is made again: at first, and at most. What is wanted then may be something else."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class _Attempts(msgspec.Struct):
-    """How it goes with one of the two: why the newest attempt failed, when, and when the next is due."""
+    """The attempts to write the condition, or the taint: why and when the newest failed, and when the next is due."""
 
     trouble: str = ""
     failed_at: float = 0.0
@@ -82,26 +82,26 @@ class NodeStateKeeper:
         api: NodeApi,
         asked: Callable[[], Asked],
         seen: Callable[[], Seen],
-        left: Left,
-        leaves: Callable[[Left], Awaitable[object]],
+        marks: OwnMarks,
+        write_marks: Callable[[OwnMarks], Awaitable[object]],
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes the API, what is asked for and seen now, and what an earlier process left; `leaves` takes down what we leave."""
+        """Takes the API, what is asked for and seen now, and our marks as last remembered; `write_marks` has them remembered."""
         self.trouble = ""
-        self._told: list[str] = []
+        self._logged: list[str] = []
         self._api = api
         self._asked = asked
         self._seen = seen
-        self._left = left
-        self._leaves = leaves
+        self._marks = marks
+        self._write_marks = write_marks
         self._clock = clock
         self._wall = wall
         self._dice = dice
         self._bell = Pulse()
-        self._stirred = False
+        self._pending = False
         self._times = ConditionClock()
         self._effect: str | None = None
         """Of the taint as it was read or written last; None: not known."""
@@ -112,7 +112,7 @@ class NodeStateKeeper:
 
     def changed(self) -> None:
         """Has a look taken soon. From the event loop's thread."""
-        self._stirred = True
+        self._pending = True
         for each in (self._condition, self._taint):
             each.hasten()
         self._bell.ring()
@@ -122,24 +122,24 @@ class NodeStateKeeper:
         self._began = self._clock()
         await anyio.sleep(START_SPREAD * self._dice())
         while True:
-            self._stirred = False
+            self._pending = False
             wait = await self._once()
             self._say()
-            if not self._stirred:  # while there was an answer to wait for
+            if not self._pending:  # while there was an answer to wait for
                 await self._bell.wait(wait)
 
     async def _once(self) -> float | None:
         """Does what is due. Returns the seconds until something may be, None where nothing will."""
         asked = self._asked()
-        if not self._looked and asked.look and not asked.condition and not asked.effect and self._left == Left():
+        if not self._looked and asked.look and not asked.condition and not asked.effect and self._marks == OwnMarks():
             await self._look()
-        if not asked.condition and not asked.effect and self._left == Left():
+        if not asked.condition and not asked.effect and self._marks == OwnMarks():
             self._condition, self._taint = _Attempts(), _Attempts()
             return None
         seen, now = self._seen(), self._clock()
         wants = wanted(seen.gpus, seen.trouble, now - self._began) if asked.condition else None
         effect = self._wanted_effect(asked, seen)
-        condition_due = self._condition_due(wants, now) or (self._left.condition and not asked.condition)
+        condition_due = self._condition_due(wants, now) or (self._marks.condition and not asked.condition)
         condition_due = condition_due and self._condition.backoff.due(now)
         taint_due = self._taint_due(effect, now) and self._taint.backoff.due(now)
         if condition_due or taint_due:
@@ -157,7 +157,7 @@ class NodeStateKeeper:
                     self._condition.failed(str(error), now, self._dice())
                 if taint_due:
                     self._taint.failed(str(error), now, self._dice())
-        if self._left.condition and not asked.condition and not self._condition.trouble:
+        if self._marks.condition and not asked.condition and not self._condition.trouble:
             return SOON
         tried_again = [
             each.backoff.not_before - self._clock() for each in (self._condition, self._taint) if each.trouble
@@ -165,32 +165,32 @@ class NodeStateKeeper:
         return max(SOON, min([LOOK, *tried_again]))
 
     async def _look(self) -> None:
-        """Sees once whether there is something of an earlier process; who may not read the Node cannot, and need not."""
+        """Reads the Node once for marks of an earlier process. Without the right to read it there are none to take back."""
         self._looked = True
         try:
             self._take(await self._api.read())
-            await self._own_up()
+            await self._remember_found()
         except UnreachableError as error:
             log.debug("node %s is not looked at: %s", self._api.node_name, error)
 
     async def _state(self, *, condition: bool, taint: bool) -> NodeState | None:
-        """The Node, where what is due takes it and it is not known. Raises UnreachableError."""
+        """The Node, if what is due needs it and it has not been read yet. Raises UnreachableError."""
         if (not condition or self._read) and (not taint or self._effect is not None):
             return None
         state = await self._api.read()
         self._take(state)
-        await self._own_up()
+        await self._remember_found()
         return state
 
-    async def _own_up(self) -> None:
-        """Remembers what is on the Node of us, so that it is taken back where it is not asked for."""
+    async def _remember_found(self) -> None:
+        """Remembers our marks that are on the Node, so that those not asked for are removed."""
         asked = self._asked()
-        found = self._left
+        found = self._marks
         if self._times.known and not asked.condition:
-            found = Left(condition=True, taint=found.taint)
+            found = OwnMarks(condition=True, taint=found.taint)
         if self._effect and not asked.effect:
-            found = Left(condition=found.condition, taint=True)
-        await self._leave(found)
+            found = OwnMarks(condition=found.condition, taint=True)
+        await self._remember(found)
 
     async def _try_condition(self, asked: Asked, wants: Wanted | None, now: float) -> None:
         try:
@@ -217,7 +217,7 @@ class NodeStateKeeper:
     def _wanted_effect(self, asked: Asked, seen: Seen) -> str | None:
         """The effect that the taint is to have, empty for no taint; None: it stays as it is."""
         if not asked.effect:
-            return "" if self._left.taint else None
+            return "" if self._marks.taint else None
         taint = tainted(seen.gpus)
         return None if taint is None else asked.effect if taint else ""
 
@@ -238,51 +238,51 @@ class NodeStateKeeper:
     async def _keep_condition(self, asked: Asked, wants: Wanted | None, now: float) -> str:
         """Returns the uid of the Node that was changed; empty where none was. Raises UnreachableError."""
         if wants is not None and self._condition_due(wants, now):
-            await self._leave(Left(condition=True, taint=self._left.taint))
+            await self._remember(OwnMarks(condition=True, taint=self._marks.taint))
             condition = self._times.next(wants, self._wall(), self._dice())
             uid = await self._api.apply_condition(condition)
             self._times.written(condition, wants, now)
             return uid
-        if not asked.condition and self._left.condition:
+        if not asked.condition and self._marks.condition:
             await self._api.apply_condition(None)
             self._times = ConditionClock()
-            await self._leave(Left(condition=False, taint=self._left.taint))
+            await self._remember(OwnMarks(condition=False, taint=self._marks.taint))
         return ""
 
     async def _keep_taint(self, effect: str, now: float, state: NodeState | None) -> None:
         if effect:
-            await self._leave(Left(condition=self._left.condition, taint=True))
+            await self._remember(OwnMarks(condition=self._marks.condition, taint=True))
         if await self._api.set_taint(TAINT, effect, state):
             said = f"has the taint {TAINT}:{effect}" if effect else f"has no taint {TAINT} any more"
             log.log(logging.WARNING if effect else logging.INFO, "node %s %s", self._api.node_name, said)
         self._effect, self._checked = effect, now
         if not effect:
-            await self._leave(Left(condition=self._left.condition, taint=False))
+            await self._remember(OwnMarks(condition=self._marks.condition, taint=False))
 
-    async def _leave(self, left: Left) -> None:
-        if left != self._left:
-            self._left = left
-            await self._leaves(left)
+    async def _remember(self, marks: OwnMarks) -> None:
+        if marks != self._marks:
+            self._marks = marks
+            await self._write_marks(marks)
 
     def _say(self) -> None:
-        """Says what is in the way, once, and that nothing is any more."""
+        """Logs each trouble once, and when it is over."""
         asked, name = self._asked(), self._api.node_name
         troubles = list(dict.fromkeys(filter(None, (self._condition.trouble, self._taint.trouble))))
         if not troubles:
             if self.trouble:
                 log.info("condition and taint of node %s are written again", name)
-            self.trouble, self._told = "", []
+            self.trouble, self._logged = "", []
             return
-        if self._left.taint and not asked.effect:
+        if self._marks.taint and not asked.effect:
             remedy = f"; the taint is not wanted any more: kubectl taint node {name} {TAINT}-"
-        elif self._left.condition and not asked.condition:
+        elif self._marks.condition and not asked.condition:
             remedy = "; the condition is not wanted any more, and stays until this has the right to remove it"
         else:
             remedy = "; trying again at growing intervals"
         text = f"{'; '.join(troubles)}{remedy}"
         if text != self.trouble:
-            news = [trouble for trouble in troubles if trouble not in self._told]
+            news = [trouble for trouble in troubles if trouble not in self._logged]
             log.warning(
                 "condition and taint of node %s cannot be written: %s%s", name, "; ".join(news or troubles), remedy
             )
-        self.trouble, self._told = text, troubles
+        self.trouble, self._logged = text, troubles

@@ -1,4 +1,4 @@
-"""What the cluster is told of this node's GPUs, and which it has held back: Events, condition, taint, cordon by annotation.
+"""What the cluster is told of this node's GPUs, and which of them it cordons: Events, condition, taint, annotation.
 
     changes of health ──▶ Events on the Node, and on the pods that hold the GPU     cluster/events
     ledger, once told ──▶ condition GPUHealthy and taint of the Node                cluster/node_state
@@ -19,8 +19,8 @@ import anyio
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
-from gpu_plugin.cluster.left import OWN_MARKS_FILE, Left
 from gpu_plugin.cluster.node_metadata import NodeMetadata
+from gpu_plugin.cluster.own_marks import OWN_MARKS_FILE, OwnMarks
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.health_watch import HealthWatch
@@ -71,18 +71,11 @@ class ClusterReporting:
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes what to go by.
+        """Takes what to report, and how to ask for it.
 
-        Args:
-            settings: those in force.
-            health: the ledger and its surroundings.
-            store: the hardware and its health as the kubelet is told of it, and what device ids mean now.
-            holders: asks which containers hold what; None: not known.
-            trouble: why no GPU can be reached; empty where one can, None while the first attempt is under way.
-            node: the Node's annotations.
-            wall: the wall clock, in Unix seconds.
-            clock: a steady one, in seconds.
-            dice: a throw in [0, 1), which spreads nodes that begin together.
+        `store` has the hardware and its health as the kubelet is told of it; `holders` asks which containers hold what, None: not
+        known. `trouble` is why no GPU can be reached, empty where one can, None while the first attempt is under way. `wall` is
+        in Unix seconds, `clock` a steady one; `dice` in [0, 1) spreads nodes that begin together.
         """
         first = settings()
         self._settings = settings
@@ -155,18 +148,18 @@ class ClusterReporting:
         """Never returns."""
         threads = DaemonThreads("cluster-state")
         try:
-            left = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, Left), WRITE_PATIENCE)
+            marks = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, OwnMarks), WRITE_PATIENCE)
         except TimeoutError:
-            left = None
+            marks = None
 
-        async def leaves(what: Left) -> None:
-            await threads.submit(lambda: self._state.write(OWN_MARKS_FILE, what), WRITE_PATIENCE)
+        async def write_marks(marks: OwnMarks) -> None:
+            await threads.submit(lambda: self._state.write(OWN_MARKS_FILE, marks), WRITE_PATIENCE)
 
-        left = left or Left()
+        marks = marks or OwnMarks()
         try:
             if not _reports(self._settings()):
                 self._cordons.lift()
-            while not _reports(self._settings()) and left == Left():
+            while not _reports(self._settings()) and marks == OwnMarks():
                 await self._news.wait()
             while not self._has_client():
                 await self._news.wait()
@@ -174,7 +167,7 @@ class ClusterReporting:
 
             api, events = self._writer()
             self._keeper = NodeStateKeeper(
-                api, self._asked, self._seen, left, leaves, clock=self._clock, wall=self._wall, dice=self._dice
+                api, self._asked, self._seen, marks, write_marks, clock=self._clock, wall=self._wall, dice=self._dice
             )
             async with anyio.create_task_group() as parts:
                 parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
@@ -186,7 +179,6 @@ class ClusterReporting:
             threads.close()
 
     def _writer(self) -> "tuple[NodeApi, EventWriter]":
-        """The API, and what writes Events."""
         if self._writing is None:
             from gpu_plugin.cluster.events import EventWriter  # noqa: PLC0415 - for those alone who report
             from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
@@ -196,7 +188,7 @@ class ClusterReporting:
         return self._writing
 
     def _has_client(self) -> bool:
-        """Whether the API can be asked at all, and about which Node; says once why not."""
+        """Whether there are a client and a Node's name to ask about; logs once why not."""
         try:
             require_client("reporting to the cluster", ", or switch it off")
             if not self._reaching[0]:
@@ -253,10 +245,10 @@ class ClusterReporting:
                 await self._unasked.wait()
                 continue
             change, at = self._changes.popleft()
-            held = await self._holders()
-            if held is None:
+            allocated = await self._holders()
+            if allocated is None:
                 continue
-            pods = health_news.pods_on(change, held, self._store.current)
+            pods = health_news.pods_on(change, allocated, self._store.current)
             for namespace, pod in sorted(pods)[:MAX_PODS]:
                 about = Object("Pod", pod, namespace)
                 if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
@@ -278,7 +270,7 @@ class ClusterReporting:
 
     async def _follow_it_soon(self) -> None:
         await anyio.sleep(START_SPREAD * self._dice())
-        await self._node.follow_annotation(ANNOTATION, self._cordons.told)
+        await self._node.follow_annotation(ANNOTATION, self._cordons.take)
 
 
 class AnnotatedCordons:
@@ -305,14 +297,14 @@ class AnnotatedCordons:
         """A sentence for each name in the annotation that is of no GPU of this node."""
         return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._meant.complaints)
 
-    def told(self, value: str | None) -> None:
-        """The annotation's value, None where there is none."""
+    def take(self, value: str | None) -> None:
+        """Takes the annotation's value, None where there is none, and settles."""
         self._value, self._known = value, True
         self.settle()
 
     def lift(self) -> None:
         """The annotation has no say: what it cordoned is lifted."""
-        self.told(None)
+        self.take(None)
 
     def wait(self) -> None:
         """The annotation has a say from now on, and is not known yet: what it cordoned before stands."""

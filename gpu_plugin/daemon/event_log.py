@@ -69,7 +69,7 @@ class EventLog:
         self.store.add("health", text, **self._about(change.uuid), **fields)
 
     def registration(self, resource: str, before: Standing, after: Standing) -> None:
-        """A resource stands otherwise with the kubelet than before."""
+        """A change of how a resource stands with the kubelet."""
         if after.registered is not None:
             if before.registered is None:
                 self.store.add("registration", f"{resource}: registered with the kubelet", resource=resource)

@@ -52,16 +52,16 @@ class FaultingPods:
         self._observe = observe
         self._clock = clock
         self._waiting: deque[Error] = deque(maxlen=MAX_WAITING)
-        self._heard: dict[Error, float] = {}
+        self._burst: dict[Error, float] = {}
         self._bell = Pulse()
 
     def heard(self, error: Error) -> None:
         """Takes in an error that was reported just now. What belongs to the burst before it counts for nothing more."""
         now = self._clock()
-        while self._heard and now - next(iter(self._heard.values())) >= SAME_ERROR_SECONDS:
-            del self._heard[next(iter(self._heard))]
-        known = self._heard.pop(error, None) is not None
-        self._heard[error] = now  # at the end, so that the oldest comes first
+        while self._burst and now - next(iter(self._burst.values())) >= SAME_ERROR_SECONDS:
+            del self._burst[next(iter(self._burst))]
+        known = self._burst.pop(error, None) is not None
+        self._burst[error] = now  # at the end, so that the oldest comes first
         if not known:
             self._waiting.append(error)
             self._bell.ring()
@@ -74,23 +74,18 @@ class FaultingPods:
                 continue
             errors = [*self._waiting]
             self._waiting.clear()
-            held = await self._ask()
+            holders = await self._ask()
             for error in errors:
-                pods = None if held is None else self._pods(error, held)
+                pods = None if holders is None else self._pods(error, holders)
                 log.debug("GPU %s: Xid %d: held by %s", error.uuid, error.xid, "nobody knows" if pods is None else pods)
                 self._observe(error.uuid, ApplicationError(error.xid, pods))
             await anyio.sleep(QUESTION_INTERVAL)
 
-    def _pods(self, error: Error, held: Pods) -> frozenset[str]:
+    def _pods(self, error: Error, holders: Pods) -> frozenset[str]:
         """The pods that hold what the error was reported on."""
-        resources = self._snapshot().resources
-        found: set[str] = set()
-        for (resource, identifier), pods in held.items():
-            device = resources[resource].device(identifier) if resource in resources else None
-            if (
-                device is not None
-                and device.gpu == error.uuid
-                and (not error.devices or device.visible_id in error.devices)
-            ):
-                found |= pods
-        return frozenset(found)
+        found = (
+            pods
+            for _, device, pods in self._snapshot().allocated(holders)
+            if device.gpu == error.uuid and (not error.devices or device.visible_id in error.devices)
+        )
+        return frozenset().union(*found)

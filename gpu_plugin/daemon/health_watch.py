@@ -16,8 +16,7 @@ from gpu_plugin.health.policy import policy
 from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.sources.xid_table import shipped_table
-from gpu_plugin.telemetry.health_log import RepeatedXids, tell, whose
-from gpu_plugin.telemetry.health_reports import HealthReports
+from gpu_plugin.telemetry.health_reports import HealthReports, RepeatedXids, tell, whose
 from gpu_plugin.telemetry.readings import Readings
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ EVERY_GPU = "*"
 UNLISTED = "unlisted"
 """The class of an Xid that the policy's table does not have."""
 
-TOLD_WITHIN = 0.5
+WRITTEN_WITHIN = 0.5
 """Seconds that news of a GPU's health wait at most until they are written down, before the kubelet hears of them."""
 
 
@@ -77,7 +76,7 @@ class HealthWatch:
         self._application_error = application_error
         self._repeated = RepeatedXids(gpus=lambda: self.gpus)
         self._complained: frozenset[str] = frozenset()
-        self._untold: set[str] = set()
+        self._changed_gpus: set[str] = set()
         self._news = Pulse()
 
     def remember(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
@@ -89,8 +88,8 @@ class HealthWatch:
                 level = logging.INFO if quiet else logging.WARNING
                 words = entry.detail or entry.signal
                 which = "every GPU" if entry.uuid == EVERY_GPU else whose(entry.uuid, gpus, entry.device)
-                vouched = entry.overridden and entry.verdict == Verdict.FATAL.name
-                verdict = f"{Verdict.DEGRADED.name}, overridden by an operator" if vouched else entry.verdict
+                overridden = entry.overridden and entry.verdict == Verdict.FATAL.name
+                verdict = f"{Verdict.DEGRADED.name}, overridden by an operator" if overridden else entry.verdict
                 fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": entry.verdict}
                 log.log(level, "%s is remembered as %s: %s", which, verdict, words, extra=fields)
         self._complain()
@@ -125,7 +124,7 @@ class HealthWatch:
             self.readings.saw(uuid, seen, self.now())
         revision = self.ledger.revision
         changes = self.ledger.observe(uuid, seen, self.now())
-        self._say(uuid, changes, revision)
+        self._take_in(uuid, changes, revision)
         if isinstance(seen, XidEvent):
             self._count(uuid, seen, changes)
         return self.ledger.suspicious(uuid)
@@ -134,10 +133,10 @@ class HealthWatch:
         """Takes an operator's word that a GPU is fit."""
         log.warning("%s: overridden by an operator", whose(uuid, self.gpus), extra={"uuid": uuid})
         revision = self.ledger.revision
-        self._say(uuid, self.ledger.override(uuid), revision)
+        self._take_in(uuid, self.ledger.override(uuid), revision)
 
     def booted(self, boot_id: str) -> None:
-        """The node was booted anew, though this process lives on: what another boot wrote down is believed no more."""
+        """The node was rebooted, though this process lives on: what another boot wrote down is believed no more."""
         log.warning("the node was rebooted; what is held against a GPU is over after good looks at it")
         for change in self.ledger.booted(boot_id):
             self._report(change)
@@ -171,10 +170,10 @@ class HealthWatch:
         A kill of this process must not unsay what the kubelet was told. Never returns.
         """
         while True:
-            if not self._untold:
+            if not self._changed_gpus:
                 await self._news.wait()
-            uuids, self._untold = self._untold, set()
-            await written(TOLD_WITHIN)
+            uuids, self._changed_gpus = self._changed_gpus, set()
+            await written(WRITTEN_WITHIN)
             for uuid in sorted(uuids):
                 health_changed(uuid)
 
@@ -191,11 +190,11 @@ class HealthWatch:
         return self._zero + self._clock()
 
     def _changed(self, uuid: str) -> None:
-        self._untold.add(uuid)
+        self._changed_gpus.add(uuid)
         self._record()
         self._news.ring()
 
-    def _say(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
+    def _take_in(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
         for change in changes:
             self._report(change)
         if self.ledger.revision != revision:

@@ -1,7 +1,8 @@
 """What `gpu-plugin status` is told, put together from what the parts know. Pure: takes every clock as an argument."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -20,15 +21,6 @@ MAX_NAMED_IDS = 8
 
 Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
 """What stands against a GPU, as `HealthLedger.standing` tells it."""
-
-
-def by_gpu(devices: Iterable[Device]) -> Mapping[str, Sequence[Device]]:
-    """The devices of each GPU, by its uuid: once for all, since there may be tens of thousands."""
-    found: dict[str, list[Device]] = {}
-    for device in devices:
-        found.setdefault(device.gpu, []).append(device)
-    return found
-
 
 HardwareKey = tuple[str, str, bool]
 """The uuids of a GPU and of what a container is told to see, and whether no container could use it were it healthy."""
@@ -57,7 +49,9 @@ def listed(
 
     `unreachable` gives why no container could use a device of a resource though its hardware were healthy.
     """
-    found = by_gpu(device for each in devices.values() for device in each)
+    found: dict[str, list[Device]] = {}
+    for device in chain.from_iterable(devices.values()):
+        found.setdefault(device.gpu, []).append(device)
     telling: dict[str, Sequence[Device]] = {}
     for uuid, each in found.items():
         alike: dict[tuple[bool, str], Device] = {}

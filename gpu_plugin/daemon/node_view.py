@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -27,7 +27,7 @@ from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.explain import explain
 from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import ResourceView, Snapshot, SnapshotStore
+from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.holders import Pods
@@ -49,7 +49,7 @@ DEVICES_PER_SLICE = 500
 
 
 class Now(msgspec.Struct):
-    """What the daemon has come to. It alone writes here.
+    """What the daemon and its discovery have found out so far.
 
     Attributes:
         waits_for: which other daemon this one waits for, in a sentence; empty while it has the node to itself.
@@ -74,7 +74,7 @@ class Now(msgspec.Struct):
 
 
 def _process(started: float, now: float) -> Mapping[str, object]:
-    """What is told of this process; both are Unix times in seconds."""
+    """The version, age and identity of this process; both arguments are Unix times in seconds."""
     return {
         "version": __version__,
         "python": platform.python_version(),
@@ -126,25 +126,8 @@ AllocatedDevice = tuple[Mapping[str, object], Sequence["Holder"]]
 """A device, as `resource`, `device`, and `uuid` and `index` of its GPU, and the containers that hold it."""
 
 
-class AllocatedDevices(msgspec.Struct, frozen=True):
-    """Those of a snapshot that containers hold; `index` is that of each GPU by its uuid."""
-
-    held: "HoldersByDevice"
-    snapshot: Snapshot
-    index: Mapping[str, int]
-
-    def __iter__(self) -> Iterator[AllocatedDevice]:
-        """Each is made when its turn comes: there may be tens of thousands."""
-        for (name, identifier), holders in self.held.items():
-            view = self.snapshot.resources.get(name)
-            device = None if view is None else view.device(identifier)
-            if device is not None:
-                gpu = {"uuid": device.gpu, "index": self.index.get(device.gpu, "")}
-                yield {"resource": name, "device": identifier, **gpu}, sorted(holders)
-
-
 class Made(msgspec.Struct):
-    """What was made of the newest resources, and of the node: others who ask before either changes get the same."""
+    """What was made of the newest resources and of the node, kept until either changes."""
 
     resources: Mapping[str, ResourceView] | None = None
     listed: node_status.Listed = msgspec.field(default_factory=node_status.Listed)
@@ -154,7 +137,7 @@ class Made(msgspec.Struct):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells what the parts know. `holding_pods` asks the kubelet which pods hold what."""
+    """The daemon's status and its views, made of what the parts know. `holding_pods` asks the kubelet which pods hold what."""
 
     now: Now
     configuration: Configuration
@@ -198,7 +181,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         if self.configuration.settings.pod_metrics:
             held = await self.attribution.current()
             devices = []
-            for each in self._held(held):
+            for each in self._allocated(held):
                 devices.append(each)
                 if not len(devices) % DEVICES_PER_SLICE:
                     await checkpoint()
@@ -213,7 +196,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         if not self.configuration.settings.pod_metrics:
             return {**self.at_a_glance(), "attribution": None}
         held = await self.attribution.shortly()
-        return {**self.at_a_glance(), "attribution": {**self._attribution(held), "devices": self._held(held)}}
+        return {**self.at_a_glance(), "attribution": {**self._attribution(held), "devices": self._allocated(held)}}
 
     async def waiting(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
         """The same while another daemon has the node: nobody is asked for anything."""
@@ -300,7 +283,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.trouble)))
 
     def _attribution(self, held: "HoldersByDevice | None") -> Mapping[str, object]:
-        """How it is with the question which containers hold what; the answer to it was `held`.
+        """Whether PodResources answers which containers hold what; `held` is its newest answer.
 
         `trouble` is why the newest question was not answered. `questions` and `failures` count since the start.
         """
@@ -310,10 +293,16 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             "failures": self.attribution.failures,
         }
 
-    def _held(self, held: "HoldersByDevice | None") -> Iterable[AllocatedDevice]:
-        """The devices of the present snapshot that containers hold, in the kubelet's order, made as they are gone through."""
+    def _allocated(self, holders: "HoldersByDevice | None") -> Iterator[AllocatedDevice]:
+        """The devices of the present snapshot that containers hold, each made when its turn comes: there may be thousands."""
         index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
-        return AllocatedDevices(held or {}, self.store.current, index)
+        return (
+            (
+                {"resource": name, "device": device.id, "uuid": device.gpu, "index": index.get(device.gpu, "")},
+                sorted(held_by),
+            )
+            for name, device, held_by in self.store.current.allocated(holders or {})
+        )
 
     def facts(self) -> "Facts":
         """What probes are answered by."""

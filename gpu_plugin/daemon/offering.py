@@ -280,19 +280,19 @@ class Offering:
 
 
 class _Waiting:
-    """How long something has been waited for, in questions."""
+    """A count of questions in a row that left something unanswered."""
 
     def __init__(self) -> None:
         self._questions = 0
 
     def lasts(self, *, waits: bool) -> bool:
-        """Whether it has been waited for at so many questions in a row, of which this is one, that it is to be said."""
+        """Counts a question. Returns whether this is the one at which the wait is to be logged."""
         self._questions = self._questions + 1 if waits else 0
         return self._questions == UNANSWERED_LIMIT
 
 
 def _judge_apart(standing: Standing) -> Judgement:
-    """The same, on a thread, and without the search for cycles.
+    """`judge` on a thread, without the search for cycles.
 
     What it makes, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all devices
     because of so much, which takes 0.1 s in which the event loop stands still.

@@ -19,8 +19,9 @@ from gpu_plugin.nvml.roster import ReleaseError
 class Operations:
     """The verbs of the control socket that operators have besides `status`. All of them may be asked for again and again.
 
-    They work whether or not the driver does, on the GPUs that are known then. An order that could not be written down is obeyed
-    all the same, and refused with RefusedError: a restart of the daemon would forget it.
+    They work whether or not the driver does, on the GPUs that are known then. Each raises ConfigError where a request names a GPU
+    that is not there, or a field that it does not have. An order that could not be written down is obeyed all the same, and
+    refused with RefusedError: a restart of the daemon would forget it.
     """
 
     def __init__(
@@ -69,12 +70,7 @@ class Operations:
         return explain(self._health.ledger, self._asked(request), self._health.now())
 
     async def cordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Holds a GPU back until `uncordon`, over restarts and boots. `reason` of the request is told wherever it stands.
-
-        Raises:
-            ConfigError: no such GPU.
-            RefusedError: the cordon could not be written down; it is in force all the same.
-        """
+        """Holds a GPU back until `uncordon`, over restarts and boots. `reason` of the request is told wherever it stands."""
         gpu, reason = self._one(request, "reason"), request.get("reason", "")
         if not isinstance(reason, str):
             raise ConfigError(f"reason: {reason!r} is not text")
@@ -86,12 +82,7 @@ class Operations:
         return await self._done(f"{called(gpu)} is cordoned: no new pod gets it", f", until {lifted}.")
 
     async def uncordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Lifts a cordon, and nothing else; with `override` also takes the operator's word that the GPU is fit.
-
-        Raises:
-            ConfigError: no such GPU.
-            RefusedError: what was done could not be written down; it is done all the same.
-        """
+        """Lifts a cordon, and nothing else; with `override` also takes the operator's word that the GPU is fit."""
         override = request.get("override", False)
         if not isinstance(override, bool):
             raise ConfigError(f"override: {override!r} is neither true nor false")
@@ -108,20 +99,17 @@ class Operations:
         if done:
             self._look()
         text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
-        held = self._held_against(gpu)
-        if not held:
+        standing = self._held_against(gpu)
+        if not standing:
             return await self._done(text + "Nothing is held against it.")
-        stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in held.items())
-        vouch = "" if override else f" To override: gpu-plugin uncordon --gpu {gpu.uuid} --override."
-        return await self._done(f"{text}Still held against it: {stands}.", vouch)
+        stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in standing.items())
+        advice = "" if override else f" To override: gpu-plugin uncordon --gpu {gpu.uuid} --override."
+        return await self._done(f"{text}Still held against it: {stands}.", advice)
 
     async def release(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Holds GPUs back and drops their NVML handles, so that they can be reset or the driver replaced.
 
-        Raises:
-            ConfigError: no such GPU.
-            RefusedError: the handles could not be dropped yet, or the release could not be written down; the GPUs are held back
-                all the same.
+        Raises RefusedError also where the handles could not be dropped yet; the GPUs are held back all the same.
         """
         gpus = self._ordered(request)
         for gpu in gpus:
@@ -143,12 +131,7 @@ class Operations:
         return await self._done(text, f" Once the work is done: {how}.")
 
     async def resume(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Takes GPUs back that were released. They are healthy after a good look, unless something else is against them.
-
-        Raises:
-            ConfigError: no such GPU.
-            RefusedError: what was done could not be written down; it is done all the same.
-        """
+        """Takes GPUs back that were released. They are healthy after a good look, unless something else is against them."""
         gpus = self._ordered(request)
         released = self._health.released()
         for gpu in gpus:
@@ -229,7 +212,6 @@ class Operations:
         return self._asked(request) if request.get("gpu") is None else (self._one(request),)
 
     def _every_one_released(self) -> bool:
-        """Whether all GPUs known are released, at once or one after the other."""
         return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= self._health.released()
 
     def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> tuple[str, str] | None:
@@ -294,7 +276,7 @@ def _names(gpus: Iterable[Gpu]) -> str:
 
 
 def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
-    """What the status says of a GPU that was explained."""
+    """The status's entry of a GPU, from its explanation."""
     state = "degraded" if Verdict[explained["verdict"]] >= Verdict.DEGRADED else "healthy"
     return {
         "index": explained["index"],
@@ -307,7 +289,7 @@ def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str:
-    """What an override did to what stood against a GPU."""
+    """What an override changed, in words."""
     forgotten = [words for words in before if words not in after]
     lowered = [words for words, verdict in before.items() if after.get(words, verdict) is not verdict]
     parts = [f"{'; '.join(forgotten)} {_is(forgotten)} forgotten"] if forgotten else []

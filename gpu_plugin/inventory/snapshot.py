@@ -4,8 +4,8 @@ Whatever serves a request reads the newest snapshot. One writer publishes; who w
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +21,8 @@ from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.readiness import CdiReadiness
+
+T = TypeVar("T")
 
 
 class ResourceView(msgspec.Struct, frozen=True):
@@ -112,6 +114,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     version: int = 0
     resources: Mapping[str, ResourceView] = msgspec.field(default_factory=dict)
     hardware: Mapping[str, Hardware] = msgspec.field(default_factory=dict)
+
+    def allocated(self, holders: Mapping[tuple[str, str], T]) -> Iterator[tuple[str, Device, T]]:
+        """Resource, device and holders, of those `holders` by resource and device id whose device there is."""
+        for (name, identifier), holding in holders.items():
+            view = self.resources.get(name)
+            device = None if view is None else view.device(identifier)
+            if device is not None:
+                yield name, device, holding
 
 
 class SnapshotStore:

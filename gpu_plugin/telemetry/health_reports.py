@@ -1,19 +1,115 @@
-"""What happened to the health of the GPUs since the start: counted, kept for a while, and passed on to who reports it."""
+"""Changes of the GPUs' health: logged, counted, kept for a while, and passed on to whoever reports them.
+
+The log has one line for a change of verdict, and one a minute for Xids that change none.
+"""
 
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from gpu_plugin.health.latch import Transition
+from gpu_plugin.devices.gpu_names import called
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.latch import Transition, Verdict
+from gpu_plugin.health.signals import SIGNALS, SignalKind
+from gpu_plugin.health.signals import xid as xid_signal
+from gpu_plugin.health.xids import describe
 
 log = logging.getLogger(__name__)
+
+REPEAT_LOG = 60.0
+"""Seconds between two lines that say the same."""
 
 KEPT = 256
 """Changes that are kept at most."""
 
 Subscriber = Callable[[Transition], None]
 """Is given every change of verdict, on the event loop, and must not wait."""
+
+_LEVELS = {
+    Verdict.OK: logging.INFO,
+    Verdict.APP: logging.INFO,
+    Verdict.DEGRADED: logging.WARNING,
+    Verdict.FATAL: logging.ERROR,
+}
+
+
+def whose(uuid: str, gpus: Iterable[Gpu], device: str = "") -> str:
+    """A GPU, or a MIG device of it, as people are told of it; by its uuid alone where it is none of these."""
+    gpu = next((called(gpu) for gpu in gpus if gpu.uuid == uuid), f"GPU {uuid}")
+    return f"MIG device {device} of {gpu}" if device else gpu
+
+
+def tell(change: Transition, gpus: Iterable[Gpu] = ()) -> None:
+    """One log line for a change of verdict: which GPU, which signal, why, and what to do. An operator's order is no alarm.
+
+    It stays short: the commands, and what would clear it, are what `gpu-plugin explain` is for. `gpus` are those of the node.
+    """
+    which, detail = whose(change.uuid, gpus, change.device), change.detail or change.signal
+    fields = _fields(
+        uuid=change.uuid,
+        mig_device=change.device,
+        signal=change.signal,
+        verdict=change.verdict.name,
+        xid=change.xid,
+    )
+    known = SIGNALS.get(change.signal)
+    if known is not None and known.kind is SignalKind.ORDER:
+        if change.verdict is Verdict.OK:
+            now = "it is Healthy again" if change.healthy_again else "it stays Unhealthy"
+            log.info("%s: no longer held back by its operator (%s); %s", which, detail, now, extra=fields)
+        else:
+            log.info("%s is Unhealthy: held back by its operator (%s)", which, detail, extra=fields)
+        return
+    level = _LEVELS[change.verdict]
+    again = "; it is Healthy again" if change.healthy_again else ""
+    if change.verdict is Verdict.OK:
+        log.log(level, "%s: over: %s (signal %s)%s", which, detail, change.signal, again, extra=fields)
+    elif change.verdict is Verdict.APP:
+        stays = again or "; the GPU stays as it is"
+        log.log(level, "%s: %s is an application's own error%s", which, detail, stays, extra=fields)
+    else:
+        state = "is Unhealthy" if change.verdict is Verdict.FATAL else "is degraded"
+        todo = f"; to do: {change.action}" if change.action else ""
+        log.log(level, "%s %s: %s (signal %s)%s%s", which, state, detail, change.signal, again, todo, extra=fields)
+
+
+class RepeatedXids:
+    """Says Xids that change no verdict once a minute for each GPU and Xid, with how many there were.
+
+    A failing pod raises hundreds.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, gpus: Callable[[], Iterable[Gpu]] = lambda: ()
+    ) -> None:
+        """Takes a steady clock in seconds, and how to learn which GPUs the node has."""
+        self._clock = clock
+        self._gpus = gpus
+        self._said: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def told(self, uuid: str, xid: int) -> None:
+        """Takes in that a change of verdict told of one just now."""
+        self._said[uuid, xid] = self._clock(), 0
+
+    def count(self, uuid: str, xid: int, name: str, verdict: Verdict) -> None:
+        """Takes in one that changed nothing; `name` is what it is called, `verdict` what the policy makes of it."""
+        now = self._clock()
+        said, since = self._said.get((uuid, xid), (float("-inf"), 0))
+        if now - said < REPEAT_LOG:
+            self._said[uuid, xid] = said, since + 1
+            return
+        self._said[uuid, xid] = now, 0
+        more = f" ({since} more since this was last said)" if since else ""
+        if verdict is Verdict.OK:
+            words = "counts for nothing by the Xid policy; the GPU stays as it is"
+        elif verdict is Verdict.APP:
+            words = "is an application's own error; the GPU stays as it is"
+        else:
+            words = "was raised again; what is held against the GPU stands"
+        level, which = min(_LEVELS[verdict], logging.WARNING), whose(uuid, self._gpus())
+        fields = _fields(uuid=uuid, signal=xid_signal.NAME, verdict=verdict.name, xid=xid)
+        log.log(level, "%s: %s %s%s", which, describe(xid, name), words, more, extra=fields)
 
 
 class HealthReports:
@@ -35,14 +131,9 @@ class HealthReports:
         self.latest: deque[Transition] = deque(maxlen=KEPT)
         self._subscribers: list[Subscriber] = []
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Has every change from now on given to `subscriber`; what is returned ends that."""
-        self._subscribers = [*self._subscribers, subscriber]
-
-        def end() -> None:
-            self._subscribers = [each for each in self._subscribers if each is not subscriber]
-
-        return end
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Has every change from now on given to `subscriber`."""
+        self._subscribers.append(subscriber)
 
     def report(self, change: Transition) -> None:
         """Takes in a change of verdict. A subscriber that fails costs the others nothing."""
@@ -72,3 +163,8 @@ class HealthReports:
                 for (uuid, xid, kind), total in sorted(self.xids.items())
             ],
         }
+
+
+def _fields(**known: str | int | None) -> dict[str, str | int]:
+    """The log line's own fields: those that are known."""
+    return {name: value for name, value in known.items() if value not in (None, "")}

@@ -46,7 +46,7 @@ _CHATTY = ("grpclib", "asyncio", "hpack", "h2", "httpx", "httpcore", "httpx2", "
 
 
 class _Known:
-    """Adds to what is said of a GPU by uuid which one that is."""
+    """Adds index and bus id to log records that have the uuid of a GPU."""
 
     def __init__(self) -> None:
         self.gpus: Mapping[str, tuple[int, str]] = {}

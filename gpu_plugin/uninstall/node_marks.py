@@ -8,9 +8,9 @@ import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.labels.keeper import LABELS_FILE, Applied
-from gpu_plugin.cluster.left import OWN_MARKS_FILE, Left
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT
+from gpu_plugin.cluster.own_marks import OWN_MARKS_FILE, OwnMarks
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.state.directory import StateDirectory
 
@@ -21,9 +21,9 @@ PATIENCE = 15.0
 def take_back(state_dir: Path, node_name: str, kubeconfig: str) -> list[str]:
     """Takes back what is remembered in the state directory. Blocks. Returns a sentence for each thing, gone or still there."""
     state = StateDirectory(state_dir)
-    left = state.read(OWN_MARKS_FILE, Left) or Left()
+    written = state.read(OWN_MARKS_FILE, OwnMarks) or OwnMarks()
     applied = state.read(LABELS_FILE, Applied) or Applied()
-    marks = [name for name, there in (("condition", left.condition), ("taint", left.taint)) if there]
+    marks = [name for name, there in (("condition", written.condition), ("taint", written.taint)) if there]
     nodes = dict.fromkeys(marks, node_name) | ({"labels": applied.node} if applied.labels else {})
     if not nodes:
         return []

@@ -23,7 +23,7 @@ DOCS = HERE.parents[1] / "docs"
 ALERTS = CHART / "alerts" / "gpu-plugin.yaml"
 CASES = HERE / "alert_cases.yaml"
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
-SHOWN = [(row, show, query) for row in ROWS for show in row.panels for query in show.queries]
+SHOWN = [(row, show, legend, query) for row in ROWS for show in row.panels for legend, query in show.queries.items()]
 
 OF_TARGETS = {"cluster", "node", "instance", "job"}
 """Labels that the scrape gives: by the PodMonitor, or by whoever collects several clusters."""
@@ -39,8 +39,8 @@ TEMPLATED = re.compile(r'printf "(.*?)" (?:\$labels\.\w+ )+\| query')
 
 def _queries() -> Iterator[tuple[str, str]]:
     """Where a query stands, and the query."""
-    for row, show, query in SHOWN:
-        yield f"{row.title}: {show.title}", query.expr
+    for row, show, _, query in SHOWN:
+        yield f"{row.title}: {show.title}", query
     for name, asked in VARIABLES.items():
         yield f"variable {name}", asked.removeprefix("label_values(").rpartition(",")[0]
     for name, rule in RULES.items():
@@ -117,14 +117,14 @@ def _asked(expr: str) -> str:
 @pytest.mark.timeout(180)
 def test_every_panel_shows_something_of_nodes_in_trouble(prometheus: recording.Recorded) -> None:
     empty, faults = [], []
-    for row, show, query in SHOWN:
-        found = prometheus.ask(_asked(query.expr), instant=query.instant)
-        where = f"{row.title}: {show.title}: {query.expr}"
+    for row, show, legend, query in SHOWN:
+        found = prometheus.ask(_asked(query), instant=show.of_now)
+        where = f"{row.title}: {show.title}: {query}"
         if not found:
             empty.append(where)
         for series in found:
-            legend = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
-            if missing := legend - set(series["metric"]):
+            named_labels = set(re.findall(r"\{\{(\w+)\}\}", legend))
+            if missing := named_labels - set(series["metric"]):
                 faults.append(f"{where}: no label {missing}")
         if show.kind == "table" and found:
             columns = {name for name in show.columns if not name.startswith("Value")}
@@ -134,8 +134,8 @@ def test_every_panel_shows_something_of_nodes_in_trouble(prometheus: recording.R
 
 def test_what_the_panels_say_of_these_nodes_is_so(prometheus: recording.Recorded) -> None:
     def value(title: str) -> float:
-        (query,) = (query for _, show, query in SHOWN if show.title == title and show.kind == "stat")
-        (series,) = prometheus.ask(_asked(query.expr), instant=True)
+        (query,) = (query for _, show, _, query in SHOWN if show.title == title and show.kind == "stat")
+        (series,) = prometheus.ask(_asked(query), instant=True)
         return float(series["value"][1])
 
     assert {title: value(title) for title in ("Nodes", "GPUs", "Devices held", "Nodes without driver")} == {
@@ -147,13 +147,13 @@ def test_what_the_panels_say_of_these_nodes_is_so(prometheus: recording.Recorded
     assert (
         5 <= value("Unhealthy") <= 7
     )  # four with an Xid, one cordoned; one that fails and one that hangs get there in time
-    (held_back,) = (query for _, show, query in SHOWN if show.title == "GPUs held back by operators")
-    told = [series["metric"] for series in prometheus.ask(_asked(held_back.expr), instant=True)]
+    (held_back,) = (query for _, show, _, query in SHOWN if show.title == "GPUs held back by operators")
+    told = [series["metric"] for series in prometheus.ask(_asked(held_back), instant=True)]
     assert [(each["node"], each["index"], each["by"]) for each in told] == [
         ("node-2", str(recording.HELD_BACK), "cordon")
     ]
-    (hit,) = (query for _, show, query in SHOWN if show.title == "Pods on Unhealthy GPUs")
-    pods = {series["metric"]["pod"] for series in prometheus.ask(_asked(hit.expr), instant=True)}
+    (hit,) = (query for _, show, _, query in SHOWN if show.title == "Pods on Unhealthy GPUs")
+    pods = {series["metric"]["pod"] for series in prometheus.ask(_asked(hit), instant=True)}
     assert "train-0" in pods
     assert "notebook" not in pods
 
@@ -170,8 +170,8 @@ def test_a_pod_is_the_one_that_holds_the_gpu(helm: Helm, prometheus: recording.R
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True  # as the recorded series have it
     assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"} in endpoint["relabelings"]
-    (query,) = (query for _, show, query in SHOWN if show.title == "Power by pod")
-    pods = {series["metric"]["pod"] for series in prometheus.ask(_asked(query.expr), instant=False)}
+    (query,) = (query for _, show, _, query in SHOWN if show.title == "Power by pod")
+    pods = {series["metric"]["pod"] for series in prometheus.ask(_asked(query), instant=False)}
     assert pods == {"train-0", "train-1", "notebook"}
 
 
@@ -187,7 +187,7 @@ def test_alerts_fire_for_these_nodes_in_prometheus(prometheus: recording.Recorde
 def test_grafanas_types_have_every_field_of_the_dashboard(grafana_types: Types) -> None:
     made = dashboard()
     assert grafana_types.faults(made) == []
-    assert {show.kind for _, show, _ in SHOWN} <= set(KINDS)
+    assert {show.kind for _, show, *_ in SHOWN} <= set(KINDS)
 
 
 def test_grafanas_types_find_what_is_wrong(grafana_types: Types) -> None:
@@ -222,9 +222,9 @@ def test_panels_have_places_and_numbers_of_their_own() -> None:
 
 def test_readings_have_the_unit_of_their_name() -> None:
     units = {"celsius": "celsius", "watts": "watt", "ratio": "percentunit", "seconds": "s"}
-    for _, show, query in SHOWN:
+    for _, show, _, query in SHOWN:
         if show.kind in {"timeseries", "stat"}:
-            ends = {name.removesuffix("_bucket").rpartition("_")[2] for name in named(query.expr).metrics}
+            ends = {name.removesuffix("_bucket").rpartition("_")[2] for name in named(query).metrics}
             expected = {units[end] for end in ends if end in units}
             assert expected <= {show.unit}, show.title
 

@@ -4,8 +4,7 @@
                                                 └─▶ NodeApi.apply_labels ─────────────▶ Node
 
 What was written in one way is taken back once another is wanted, or none. Which labels the API server was given, and which files
-were written, is remembered in the state directory, so that a daemon that was started anew takes them back, too, and changes
-nothing where nothing has changed.
+were written, is remembered in the state directory: so a restarted daemon takes them back, too, or leaves them as they are.
 """
 
 import logging
@@ -47,13 +46,14 @@ SPREAD = 10.0
 """Seconds over which a cluster's nodes spread their first request to the API server."""
 
 CHECK = 60.0
-"""Seconds between two looks at the file: somebody may have removed it, or made the directory anew."""
+"""Seconds between two looks at the file: somebody may have removed it, or recreated the directory."""
 
 RENEW = 3600.0
-"""Seconds after which the API server is given the labels again: somebody may have removed them, or the Node was made anew."""
+"""Seconds after which the API server is given the labels again: somebody may have removed them, or recreated the Node."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
-"""Seconds until the API server is asked again after it was asked in vain: the first time, and at most."""
+# Seconds until the API server is asked again after it was asked in vain: the first time, and at most.
+FIRST_PAUSE = 10.0
+LONGEST_PAUSE = 600.0
 
 PATIENCE = 5.0
 """Seconds that the disk of the file of labels may take."""
@@ -101,11 +101,7 @@ def node_api(node_name: str, kubeconfig: str) -> LabelApi:
 
 
 class NodeLabels:
-    """One Node's labels.
-
-    Attributes:
-        trouble: why the Node is not labelled as the settings want it; empty where it is.
-    """
+    """One Node's labels. `trouble` is why the Node is not labelled as the settings want it; empty where it is."""
 
     def __init__(
         self,
@@ -222,7 +218,6 @@ class NodeLabels:
         return self._files.keep() and applied == self._kept_applied
 
     async def _remove_files(self, settings: Settings) -> float | None:
-        """Removes our file from where it is not wanted any more."""
         if not self._files.loaded:
             return None
         wanted = settings.features_dir if settings.node_labels == "file" else None
@@ -281,7 +276,6 @@ class NodeLabels:
         return None
 
     async def _write_file(self, settings: Settings) -> float | None:
-        """Writes the file where it is wanted, unless it says the same already."""
         if settings.node_labels != "file" or not self._node.gpus:
             return None
         labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
@@ -396,8 +390,11 @@ class _ApiError(Exception):
 
 
 def _labels(node: Node, settings: Settings, host: HostView) -> dict[str, str]:
-    """Blocks: files of /sys."""
-    from gpu_plugin.cluster.labels.host_reading import host_facts  # noqa: PLC0415 - only who labels pays for it
-    from gpu_plugin.cluster.labels.values import labels_of  # noqa: PLC0415
+    """The labels of a node and of the host as it is now. Blocks: files of /sys."""
+    from gpu_plugin.cluster.labels.values import HostFacts, labels_of  # noqa: PLC0415 - only who labels pays for it
+    from gpu_plugin.cluster.labels.vgpu import vgpu_host  # noqa: PLC0415
 
-    return labels_of(node, settings, host_facts(host, (gpu.pci_bus_id for gpu in node.gpus)))
+    bus_ids = [gpu.pci_bus_id for gpu in node.gpus if gpu.pci_bus_id]
+    classes = {bus_id: kind for bus_id in bus_ids if (kind := host.pci_class(bus_id)) is not None}
+    hypervisors = (vgpu_host(host.pci_config(bus_id)) for bus_id in bus_ids)
+    return labels_of(node, settings, HostFacts(host.machine(), classes, next(filter(None, hypervisors), None)))

@@ -8,8 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gpu_plugin.cluster.labels.host_facts import HostFacts, VgpuHost
+import msgspec
+
 from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
+from gpu_plugin.cluster.labels.vgpu import VgpuHost
 from gpu_plugin.config.names import DOMAIN
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS, SharedResource
@@ -17,9 +19,11 @@ from gpu_plugin.devices.naming import mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
 
-LONGEST_VALUE = LONGEST_NAME = 63
-"""Characters of a label's value, and of its key after the slash (apimachinery, validation.IsValidLabelValue)."""
+# Characters of a label's value, and of its key after the slash (apimachinery, validation.IsValidLabelValue).
+LONGEST_VALUE = 63
+LONGEST_NAME = 63
 
+# By PCI class code: a VGA controller, and a 3D one.
 _MODES = {0x030000: "graphics", 0x030200: "compute"}
 
 _FAMILIES = {
@@ -37,6 +41,18 @@ _FAMILIES = {
 _UNWANTED = re.compile(r"[^A-Za-z0-9_. -]")
 _EDGES = "-_."
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """What labels say of the machine itself, beside its GPUs.
+
+    `machine` is the product name that firmware tells, None where it cannot be read; `pci_classes` are class codes of PCI devices,
+    by bus id as NVML writes it; `vgpu` is the hypervisor's driver where this machine has vGPUs.
+    """
+
+    machine: str | None = None
+    pci_classes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    vgpu: VgpuHost | None = None
 
 
 def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]:
@@ -78,7 +94,7 @@ def valid(value: str) -> str:
 
 
 def _valid_key(key: str) -> bool:
-    """Whether a key of ours is one: a MIG profile's name is part of some, and the driver's word."""
+    """Whether Kubernetes takes the key: the driver's name of a MIG profile is part of some."""
     name = key.removeprefix(f"{DOMAIN}/")
     return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
@@ -98,7 +114,7 @@ def _vgpu(host: VgpuHost | None) -> dict[str, str]:
 
 
 def _versions(node: Node) -> dict[str, str]:
-    """Of the driver, where it is of two numbers or three, and of the CUDA that it is good for; new names and old ones."""
+    """Labels of the driver's version, if that has two or three numbers, and of its CUDA version; under new names and old ones."""
     labels: dict[str, str] = {}
     parts = node.driver_version.split(".")
     if len(parts) in (2, 3):
@@ -175,7 +191,7 @@ def _unequal(gpus: Sequence[Gpu], in_mig_mode: Sequence[Gpu]) -> bool:
 
 
 def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
-    """Of GPUs as such, partitioned or not. Of several models one speaks, and counts its own.
+    """Labels of whole GPUs, partitioned or not. Of several models one is described, and its GPUs are counted.
 
     It is the one of which there are most, among those with a GPU that is not partitioned, if there are any; of equals that of the
     lowest index.
@@ -201,7 +217,7 @@ def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
 
 
 def _slices(in_mig_mode: Iterable[Gpu], settings: Settings, named: Callable[[str], str]) -> dict[str, str]:
-    """Of MIG devices by profile, under the name that `named` gives it; the first of each speaks for all."""
+    """Labels of MIG devices by profile, under the resource that `named` gives it; the first of each describes all."""
     first: dict[str, tuple[Gpu, MigDevice]] = {}
     counts: Counter[str] = Counter()
     for gpu in in_mig_mode:
@@ -245,7 +261,6 @@ def _base(parts: Iterable[str], count: int, shared: SharedResource | None) -> di
 
 
 def _entry(resource: str, settings: Settings) -> SharedResource | None:
-    """The first entry under `sharing` for a resource."""
     return next((entry for entry in settings.sharing if entry.name == resource), None)
 
 

@@ -5,17 +5,27 @@ what a vGPU's vendor-specific capability holds: after id, next and length the si
 that counts both, and their data; record 0 has ten bytes of version and ten of branch.
 """
 
-from gpu_plugin.cluster.labels.host_facts import VgpuHost
+import msgspec
 
 CONFIG_BYTES = 256
 """The part of the configuration space that has the capabilities. Who is not privileged reads only the first 64."""
 
-_STATUS, _HAS_CAPABILITIES = 0x06, 0x10
+# Offsets and values of the configuration space, and the lengths of a vGPU's capability.
+_STATUS = 0x06
+_HAS_CAPABILITIES = 0x10
 _FIRST = 0x34
-_VENDOR_SPECIFIC, _BROKEN = 0x09, 0xFF
+_VENDOR_SPECIFIC = 0x09
+_BROKEN = 0xFF
 _SIGNATURE = b"VF"
 _RECORDS = 5
 _TEXT = 10
+
+
+class VgpuHost(msgspec.Struct, frozen=True):
+    """The driver of the hypervisor that gives this machine its vGPUs, as one of them says: its version and its branch."""
+
+    version: str = ""
+    branch: str = ""
 
 
 def vgpu_host(config: bytes) -> VgpuHost | None:

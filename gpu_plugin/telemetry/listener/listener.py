@@ -30,15 +30,15 @@ class Listener:
             self._probes.facts = facts
         if not address or self._probes is not None:
             return
-        from gpu_plugin.telemetry.listener import descriptors  # noqa: PLC0415 - only those who ask for it pay for it
+        from gpu_plugin.telemetry.listener import sockets  # noqa: PLC0415 - only those who ask for it pay for it
         from gpu_plugin.telemetry.listener.probes import Probes  # noqa: PLC0415
         from gpu_plugin.telemetry.listener.server import Limits, Server  # noqa: PLC0415
         from gpu_plugin.telemetry.listener.status_page import StatusPage  # noqa: PLC0415
 
         probes = self._probes = Probes(facts)
         page = self._page = StatusPage(lambda: probes.facts().awaited or "the daemon is starting")
-        most = descriptors.connections(descriptors.allowed())
-        limits = Limits(connections=most, streams=descriptors.streams(most))
+        most = sockets.connections(sockets.allowed())
+        limits = Limits(connections=most, streams=sockets.streams(most))
         server = Server(*host_and_port(address), {**probes.pages, **page.pages}, limits)
         self._tasks.start_soon(self._run, probes, page, server.run)
 

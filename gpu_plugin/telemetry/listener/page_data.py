@@ -1,14 +1,22 @@
-"""What the status page shows, as plain data: the same for people, and for programs at /status.json. Pure."""
+"""What the status page shows, as plain data and the picture of the links: for people, and for programs at /status.json. Pure."""
 
 import math
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
+from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views import matrix
+from gpu_plugin.placement.views.groups import LinkGroups
+from gpu_plugin.placement.views.picture import dark_style, picture
+from gpu_plugin.placement.views.report import held_back, reported, reported_resources
 
 FORMAT = 1
 """Changes where a program that reads /status.json has to be changed. Keys may be added without."""
@@ -34,8 +42,14 @@ READINGS = (
 )
 """What may be known of a GPU from the newest look at it."""
 
-OK, ATTENTION, UNHEALTHY = "ok", "attention", "unhealthy"
-"""How bad it is, of the node and of one complaint."""
+# How bad it is, of the node and of one complaint.
+OK = "ok"
+ATTENTION = "attention"
+UNHEALTHY = "unhealthy"
+
+
+STYLE_HASH = f"sha256-{b64encode(sha256(dark_style().encode()).digest()).decode()}"
+"""What a Content-Security-Policy calls the picture's own style by."""
 
 
 class Material(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +93,7 @@ def awaiting(why: str) -> Mapping[str, Any]:
 
 
 def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """The page as objects for JSON; docs/status-page.md says what each is. `links` is what `page_links` makes of the topology.
+    """The page as objects for JSON; docs/status-page.md says what each is. `links` is what `links` below makes of the topology.
 
     It is the same as long as nothing has changed: ages are the moments that they count from, in Unix seconds.
     """
@@ -244,7 +258,7 @@ def _some(count: int) -> str:
 
 
 def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, Any]:
-    """Who holds what: a row for each container, those first one of whose GPUs is not well."""
+    """A row for each container that holds devices, those with an unfit GPU first."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for gpu in gpus:
         for device in gpu["devices"]:
@@ -283,3 +297,30 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
         "by": event.get("by", ""),
         "reason": event.get("reason", ""),
     }
+
+
+def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The links in a report of `placement_views.report`; None where there are not two GPUs, or no link is known.
+
+    `gpus` are the indices, in the order of `rows`, which say in nvidia-smi's words what lies between every two; `words` are the
+    groups, a sentence each, and `legend` is what the words mean, by word.
+    """
+    node = reported(report)
+    if len(node.gpus) < 2 or not node.links:
+        return None
+    groups = LinkGroups.of(node)
+    every = range(len(groups.gpus))
+    return {
+        "gpus": [gpu.index for gpu in groups.gpus],
+        "rows": [[matrix.SELF if a == b else matrix.word(groups.links[a][b]) for b in every] for a in every],
+        "words": list(matrix.words(groups)),
+        "legend": dict(matrix.meanings(groups)),
+    }
+
+
+def drawn(report: Mapping[str, Any], name: str) -> str:
+    """The picture's SVG; `name` is what the node is called. GPUs that pods do not get now are struck through in it."""
+    node = reported(report)
+    held = held_back(node, reported_resources(report) or ())
+    struck = {each.uuid: each.reason for each in held if each.kind == GPU}
+    return picture(LinkGroups.of(node), Topology.of(node), name, struck)

@@ -1,17 +1,17 @@
 """The GPUs of the status page, their devices and who holds them, as HTML. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpu_plugin.placement.views.svg import xml
 from gpu_plugin.telemetry.listener.page_pieces import (
     NONE,
     SIGNS,
     WORDS,
+    Cell,
     Data,
     anchor,
     badge,
     bus_and_model,
-    row,
     since,
     table,
 )
@@ -22,30 +22,21 @@ MAX_NAMED_PODS = 3
 MAX_CELLS = 64
 """Devices of a GPU that are drawn one by one; of more there are numbers alone."""
 
-CELL, ACROSS = 11, 14
-"""Width of a device's cell with the gap after it, and cells in a row."""
+# Width of a device's cell with the gap after it, and cells in a row.
+CELL = 11
+ACROSS = 14
 
 
 def gpus(data: Data) -> str:
     """The table of GPUs."""
     if not data["gpus"]:
         return '<p class="none">No GPU is known yet.</p>'
-    heads = (
-        ("GPU", ""),
-        ("Health", ""),
-        ("Temperature", "number"),
-        ("Power", "number"),
-        ("Use", "number"),
-        ("Memory", "number"),
-        ("Devices", ""),
-        ("Held by", ""),
-    )
-    return table("GPUs of this node", heads, "".join(map(_gpu, data["gpus"])), "gpus")
+    return table("GPUs of this node", [*map(_gpu, data["gpus"])], "gpus", (gpu["state"] for gpu in data["gpus"]))
 
 
-def _gpu(gpu: Data) -> str:
+def _gpu(gpu: Data) -> Sequence[Cell]:
     readings = gpu["readings"]
-    return row(
+    return (
         ("GPU", f"<b>{gpu['index']}</b> {bus_and_model(gpu)}", "head"),
         ("Health", _health(gpu), "health"),
         ("Temperature", _temperature(readings), "number"),
@@ -54,7 +45,6 @@ def _gpu(gpu: Data) -> str:
         ("Memory", _share(readings["memory_used_bytes"], readings["memory_total_bytes"], 2**30, "GiB"), "number"),
         ("Devices", _strip(gpu), "strip"),
         ("Held by", _held_by(gpu), "holders"),
-        state=gpu["state"],
     )
 
 
@@ -87,7 +77,7 @@ def _temperature(readings: Data) -> str:
 
 
 def _share(used: float | None, whole: float | None, unit: int, name: str) -> str:
-    """How much of how much; either may not be known."""
+    """A reading and its limit, as a bar; either may not be known."""
     if used is None:
         return NONE
     told = f"{used / unit:.0f}"
@@ -164,22 +154,20 @@ def pods(data: Data) -> str:
         )
     if not held["containers"]:
         return '<p class="none">No pod holds a device.</p>'
-    rows = "".join(
-        row(
+    rows = [
+        (
             ("Pod", f"{xml(each['namespace'])}/<b>{xml(each['pod'])}</b>", "head"),
             ("Container", xml(each["container"]), ""),
             ("GPUs", ", ".join(map(_gpu_of, each["gpus"])), ""),
             ("Devices", ", ".join(f"{count} x {xml(name)}" for name, count in each["resources"].items()), ""),
             ("Their health", badge(each["state"], WORDS[each["state"]]), ""),
-            state=each["state"],
         )
         for each in held["containers"]
-    )
-    heads = (("Pod", ""), ("Container", ""), ("GPUs", ""), ("Devices", ""), ("Their health", ""))
+    ]
     count = len({(each["namespace"], each["pod"]) for each in held["containers"]})
     summary = f"{count} pod{'' if count == 1 else 's'} hold{'s' if count == 1 else ''} devices"
     more = f'<p class="none">{held["left_out"]} more are left out.</p>' if held["left_out"] else ""
-    listed = table("Pods that hold devices", heads, rows) + more
+    listed = table("Pods that hold devices", rows, states=(each["state"] for each in held["containers"])) + more
     return f'<details id="pods-all"><summary>{summary}</summary>{listed}</details>'
 
 
@@ -199,14 +187,13 @@ def _devices_of(gpu: Data) -> str:
     count = gpu["listed"]
     held = "" if gpu["held"] is None else f", {gpu['held']} held"
     summary = f"GPU {gpu['index']}: {count} device{'' if count == 1 else 's'}{held}"
-    rows = "".join(map(_device, gpu["devices"]))
-    heads = (("Device", ""), ("Resource", ""), ("Listed", "number"), ("State", ""), ("Held by", ""))
-    listed = table(f"Devices of GPU {gpu['index']}", heads, rows) if rows else '<p class="none">None is served.</p>'
+    rows = [*map(_device, gpu["devices"])]
+    listed = table(f"Devices of GPU {gpu['index']}", rows) if rows else '<p class="none">None is served.</p>'
     uuid = f'<p class="muted"><code>{xml(gpu["uuid"])}</code></p>'
     return f'<details id="devices-{xml(gpu["uuid"])}"><summary>{summary}</summary>{uuid}{listed}</details>'
 
 
-def _device(device: Data) -> str:
+def _device(device: Data) -> Sequence[Cell]:
     kind = "GPU" if device["kind"] == "gpu" else "MIG device"
     shared = f' <span class="muted">shared by {xml(device["shared"])}</span>' if device["shared"] else ""
     present = device["listed"] - device["retired"]
@@ -215,7 +202,7 @@ def _device(device: Data) -> str:
     else:
         state = f"{badge('unhealthy', 'gone' if not present else 'Unhealthy')} {xml(device['reason'])}"
     gone = f" and {device['retired']} gone" if device["retired"] and present else ""
-    return row(
+    return (
         ("Device", f'{kind} {xml(device["index"])}<br><code class="muted">{xml(device["id"])}</code>', "head"),
         ("Resource", xml(device["resource"]) + shared, ""),
         ("Listed", f"{device['listed']}{gone}", "number"),

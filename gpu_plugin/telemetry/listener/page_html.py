@@ -10,13 +10,17 @@ from gpu_plugin.config.times import rfc3339, utc
 from gpu_plugin.placement.views.svg import xml
 from gpu_plugin.telemetry.listener.page_data import ATTENTION, OK, UNHEALTHY
 from gpu_plugin.telemetry.listener.page_gpus import devices, gpus, pods
-from gpu_plugin.telemetry.listener.page_pieces import NONE, SIGNS, Data, badge, bus_and_model, moment, row, since, table
-
-
-def parts(data: Data) -> dict[str, str]:
-    """The content of each part of the page, by the id of its element."""
-    return {name: made(data) for name, made in PARTS.items()}
-
+from gpu_plugin.telemetry.listener.page_pieces import (
+    NONE,
+    SIGNS,
+    Cell,
+    Data,
+    badge,
+    bus_and_model,
+    moment,
+    since,
+    table,
+)
 
 SECTIONS: Sequence[tuple[str, str]] = (
     ("complaints", "Needs attention"),
@@ -118,7 +122,7 @@ def _reason(signal: Data) -> str:
 
 
 def _hit(gpu: Data) -> str:
-    """Whom a fault hits: the containers that hold a device of the GPU."""
+    """The containers that hold a device of the GPU."""
     if gpu["held"] is None:
         return "Whom it hits is not known."
     holders = [holder for device in gpu["devices"] for holder in device["holders"]]
@@ -167,12 +171,11 @@ def _resources(data: Data) -> str:
     if not data["resources"]:
         return '<p class="none">No resource is served.</p>'
     registered = {each["resource"]: each for each in data["registrations"]}
-    rows = "".join(_resource(each, registered.get(each["name"])) for each in data["resources"])
-    heads = (("Resource", ""), ("Devices", "number"), ("Healthy", "number"), ("Held", "number"), ("Kubelet", ""))
-    return table("Resources served to the kubelet", heads, rows)
+    rows = [_resource(each, registered.get(each["name"])) for each in data["resources"]]
+    return table("Resources served to the kubelet", rows)
 
 
-def _resource(resource: Data, registration: Data | None) -> str:
+def _resource(resource: Data, registration: Data | None) -> Sequence[Cell]:
     healthy, devices = resource["healthy"], resource["devices"] - resource["retired"]
     shared = (
         f' <span class="muted">shared by {xml(" and ".join(resource["sharing"]))}</span>' if resource["sharing"] else ""
@@ -186,7 +189,7 @@ def _resource(resource: Data, registration: Data | None) -> str:
         told = f"{badge(UNHEALTHY, 'not registered')} {xml(registration['why'])}{since(registration['since'])}"
     few = "" if healthy == devices else ' class="bad"'
     held = NONE if resource["held"] is None else resource["held"]
-    return row(
+    return (
         ("Resource", xml(resource["name"]) + shared, "head"),
         ("Devices", f"{devices}{gone}", "number"),
         ("Healthy", f"<span{few}>{healthy}</span>", "number"),
@@ -203,14 +206,13 @@ def _links(data: Data) -> str:
     if links is None:
         return '<p class="none">Links are shown where two GPUs or more are known.</p>'
     words = "".join(f"<li>{xml(told)}</li>" for told in links["words"])
-    heads = [("", ""), *((f"GPU {index}", "") for index in links["gpus"])]
-    rows = "".join(
-        row(
-            (f"GPU {index}", f"GPU {index}", "head"),
+    rows = [
+        [
+            ("", f"GPU {index}", "head"),
             *((f"GPU {other}", xml(word), "") for other, word in zip(links["gpus"], words_of, strict=True)),
-        )
+        ]
         for index, words_of in zip(links["gpus"], links["rows"], strict=True)
-    )
+    ]
     legend = "".join(
         f"<div><dt>{xml(term)}</dt><dd>{xml(meaning)}</dd></div>" for term, meaning in links["legend"].items()
     )
@@ -220,7 +222,7 @@ def _links(data: Data) -> str:
         f'<p class="muted"><a href="links.svg?{xml(links["version"])}">Open the picture by itself</a></p>'
         f'<ul class="words">{words}</ul><details id="links-table"><summary>As a table</summary>'
         f'<div class="wide matrix" role="group" aria-label="Table of the links" tabindex="0">'
-        f'{table("What lies between every two GPUs", heads, rows)}</div><dl class="legend">{legend}</dl></details>'
+        f'{table("What lies between every two GPUs", rows)}</div><dl class="legend">{legend}</dl></details>'
     )
 
 
@@ -230,18 +232,15 @@ def _links(data: Data) -> str:
 def _events(data: Data) -> str:
     if not data["events"]:
         return '<p class="none">Nothing has happened yet.</p>'
-    rows = "".join(map(_event, data["events"]))
-    return table(
-        "The newest events, the newest first", (("Time", ""), ("Kind", ""), ("What happened", "")), rows, "events"
-    )
+    return table("The newest events, the newest first", [*map(_event, data["events"])], "events")
 
 
-def _event(event: Data) -> str:
+def _event(event: Data) -> Sequence[Cell]:
     by = f' <span class="muted">by {xml(event["by"])}</span>' if event["by"] else ""
     why = f' <span class="muted">reason: {xml(event["reason"])}</span>' if event["reason"] else ""
     kind = _VERDICTS.get(event["verdict"], "")
     sign = f'<span class="{kind}" aria-hidden="true">{SIGNS[kind]}</span> ' if kind else ""
-    return row(
+    return (
         ("Time", moment(event["at"]), "head when"),
         ("Kind", xml(event["kind"]), "kind"),
         ("What happened", f"{sign}{xml(event['text'])}{by}{why}", ""),

@@ -1,6 +1,7 @@
 """Pieces that the parts of the status page are made of: moments, badges, tables. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 from urllib.parse import quote
 
@@ -59,20 +60,27 @@ def bus_and_model(gpu: Data) -> str:
 # Tables. Their roles are spelled out, since a browser forgets them where a style sheet lays rows out as blocks.
 
 
-def table(caption: str, heads: Iterable[tuple[str, str]], rows: str, kind: str = "") -> str:
-    """A table of these rows; `heads` are the headings and styles of its columns."""
-    cells = "".join(
-        f'<th scope="col" role="columnheader" class="{style}">{xml(head)}</th>' if head else '<td role="cell"></td>'
-        for head, style in heads
+Cell = tuple[str, str, str]
+"""The heading of its column, its content, and its style: `head` of those that head their row."""
+
+
+def table(caption: str, rows: Sequence[Sequence[Cell]], kind: str = "", states: Iterable[str] = repeat("")) -> str:
+    """A table of these rows, one at least; `states` are the styles of whole rows."""
+    heads = "".join(
+        f'<th scope="col" role="columnheader" class="{style if style == "number" else ""}">{xml(head)}</th>'
+        if head
+        else '<td role="cell"></td>'
+        for head, _, style in rows[0]
     )
     return (
         f'<table role="table" class="{kind}"><caption class="unseen">{xml(caption)}</caption>'
-        f'<thead role="rowgroup"><tr role="row">{cells}</tr></thead><tbody role="rowgroup">{rows}</tbody></table>'
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
+        f'<tbody role="rowgroup">{"".join(map(_row, rows, states))}</tbody></table>'
     )
 
 
-def row(*cells: tuple[str, str, str], state: str = "") -> str:
-    """A row: the heading, content and style of each cell. The heading stands in the cell where the table is too wide."""
+def _row(cells: Iterable[Cell], state: str) -> str:
+    """A row. The heading stands in each cell, for where the table is too wide."""
     shown = "".join(
         f'<th scope="row" role="rowheader" class="{style}">{content}</th>'
         if style.startswith("head")

@@ -28,8 +28,8 @@ from anyio.lowlevel import checkpoint
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.telemetry.listener.addresses import Lookup, listen
 from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request, Stream
+from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,6 @@ class Server:
             await self._left.wait(left)
 
     async def _receive(self, visit: _Visit) -> None:
-        """One connection, from its first byte to its end."""
         try:
             with visit.scope:
                 await self._converse(visit)
@@ -262,7 +261,7 @@ class Server:
         return stream
 
     async def _stream(self, visit: _Visit, protocol: h11.Connection, stream: Stream, method: bytes) -> None:
-        """Sends a stream for as long as the client reads it."""
+        """Sends a stream until it or the client ends."""
         connection = visit.connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.buffer)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._limits.gone * 1000))
@@ -301,19 +300,20 @@ class Server:
 
     async def _leave_with(self, connection: socket.socket, scope: anyio.CancelScope) -> None:
         """Cancels a stream once its client hangs up, or sends more than it has to say."""
-        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
-        with suppress(OSError):
-            while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
-                left -= len(more)
-                await checkpoint()
+        await self._discard(connection)
         scope.cancel()
 
     async def _see_off(self, connection: socket.socket) -> None:
         """Waits for a moment until the client hangs up: closed with bytes unread, its kernel might drop the answer."""
-        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
         with suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         with anyio.move_on_after(self._limits.goodbye):
+            await self._discard(connection)
+
+    async def _discard(self, connection: socket.socket) -> None:
+        """Reads until the client hangs up or breaks off, or has sent as much as is read of it."""
+        loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
+        with suppress(OSError):
             while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
                 left -= len(more)
                 await checkpoint()  # what is there already is read without a turn of the loop

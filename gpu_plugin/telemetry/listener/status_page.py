@@ -47,7 +47,8 @@ HEARTBEAT = 10.0
 PODS_INTERVAL = 5.0
 """Seconds after which the kubelet is asked again which pods hold what; `PodAttribution` keeps the answer for longer."""
 
-HTML, JSON = "text/html; charset=utf-8", "application/json"
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
 
 ASSETS: Mapping[str, str] = {
     "page.css": "text/css; charset=utf-8",
@@ -92,7 +93,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Links(msgspec.Struct):
-    """What was made of the report of a topology: the words, and the picture."""
+    """The words and the picture that were made of a topology report."""
 
     report: Mapping[str, Any] = msgspec.field(default_factory=dict)
     told: Mapping[str, Any] | None = None
@@ -182,7 +183,7 @@ class StatusPage:
         await self._fresh()
         if self._links.told is None:
             return Answer(404, "no links between GPUs are known\n")
-        from gpu_plugin.telemetry.listener.page_links import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
+        from gpu_plugin.telemetry.listener.page_data import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
 
         policy = ("Content-Security-Policy", f"default-src 'none'; style-src '{STYLE_HASH}'; frame-ancestors 'none'")
         return Answer(200, self._links.picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
@@ -227,12 +228,12 @@ class StatusPage:
     # What is shown
 
     async def _fresh(self) -> None:
-        """Looks, unless somebody has a moment ago."""
+        """Brings what is shown up to date, unless that was done within FRESH seconds."""
         async with self._one_at_a_time:
             if anyio.current_time() - self._looked < FRESH:
                 return
             if self._looked == float("-inf"):  # the kubelet's requests need not wait for 20 ms of imports
-                await anyio.to_thread.run_sync(_import)
+                await anyio.to_thread.run_sync(import_module, "gpu_plugin.telemetry.listener.page_html")
             if self.source is not None:
                 self._held = await self.source.held()
             await self._look()
@@ -258,7 +259,7 @@ class StatusPage:
             await anyio.sleep(PODS_INTERVAL)
 
     async def _look(self) -> None:
-        """Makes the page of what is known now, and rings where it is another one. Whoever waits for the loop goes first."""
+        """Makes the page of what is known now, and wakes the readers if it has changed. Other tasks run between its parts."""
         from gpu_plugin.telemetry.listener.page_data import awaiting, page_data  # noqa: PLC0415 - paid for by who looks
         from gpu_plugin.telemetry.listener.page_html import PARTS  # noqa: PLC0415
 
@@ -277,21 +278,17 @@ class StatusPage:
             await checkpoint()
             filled[name] = made(data)
         changed = {name: text for name, text in filled.items() if text != self._parts.get(name)}
-        self._data, self._parts, self._looked, self._at = (
-            data,
-            filled,
-            now,
-            at,
-        )  # at once: whoever waits may leave before
+        # All four without an await between them: whoever waits may leave before
+        self._data, self._parts, self._looked, self._at = data, filled, now, at
         if changed:
             self._version += 1
             self._changes = _event("parts", {"at": self._at, "parts": changed})
             self._told.ring()
 
     def _linked(self, material: "Material") -> Mapping[str, Any] | None:
-        """What is told of the links, made anew where they or the GPUs that pods get have changed."""
+        """The links as data, made again once they or the GPUs that pods get have changed."""
         if material.topology != self._links.report:
-            from gpu_plugin.telemetry.listener.page_links import drawn, links  # noqa: PLC0415 - paid for by who looks
+            from gpu_plugin.telemetry.listener.page_data import drawn, links  # noqa: PLC0415 - paid for by who looks
 
             told = links(material.topology)
             picture = drawn(material.topology, material.node) if told is not None else ""
@@ -304,11 +301,6 @@ class StatusPage:
         if self._whole[0] != self._version:
             self._whole = self._version, _event("parts", {"at": self._at, "parts": self._parts})
         return self._whole[1]
-
-
-def _import() -> None:
-    for module in ("page_html", "page_links"):
-        import_module(f"gpu_plugin.telemetry.listener.{module}")
 
 
 def _event(name: str, told: Mapping[str, Any]) -> bytes:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpu_plugin.telemetry.metrics import gpus, node, served
-from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS, lines
-from gpu_plugin.telemetry.metrics.family import Family
+from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS, Family, lines
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:

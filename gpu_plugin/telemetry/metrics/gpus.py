@@ -1,11 +1,11 @@
 """The metrics of each GPU: what it is, its health, and what looks read of it last. Every series has its uuid and index."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
-from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, info, labelled
+from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, info, labelled
 from gpu_plugin.telemetry.readings import CLOCKS_EVENTS, FABRIC_STATES, RECOVERY_ACTIONS
 
 STATES = ("healthy", "degraded", "unhealthy")
@@ -96,9 +96,7 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
         ],
     )
     yield counter(
-        "gpu_plugin_xid_errors_total",
-        "Xid errors, by GPU, number and class in the Xid policy.",
-        _xids(health, labels),
+        "gpu_plugin_xid_errors_total", "Xid errors, by GPU, number and class in the Xid policy.", _xids(health, labels)
     )
     yield gauge(
         "gpu_plugin_gpu_xid_first_timestamp_seconds",
@@ -111,7 +109,7 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
 
 
 def _xids(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Every Xid of the policy's table of every GPU, and those that came besides."""
+    """A sample for every Xid of the policy's table on every GPU, and for others that were reported."""
     known = [
         (str(xid), kind, labelled(xid=xid, **{"class": kind})) for xid, kind in health.get("xid_classes", {}).items()
     ]
@@ -134,11 +132,12 @@ def _of(uuid: str, labels: Mapping[str, str]) -> str:
 
 def _readings(gpus: Gpus) -> Iterator[Family]:
     read = [(labels, gpu["readings"]) for labels, gpu in gpus if gpu.get("readings")]
-    for make, name, key, about in _PLAIN:
-        yield make(name, about, [(labels, _number(readings.get(key))) for labels, readings in read])
+    for name, key, about in _PLAIN:
+        family = counter if name.endswith("_total") else gauge
+        yield family(_PREFIX + name, about, [(labels, _number(readings.get(key))) for labels, readings in read])
     for name, label, keys, about in _SEVERAL:
         yield gauge(
-            name,
+            _PREFIX + name,
             about,
             [
                 (f'{labels},{label}="{value}"', _number(readings.get(key)))
@@ -181,102 +180,58 @@ def _number(value: Any) -> float | None:
     return int(value) if isinstance(value, bool) else value
 
 
-_PLAIN: tuple[tuple[Callable[..., Family], str, str, str], ...] = (
-    (gauge, "gpu_plugin_gpu_readings_timestamp_seconds", "at", "When a look brought readings last, in Unix time."),
-    (gauge, "gpu_plugin_gpu_temperature_celsius", "temperature_celsius", "Temperature of a GPU."),
-    (gauge, "gpu_plugin_gpu_memory_temperature_celsius", "memory_temperature_celsius", "Temperature of its memory."),
+_PREFIX = "gpu_plugin_gpu_"
+"""What the names of both tables begin with."""
+
+_PLAIN: tuple[tuple[str, str, str], ...] = (
+    ("readings_timestamp_seconds", "at", "When a look brought readings last, in Unix time."),
+    ("temperature_celsius", "temperature_celsius", "Temperature of a GPU."),
+    ("memory_temperature_celsius", "memory_temperature_celsius", "Temperature of its memory."),
+    ("temperature_margin_celsius", "margin_celsius", "What is left to its T.Limit, negative beyond it."),
+    ("power_watts", "power_watts", "Power draw."),
+    ("power_limit_watts", "power_limit_watts", "The power limit in force."),
+    ("energy_joules_total", "energy_joules", "Energy used since the driver was loaded."),
+    ("utilization_ratio", "utilization_ratio", "Share of the last sample period of the driver in which a kernel ran."),
+    ("memory_used_bytes", "memory_used_bytes", "Memory in use."),
+    ("memory_total_bytes", "memory_total_bytes", "Memory that it has."),
     (
-        gauge,
-        "gpu_plugin_gpu_temperature_margin_celsius",
-        "margin_celsius",
-        "What is left to its T.Limit, negative beyond it.",
-    ),
-    (gauge, "gpu_plugin_gpu_power_watts", "power_watts", "Power draw."),
-    (gauge, "gpu_plugin_gpu_power_limit_watts", "power_limit_watts", "The power limit in force."),
-    (
-        counter,
-        "gpu_plugin_gpu_energy_joules_total",
-        "energy_joules",
-        "Energy used since the driver was loaded.",
-    ),
-    (
-        gauge,
-        "gpu_plugin_gpu_utilization_ratio",
-        "utilization_ratio",
-        "Share of the last sample period of the driver in which a kernel ran.",
-    ),
-    (gauge, "gpu_plugin_gpu_memory_used_bytes", "memory_used_bytes", "Memory in use."),
-    (gauge, "gpu_plugin_gpu_memory_total_bytes", "memory_total_bytes", "Memory that it has."),
-    (
-        counter,
-        "gpu_plugin_gpu_ecc_uncorrected_errors_total",
+        "ecc_uncorrected_errors_total",
         "ecc_uncorrected",
         "Uncorrected memory errors since the driver was loaded or the GPU reset.",
     ),
     (
-        counter,
-        "gpu_plugin_gpu_ecc_corrected_errors_total",
+        "ecc_corrected_errors_total",
         "ecc_corrected",
         "Corrected memory errors since the driver was loaded or the GPU reset.",
     ),
-    (
-        gauge,
-        "gpu_plugin_gpu_sram_threshold_exceeded",
-        "sram_threshold",
-        "Whether it has had more SRAM errors than it may.",
-    ),
-    (
-        gauge,
-        "gpu_plugin_gpu_unrepairable_memory",
-        "unrepairable_memory",
-        "Whether it has memory that cannot be repaired.",
-    ),
-    (gauge, "gpu_plugin_gpu_row_remap_pending", "remap_pending", "Whether a memory row waits for a reset."),
-    (gauge, "gpu_plugin_gpu_row_remap_failure", "remap_failure", "Whether a memory row could not be remapped."),
-    (gauge, "gpu_plugin_gpu_retired_pages", "retired_pages", "Memory pages that were retired in its life."),
-    (
-        gauge,
-        "gpu_plugin_gpu_retired_pages_pending",
-        "retired_pending",
-        "Whether memory pages wait for a reset to be retired.",
-    ),
-    (counter, "gpu_plugin_gpu_nvlink_crc_errors_total", "nvlink_crc_errors", "CRC errors of all its NVLinks."),
-    (
-        counter,
-        "gpu_plugin_gpu_nvlink_failed_recoveries_total",
-        "nvlink_failed_recoveries",
-        "Recoveries of its NVLinks that failed.",
-    ),
-    (gauge, "gpu_plugin_gpu_pcie_link_lanes", "pcie_width", "Lanes that its PCIe link has."),
-    (gauge, "gpu_plugin_gpu_pcie_link_max_lanes", "pcie_max_width", "Lanes that its PCIe link could have."),
-    (counter, "gpu_plugin_gpu_pcie_replays_total", "pcie_replays", "Packets that were sent again on its PCIe link."),
-    (counter, "gpu_plugin_gpu_pcie_fatal_errors_total", "pcie_fatal_errors", "Fatal errors of its PCIe link."),
+    ("sram_threshold_exceeded", "sram_threshold", "Whether it has had more SRAM errors than it may."),
+    ("unrepairable_memory", "unrepairable_memory", "Whether it has memory that cannot be repaired."),
+    ("row_remap_pending", "remap_pending", "Whether a memory row waits for a reset."),
+    ("row_remap_failure", "remap_failure", "Whether a memory row could not be remapped."),
+    ("retired_pages", "retired_pages", "Memory pages that were retired in its life."),
+    ("retired_pages_pending", "retired_pending", "Whether memory pages wait for a reset to be retired."),
+    ("nvlink_crc_errors_total", "nvlink_crc_errors", "CRC errors of all its NVLinks."),
+    ("nvlink_failed_recoveries_total", "nvlink_failed_recoveries", "Recoveries of its NVLinks that failed."),
+    ("pcie_link_lanes", "pcie_width", "Lanes that its PCIe link has."),
+    ("pcie_link_max_lanes", "pcie_max_width", "Lanes that its PCIe link could have."),
+    ("pcie_replays_total", "pcie_replays", "Packets that were sent again on its PCIe link."),
+    ("pcie_fatal_errors_total", "pcie_fatal_errors", "Fatal errors of its PCIe link."),
 )
-"""What a family is, its name, the reading that it shows, and its help."""
+"""Families of one reading: name, the reading, and the help. A name in _total is a counter's."""
 
 _SEVERAL: tuple[tuple[str, str, Mapping[str, str], str], ...] = (
     (
-        "gpu_plugin_gpu_temperature_threshold_celsius",
+        "temperature_threshold_celsius",
         "threshold",
-        {
-            "slowdown": "slowdown_celsius",
-            "shutdown": "shutdown_celsius",
-            "gpu_max": "gpu_max_celsius",
-            "memory_max": "memory_max_celsius",
-        },
+        {name: f"{name}_celsius" for name in ("slowdown", "shutdown", "gpu_max", "memory_max")},
         "Its own limits of temperature.",
     ),
     (
-        "gpu_plugin_gpu_remapped_rows",
+        "remapped_rows",
         "cause",
-        {"correctable": "remapped_correctable", "uncorrectable": "remapped_uncorrectable"},
+        {name: f"remapped_{name}" for name in ("correctable", "uncorrectable")},
         "Memory rows that were remapped in its life.",
     ),
-    (
-        "gpu_plugin_gpu_nvlinks",
-        "state",
-        {"active": "nvlinks_active", "inactive": "nvlinks_inactive"},
-        "NVLinks by state.",
-    ),
+    ("nvlinks", "state", {name: f"nvlinks_{name}" for name in ("active", "inactive")}, "NVLinks by state."),
 )
 """Families of several readings: name, label, the reading by the label's value, and the help."""

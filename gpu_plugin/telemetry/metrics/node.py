@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, histogram, info, labelled
+from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, histogram, info, labelled
 
 
 def families(status: Mapping[str, Any]) -> list[Family]:
@@ -20,20 +20,16 @@ def _process(status: Mapping[str, Any]) -> list[Family]:
             "What runs.",
             [labelled(version=daemon["version"], python=daemon["python"])] if "python" in daemon else [],
         ),
-        gauge(
-            "gpu_plugin_start_timestamp_seconds",
-            "When the process started, in Unix time.",
-            [("", daemon.get("started"))],
-        ),
+        gauge("gpu_plugin_start_timestamp_seconds", "When the process started, in Unix time.", daemon.get("started")),
         gauge(
             "gpu_plugin_waiting",
             "Whether another daemon has the node, and this one waits for it.",
-            [("", int(bool(status["waiting"])))] if "waiting" in status else [],
+            int(bool(status["waiting"])) if "waiting" in status else None,
         ),
         gauge(
             "gpu_plugin_snapshot_version",
             "The version of what is offered to the kubelet.",
-            [("", counters.get("snapshot_version"))],
+            counters.get("snapshot_version"),
         ),
         histogram(
             "gpu_plugin_event_loop_lag_seconds",
@@ -43,17 +39,17 @@ def _process(status: Mapping[str, Any]) -> list[Family]:
         gauge(
             "gpu_plugin_state_written",
             "Whether all that a restart must remember is on disk.",
-            [] if state is None else [("", int(not state["trouble"]))],
+            None if state is None else int(not state["trouble"]),
         ),
         counter(
             "gpu_plugin_log_lines_dropped_total",
             "Log lines that standard error did not take.",
-            [("", daemon["log_lines_dropped"])],
+            daemon["log_lines_dropped"],
         ),
         gauge(
             "gpu_plugin_scrape_duration_seconds",
             "How long it took to make the text before this one.",
-            [("", status.get("scrape_seconds"))],
+            status.get("scrape_seconds"),
         ),
     ]
 
@@ -69,17 +65,17 @@ def _configuration(status: Mapping[str, Any]) -> list[Family]:
         gauge(
             "gpu_plugin_config_refused",
             "Whether the configuration that was asked for is not the one in force.",
-            [("", int(bool(configuration["refused"])))],
+            int(bool(configuration["refused"])),
         ),
         gauge(
             "gpu_plugin_config_label_unheard",
             "Whether a change of the node label that names the configuration would not be heard of now.",
-            [("", int(bool(configuration["unheard"])))],
+            int(bool(configuration["unheard"])),
         ),
         gauge(
             "gpu_plugin_cdi_ready",
             "Whether CDI specifications are written that containers can be made with; only where they are told CDI names.",
-            [("", int(not status["cdi"]["trouble"]))] if status["cdi"] is not None else [],
+            int(not status["cdi"]["trouble"]) if status["cdi"] is not None else None,
         ),
     ]
 
@@ -90,7 +86,7 @@ def _driver(status: Mapping[str, Any]) -> list[Family]:
         gauge(
             "gpu_plugin_driver_up",
             "Whether any GPU can be reached.",
-            [] if driver is None else [("", int(driver.get("answered", True) and not driver["trouble"]))],
+            None if driver is None else int(driver.get("answered", True) and not driver["trouble"]),
         )
     ]
     if nvml is None:
@@ -120,6 +116,6 @@ def _driver(status: Mapping[str, Any]) -> list[Family]:
         gauge(
             "gpu_plugin_nvml_calls_hanging",
             "Calls to NVML that have been out for longer than they may.",
-            [("", nvml["hanging"])],
+            nvml["hanging"],
         ),
     ]

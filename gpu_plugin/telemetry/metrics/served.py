@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from gpu_plugin.telemetry.metrics.family import Family, counter, gauge, histogram, labelled
+from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, histogram, labelled
 
 Named = Mapping[str, Mapping[str, Any]]
 """What is said of each resource, by its name."""
 
 
 KNOWN = 1024
-"""Labels of containers and of GPUs that are not spelt anew for each device while they are written."""
+"""Labels of containers and of GPUs that are made text once, and not again for each device."""
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:
@@ -52,15 +52,11 @@ def _pods(attribution: Mapping[str, Any] | None) -> list[Family]:
     if attribution is None:
         return []
     return [
-        gauge(
-            "gpu_plugin_pod_device",
-            "A container holds a device.",
-            _held(attribution["devices"]),
-        ),
+        gauge("gpu_plugin_pod_device", "A container holds a device.", _held(attribution["devices"])),
         gauge(
             "gpu_plugin_pod_attribution_up",
             "Whether the PodResources service of the kubelet says which pods hold what.",
-            [("", int(not attribution["trouble"]))],
+            int(not attribution["trouble"]),
         ),
         counter(
             "gpu_plugin_pod_resources_requests_total",

@@ -59,7 +59,7 @@ async def test_answers_to_changes_are_metadata_alone(server, api):
     assert "as=PartialObjectMetadata;" in server.requests[-1][3]["accept"]
 
 
-async def test_labels_go_to_a_node_that_was_made_anew(server, api, pauses):
+async def test_labels_go_to_a_node_that_was_recreated(server, api, pauses):
     await api.apply_labels({"nvidia.com/a": "1"})
     server.uid = "another"
     await api.apply_labels({"nvidia.com/a": "2"})
@@ -92,7 +92,7 @@ async def test_a_taint_that_somebody_adds_meanwhile_is_kept(server, api, pauses)
     assert len(pauses) == 1
 
 
-async def test_a_node_that_was_made_anew_meanwhile_gets_no_taints_of_the_former_one(server, api, pauses):
+async def test_a_node_that_was_recreated_meanwhile_gets_no_taints_of_the_former_one(server, api, pauses):
     def meanwhile():  # in an etcd that was restored, a version may be another object's than it was
         server.before = lambda: None
         server.uid, server.taints = "another", []

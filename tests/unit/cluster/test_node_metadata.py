@@ -164,7 +164,7 @@ async def test_a_watch_that_ends_is_begun_again(api, kubeconfig, end, caplog):
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-async def test_a_version_too_old_for_a_watch_is_asked_for_anew(api, kubeconfig, caplog):
+async def test_a_version_too_old_for_a_watch_is_asked_for_again(api, kubeconfig, caplog):
     api.refusals = [("watch", 410)]
     api.label("a100")
     async with following(kubeconfig) as told:

@@ -12,10 +12,10 @@ import pytest
 from gpu_plugin.cluster import node_condition, node_state
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
-from gpu_plugin.cluster.left import Left
 from gpu_plugin.cluster.node_api import NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT
 from gpu_plugin.cluster.node_state import Asked, NodeStateKeeper, Seen
+from gpu_plugin.cluster.own_marks import OwnMarks
 
 SOUND, SICK = GpuFitness("GPU 0", Fitness.HEALTHY), GpuFitness("GPU 0", Fitness.UNHEALTHY, ("Xid 79",), ("xid 79",))
 UNSEEN = GpuFitness("GPU 0", Fitness.UNSEEN)
@@ -32,19 +32,19 @@ class World:
 
     node_name = "node-a"
 
-    def __init__(self, asked, gpus=(SOUND,), left=None, known=None, taints=()):
-        self.asked, self.gpus, self.left = asked, gpus, left or Left()
+    def __init__(self, asked, gpus=(SOUND,), marks=None, known=None, taints=()):
+        self.asked, self.gpus, self.marks = asked, gpus, marks or OwnMarks()
         self.now, self.trouble, self.failing = 0.0, "", ""
         self.only, self.uid = "", "1"
         self.known, self.taints = known, [*taints]
-        self.log, self.lefts, self.plans = [], [], []
+        self.log, self.remembered, self.plans = [], [], []
         api: Any = self
         self.keeper = NodeStateKeeper(
             api,
             lambda: self.asked,
             lambda: Seen(self.gpus, self.trouble),
-            self.left,
-            self.leaves,
+            self.marks,
+            self.write_marks,
             clock=lambda: self.now,
             wall=lambda: T + self.now,
             dice=lambda: 0.0,
@@ -99,8 +99,8 @@ class World:
         )
         return before != self.taints
 
-    async def leaves(self, left):
-        self.lefts.append(left)
+    async def write_marks(self, marks):
+        self.remembered.append(marks)
 
     def _try(self, what):
         self.log.append((round(self.now), what))
@@ -139,13 +139,19 @@ async def test_a_fault_is_written_at_once_and_so_is_its_end(monkeypatch):
     assert (200, "taint ") in world.log
     assert (world.known.status, at(world.known)) == ("True", 200)
     assert world.taints == [THEIRS]
-    assert world.lefts == [Left(condition=True), Left(condition=True, taint=True), Left(condition=True)]
+    assert world.remembered == [
+        OwnMarks(condition=True),
+        OwnMarks(condition=True, taint=True),
+        OwnMarks(condition=True),
+    ]
 
 
 async def test_after_a_restart_what_stands_is_neither_written_again_nor_doubted(monkeypatch):
     before = World(Asked(condition=True, effect="NoSchedule"), gpus=(SICK,))
     await before.run(20, monkeypatch)
-    after = World(Asked(condition=True, effect="NoSchedule"), (UNSEEN,), before.lefts[-1], before.known, before.taints)
+    after = World(
+        Asked(condition=True, effect="NoSchedule"), (UNSEEN,), before.remembered[-1], before.known, before.taints
+    )
     await after.run(59, monkeypatch, (30.0, lambda: setattr(after, "gpus", (SICK,))))
     assert [what for _, what in after.log] == ["read"]
     assert after.known is before.known
@@ -167,11 +173,11 @@ async def test_what_is_switched_off_is_removed_also_by_the_next_process(monkeypa
     off = (100.0, lambda: setattr(world, "asked", Asked()))
     await world.run(50 if not lived else 500, monkeypatch, *([off] if lived else []))
     if not lived:
-        world = World(Asked(), (SICK,), world.lefts[-1], world.known, world.taints)
+        world = World(Asked(), (SICK,), world.remembered[-1], world.known, world.taints)
         await world.run(500, monkeypatch)
     assert world.known is None
     assert world.taints == [THEIRS]
-    assert world.lefts[-1] == Left()
+    assert world.remembered[-1] == OwnMarks()
     assert world.log[-1][0] <= 101
 
 
@@ -205,7 +211,7 @@ async def test_an_outage_is_said_once_and_asked_about_ever_more_rarely(monkeypat
 
 
 async def test_who_lost_the_right_to_remove_the_taint_is_told_how(monkeypatch, caplog):
-    world = World(Asked(), (SICK,), Left(taint=True), taints=[{"key": TAINT, "effect": "NoSchedule"}])
+    world = World(Asked(), (SICK,), OwnMarks(taint=True), taints=[{"key": TAINT, "effect": "NoSchedule"}])
     world.failing = "403 get"
     await world.run(100, monkeypatch)
     assert f"kubectl taint node node-a {TAINT}-" in caplog.text
@@ -236,13 +242,13 @@ async def test_what_changes_while_it_is_written_is_written_next(monkeypatch):
     assert world.log == [(0, "False"), (0, "True")]
 
 
-async def test_a_node_that_was_made_anew_has_both_with_the_next_heartbeat(monkeypatch):
+async def test_a_node_that_was_recreated_has_both_with_the_next_heartbeat(monkeypatch):
     world = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
 
-    def anew():
+    def recreated():
         world.uid, world.known, world.taints = "2", None, []
 
-    await world.run(1000, monkeypatch, (100.0, anew))
+    await world.run(1000, monkeypatch, (100.0, recreated))
     assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
     (first, _), *_ = [entry for entry in world.log if entry[0] > 100]
     assert first <= node_condition.HEARTBEAT + 15
@@ -281,7 +287,7 @@ async def test_what_is_on_the_node_of_us_is_taken_back_though_it_was_not_remembe
     assert after.taints == [THEIRS]
     assert (after.known is not None) is asked.condition
     assert [what for _, what in after.log].count("read") == 1
-    assert after.lefts[-1] == Left(condition=asked.condition)
+    assert after.remembered[-1] == OwnMarks(condition=asked.condition)
 
 
 async def test_who_may_not_look_is_told_nothing_and_asks_once(monkeypatch, caplog):

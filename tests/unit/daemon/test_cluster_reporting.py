@@ -50,38 +50,38 @@ def cordoned(health):
 def test_the_annotation_cordons_and_lifts_what_it_cordoned_alone(tmp_path):
     health = watching(tmp_path)
     cordons = AnnotatedCordons(health)
-    cordons.told("1")
+    cordons.take("1")
     assert cordoned(health) == {"GPU-b"}
     assert "annotation nvidia.com/gpu-plugin.cordon" in health.ledger.reason("GPU-b")
     health.observe("GPU-b", Order("cordon", "mine"))
     health.observe("GPU-a", Order("cordon"))
-    cordons.told(None)
+    cordons.take(None)
     assert cordoned(health) == {"GPU-a", "GPU-b"}
     assert health.ledger.reason("GPU-b") == "cordoned: mine"
-    cordons.told("GPU-b")
+    cordons.take("GPU-b")
     health.observe("GPU-b", Order("uncordon"))
     assert "annotation" in health.ledger.reason("GPU-b"), "nor does an operator's word lift the annotation's"
 
 
 def test_what_was_cordoned_stands_until_the_annotation_is_known(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).told("0,1")
+    AnnotatedCordons(before).take("0,1")
     health = watching(tmp_path, past=before.evidence())
     assert cordoned(health) == {"GPU-a", "GPU-b"}, "over restarts"
     cordons = AnnotatedCordons(health)
     cordons.wait()
     cordons.settle()
     assert cordoned(health) == {"GPU-a", "GPU-b"}, "while the API is away"
-    cordons.told("1")
+    cordons.take("1")
     assert cordoned(health) == {"GPU-b"}
 
 
 def test_gpus_that_are_found_later_are_meant_too_and_gone_ones_forgotten(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).told("0,1")
+    AnnotatedCordons(before).take("0,1")
     health = watching(tmp_path, gpus=(), past=before.evidence())
     cordons = AnnotatedCordons(health)
-    cordons.told("0")
+    cordons.take("0")
     health.watch(GPUS[:1])
     health.observe("GPU-a", SEEN)
     cordons.settle()
@@ -91,10 +91,10 @@ def test_gpus_that_are_found_later_are_meant_too_and_gone_ones_forgotten(tmp_pat
 
 def test_a_gpu_that_is_named_and_not_found_yet_stays_cordoned(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).told("0,GPU-b")
+    AnnotatedCordons(before).take("0,GPU-b")
     health = watching(tmp_path, gpus=GPUS[:1], past=before.evidence())
     cordons = AnnotatedCordons(health)
-    cordons.told("0,GPU-b")
+    cordons.take("0,GPU-b")
     assert "GPU-b is not a GPU of this node" in cordons.complaints[0]
     health.watch(GPUS)
     health.observe("GPU-b", SEEN)
@@ -103,7 +103,7 @@ def test_a_gpu_that_is_named_and_not_found_yet_stays_cordoned(tmp_path):
 
 def test_switched_off_nothing_of_it_stands(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).told("0")
+    AnnotatedCordons(before).take("0")
     health = watching(tmp_path, gpus=(), past=before.evidence())
     cordons = AnnotatedCordons(health)
     cordons.lift()
@@ -117,7 +117,7 @@ def test_switched_off_nothing_of_it_stands(tmp_path):
 def test_names_of_no_gpu_are_said_once(tmp_path, caplog):
     cordons = AnnotatedCordons(watching(tmp_path))
     for value in ("7", "7,0", "7,1"):
-        cordons.told(value)
+        cordons.take(value)
     assert caplog.text.count("7 is not a GPU of this node") == 1
     (complaint,) = cordons.complaints
     assert complaint.startswith(

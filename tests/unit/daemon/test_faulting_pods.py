@@ -120,9 +120,9 @@ async def test_a_burst_is_one_error_and_what_comes_later_another(bench):
 async def test_what_was_heard_is_remembered_no_longer_than_a_burst(bench):
     for xid in range(100):
         bench.heard("GPU-0", xid, after=SAME_ERROR_SECONDS / 10)
-    assert len(bench.pods._heard) <= 11
+    assert len(bench.pods._burst) <= 11
     bench.heard("GPU-0", 1, after=2 * SAME_ERROR_SECONDS)
-    assert len(bench.pods._heard) == 1
+    assert len(bench.pods._burst) == 1
     await bench.until(lambda: len(bench.seen) == 101)
 
 

@@ -201,7 +201,7 @@ class TestMemory:
 
 
 class TestSettings:
-    def test_another_policy_holds_for_what_is_open_already_and_every_gpu_is_told_anew(self, watch, caplog):
+    def test_another_policy_holds_for_what_is_open_already_and_every_gpu_is_told_again(self, watch, caplog):
         caplog.set_level(logging.INFO)
         for _ in range(2):
             watch.observe("GPU-0", Sample(temperature=40, recovery_action=1))

@@ -32,7 +32,7 @@ def standing(*entries):
 
 
 def test_a_gpu_at_a_glance():
-    told = node_status.gpu(GPU, HEALTH, (), node_status.by_gpu(DEVICES)["GPU-0"], HOLDERS)
+    told = node_status.gpu(GPU, HEALTH, (), [each for each in DEVICES if each.gpu == "GPU-0"], HOLDERS)
     assert told == {
         **HEALTH,
         "bus_id": "0000:1b:00.0",

@@ -314,6 +314,7 @@ async def test_an_answer_to_a_question_of_before_something_was_retired_frees_not
 
     monkeypatch.setattr(Holders, "ask", ask)
     monkeypatch.setattr(offering_module, "HOLDERS_CHECK", 0.01)
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
     async with serving(settings) as served:
         served.take(node(1))
         await served.until(lambda: len(asked) == 3)

@@ -22,11 +22,11 @@ from gpu_plugin.cdi import watch as cdi_watch
 from gpu_plugin.cdi.source import SpecSource
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.daemon import faulting_pods
-from gpu_plugin.daemon import process as daemon_module
+from gpu_plugin.daemon import daemon as daemon_module
+from gpu_plugin.daemon import discovery, faulting_pods, process
+from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.node_status import complaints
-from gpu_plugin.daemon.process import Daemon
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.latch import Verdict
@@ -71,9 +71,7 @@ async def running(directory, node, **flags):
     }
     driver = SimulatedDriver(node)
     settings = resolve(asked, {})
-    configuration = Configuration(
-        settings, ConfigSource(settings), lambda _: resolve(asked, {}), daemon_module.UNCHANGEABLE
-    )
+    configuration = Configuration(settings, ConfigSource(settings), lambda _: resolve(asked, {}), process.UNCHANGEABLE)
     daemon = Daemon(configuration, Hardware(driver, SimulatedHost(node), "/"))
     status = []
 
@@ -91,7 +89,7 @@ def healthy(kubelet, count):
 
 
 async def test_a_driver_that_comes_late_is_found_and_served(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
     node.refuse("open", Return.DRIVER_NOT_LOADED, times=3)
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -99,7 +97,7 @@ async def test_a_driver_that_comes_late_is_found_and_served(kubelet, directory, 
 
 
 async def test_a_node_without_gpus_is_looked_at_again(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
     counts = [0, 0]
     real = SimulatedDriver.device_count
     monkeypatch.setattr(SimulatedDriver, "device_count", lambda self: counts.pop() if counts else real(self))
@@ -156,7 +154,7 @@ async def test_calls_are_answered_while_every_gpu_hangs(kubelet, directory, node
 
 
 async def test_a_part_that_fails_is_begun_again_and_the_rest_runs_on(kubelet, directory, node, monkeypatch, caplog):
-    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
     failures = [RuntimeError("inotify is tired")]
 
     async def failing(*arguments):
@@ -213,7 +211,7 @@ async def test_two_gpus_of_one_uuid_hide_no_other(kubelet, directory, node, monk
 async def test_a_driver_that_fails_in_a_way_nobody_foresaw_is_tried_again(
     kubelet, directory, node, monkeypatch, caplog
 ):
-    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
     real = SimulatedDriver.open
     failures = [PermissionError("not today")]
 
@@ -260,7 +258,7 @@ async def test_an_event_set_refused_once_is_asked_for_again(kubelet, directory, 
         await kubelet.wait_for(healthy(kubelet, 7))
 
 
-async def test_a_driver_that_forgot_everything_is_opened_anew(kubelet, directory, node):
+async def test_a_driver_that_forgot_everything_is_opened_again(kubelet, directory, node):
     async with running(directory, node) as (_, driver, _status):
         await kubelet.wait_for(healthy(kubelet, 8))
         driver.close()  # as when the kernel module is taken out and put back: no handle is worth anything
@@ -370,7 +368,7 @@ async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node,
         monkeypatch.setattr(
             type(daemon.configuration), "unkept", "which config file is in force cannot be written down"
         )
-        monkeypatch.setattr(daemon._events.store, "_refused", True)
+        monkeypatch.setattr(type(daemon._events.store), "trouble", "events cannot be written down")
         told = await ask(directory, "status")
         assert "which config file is in force cannot be written down" in told["state"]["trouble"]
         assert "events cannot be written down" in told["state"]["trouble"]
@@ -384,7 +382,7 @@ async def test_what_the_node_cannot_do_ends_a_start_unless_the_label_can_choose_
     def refused(*_arguments):
         raise ConfigError("this node cannot do that")
 
-    monkeypatch.setattr(daemon_module, "offer", refused)
+    monkeypatch.setattr(discovery, "offer", refused)
     async with running(directory, node) as (daemon, _driver, status):
         if chosen_by_label:
             daemon.configuration.settings = replace(daemon.settings, config_file_srcdir=str(directory / "configs"))
@@ -429,8 +427,8 @@ async def answers(directory, verb, **fields):
 async def test_operators_are_answered_while_there_is_no_driver(kubelet, directory, node, monkeypatch):
     async with running(directory, node):
         await kubelet.wait_for(healthy(kubelet, 8))
-    monkeypatch.setattr(daemon_module, "FIRST_RETRY", 0.01)
-    monkeypatch.setattr(daemon_module, "LONGEST_RETRY", 0.05)
+    monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(discovery, "LONGEST_RETRY", 0.05)
     real, loaded = SimulatedDriver.open, threading.Event()
 
     def opening(self):
@@ -646,8 +644,8 @@ async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_th
 ):
     caplog.set_level("INFO")
     found = [NodeEvidence(trouble="nothing is known")]
-    monkeypatch.setattr(daemon_module, "configure", lambda *_: None)  # it would take the log's records from this test
-    monkeypatch.setattr(daemon_module, "ListStrategy", lambda: ListStrategy(lambda _: found[0]))
+    monkeypatch.setattr(process, "configure", lambda *_: None)  # it would take the log's records from this test
+    monkeypatch.setattr(process, "ListStrategy", lambda: ListStrategy(lambda _: found[0]))
     asked = {
         "simulate": "t4-4",
         "device_list_strategy": "auto",
@@ -656,7 +654,7 @@ async def test_a_strategy_left_to_the_node_is_used_told_and_chosen_again_with_th
         "state_dir": str(directory / "state"),
     }
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(daemon_module.serve, resolve(asked, {}), lambda _: resolve(asked, {}))
+        tasks.start_soon(process.serve, resolve(asked, {}), lambda _: resolve(asked, {}))
         await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable > 0)
         before = (await kubelet.admit("before", {GPU: 1})).allocations[0].response
         assert before.envs["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
@@ -719,7 +717,7 @@ async def test_the_first_specifications_wait_for_the_registration_and_not_for_ev
 
 
 def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
-    assert "cdi_dir" in daemon_module.UNCHANGEABLE
+    assert "cdi_dir" in process.UNCHANGEABLE
 
 
 @asynccontextmanager
@@ -895,7 +893,7 @@ def renamed(state):
 
 
 def removed(state):
-    shutil.rmtree(state, ignore_errors=True)  # the daemon may be faster in writing anew
+    shutil.rmtree(state, ignore_errors=True)  # the daemon may be faster in writing again
 
 
 def emptied(state):
@@ -960,7 +958,7 @@ async def test_the_state_directory_is_not_the_one_that_a_kubelet_empties(directo
         with pytest.raises(
             ConfigError, match=r"is the device plugin directory, from which the kubelet removes all files"
         ):
-            await daemon_module.serve(settings, lambda _: BASE)
+            await process.serve(settings, lambda _: BASE)
     assert not (directory / "daemon.lock").exists()
 
 

@@ -10,7 +10,7 @@ from gpu_plugin.health.observation import Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
-from gpu_plugin.telemetry.health_log import REPEAT_LOG, RepeatedXids, tell
+from gpu_plugin.telemetry.health_reports import REPEAT_LOG, RepeatedXids, tell
 from gpu_plugin.telemetry.logs import FIELDS
 
 OK, APP, DEGRADED, FATAL = Verdict

@@ -95,7 +95,7 @@ def test_what_a_peer_can_have_said_at_will_is_not_said(err, level, heard):
     assert [json.loads(line)["level"] for line in lines(err)] == heard
 
 
-def test_configured_anew_it_says_everything_once_and_in_the_new_form(err):
+def test_configured_again_it_says_everything_once_and_in_the_new_form(err):
     logs.configure("text", "debug")
     logs.configure("json", "info")
     logging.getLogger("gpu_plugin.test").info("once")

@@ -14,19 +14,22 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.runtime.histogram import Histogram
 from gpu_plugin.telemetry.metrics import families, metrics
-from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, text, wanted
-from gpu_plugin.telemetry.metrics.family import labelled
+from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, labelled, lines, wanted
 from gpu_plugin.telemetry.metrics.gpus import ORDERS
 from tests.unit.cli.test_status import STATUS
 
 HOSTILE = 'a"b\\c\nd{e}=f,# HELP g\n"} 1'
 
 
+def text(status, form):
+    return "".join(f"{line}\n" for family in families(status) for line in lines(family, form)) + form.end
+
+
 def read(status):
     """Every sample by name and labels, by both parsers, which must agree."""
     plain = {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in prometheus(text(families(status), PROMETHEUS))
+        for family in prometheus(text(status, PROMETHEUS))
         for sample in family.samples
     }
     told = read_once(status)
@@ -38,7 +41,7 @@ def read_once(status):
     """Every sample by name and labels, by the stricter parser alone."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in openmetrics.text_string_to_metric_families(text(families(status), OPENMETRICS))
+        for family in openmetrics.text_string_to_metric_families(text(status, OPENMETRICS))
         for sample in family.samples
     }
 
@@ -62,7 +65,7 @@ def test_lines_are_as_prometheus_has_them():
 
 
 def test_openmetrics_names_families_without_their_endings_and_says_their_units():
-    shown = text(families({**STATUS, "event_loop_lag": Histogram((0.5,)).as_data()}), OPENMETRICS).splitlines()
+    shown = text({**STATUS, "event_loop_lag": Histogram((0.5,)).as_data()}, OPENMETRICS).splitlines()
     assert "# TYPE gpu_plugin_gpu info" in shown
     assert "# TYPE gpu_plugin_config_reloads counter" in shown
     assert "# UNIT gpu_plugin_event_loop_lag_seconds seconds" in shown

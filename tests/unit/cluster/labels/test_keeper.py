@@ -297,7 +297,7 @@ async def test_a_restart_changes_nothing_where_nothing_has_changed(bench):
     bench.now += 3600
     bench.restarted()
     await bench.keep(ONE)
-    assert bench.api.asked == 2, "the Node may have been made anew"
+    assert bench.api.asked == 2, "the Node may have been recreated"
     assert bench.api.labels["node-a"] == first
 
 

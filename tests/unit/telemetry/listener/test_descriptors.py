@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpu_plugin.telemetry.listener.descriptors import WANTED_DESCRIPTORS, connections, limit
+from gpu_plugin.telemetry.listener.sockets import WANTED_DESCRIPTORS, connections, limit
 
 INFINITE = resource.RLIM_INFINITY
 
@@ -34,7 +34,7 @@ def test_connections_take_an_eighth_of_the_descriptors_at_most(soft, there_may_b
 def test_the_process_asks_for_what_it_may_have():
     told = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200)); "
-        "from gpu_plugin.telemetry.listener.descriptors import allowed; "
+        "from gpu_plugin.telemetry.listener.sockets import allowed; "
         "print(allowed(), allowed(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)

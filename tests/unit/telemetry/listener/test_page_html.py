@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.telemetry.listener.page_data import awaiting, page_data
-from gpu_plugin.telemetry.listener.page_html import SECTIONS, page, parts
-from gpu_plugin.telemetry.listener.page_links import links
+from gpu_plugin.telemetry.listener.page_data import awaiting, links, page_data
+from gpu_plugin.telemetry.listener.page_html import PARTS, SECTIONS, page
 from tests.unit.cli.test_status import STATUS, gpu
 from tests.unit.telemetry.listener.page_material import (
     GPU,
@@ -23,6 +22,10 @@ from tests.unit.telemetry.listener.page_material import (
 )
 
 VOID = {"meta", "link", "img", "br"}
+
+
+def parts(data):
+    return {name: made(data) for name, made in PARTS.items()}
 
 
 class Tree(HTMLParser):

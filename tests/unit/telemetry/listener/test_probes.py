@@ -15,8 +15,8 @@ from gpu_plugin.telemetry.listener.answer import Answer, Request
 from gpu_plugin.telemetry.listener.checks import Facts
 from gpu_plugin.telemetry.listener.listener import Listener
 from gpu_plugin.telemetry.listener.probes import Probes
-from gpu_plugin.telemetry.metrics import families
-from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, text
+from gpu_plugin.telemetry.metrics import metrics
+from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS
 from tests.unit.cli.test_status import STATUS
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, serving
@@ -173,7 +173,7 @@ async def test_metrics_are_those_of_the_status_and_made_once_a_second(monkeypatc
     for _ in range(3):
         answer = await answered_on(probes, "/metrics")
     beats = {"event_loop_lag": probes._beats.lag.as_data()}
-    assert answer.text == text(families({**STATUS, **beats}), PROMETHEUS)
+    assert answer.text == "".join(f"{line}\n" for line in metrics({**STATUS, **beats}))
     assert answer.content_type == PROMETHEUS.content_type
     assert len(made) == 1
     monkeypatch.setattr(probes_module, "FRESH", 0.0)

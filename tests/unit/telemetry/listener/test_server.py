@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.telemetry.listener import addresses, server
-from gpu_plugin.telemetry.listener.addresses import Lookup, listen
+from gpu_plugin.telemetry.listener import server, sockets
 from gpu_plugin.telemetry.listener.answer import Answer, Stream
 from gpu_plugin.telemetry.listener.server import Limits, Server
+from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS
 
 PATIENT = Limits(head=30, answer=30, send=30, goodbye=30)
@@ -543,7 +543,7 @@ async def test_a_name_that_is_not_resolved_in_time_is_given_up(monkeypatch):
         over.wait()
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.05)
+    monkeypatch.setattr(sockets, "RESOLVE_WITHIN", 0.05)
     try:
         with pytest.raises(TimeoutError):
             await listen("node.example.com", 80)
@@ -562,7 +562,7 @@ async def test_a_resolver_that_never_returns_is_asked_once_however_often_one_tri
 
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.01)
+    monkeypatch.setattr(sockets, "RESOLVE_WITHIN", 0.01)
     lookup = Lookup("node.example.com", 0)
     try:
         for _ in range(5):
@@ -572,7 +572,7 @@ async def test_a_resolver_that_never_returns_is_asked_once_however_often_one_tri
         assert [thread.name for thread in threading.enumerate()].count("http-address") == 1
     finally:
         over.set()
-    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 20)
+    monkeypatch.setattr(sockets, "RESOLVE_WITHIN", 20)
     [bound] = await listen("node.example.com", 0, lookup)  # whose answer came late
     bound.close()
     assert len(asked) == 1
@@ -593,7 +593,7 @@ async def test_a_server_goes_on_asking_the_resolver_that_hangs(monkeypatch, capl
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    monkeypatch.setattr(addresses, "RESOLVE_WITHIN", 0.01)
+    monkeypatch.setattr(sockets, "RESOLVE_WITHIN", 0.01)
     monkeypatch.setattr(server, "FIRST_RETRY", 0.001)
     caplog.set_level(logging.DEBUG, "gpu_plugin")
     async with anyio.create_task_group() as tasks:

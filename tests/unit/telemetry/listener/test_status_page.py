@@ -10,10 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.telemetry.listener import status_page
+from gpu_plugin.telemetry.listener import page_html, status_page
 from gpu_plugin.telemetry.listener.answer import EVENT_STREAM, Answer, Request, Stream
-from gpu_plugin.telemetry.listener.page_data import Material
-from gpu_plugin.telemetry.listener.page_links import STYLE_HASH
+from gpu_plugin.telemetry.listener.page_data import STYLE_HASH, Material
 from gpu_plugin.telemetry.listener.status_page import ASSETS, POLICY, Source, StatusPage
 from tests.unit.telemetry.listener.page_material import material, topology
 
@@ -202,7 +201,8 @@ async def test_a_storm_is_looked_at_so_many_times_at_most(monkeypatch, rule, val
 
 async def test_pods_are_asked_for_beside_the_rest_so_that_a_kubelet_that_hangs_holds_nothing_up(monkeypatch):
     monkeypatch.setattr(status_page, "PODS_INTERVAL", 0.01)
-    monkeypatch.setattr(status_page, "SHARE", 0)  # a busy machine's slow look is followed by a long rest
+    monkeypatch.setattr(status_page, "TICK", 0.1)  # the change may come in the middle of a look
+    assert page_html.PARTS  # it is there already: while it is imported, the kubelet is asked more often
     told = Told()
     hanging = anyio.Event()
 

@@ -1,0 +1,208 @@
+"""From the hardware that the driver finds, and the settings in force, to what is offered."""
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+
+from gpu_plugin.cdi.watch import CdiWatch
+from gpu_plugin.cluster.labels.keeper import NodeLabels
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.event_log import EventLog
+from gpu_plugin.daemon.hardware import Hardware
+from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.node_view import Now
+from gpu_plugin.daemon.offering import Offering
+from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.inventory.offer import Offer, offer, without_gone
+from gpu_plugin.nvml.call_times import CallTimes
+from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.runtime.backoff import ON_NODE, Backoff
+from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
+from gpu_plugin.sources.configuration import Configuration
+from gpu_plugin.sources.list_strategy import tell
+from gpu_plugin.state.memory import Memory
+from gpu_plugin.telemetry.logs import configure, know
+
+log = logging.getLogger(__name__)
+
+
+class NoDriverError(Exception):
+    """There is nothing to serve and the operator wants to hear of it at once: what to do, then why, a line each."""
+
+
+class Discovery(msgspec.Struct, frozen=True, kw_only=True):
+    """Finds the GPUs, and has every part follow what is found and what the settings ask for.
+
+    What cannot be offered changes nothing: what was served before is still served.
+    """
+
+    now: Now
+    configuration: Configuration
+    hardware: Hardware
+    health: HealthWatch
+    operations: Operations
+    inventory: Inventory
+    offering: Offering
+    cluster: ClusterReporting
+    specs: CdiWatch
+    labels: NodeLabels
+    events: EventLog
+    memory: Memory
+    call_times: CallTimes
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self.configuration.settings
+
+    def monitor(self, remembered: Sequence[Gpu]) -> Monitor:
+        """What looks at the hardware; `remembered` are the GPUs that an earlier process knew."""
+        return Monitor(
+            self.call_times.timed(self.hardware.driver),
+            self.hardware.host,
+            self.settings.health_poll_interval,
+            self.settings.nvml_timeout,
+            remembered,
+            self.health.observe,
+            self._found,
+            retention=self.settings.vanished_gpu_retention,
+            judging=self.health.ledger.policy.judging,
+            released=self.operations.begin(),
+            booted=self._booted,
+            met=self.health.watch,
+            boot_id=self.health.ledger.boot_id,
+        )
+
+    async def find(self, monitor: Monitor) -> None:
+        """Opens the driver, again and again if need be, until there are GPUs to serve.
+
+        Raises:
+            NoDriverError: there are none, and the settings ask for an error then.
+            ConfigError: the settings ask for what the node does not have.
+        """
+        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
+        while True:
+            try:
+                node = await monitor.open()
+            except (NvmlError, TimeoutError) as error:
+                trouble = f"the NVIDIA driver cannot be used: {error}"
+            except ConfigError:
+                raise
+            except Exception as error:
+                log.exception("looking for GPUs failed unexpectedly")
+                trouble = f"the NVIDIA driver cannot be used: {error!r}"
+            else:
+                if node.gpus:
+                    self.now.driver = ""
+                    return
+                trouble = "the NVIDIA driver finds no GPU on this node"
+            if trouble != said:
+                self.events.daemon(trouble)
+            self.now.driver = trouble
+            if self.settings.fail_on_init_error:
+                raise NoDriverError(
+                    "no GPU can be served: see whether the driver is installed and loaded (does nvidia-smi work on the node?), "
+                    "and in a container whether its root is mounted at --driver-root-ctr-path; gpu-plugin doctor says more. "
+                    "On nodes without a GPU, do not run this plugin, or run it with --fail-on-init-error=false\n"
+                    + trouble,
+                )
+            level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
+            pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
+            log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
+            said = trouble
+            await anyio.sleep(pause)
+
+    def _found(self, node: Node) -> None:
+        """Takes in what the monitor found, and offers what it is good for. What cannot be offered changes nothing there.
+
+        Raises:
+            ConfigError: at the first time, where the settings ask for what the node does not have.
+        """
+        first = not self.now.node.gpus
+        know(node.gpus)
+        if first and node.gpus:
+            _tell_hardware(node, self.hardware.library())
+        for old, new in _named(self.now.node, node):
+            self.health.rename(old, new)
+        found: Offer | None
+        self.now.unoffered = ""
+        try:
+            found = offer(node, self.settings, self.hardware.dev_root, self.inventory.offer.placement)
+            self.inventory.check(found)
+        except ConfigError as error:
+            if first and not self.settings.config_file_srcdir:
+                raise
+            log.error("%s; what was served before is still served, except what is gone", error)  # noqa: TRY400
+            self.now.unoffered = str(error)
+            found = None if first else without_gone(self.inventory.offer, node)
+        if self.now.node.links and node.links != self.now.node.links:
+            _tell_links(self.now.node, node)
+        self.now.node = node
+        self.health.watch(node.gpus)
+        self.inventory.found(node.gpus)
+        self.operations.found()
+        self.cluster.changed()
+        if found is not None:
+            self.offering.take(found)
+        self.specs.follow(self.now.node, None if found is None else found.access)
+        self.labels.follow(self.now.node)
+
+    def _booted(self, boot_id: str) -> None:
+        self.memory.booted(boot_id)
+        self.operations.booted()
+        self.health.booted(boot_id)
+
+    def take(self, new: Settings) -> None:
+        """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
+        placement = self.inventory.offer.placement
+        found = offer(self.now.node, new, self.hardware.dev_root, placement) if self.now.node.gpus else None
+        if found is not None:
+            self.inventory.check(found)
+            self.now.unoffered = ""
+        if new.device_list_strategy_reason != self.settings.device_list_strategy_reason:
+            tell(new)
+        self.health.take(new)
+        configure(new.log_format, new.log_level)
+        if self.now.monitor is not None:
+            judging = self.health.ledger.policy.judging
+            self.now.monitor.retune(
+                new.health_poll_interval, new.nvml_timeout, new.vanished_gpu_retention, judging=judging
+            )
+        if found is not None:
+            self.offering.take(found)
+        self.specs.follow(self.now.node, None if found is None else found.access)
+        self.labels.follow(self.now.node)
+
+
+def _named(before: Node, after: Node) -> list[tuple[str, str]]:
+    """Placeholders of `before` with the uuids that the GPUs of those indices have now."""
+    present = {gpu.uuid for gpu in after.gpus}
+    by_index = {gpu.index: gpu.uuid for gpu in after.gpus}
+    gone = [gpu for gpu in before.gpus if is_placeholder(gpu.uuid) and gpu.uuid not in present]
+    return [(gpu.uuid, by_index[gpu.index]) for gpu in gone if gpu.index in by_index]
+
+
+def _tell_hardware(node: Node, library: str) -> None:
+    """One line that says what is served: driver, library, and how many GPUs of which model."""
+    models = Counter(gpu.model or "of an unknown model" for gpu in node.gpus)
+    told = ", ".join(f"{count} x {model}" for model, count in models.items())
+    version = node.driver_version or "of an unknown version"
+    fields = {"driver": node.driver_version, "library": library, "model": ", ".join(models)}
+    log.info("driver %s, library %s, GPUs: %s", version, library or "not known", told, extra=fields)
+
+
+def _tell_links(before: Node, after: Node) -> None:
+    from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+
+    if changed := changed_links(before, after):
+        log.info("links between GPUs have changed: %s", changed)
