@@ -81,7 +81,7 @@ def test_after_a_boot_it_writes_for_the_new_one(state):
 
 def test_a_journal_that_hangs_over_a_boot_leaves_nothing_of_the_boot_before_in_the_file(state):
     known, new = memory(state), replace(XID, boot_id="two")
-    known.write((XID, CORDON), NODE, LISTED)
+    write(known, (XID, CORDON), NODE, LISTED)
     known.booted("two")
     assert known.write_durably((new, CORDON), NODE, LISTED)  # before the journal has anything of this boot
     assert memory(state, "two").evidence() == (new, CORDON)
