@@ -124,6 +124,7 @@ async def test_after_a_plan_that_stands_the_first_look_again_is_soon(mps, settin
         assert first <= 0.02
         for index in range(8):
             mps.node.heal(index)
+        await until(lambda: "8 GPUs, 2 clients each" in caplog.text)
 
 
 async def test_a_driver_that_hangs_is_waited_for_with_one_call(mps, settings, caplog, monkeypatch, hasty):
