@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPREAD ?= --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all mutants lint format bench e2e image manifests proto proto-check tables lock clean
+.PHONY: help install demo test processes-and-units test-all mutants lint format bench e2e image manifests proto proto-check tables lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -39,7 +39,9 @@ demo: install ## the real daemon on a simulated 8-GPU node under a stand-in kube
 	$(BIN)/gpu-plugin demo
 
 test: install ## lint, types, and every test that needs no cluster
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs=2 lint processes-and-units
+
+processes-and-units: install # beside lint: these tests wait for half of the time
 	$(BIN)/python -m pytest $(SPREAD) tests/unit tests/node
 
 test-all: ## the tests on each of Python 3.11 to 3.14 that this machine has

@@ -33,9 +33,8 @@ with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, 
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many workers again as cores: tests of whole daemons mostly wait."""
-    cores = len(os.sched_getaffinity(0))
-    return cores + cores // 2
+    """Five workers for two cores: tests of whole daemons mostly wait."""
+    return len(os.sched_getaffinity(0)) * 5 // 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
