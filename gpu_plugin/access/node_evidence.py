@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-CONTAINERD, K3S, RKE2, CRIO = "containerd", "k3s", "RKE2", "CRI-O"
+CONTAINERD = "containerd"
+K3S = "k3s"
+RKE2 = "RKE2"
+CRIO = "CRI-O"
 """Container runtimes; k3s and RKE2 bring a containerd of their own."""
 
 

@@ -28,10 +28,11 @@ def rfc3339_milliseconds(at: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in its two greatest units: `5 s`, `12 min`, `3 h 5 min`."""
+    """A time in its two greatest units: `5 s`, `12 min`, `3 h 5 min`; none of what is zero."""
     if not math.isfinite(seconds):
         return f"{seconds:g} s"
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
-    return f"{whole // 60} min" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    hours, minutes = divmod(whole // 60, 60)
+    return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min")) if count)

@@ -25,7 +25,9 @@ _AT_FDCWD = -100
 _BASIC_STATS_AND_BTIME = 0xFFF
 _BTIME = 0x800
 _SIZE = 256
-_MASK_AT, _INODE_AT, _BIRTH_AT = 0, 32, 80
+_MASK_AT = 0
+_INODE_AT = 32
+_BIRTH_AT = 80
 """struct statx of linux/stat.h: stx_mask (u32), stx_ino (u64), stx_btime (s64 seconds, u32 nanoseconds)."""
 
 

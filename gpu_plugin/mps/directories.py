@@ -23,7 +23,10 @@ SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 _SELINUX = "security.selinux"
 _SELINUX_FILESYSTEM = Path("/sys/fs/selinux/enforce")
 
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_RELATIME = 2, 4, 8, 1 << 21  # mount(2), linux/mount.h
+_MS_NOSUID = 2  # mount(2), linux/mount.h
+_MS_NODEV = 4
+_MS_NOEXEC = 8
+_MS_RELATIME = 1 << 21
 
 
 MOUNT = Path("/mps")  # where NVIDIA's manifests mount the host's MPS root in containers

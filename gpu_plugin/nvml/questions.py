@@ -19,7 +19,8 @@ Ask = Callable[[Driver, Handle], tuple[Any, ...]]
 
 TURNS = 6  # steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s
 
-PARTITION_TURN, COUNTING_TURN = 0, 1
+PARTITION_TURN = 0
+COUNTING_TURN = 1
 """In which of them it is asked how the GPU is partitioned, and whether it stays initialised by itself."""
 
 

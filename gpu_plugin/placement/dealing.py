@@ -8,7 +8,9 @@ import msgspec
 
 Rank = tuple[int, ...]
 
-USE, HAS, ROOM = "use", "has", "room"
+USE = "use"
+HAS = "has"
+ROOM = "room"
 """What a number of a rank is about: how much of a GPU is given out, what the container has of it, how much is left."""
 
 Equals = Callable[[list[int], int], list[int]]

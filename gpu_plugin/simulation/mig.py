@@ -43,7 +43,9 @@ _COMPUTE_INSTANCES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 7: (1, 2, 
 # GPU instance ids by memory slices, in the order in which instances get them; there are 15 in all.
 _INSTANCE_IDS = {8: (0,), 4: (1, 2), 2: (3, 4, 5, 6), 1: (7, 8, 9, 10, 11, 12, 13)}
 
-_FIRST_MINOR, _MINORS_PER_INSTANCE, _INSTANCES_PER_GPU = 3, 9, 15
+_FIRST_MINOR = 3
+_MINORS_PER_INSTANCE = 9
+_INSTANCES_PER_GPU = 15
 """mig-minors: after config (1) and monitor (2) come, by GPU minor and GPU instance, its own and those of eight parts."""
 
 _NAME = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.([0-9]+)gb([+-][a-z.]+)?")

@@ -15,10 +15,13 @@ from gpu_plugin.simulation.refusals import refused, supported
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIRST_HANDLE, _HANDLE_STRIDE = 0x7F0000001000, 0x1000
+_FIRST_HANDLE = 0x7F0000001000
+_HANDLE_STRIDE = 0x1000
 """Handles look like the pointers they are in NVML, by the number that a GPU got when the driver was opened."""
 
-_FIRST_MIG_HANDLE, _MIG_GPU_STRIDE, _MIG_STRIDE = 0x7F8000000000, 0x100000000, 0x100
+_FIRST_MIG_HANDLE = 0x7F8000000000
+_MIG_GPU_STRIDE = 0x100000000
+_MIG_STRIDE = 0x100
 """Those of MIG devices, by GPU and then by the number of the slice."""
 
 

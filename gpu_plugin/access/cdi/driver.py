@@ -13,7 +13,12 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
 from gpu_plugin.access.cdi.host_files import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
 
-BINARY, FIRMWARE, CONFIG, SOCKET, XORG, STORAGE = "binary", "firmware", "config", "socket", "xorg", "storage"
+BINARY = "binary"
+FIRMWARE = "firmware"
+CONFIG = "config"
+SOCKET = "socket"
+XORG = "xorg"
+STORAGE = "storage"
 """What a file that is no library for the loader is of."""
 
 MAX_LIBRARIES = 512  # libraries of one driver that containers are given at most; drivers have some 60

@@ -15,7 +15,9 @@ MAX_SEGMENTS = 256  # more program headers than any library has: a file that cla
 MAX_DYNAMIC_BYTES = 64 * 1024  # what is read of a dynamic table at most; those of libraries have some 500 bytes
 LONGEST_SONAME = 255  # bytes in the longest name of a file (NAME_MAX)
 
-_DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
+_DT_NULL = 0
+_DT_STRTAB = 5
+_DT_SONAME = 14
 
 
 class SharedLibrary(msgspec.Struct, frozen=True):

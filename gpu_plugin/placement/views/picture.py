@@ -34,11 +34,17 @@ BAR_GAP = 22  # how wide a bar is open where the line of another mesh's GPU pass
 WIDEST = 12.0
 """Width of the line that stands for most NVLinks; up to six of them take 2 each."""
 
-PAPER, INK, PALE, AREA, EDGE, FRAME_EDGE = "#ffffff", "#1f2933", "#52606d", "#eef2f7", "#7b8794", "#7b5ea7"
+PAPER = "#ffffff"
+INK = "#1f2933"
+PALE = "#52606d"
+AREA = "#eef2f7"
+EDGE = "#7b8794"
+FRAME_EDGE = "#7b5ea7"
 GREY = "#cbd2d9"
 """Of a GPU that pods do not get now."""
 
-MANY, FEW = "#2f7d1f", "#5f9645"
+MANY = "#2f7d1f"
+FEW = "#5f9645"
 """Colours of NVLinks: where there are more than half as many as between any two, and where there are fewer."""
 
 DARK: Mapping[str, str] = {

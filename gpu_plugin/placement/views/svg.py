@@ -7,7 +7,8 @@ import msgspec
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 """The five characters of XML that mean something: html.escape has the same ones, and 0.4 MiB of names that HTML has besides."""
 
-SAMPLE, GLYPH = 28, 6.6
+SAMPLE = 28
+GLYPH = 6.6
 """Width of a legend's samples, and of a letter in its texts, in about."""
 
 

@@ -31,7 +31,7 @@ def test_one_that_no_calendar_has_is_told_to_people_and_not_to_programs(at):
         (59.5, "1 min"),
         (720.0, "12 min"),
         (3599.0, "59 min"),
-        (3600.0, "1 h 0 min"),
+        (3600.0, "1 h"),
         (11_100.0, "3 h 5 min"),
         (float("inf"), "inf s"),
     ],

@@ -55,7 +55,7 @@ def test_the_third_time_within_an_hour_holds_a_gpu_back_for_one(gpu):
     assert gpu.reason == ""
     began = gpu.now
     changes = gpu.hang()
-    assert gpu.reason == "hung made it unfit 3 times; it is held back for 1 h 0 min"
+    assert gpu.reason == "hung made it unfit 3 times; it is held back for 1 h"
     (guarded,) = [change for change in changes if change.signal == "flapping"]
     assert (guarded.verdict, guarded.before, guarded.since) == (Verdict.FATAL, Verdict.OK, began)
     gpu.now = began + HOUR - 1
@@ -125,7 +125,7 @@ def test_what_falls_while_it_is_held_is_held_anew(gpu):
     gpu.hang(3)
     gpu.now += HOUR / 2
     gpu.hang()
-    assert "held back for 2 h 0 min" in gpu.reason
+    assert "held back for 2 h" in gpu.reason
     gpu.now += HOUR
     gpu.see(GOOD)
     assert gpu.reason
@@ -226,7 +226,7 @@ def test_a_slice_that_flaps_leaves_the_others_alone():
         "MIG-1": True,
         "MIG-2": False,
     }
-    assert one.reason(A, "MIG-1") == "xid 46 made it unfit 3 times; it is held back for 1 h 0 min"
+    assert one.reason(A, "MIG-1") == "xid 46 made it unfit 3 times; it is held back for 1 h"
 
 
 def test_shorter_holds_are_told_in_minutes_and_seconds():
