@@ -183,7 +183,8 @@ class HealthWatch:
 
     def released(self) -> frozenset[str]:
         """The GPUs that an operator released and nobody has resumed since."""
-        return frozenset(e.uuid for e in self.evidence() if e.known and orders.released(e.latch()))
+        entries = (entry for entry in self.evidence() if entry.signal == orders.MAINTENANCE and entry.known)
+        return frozenset(entry.uuid for entry in entries if orders.released(entry.latch()))
 
     def now(self) -> float:
         """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""

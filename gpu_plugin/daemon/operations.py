@@ -46,8 +46,9 @@ class Operations:
 
     def begin(self) -> frozenset[str] | None:
         """The uuids of GPUs that an earlier process had released, as the monitor takes them: None for all of the node."""
-        self._all_released = EVERY_GPU in self._health.released() or self._every_one_released()
-        return None if self._all_released else self._health.released()
+        released = self._health.released()
+        self._all_released = EVERY_GPU in released or self._every_one_released(released)
+        return None if self._all_released else released
 
     def booted(self) -> None:
         """A new boot ends every release."""
@@ -57,8 +58,9 @@ class Operations:
     def found(self) -> None:
         """GPUs that were found while all of the node is released are released as well."""
         if self._all_released:
+            released = self._health.released()
             for gpu in self._health.gpus:
-                if gpu.uuid not in self._health.released():
+                if gpu.uuid not in released:
                     self._health.observe(gpu.uuid, Order("release"))
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -116,7 +118,8 @@ class Operations:
             self._health.observe(gpu.uuid, Order("release"))
         if request.get("gpu") is None:
             self._health.release_all()
-        self._all_released = EVERY_GPU in self._health.released() or self._every_one_released()
+        released = self._health.released()
+        self._all_released = EVERY_GPU in released or self._every_one_released(released)
         try:
             if (monitor := self._monitor()) is not None:
                 await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
@@ -211,8 +214,8 @@ class Operations:
     def _ordered(self, request: Mapping[str, object]) -> tuple[Gpu, ...]:
         return self._asked(request) if request.get("gpu") is None else (self._one(request),)
 
-    def _every_one_released(self) -> bool:
-        return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= self._health.released()
+    def _every_one_released(self, released: frozenset[str]) -> bool:
+        return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= released
 
     def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> tuple[str, str] | None:
         """Forgets the cordon that was written down of a GPU that has not been found, or `everything` that was.
