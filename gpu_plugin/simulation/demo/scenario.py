@@ -211,7 +211,8 @@ class Scenario:
         state = self._kubelet.resources[RESOURCE]
         self._timeline.step(
             "repaired",
-            f"GPU {gpu} was reset and its driver rebound: Healthy again, {state.allocatable} of {state.capacity} allocatable\n{self._status(gpu)}",
+            f"GPU {gpu} was reset and its driver rebound: Healthy again, {state.allocatable} of {state.capacity} allocatable\n"
+            f"{self._status(gpu)}",
             took,
             GOOD,
         )
