@@ -28,7 +28,7 @@ def rfc3339_milliseconds(at: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time to two units at most: `5 s`, `1 min 30 s`, `3 h 5 min`, `2 h`. From ten minutes on seconds do not count: `12 min`."""
+    """A time to two units at most: `5 s`, `1 min 30 s`, `3 h 5 min`. From ten minutes on without seconds: `12 min`."""
     if not math.isfinite(seconds):
         return f"{seconds:g} s"
     whole = max(0, round(seconds))
