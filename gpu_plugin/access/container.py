@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.access.cdi.names import ALL, GPU, IMEX, qualified
+from gpu_plugin.access.cdi_names import ALL, GPU, IMEX, qualified
 from gpu_plugin.config.choices import DEVICE_LIST_STRATEGIES, Functions
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device
