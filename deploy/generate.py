@@ -26,7 +26,10 @@ DEPLOY = ROOT / "deploy"
 
 RELEASE, NAMESPACE, KUBERNETES = "gpu-plugin", "kube-system", "1.36.3"
 
-HOW_TO_HELM = "install Helm 3 or 4 (https://helm.sh/docs/intro/install), or name one that is elsewhere: make manifests HELM=/path/to/helm"
+HOW_TO_HELM = (
+    "install Helm 3 or 4 (https://helm.sh/docs/intro/install), or name one that lies elsewhere: "
+    "make manifests HELM=/path/to/helm"
+)
 """What to do where there is none."""
 
 Template = Callable[[Mapping[str, Any]], str]
