@@ -8,6 +8,7 @@ Manifests are what `helm template` gives, without what Helm alone makes somethin
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,12 @@ CHART = ROOT / "helm" / "gpu-plugin"
 DEPLOY = ROOT / "deploy"
 
 RELEASE, NAMESPACE, KUBERNETES = "gpu-plugin", "kube-system", "1.36.3"
+
+HOW_TO_HELM = (
+    "install Helm 3 or 4 (https://helm.sh/docs/intro/install), or name one that lies elsewhere: "
+    "make manifests HELM=/path/to/helm"
+)
+"""What to do where there is none."""
 
 Template = Callable[[Mapping[str, Any]], str]
 """What the chart renders for some values, under `RELEASE` and in `NAMESPACE`."""
@@ -191,6 +198,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not as it would be")
     parser.add_argument("--helm", default="helm", help="the helm program [default: the one on the search path]")
     given = parser.parse_args()
+    if shutil.which(given.helm) is None:
+        parser.exit(2, f"make manifests: there is no program {given.helm}: {HOW_TO_HELM}\n")
     stale = [
         (path, text) for path, text in files(with_helm(given.helm)) if not path.exists() or path.read_text() != text
     ]

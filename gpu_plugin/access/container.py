@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.access.cdi.names import ALL, GPU, IMEX, qualified
+from gpu_plugin.access.cdi_names import ALL, GPU, IMEX, qualified
 from gpu_plugin.config.choices import DEVICE_LIST_STRATEGIES, Functions
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.devices.device import Device
@@ -111,7 +111,7 @@ STRATEGIES: Functions[Callable[[_Draft, tuple[str, ...], Access], None]] = Funct
     "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
     "gpu_plugin/access/container.py",
 )
-"""Device list strategies by name, in the order in which they are applied when several are asked for."""
+"""Device list strategies by name. Where several are asked for, they are applied in the order of their lines."""
 
 
 def is_cdi(strategy: str) -> bool:
@@ -125,7 +125,10 @@ def imex_node(channel: int) -> str:
 
 
 def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits:
-    """The edits for a container that gets `devices`, which are in the order of their resource's list."""
+    """The edits for a container that gets `devices`, which are in the order of their resource's list.
+
+    Raises NoFunctionError for a strategy that nothing is done for.
+    """
     ids = tuple(dict.fromkeys(map(access.id_of, devices)))
     draft = _Draft()
     if access.mps and any(device.shared == MPS for device in devices):
@@ -133,9 +136,9 @@ def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits
         draft.mounts += [Mount(access.mps.pipe, access.mps.host_pipe), Mount("/dev/shm", access.mps.host_shm)]  # noqa: S108
     for feature in access.features:
         draft.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
-    for name, strategy in STRATEGIES.items():
+    for name in DEVICE_LIST_STRATEGIES:
         if name in access.strategies:
-            strategy(draft, ids, access)
+            STRATEGIES[name](draft, ids, access)
     specs: tuple[DeviceSpec, ...] = ()
     if access.pass_device_specs and not all(map(is_cdi, access.strategies)):
         specs = _device_specs(devices, access)

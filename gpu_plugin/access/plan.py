@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpu_plugin.access.cdi.names import CLASS_NODES
+from gpu_plugin.access.cdi_names import CLASS_NODES
 from gpu_plugin.access.container import CONTROL_NODES, Access, imex_node
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.access.cdi import names
+from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json, to_json
 from gpu_plugin.runtime.atomic import leftovers, replace_file
 from gpu_plugin.runtime.regular_file import read_file
@@ -19,7 +19,7 @@ from gpu_plugin.runtime.regular_file import read_file
 MODE = 0o644
 DIRECTORY_MODE = 0o755
 
-OURS = tuple(map(names.file_name, names.CLASSES))  # every file that this plugin ever writes there, and no other
+OURS = tuple(map(cdi_names.file_name, cdi_names.CLASSES))  # every file that this plugin ever writes there, and no other
 
 _Signature = tuple[int, int, int, int, int]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from gpu_plugin.access.cdi import names
+from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.access.cdi.spec import Spec, faults, gpu_nodes, other_names
 from gpu_plugin.cdi.directory import OURS, Outcome, SpecDirectory, said
@@ -27,7 +27,7 @@ PATIENCE = 10.0  # seconds that one look may take, the writing included, before 
 RECALL_PATIENCE = 1.0  # seconds that the start waits for what an earlier process left
 REMOVAL_PATIENCE = 0.5  # seconds that the end waits for the removal of what was written
 
-GPU_FILE = names.file_name(names.GPU)
+GPU_FILE = cdi_names.file_name(cdi_names.GPU)
 
 
 class SpecKeeper:
@@ -147,9 +147,9 @@ class SpecKeeper:
     def _left(self) -> dict[str, Spec]:
         """The specifications that are there already by file name, as far as runtimes take them and all they name is there."""
         found = {}
-        for device_class, name in zip(names.CLASSES, OURS, strict=True):
+        for device_class, name in zip(cdi_names.CLASSES, OURS, strict=True):
             spec = self._directory.read(name)
-            if spec is None or spec.kind != names.kind(device_class) or any(faults(spec)):
+            if spec is None or spec.kind != cdi_names.kind(device_class) or any(faults(spec)):
                 continue
             if self._source.holds(spec):
                 found[name] = spec

@@ -88,19 +88,19 @@ def command() -> None:
 @with_hidden_options
 def generate(root: str | None, form: str, device_class: str, output: Path | None, **given: object) -> int:
     """Prints or writes specifications."""
-    from gpu_plugin.access.cdi import names  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.access import cdi_names  # noqa: PLC0415 - usage and help need none of it
 
     if output is not None and _given("form", "device_class"):
         raise click.UsageError("--output writes every class, as JSON: leave --format and --class out")
-    if device_class not in names.CLASSES:
-        raise click.UsageError(f"--class: {device_class!r} is none of {', '.join(names.CLASSES)}")
+    if device_class not in cdi_names.CLASSES:
+        raise click.UsageError(f"--class: {device_class!r} is none of {', '.join(cdi_names.CLASSES)}")
     made = _built(given_flags(given), root)
     if output is not None:
         _write(output, made.specs)
         if given["simulate"] and root is None:
             click.echo(f"{click.get_current_context().command_path}: {_SIMULATED}", err=True)
         return 0
-    spec = made.specs.get(names.file_name(device_class))
+    spec = made.specs.get(cdi_names.file_name(device_class))
     if spec is None:
         wanted = _FLAGS.get(device_class, "")
         raise click.ClickException(

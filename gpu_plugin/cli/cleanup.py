@@ -38,9 +38,10 @@ LAST_WRITES = 2.0
 def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands it over so
     """Prints what was removed, a line each; the exit status is 1 where something of ours is still there."""
     if stay:
-        told_to_stop = {signal.SIGTERM, signal.SIGINT}
-        signal.pthread_sigmask(signal.SIG_BLOCK, told_to_stop)
-        signal.sigwait(told_to_stop)
+        from gpu_plugin.runtime.signals import STOP  # noqa: PLC0415 - usage and help need none of it
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+        signal.sigwait(STOP)
         return 0
     settings = _settings(given_flags(given))
     if mps and not settings.mps_root:

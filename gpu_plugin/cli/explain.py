@@ -18,10 +18,7 @@ from gpu_plugin.cli.output import (
     wrapped,
 )
 from gpu_plugin.cli.running_daemon import ask, gpus_option, state_dir_option
-from gpu_plugin.config.times import utc
-
-_SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
-"""Seconds of the units of `elapsed`."""
+from gpu_plugin.config.times import duration, utc
 
 _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
 
@@ -73,7 +70,7 @@ def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
         grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""
         yield f"  {signal['name']}{grade}: {signal['detail']}"
         if signal["since"] is not None:
-            yield f"    since   {utc(signal['since'])}, {elapsed(now - signal['since'])}"
+            yield f"    since   {utc(signal['since'])}, for {duration(now - signal['since'], running=True)}"
         yield f"    clears  {signal['clears']}"
         if signal.get("action"):
             yield f"    to do   {signal['action']}"
@@ -83,14 +80,3 @@ def _rank(gpu: dict[str, Any]) -> tuple[bool, int]:
     """Its place: unfit ones first, then the worse the earlier; a verdict of another version's comes last."""
     verdict = gpu["verdict"]
     return gpu["health"] == "Healthy", _GRAVITY.index(verdict) if verdict in _GRAVITY else len(_GRAVITY)
-
-
-def elapsed(seconds: float) -> str:
-    """A span of time in its two greatest units, such as `for 2 h 5 min`."""
-    left = max(0, int(seconds))
-    parts: list[str] = []
-    for size, unit in _SPANS:
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count} {unit}")
-    return f"for {' '.join([*parts, f'{left} s'][:2])}"

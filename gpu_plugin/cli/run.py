@@ -40,13 +40,12 @@ def command(**given: object) -> int:
     flags = given_flags(given)
     try:
         settings = settings_from(flags, os.environ)
-    except ConfigError as error:
+        gc.disable()  # modules are no garbage, and looking for some among them takes 30 ms of the start
+        from gpu_plugin.daemon import process as daemon  # noqa: PLC0415 - usage and help need none of it
+        from gpu_plugin.telemetry import logs  # noqa: PLC0415
+        from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
+    except ConfigError as error:  # of the import: a health signal without its function
         raise refusal(error) from None
-
-    gc.disable()  # modules are no garbage, and looking for some among them takes 30 ms of the start
-    from gpu_plugin.daemon import process as daemon  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.telemetry import logs  # noqa: PLC0415
-    from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
 
     gc.freeze()  # nor does a later look go through them again, 20 ms in which nothing is answered
     gc.enable()

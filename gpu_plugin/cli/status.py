@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from gpu_plugin.cli.explain import elapsed
 from gpu_plugin.cli.output import (
     NARROWEST,
     NO_DAEMON,
@@ -24,7 +23,7 @@ from gpu_plugin.cli.output import (
     wrapped,
 )
 from gpu_plugin.cli.running_daemon import ask, state_dir_option
-from gpu_plugin.config.times import utc
+from gpu_plugin.config.times import duration, utc
 from gpu_plugin.daemon.node_status import complaints, unusable
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.telemetry.metrics import metrics
@@ -58,10 +57,10 @@ def command(state_dir: Path, output: str, as_metrics: bool, every: str | None) -
     """Prints the status."""
     if every is None:
         return _once(state_dir, output, as_metrics=as_metrics)
-    from gpu_plugin.config.values import duration  # noqa: PLC0415 - paid for only by those who ask for it
+    from gpu_plugin.config import values  # noqa: PLC0415 - paid for only by those who ask for it
 
     try:
-        pause = duration(0.1, 3600)(every)
+        pause = values.duration(0.1, 3600)(every)
     except ValueError as error:
         raise click.UsageError(f"--watch: {error}", click.get_current_context()) from None
     status = None
@@ -113,7 +112,7 @@ def lines(status: dict[str, Any], now: float, columns: int | None = None) -> Ite
 
 def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     daemon, kubelet, configuration = status["daemon"], status["kubelet"], status["configuration"]
-    since = f"since {utc(daemon['started'])}, {elapsed(now - daemon['started'])}"
+    since = f"since {utc(daemon['started'])}, for {duration(now - daemon['started'], running=True)}"
     yield "gpu-plugin", f"{daemon['version']}, process {daemon['pid']}, {since}"
     if status["waiting"]:
         yield "", coloured(f"WAITING: {status['waiting']}", "Unhealthy")

@@ -75,11 +75,14 @@ class _Verdict(NamedTuple):
 
 def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -> _Verdict:
     """A verdict on a file with these flags and variables, or on those alone where there is none."""
+    from gpu_plugin.inventory.offer import require_functions  # noqa: PLC0415 - usage, help and schema need none of it
+
     document = None
     name = file or "flags and environment"
     try:
         document = _read(file) if file else None
         settings = resolve(flags, environ, document)
+        require_functions(settings)
     except ConfigError as error:
         return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_without_effect(document)), {})
     remarks = [remark._replace(reason=f"warning: {remark.reason}") for remark in settings.remarks]

@@ -7,6 +7,7 @@ Help, the JSON Schema and the values that the configuration takes come from thes
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 
 MIG_STRATEGIES: Mapping[str, str] = {
@@ -73,8 +74,12 @@ S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., object])
 
 
+class NoFunctionError(ConfigError, LookupError):
+    """A choice that has a line and no function."""
+
+
 class Registry(dict[str, S]):
-    """What is done for each of `choices`, by name.
+    """What is done for each of `choices`, by name; NoFunctionError for one that nothing was entered for.
 
     For people, `kind` says what such a choice is, `lines` where the choices are listed, and `functions` where the functions are.
     """
@@ -99,7 +104,7 @@ class Registry(dict[str, S]):
         self[name] = does
 
     def __missing__(self, name: str) -> S:
-        raise LookupError(f"the {self._kind} {name!r} has no function: write one in {self._functions}")
+        raise NoFunctionError(f"the {self._kind} {name!r} has no function: write one in {self._functions}")
 
 
 class Functions(Registry[F]):

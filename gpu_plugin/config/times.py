@@ -3,6 +3,9 @@
 import math
 from datetime import UTC, datetime
 
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+"""Seconds of the units of `duration`."""
+
 
 def utc(at: float) -> str:
     """A moment for people, 2026-11-21 09:26:49 UTC; one that no calendar has, in seconds."""
@@ -27,12 +30,19 @@ def rfc3339_milliseconds(at: float) -> str:
     return f"{rfc3339(whole)[:-1]}.{milliseconds:03d}Z"
 
 
-def duration(seconds: float) -> str:
-    """A time to two units at most: `5 s`, `1 min 30 s`, `3 h 5 min`. From ten minutes on without seconds: `12 min`."""
+def duration(seconds: float, *, running: bool = False) -> str:
+    """A time in its two greatest units: `5 s`, `1 min 30 s`, `3 h 5 min`, `2 d 4 h`; no zero, no seconds from ten minutes on.
+
+    One that is `running` is told in whole seconds that are over, and in both units whatever they are: `12 min 0 s`.
+    """
     if not math.isfinite(seconds):
         return f"{seconds:g} s"
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    units = ((whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60 if whole < 600 else 0, "s"))
-    return " ".join(f"{count} {unit}" for count, unit in units if count)
+    left = max(0, int(seconds) if running else round(seconds))
+    told: list[tuple[int, str]] = []
+    for size, unit in _UNITS:
+        count, left = divmod(left, size)
+        if told or count or size == 1:
+            told.append((count, unit))
+    first, *rest = told[:2]
+    second = [(count, unit) for count, unit in rest if running or (count and (unit != "s" or first[0] < 10))]
+    return " ".join(f"{count} {unit}" for count, unit in (first, *second))

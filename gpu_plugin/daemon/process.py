@@ -19,6 +19,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.daemon import Daemon, make_way
 from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.daemon.node_view import without_configuration
+from gpu_plugin.inventory.offer import require_functions
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with, tell_settings
 from gpu_plugin.sources.list_strategy import ListStrategy, tell
 from gpu_plugin.state.directory import require_apart, require_directory
@@ -90,7 +91,7 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
                 Path(settings.state_dir), lambda: f"{why}: {wait.why}", {"status": status}
             )
             await waiting.enter_async_context(refusals)
-        begun = await begin_with(settings, resolve, wait)
+        begun = await begin_with(settings, _checked(resolve), wait)
     if begun is None:
         log.info("stopped")
         return 0
@@ -101,10 +102,22 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
     listener.begin(settings.http_address, lambda: _awaiting(looking))
     strategy = ListStrategy()
     settings = await strategy.settle(settings)
+    require_functions(settings)
     tell_settings(settings, source.current())
     tell(settings)
-    configuration = Configuration(settings, source, strategy.settling(resolve), UNCHANGEABLE)
+    configuration = Configuration(settings, source, _checked(strategy.settling(resolve)), UNCHANGEABLE)
     return await Daemon(configuration, hardware_for(settings), listener).run()
+
+
+def _checked(resolve: Resolve) -> Resolve:
+    """`resolve`, refusing settings that choose what nothing is done for."""
+
+    def checked(path: Path | None) -> Settings:
+        settings = resolve(path)
+        require_functions(settings)
+        return settings
+
+    return checked
 
 
 def run(settings: Settings, resolve: Resolve) -> int:

@@ -1,21 +1,27 @@
 """The offer: a node's resources under some settings, before health and before what pods hold. Decisions only, no I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.access.conflicts import pair_warning
+from gpu_plugin.access.container import STRATEGIES as LIST_STRATEGIES
 from gpu_plugin.access.container import Access
 from gpu_plugin.access.plan import access_warnings, plan_access
+from gpu_plugin.config.choices import Registry
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
+from gpu_plugin.config.values import AUTO
 from gpu_plugin.devices.device import Resource, withhold
 from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.plan import STRATEGIES as MIG_STRATEGIES
 from gpu_plugin.devices.plan import Plan, plan
 from gpu_plugin.devices.retirement import NOT_ON_NODE
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
+from gpu_plugin.placement.shared import POLICIES
 from gpu_plugin.placement.topology import Topology
 
 
@@ -56,6 +62,19 @@ class Offer(msgspec.Struct, frozen=True):
                 first = devices[0]
                 found.append(MpsShared(resource.name, tuple(gpus), first.replicas, first.limits, self.mps_root))
         return tuple(found)
+
+
+def require_functions(settings: Settings) -> None:
+    """Raises NoFunctionError where the settings choose what nothing is done for: else it would show when a pod is admitted."""
+    chosen: tuple[tuple[Registry[Any], Sequence[str]], ...] = (
+        (LIST_STRATEGIES, settings.device_list_strategy),
+        (MIG_STRATEGIES, (settings.mig_strategy,)),
+        (POLICIES, (settings.shared_devices_allocation_policy,)),
+    )
+    for registry, names in chosen:
+        for name in names:
+            if name != AUTO:
+                registry[name]
 
 
 def without_gone(old: Offer, node: Node) -> Offer:

@@ -59,3 +59,12 @@ def test_every_value_is_explained_in_one_row_of_the_table() -> None:
     paths = [row[0].strip("| `") for row in rows]
     assert sorted(paths) == sorted(set(LEAVES) - {"global", "namespace"})
     assert all(row[2].strip(" |").endswith(".") for row in rows)
+
+
+def test_without_helm_it_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["generate", "--check", "--helm", "/no/helm"])
+    with pytest.raises(SystemExit) as ended:
+        generate.main()
+    assert ended.value.code == 2
+    said = "make manifests: there is no program /no/helm: install Helm 3 or 4"
+    assert capsys.readouterr().err.startswith(said)

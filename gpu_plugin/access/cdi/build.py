@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.access.cdi import driver, hooks, names
+from gpu_plugin.access import cdi_names
+from gpu_plugin.access.cdi import driver, hooks
 from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
@@ -75,7 +76,7 @@ class Nodes(msgspec.Struct, frozen=True):
 
 def gpu_spec(devices: Iterable[SpecDevice], common: Edits) -> dict[str, Spec]:
     """The specification of the class gpu by its file name; `common` is what every container gets that has one."""
-    return {names.file_name(names.GPU): made(names.kind(names.GPU), tuple(devices), common)}
+    return {cdi_names.file_name(cdi_names.GPU): made(cdi_names.kind(cdi_names.GPU), tuple(devices), common)}
 
 
 def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: CdiOptions) -> Built:
@@ -101,16 +102,16 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
     specs: dict[str, Spec] = {}
     trouble = files.fault
     if devices and not trouble:
-        if names.ALL not in owners:
+        if cdi_names.ALL not in owners:
             every = dict.fromkeys(path for _, given in served for path in given)
-            devices.append(SpecDevice(name=names.ALL, container_edits=nodes.edits(every)))
+            devices.append(SpecDevice(name=cdi_names.ALL, container_edits=nodes.edits(every)))
         specs = gpu_spec(devices, _common(nodes, files, options))
     elif not trouble and gpus and not described:
         trouble = "the driver could not describe any GPU of this node"
     elif not trouble and gpus:
         trouble = f"no GPU of this node has its device node under {options.dev_root or '/'}: {next(iter(missing.values()), '')}"
     for device_class, spec in _others(nodes, files, options):
-        specs[names.file_name(device_class)] = spec
+        specs[cdi_names.file_name(device_class)] = spec
     return Built(specs, trouble, missing, files.complaints)
 
 
@@ -202,15 +203,15 @@ def _others(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Iterator[t
     channels = [channel for channel in options.imex_channels if imex_node(channel) in nodes.host.nodes]
     if channels:
         devices = [_simple(nodes, str(channel), [imex_node(channel)]) for channel in channels]
-        devices.append(_simple(nodes, names.ALL, map(imex_node, channels)))
-        yield names.IMEX, made(names.kind(names.IMEX), tuple(devices), Edits(env=(HIDDEN,)))
+        devices.append(_simple(nodes, cdi_names.ALL, map(imex_node, channels)))
+        yield cdi_names.IMEX, made(cdi_names.kind(cdi_names.IMEX), tuple(devices), Edits(env=(HIDDEN,)))
     for device_class in options.classes:
         paths = class_nodes(device_class, nodes.host.nodes)
         if paths:
-            storage = [file for file in files.files if file.group == driver.STORAGE and device_class == names.GDS]
+            storage = [file for file in files.files if file.group == driver.STORAGE and device_class == cdi_names.GDS]
             mounts = tuple(bind(options.driver_root, file.target, file.container_path) for file in storage)
-            device = _simple(nodes, names.ALL, paths)
-            yield device_class, made(names.kind(device_class), (device,), Edits(env=(HIDDEN,), mounts=mounts))
+            device = _simple(nodes, cdi_names.ALL, paths)
+            yield device_class, made(cdi_names.kind(device_class), (device,), Edits(env=(HIDDEN,), mounts=mounts))
 
 
 def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
@@ -219,5 +220,5 @@ def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
 
 def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
     """Those of these device nodes that are a class's."""
-    beginnings = names.CLASS_NODES[device_class]
+    beginnings = cdi_names.CLASS_NODES[device_class]
     return sorted(path for path in nodes if path.startswith(beginnings))

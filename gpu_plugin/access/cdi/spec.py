@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gpu_plugin.access.cdi import names
+from gpu_plugin.access import cdi_names
 
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions of the specification that runtimes know, in their order."""
@@ -235,7 +235,7 @@ def host_paths(spec: Spec) -> tuple[str, ...]:
 
 def gpu_nodes(specs: Mapping[str, Spec]) -> dict[str, frozenset[str]]:
     """The device nodes that a container gets with each device of the class gpu, by its name; `specs` are by file name."""
-    spec = specs.get(names.file_name(names.GPU))
+    spec = specs.get(cdi_names.file_name(cdi_names.GPU))
     if spec is None:
         return {}
     common = [node.path for node in spec.container_edits.device_nodes]
@@ -250,6 +250,6 @@ def other_names(specs: Mapping[str, Spec]) -> frozenset[str]:
     return frozenset(
         f"{spec.kind}={device.name}"
         for file, spec in specs.items()
-        if file != names.file_name(names.GPU)
+        if file != cdi_names.file_name(cdi_names.GPU)
         for device in spec.devices
     )

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.access.cdi import driver, hooks, names
+from gpu_plugin.access import cdi_names
+from gpu_plugin.access.cdi import driver, hooks
 from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
 from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
 from gpu_plugin.access.cdi.l4t_lists import Entry, Line
@@ -73,7 +74,7 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
         mounts = {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted}
         common = Edits(env=(HIDDEN,), mounts=tuple({**loadable(root, libraries, machine), **mounts}.values()))
     edits = nodes.edits(nodes.there(devices))
-    called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, names.INDEX, names.ALL))
+    called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, cdi_names.INDEX, cdi_names.ALL))
     return Built(gpu_spec(called, common), complaints=tuple(complaints))
 
 

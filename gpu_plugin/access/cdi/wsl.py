@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.access.cdi import driver, hooks, names
+from gpu_plugin.access import cdi_names
+from gpu_plugin.access.cdi import driver, hooks
 from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
 from gpu_plugin.access.cdi.directories import DXCORE, WSL_LIBRARIES
 from gpu_plugin.access.cdi.host_files import HostDevices, Kind, Library, Seen, SeenLibrary
@@ -151,7 +152,7 @@ def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
             placed[f"/usr/bin/{NVIDIA_SMI}"] = bind(root, smi.target, f"/usr/bin/{NVIDIA_SMI}")
         common = Edits(env=(HIDDEN,), mounts=tuple({**placed, **mounts}.values()))
     node = Nodes(host, options).edits([DXG])
-    devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, names.INDEX))
+    devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, cdi_names.INDEX))
     return Built(gpu_spec(devices, common), complaints=tuple(complaints))
 
 

@@ -1,14 +1,14 @@
 """Small specifications for tests."""
 
-from gpu_plugin.access.cdi import names
+from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, SpecDevice, made
 
-GPU_FILE = names.file_name(names.GPU)
-IMEX_FILE = names.file_name(names.IMEX)
-MOFED_FILE = names.file_name(names.MOFED)
+GPU_FILE = cdi_names.file_name(cdi_names.GPU)
+IMEX_FILE = cdi_names.file_name(cdi_names.IMEX)
+MOFED_FILE = cdi_names.file_name(cdi_names.MOFED)
 
 
-def spec(device_class=names.GPU, mount="/usr/lib64/libcuda.so.550", **devices):
+def spec(device_class=cdi_names.GPU, mount="/usr/lib64/libcuda.so.550", **devices):
     """A specification in which each device has these nodes: GPU_a=("/dev/nvidia0",) makes GPU-a."""
     made_of = tuple(
         SpecDevice(
@@ -17,4 +17,4 @@ def spec(device_class=names.GPU, mount="/usr/lib64/libcuda.so.550", **devices):
         )
         for name, nodes in devices.items()
     )
-    return made(names.kind(device_class), made_of, Edits(mounts=(Mount(host_path=mount, container_path=mount),)))
+    return made(cdi_names.kind(device_class), made_of, Edits(mounts=(Mount(host_path=mount, container_path=mount),)))

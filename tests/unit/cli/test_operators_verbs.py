@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_plugin import cli, control
-from gpu_plugin.cli.explain import elapsed, lines
+from gpu_plugin.cli.explain import lines
 
 NOW = 1_800_000_000.0
 SICK: dict[str, Any] = {
@@ -186,21 +186,6 @@ class TestExplain:
     def test_where_no_gpu_is_known_it_says_so(self, daemon):
         daemon.answer = {"gpus": []}
         assert "no GPU is known yet" in run("explain").output
-
-    @pytest.mark.parametrize(
-        ("seconds", "words"),
-        [
-            (-5, "for 0 s"),
-            (0.9, "for 0 s"),
-            (59, "for 59 s"),
-            (60, "for 1 min 0 s"),
-            (3599, "for 59 min 59 s"),
-            (7260, "for 2 h 1 min"),
-            (90061, "for 1 d 1 h"),
-        ],
-    )
-    def test_a_span_of_time_is_told_in_two_units(self, seconds, words):
-        assert elapsed(seconds) == words
 
 
 def test_the_head_of_an_explanation_fits_the_terminal_too():

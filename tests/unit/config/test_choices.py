@@ -1,6 +1,8 @@
 """What operators choose by name has a line and a function, and whoever forgets one of the two is told where it goes."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +16,7 @@ import pytest
 
 import gpu_plugin.doctor.checks
 import gpu_plugin.health.signals
+from gpu_plugin import cli
 from gpu_plugin.access import container
 from gpu_plugin.config import schema_v1, values
 from gpu_plugin.config.choices import (
@@ -23,8 +26,13 @@ from gpu_plugin.config.choices import (
     MIG_STRATEGIES,
     Registry,
 )
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import Option, settable
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon import process
 from gpu_plugin.devices import plan
+from gpu_plugin.devices.device import whole_gpu
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.doctor import check
 from gpu_plugin.health.signal import DEFINED
 from gpu_plugin.placement import shared
@@ -174,6 +182,67 @@ def test_a_line_without_a_function_is_refused_in_a_sentence(kind):
     said, place = str(caught.value).split(": write one in ")
     assert said == f"the {kind} 'mine' has no function"
     assert (ROOT / place.removeprefix("a file of ")).exists()
+
+
+CHOSEN = {
+    "device list strategy": ("device_list_strategy", "cdi-cri"),
+    "MIG strategy": ("mig_strategy", "mixed"),
+    "allocation policy": ("shared_devices_allocation_policy", "packed"),
+}
+each_chosen = pytest.mark.parametrize("kind", CHOSEN)
+
+
+@pytest.fixture
+def unwritten(kind, monkeypatch):
+    """Settings that choose what has a line and no function, and the sentence on it."""
+    name, value = CHOSEN[kind]
+    monkeypatch.delitem(KINDS[kind].registry, value)
+    with pytest.raises(LookupError) as caught:
+        KINDS[kind].registry[value]
+    return {name: value}, str(caught.value)
+
+
+@each_chosen
+async def test_a_daemon_does_not_start_with_a_choice_that_has_no_function(unwritten, monkeypatch, short_path):
+    flags, sentence = unwritten
+    monkeypatch.setattr(process, "configure", lambda *_: None)
+    directories = {"device_plugin_dir": str(short_path), "state_dir": str(short_path / "state"), "simulate": "t4-4"}
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
+        await process.serve(
+            resolve({**directories, **flags}, {}), lambda _: pytest.fail("it was asked for a newer one")
+        )
+
+
+@each_chosen
+def test_a_choice_without_a_function_is_invalid(unwritten, capsys):
+    [(name, value)], sentence = unwritten[0].items(), unwritten[1]
+    assert cli.main(["validate", "--env", f"--{name.replace('_', '-')}", value]) == 2
+    assert capsys.readouterr().out == f"flags and environment: {sentence}\n"
+
+
+@each_chosen
+def test_newer_settings_with_a_choice_without_a_function_are_refused(unwritten):
+    flags, sentence = unwritten
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
+        process._checked(lambda _: resolve(flags, {}))(None)
+
+
+@pytest.mark.parametrize("kind", ["device list strategy"])
+def test_no_container_is_admitted_with_less_than_was_chosen(unwritten):
+    strategies = ("envvar", unwritten[0]["device_list_strategy"])
+    with pytest.raises(LookupError, match=re.escape(unwritten[1])):
+        container.container_edits([whole_gpu(Gpu(uuid="GPU-a", index=0))], container.Access(strategies))
+
+
+def test_a_daemon_does_not_start_with_a_health_signal_that_has_no_function():
+    program = (
+        "from gpu_plugin import cli; from gpu_plugin.config.choices import HEALTH_SIGNALS; "
+        "HEALTH_SIGNALS['mine'] = ''; raise SystemExit(cli.main(['run', '--simulate', 't4-4']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("the health signal 'mine' has no function: write one in a file of") == 1
+    assert "Traceback" not in done.stderr
 
 
 def option(name: str, file: str) -> Option:

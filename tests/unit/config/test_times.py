@@ -36,8 +36,27 @@ def test_one_that_no_calendar_has_is_told_to_people_and_not_to_programs(at):
         (3599.0, "59 min"),
         (3600.0, "1 h"),
         (11_100.0, "3 h 5 min"),
+        (86_399.0, "23 h 59 min"),
+        (86_400.0, "1 d"),
+        (187_199.0, "2 d 3 h"),
         (float("inf"), "inf s"),
     ],
 )
 def test_a_duration_is_told_to_two_units_at_most(seconds, told):
     assert duration(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (-5, "0 s"),
+        (0.9, "0 s"),
+        (59, "59 s"),
+        (60, "1 min 0 s"),
+        (3599, "59 min 59 s"),
+        (7260, "2 h 1 min"),
+        (90061, "1 d 1 h"),
+    ],
+)
+def test_a_duration_that_goes_on_is_told_in_both_units(seconds, told):
+    assert duration(seconds, running=True) == told

@@ -30,7 +30,7 @@ def put(root: Path, where: str, block: str) -> None:
     path, _, place = where.partition(", ")
     file = root / path
     if not place:
-        assert not file.exists()
+        assert not file.exists(), f"CONTRIBUTING.md, an example: {path} exists already, so name the example otherwise"
         file.write_text(block)
         return
     lines = file.read_text().splitlines(keepends=True)

@@ -14,7 +14,7 @@ from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 from .monitored import LONG
-from .test_calls import Gate
+from .test_session_calls import Gate
 
 
 @pytest.fixture

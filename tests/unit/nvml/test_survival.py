@@ -18,7 +18,7 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 
 from .machine import Machine
 from .monitored import LONG, NEVER, Bench
-from .test_calls import Gate
+from .test_session_calls import Gate
 
 NOT_ASKED_BY_MONITORS = {"compute_mode", "set_compute_mode"}
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.access.cdi import driver, hooks, names, spec
+from gpu_plugin.access import cdi_names
+from gpu_plugin.access.cdi import driver, hooks, spec
 from gpu_plugin.access.cdi.build import READ_ONLY, SOCKET_OPTIONS, Built, build
 from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
@@ -308,7 +309,7 @@ def test_the_classes_beside_gpus(name, given, mounts):
 
 def test_the_classes_need_neither_a_gpu_nor_a_driver_and_heed_the_flag_on_groups():
     host = HostDevices({"/dev/gdrdrv": DeviceFile(508, 0, 0o660, 44)})
-    file = names.file_name(names.GDRCOPY)
+    file = cdi_names.file_name(cdi_names.GDRCOPY)
     built = build([], host, DriverFiles(fault="none"), CdiOptions(classes=("gdrcopy",)))
     assert of(built, file).devices[0].container_edits.additional_gids == (44,)
     flagged = build([], host, DriverFiles(), CdiOptions(classes=("gdrcopy",), feature_flags=frozenset({NO_GIDS})))
