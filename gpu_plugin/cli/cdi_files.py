@@ -178,7 +178,7 @@ def _standard_input() -> bytes:
     return content(sys.stdin.buffer, MAX_BYTES)
 
 
-class _TwiceError(ValueError):
+class _DuplicateKeyError(ValueError):
     """A key stands twice: which value counts is up to the reader, and CDI's library takes neither."""
 
 
@@ -189,7 +189,7 @@ def _plain(content: bytes) -> object:
             return json.loads(content.decode(), object_pairs_hook=_once)
         except RecursionError:
             raise ValueError("nested too deep") from None
-        except _TwiceError:
+        except _DuplicateKeyError:
             raise
         except ValueError:  # no JSON: it is YAML that begins so, or the YAML reader tells the line of the fault
             return document.parse(content, "", YAML_LIMITS).content
@@ -200,7 +200,7 @@ def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise _TwiceError(f"the key {twice!r} appears twice in one object")
+        raise _DuplicateKeyError(f"the key {twice!r} appears twice in one object")
     return found
 
 

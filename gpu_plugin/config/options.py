@@ -194,7 +194,7 @@ NVIDIA: tuple[Option, ...] = (
         "",
         "named,single",
         values.choices("named", "single", "empty"),
-        "where neither label nor default says: named (the file default), single (the only file), empty (no file); in order",
+        "without a label or default: named (the file default), single (the only file), empty (no file); in order",
     ),
     _option("node_name", "", "", values.text, "the Node whose label names the settings file"),
     _option(

@@ -127,7 +127,7 @@ def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple
 
 
 def _graphics(mig: MigDevice) -> bool:
-    """Whether a slice can draw: those of profiles such as 1g.24gb+gfx alone."""
+    """Whether a MIG device can draw: those of profiles such as 1g.24gb+gfx alone."""
     return "gfx" in mig.profile.partition("+")[2]
 
 

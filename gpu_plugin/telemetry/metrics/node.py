@@ -59,7 +59,7 @@ def _configuration(status: Mapping[str, Any]) -> list[Family]:
     return [
         counter(
             "gpu_plugin_config_reloads_total",
-            "Times the configuration was read, by what came of it.",
+            "Times the configuration was read, by outcome.",
             [(labelled(result=result), count) for result, count in configuration["reloads"].items()],
         ),
         gauge(
