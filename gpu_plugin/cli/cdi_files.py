@@ -122,7 +122,7 @@ def judged(directories: Sequence[Path], root: str, *, named: bool) -> list[Judge
 
 
 def gone(paths: Iterable[str], root: str) -> list[str]:
-    """Those of a node's paths that lead to nothing below a root, such as `judged` takes. Blocks."""
+    """Paths of a node that lead to nothing below a root, such as `judged` takes. Blocks."""
     return [path for path in paths if resolve(root, f"{root}{path}") is None]
 
 
@@ -179,7 +179,7 @@ def _standard_input() -> bytes:
 
 
 class _DuplicateKeyError(ValueError):
-    """A key stands twice: which value counts is up to the reader, and CDI's library takes neither."""
+    """A key appears twice: which value counts is up to the reader, and CDI's library takes neither."""
 
 
 def _plain(content: bytes) -> object:

@@ -126,7 +126,7 @@ class ConditionClock:
         return Condition(CONDITION, wants.status, wants.reason, wants.message, at, since or at)
 
     def written(self, condition: Condition, wants: ConditionContent, now: float) -> None:
-        """It was written."""
+        """Notes that this condition was written to the Node at `now`, in seconds of a steady clock."""
         if self._news(wants):
             self._bucket.take(now)
         self._known, self._cause = condition, wants.cause

@@ -61,12 +61,12 @@ class _Attempts(msgspec.Struct):
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER))
 
     def failed(self, why: str, now: float, dice: float) -> None:
-        """It was in vain at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""
+        """Notes a failed attempt at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""
         self.trouble, self.failed_at = why, now
         self.backoff.failed(now, dice)
 
     def hasten(self) -> None:
-        """What is wanted has changed: it is tried as soon as after a first failure."""
+        """Brings the next attempt forward, as after a first failure: what is wanted has changed."""
         self.backoff.not_before = min(self.backoff.not_before, self.failed_at + FIRST_PAUSE)
 
 

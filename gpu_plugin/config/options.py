@@ -373,7 +373,7 @@ UNFLAGGED: tuple[Option, ...] = (
 
 
 def settable(options: tuple[Option, ...]) -> tuple[Option, ...]:
-    """The same options. Raises LookupError for one whose value has no place in `Settings`."""
+    """The options that were given. Raises LookupError for one whose value has no place in `Settings`."""
     for option in options:
         if option.name not in settings.Settings.__annotations__:
             raise LookupError(

@@ -86,7 +86,7 @@ class Registrations:
         self._stands(resource, self.of(resource).away(why, self._clock()))
 
     def overtake(self, resource: str, why: str) -> bool:
-        """Another plugin serves the resource, although our stream is open. Returns whether that is so: it may have ended."""
+        """Notes that another plugin serves the resource although our stream is open; False where that has ended."""
         if not self.heard(resource):
             return False
         self.away(resource, why)

@@ -89,7 +89,7 @@ def most_clients(gpu: Gpu) -> int:
 
 
 def mps_resources(resources: Iterable[Resource], node: Node) -> tuple[MpsResource, ...]:
-    """Those of the resources that have devices shared by MPS, each GPU once; devices shared otherwise are left out."""
+    """Resources with devices shared by MPS, and those devices' GPUs, each once; devices shared otherwise are left out."""
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
     found = []
     for resource in resources:

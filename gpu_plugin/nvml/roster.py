@@ -30,7 +30,7 @@ class Released(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, uuids: frozenset[str] | None) -> "Released":
-        """Those GPUs; None: all."""
+        """The release of the GPUs with these uuids; None: of every GPU."""
         return cls(every=True) if uuids is None else cls(uuids=uuids)
 
     def __contains__(self, uuid: str) -> bool:

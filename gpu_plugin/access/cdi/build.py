@@ -48,7 +48,7 @@ class Nodes(msgspec.Struct, frozen=True):
     options: CdiOptions
 
     def there(self, paths: Iterable[str]) -> list[str]:
-        """Those of these paths that the host has, each once."""
+        """The paths of device nodes that the host has, out of those given, each once."""
         return [path for path in dict.fromkeys(paths) if path in self.host.nodes]
 
     def of(self, path: str) -> DeviceNode:
@@ -66,7 +66,7 @@ class Nodes(msgspec.Struct, frozen=True):
         )
 
     def edits(self, paths: Iterable[str]) -> Edits:
-        """Those that give a container these nodes, and the groups to which they are open where they are not to all."""
+        """Container edits with these device nodes, and with the groups that may open them where not everybody may."""
         given = tuple(self.of(path) for path in paths)
         groups = {node.gid for node in given if node.gid and ((node.file_mode or 0) & 0o006) != 0o006}
         gids = () if NO_GIDS in self.options.feature_flags else tuple(sorted(groups))
@@ -218,6 +218,6 @@ def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
 
 
 def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
-    """Those of these device nodes that are a class's."""
+    """The device nodes that belong to a device class, out of those given, in order."""
     beginnings = names.CLASS_NODES[device_class]
     return sorted(path for path in nodes if path.startswith(beginnings))

@@ -82,7 +82,7 @@ class Occurrences(Memory, frozen=True):
 
     @property
     def counted(self) -> object:
-        """Its adjustment, how often it happened, and when last: by the minute, so that a storm is not written all the time."""
+        """The Xid's adjustment, how often it happened, and when last: by the minute, so that a storm is written seldom."""
         return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
 
     def stored(self) -> Self:

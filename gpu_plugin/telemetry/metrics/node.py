@@ -7,7 +7,7 @@ from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, hist
 
 
 def families(status: Mapping[str, Any]) -> list[Family]:
-    """All of them."""
+    """Metric families of the process, its configuration and the driver, from the daemon's status."""
     return [*_process(status), *_configuration(status), *_driver(status)]
 
 
