@@ -28,11 +28,11 @@ def rfc3339_milliseconds(at: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in its two greatest units: `5 s`, `12 min`, `3 h 5 min`; none of what is zero."""
+    """A time to two units at most: `5 s`, `1 min 30 s`, `3 h 5 min`. From ten minutes on without seconds: `12 min`."""
     if not math.isfinite(seconds):
         return f"{seconds:g} s"
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min")) if count)
+    units = ((whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60 if whole < 600 else 0, "s"))
+    return " ".join(f"{count} {unit}" for count, unit in units if count)

@@ -28,10 +28,10 @@ REASONED = frozenset({"cordon"})
 """Orders that keep the reason that they were given for, and are therefore told it."""
 
 _STATES = {
-    Verdict.OK: "is over",
-    Verdict.APP: "is an application's own error",
-    Verdict.DEGRADED: "makes the GPU degraded",
-    Verdict.FATAL: "makes the GPU Unhealthy",
+    Verdict.OK: "cleared",
+    Verdict.APP: "an application's own error",
+    Verdict.DEGRADED: "degraded",
+    Verdict.FATAL: "Unhealthy",
 }
 
 
@@ -62,7 +62,7 @@ class EventLog:
             if change.verdict is Verdict.OK and not change.healthy_again:
                 text += "; it stays Unhealthy"
         else:
-            text = f"{whose}{part}: {change.detail or change.signal} {_STATES[change.verdict]}"
+            text = f"{whose}{part}: {_STATES[change.verdict]}: {change.detail or change.signal}"
         if change.healthy_again:
             text += "; it is Healthy again"
         fields = {"device": change.device, "signal": change.signal, "verdict": change.verdict.name, "xid": change.xid}

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -58,15 +59,17 @@ def listed(
         for device in each:
             alike.setdefault((device.retired, device.reason), device)
         telling[uuid] = [*alike.values()]
-    unhealthy = {
-        name: Counter(
-            (each.gpu, each.visible_id, bool(unreachable(name, each)))
-            for each in some
-            if not (each.healthy or each.retired or each.withheld)
-        )
-        for name, some in devices.items()
-    }
+    unhealthy = {name: _unhealthy(some, partial(unreachable, name)) for name, some in devices.items()}
     return Listed(found, telling, {name: resource(each, devices[name]) for name, each in counts.items()}, unhealthy)
+
+
+def _unhealthy(devices: Sequence[Device], unreachable: Callable[[Device], str]) -> Mapping[HardwareKey, int]:
+    """How many devices the health of their hardware keeps from pods. Replicas of the same hardware are asked about once."""
+    unfit = [each for each in devices if not (each.healthy or each.retired or each.withheld)]
+    blocked = {
+        key: bool(unreachable(each)) for key, each in {(each.gpu, each.visible_id): each for each in unfit}.items()
+    }
+    return Counter((each.gpu, each.visible_id, blocked[each.gpu, each.visible_id]) for each in unfit)
 
 
 def gpu(

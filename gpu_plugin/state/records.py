@@ -94,8 +94,9 @@ def entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
 
 def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
     """Devices as they are written, by the name of their resource."""
+    # One by one: a single conversion of tens of thousands would hold up every other thread to its end.
     return {
-        resource.name: msgspec.convert(resource.devices, tuple[ListedDevice, ...], from_attributes=True)
+        resource.name: tuple(msgspec.convert(device, ListedDevice, from_attributes=True) for device in resource.devices)
         for resource in listed
     }
 

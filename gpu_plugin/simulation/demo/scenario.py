@@ -211,7 +211,8 @@ class Scenario:
         state = self._kubelet.resources[RESOURCE]
         self._timeline.step(
             "repaired",
-            f"GPU {gpu} was reset: Healthy again, {state.allocatable} of {state.capacity} allocatable\n{self._status(gpu)}",
+            f"GPU {gpu} was reset and its driver rebound: Healthy again, {state.allocatable} of {state.capacity} allocatable\n"
+            f"{self._status(gpu)}",
             took,
             GOOD,
         )
@@ -231,8 +232,8 @@ class Scenario:
                 raise StepFailedError(f"pod {name} keeps GPUs {gpus} over the kubelet's restart: {again.ids} now")
         pods = ", ".join(f"{name} {self._name(self._kubelet.pods[name].ids(RESOURCE))}" for name in held)
         self._timeline.step(
-            "kubelet back",
-            f"it was killed; timed from the new kubelet.sock to the list, Register came after "
+            "kubelet",
+            f"killed, and back; timed from the new kubelet.sock to the list, Register came after "
             f"{milliseconds(register.at - begun.at)}\n"
             f"{state.allocatable} of {state.capacity} Healthy; pods keep what they hold: {pods}",
             listed.at - begun.at,
@@ -343,7 +344,7 @@ class Scenario:
 
     def _short(self, message: str) -> str:
         for uuid, index in self._index.items():
-            message = message.replace(uuid, str(index))
+            message = message.replace(f", {uuid})", ")").replace(uuid, str(index))
         return message
 
     def _status(self, gpu: int) -> str:

@@ -57,7 +57,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
 
     `node` is what the node is called. `status` is that of `gpu-plugin status`; `troubles` what is wrong with the node beside
     its GPUs, a sentence each. `explained` are the GPUs as `health.explain` has them, `topology` is a report of
-    `placement_views.report`. `events` are the newest, oldest first. `held` is which containers hold which devices; None where
+    `placement.views.report`. `events` are the newest, oldest first. `held` is which containers hold which devices; None where
     it is not known, and `unheld` why.
     """
 
@@ -300,7 +300,7 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The links in a report of `placement_views.report`; None where there are not two GPUs, or no link is known.
+    """The links in a report of `placement.views.report`; None where there are not two GPUs, or no link is known.
 
     `gpus` are the indices, in the order of `rows`, which say in nvidia-smi's words what lies between every two; `words` are the
     groups, a sentence each, and `legend` is what the words mean, by word.

@@ -15,7 +15,7 @@ NOW = datetime(2026, 11, 22, 14, 30, tzinfo=UTC).timestamp()
 NIGHT = datetime(2026, 11, 22, 2, 40, tzinfo=UTC).timestamp()
 EVENTS = [
     Event(NIGHT - 7200, "daemon", "gpu-plugin 1.0 started, process 7"),
-    Event(NIGHT, "health", "Xid 79 makes the GPU Unhealthy", uuid="GPU-1", index=1, bus_id="0000:1b:00.0", xid=79),
+    Event(NIGHT, "health", "Unhealthy: Xid 79", uuid="GPU-1", index=1, bus_id="0000:1b:00.0", xid=79),
     Event(
         NIGHT + 60,
         "order",

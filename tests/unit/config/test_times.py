@@ -29,6 +29,9 @@ def test_one_that_no_calendar_has_is_told_to_people_and_not_to_programs(at):
         (-7.0, "0 s"),
         (59.4, "59 s"),
         (59.5, "1 min"),
+        (90.0, "1 min 30 s"),
+        (600.0, "10 min"),
+        (615.0, "10 min"),
         (720.0, "12 min"),
         (3599.0, "59 min"),
         (3600.0, "1 h"),
@@ -36,5 +39,5 @@ def test_one_that_no_calendar_has_is_told_to_people_and_not_to_programs(at):
         (float("inf"), "inf s"),
     ],
 )
-def test_a_duration_is_told_in_its_two_greatest_units(seconds, told):
+def test_a_duration_is_told_to_two_units_at_most(seconds, told):
     assert duration(seconds) == told

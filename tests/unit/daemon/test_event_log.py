@@ -36,9 +36,9 @@ def test_a_change_of_health_says_which_gpu_and_in_the_kubelet_s_word(log):
     log.health(Transition("GPU-6f1c", "xid", Verdict.OK, Verdict.FATAL, "Xid 79", 1.0, standing=Verdict.OK))
     log.health(Transition("GPU-9", "temperature", Verdict.DEGRADED, Verdict.OK, "96 °C", 1.0, device="MIG-1"))
     assert texts(log) == [
-        "GPU 3 (0000:1b:00.0, GPU-6f1c): Xid 79 makes the GPU Unhealthy",
-        "GPU 3 (0000:1b:00.0, GPU-6f1c): Xid 79 is over; it is Healthy again",
-        "GPU (GPU-9), MIG device MIG-1: 96 °C makes the GPU degraded",
+        "GPU 3 (0000:1b:00.0, GPU-6f1c): Unhealthy: Xid 79",
+        "GPU 3 (0000:1b:00.0, GPU-6f1c): cleared: Xid 79; it is Healthy again",
+        "GPU (GPU-9), MIG device MIG-1: degraded: 96 °C",
     ]
     assert log.store.events[0] == Event(7.0, "health", texts(log)[0], **WHICH, signal="xid", verdict="FATAL", xid=79)
 

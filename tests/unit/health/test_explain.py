@@ -223,7 +223,7 @@ def test_it_can_be_written_as_json():
         ([ERROR] * 3, "five answers in a row"),
         ([*[ERROR] * 3, GOOD], "five answers in a row"),
         ([HOT, HOT], "a temperature below 84 °C, at every look for 300 s" + VOUCH),
-        ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (1 min of it so far)" + VOUCH),
+        ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (1 min 38 s of it so far)" + VOUCH),
         ([Sample(counting=0, energy=5), LOST], BACK),
         ([Sample(counting=0, energy=5), LOST, GOOD], BACK + VOUCH),
         ([LOST], "3 more good looks in a row: nothing was known of it that a reset would change"),

@@ -230,7 +230,7 @@ def test_a_slice_that_flaps_leaves_the_others_alone():
 
 
 def test_shorter_holds_are_told_in_minutes_and_seconds():
-    for hold, words in ((120.0, "for 2 min"), (45.0, "for 45 s")):
+    for hold, words in ((90.0, "for 1 min 30 s"), (120.0, "for 2 min"), (45.0, "for 45 s")):
         latch = None
         for at in (1.0, 2.0, 3.0):
             latch = after_drop(latch, "hung", at, hold)

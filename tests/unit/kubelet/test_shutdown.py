@@ -19,7 +19,7 @@ from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream
 
 ENDURANCE = int(os.environ.get("GPU_PLUGIN_ENDURANCE", "1"))
-"""How long the lives are of which nothing may be left behind: five are 1,000 streams, or 200 restarts of the kubelet."""
+"""How long the lives are of which nothing may be left behind: five are 1,000 streams, or 131 restarts of the kubelet."""
 
 MIB = 1024 * 1024
 

@@ -7,7 +7,7 @@ import signal
 import anyio
 import pytest
 
-from gpu_plugin.runtime.signals import STOP, told_to_stop
+from gpu_plugin.runtime.signals import STOP, let_signals_end, told_to_stop
 
 
 @pytest.mark.parametrize("number", STOP)
@@ -55,3 +55,12 @@ async def test_sighup_is_left_alone_where_nothing_is_read_again():
         assert signal.getsignal(signal.SIGTERM) != before[1]
         tasks.cancel_scope.cancel()
     assert (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)) == before
+
+
+async def test_what_comes_last_can_be_ended_by_any_of_them():
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(told_to_stop)
+        await anyio.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+    let_signals_end()
+    assert [signal.getsignal(number) for number in STOP] == [signal.SIG_DFL, signal.default_int_handler, signal.SIG_DFL]

@@ -1,6 +1,7 @@
 """A slow call: one at a time, given up on without being ended, and collected by whoever asks next."""
 
 import threading
+import time
 from functools import partial
 
 import anyio
@@ -80,11 +81,14 @@ async def test_who_wants_a_call_of_his_own_waits_for_the_one_before(call, disk):
 
 @pytest.mark.parametrize(("way", "brought"), [("joined", [1, 1, 1]), ("fresh", [2, 3, 4])])
 async def test_several_may_wait_for_it_and_calls_still_go_one_at_a_time(call, disk, way, brought):
-    found, side_by_side = [], []
+    found, side_by_side, inside = [], [], []
 
     def ask():
+        inside.append(1)
         number = disk()
-        side_by_side.append(disk.asked - number)
+        time.sleep(0.01)  # long enough for another to begin, if it could
+        side_by_side.append(len(inside) - 1)
+        inside.pop()
         return number
 
     async def wait():

@@ -81,7 +81,7 @@ def material(**changed: Any) -> Material:
         "topology": topology(2, [hardware(0), hardware(1, healthy=0, reason="Xid 79")]),
         "events": [
             {"at": 1.0, "kind": "daemon", "text": "started"},
-            {"at": 3600.0, "kind": "health", "text": "Xid 79 makes the GPU Unhealthy", "index": 1, "verdict": "FATAL"},
+            {"at": 3600.0, "kind": "health", "text": "Unhealthy: Xid 79", "index": 1, "verdict": "FATAL"},
         ],
         "held": {(GPU, "GPU-0"): frozenset({holder("train-0")}), (GPU, "GPU-1"): frozenset({holder("train-1")})},
     }
