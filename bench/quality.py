@@ -1,4 +1,4 @@
-"""How good the GPUs are that pods get, beside two other rules: pods come and go on every simulated node. In this process."""
+"""How well the GPUs that pods get are linked, beside two other rules: pods come and go on every simulated node."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -64,7 +64,7 @@ class MpsDirectories(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, root: str, resource: str) -> "MpsDirectories":
-        """Those of a resource under the host's `root`."""
+        """The MPS directories of a resource, under the host's MPS root `root`."""
         return cls(pipe_directory(root, resource), shm_directory(root), container_pipe_directory(resource))
 
 

@@ -75,7 +75,7 @@ class CrioEvidence(msgspec.Struct, frozen=True):
 
 
 class NodeEvidence(msgspec.Struct, frozen=True):
-    """All of it.
+    """What the node's files say of its kubelet and container runtimes.
 
     `trouble` is why nothing could be looked at, empty otherwise. `sockets` are those of the known paths of container runtimes
     that exist; `containerd` is by runtime, of those with a configuration that was found; `containerd_package` is the version

@@ -20,7 +20,7 @@ VERBS = {
     "explain": "why a GPU is in its state, since when, and what would clear it",
     "cordon": "hold a GPU back from new pods",
     "uncordon": "lift a cordon; with --override also clear what is held against the GPU",
-    "release": "let go of GPUs, so that they can be reset or the driver replaced",
+    "release": "release GPUs (drop their NVML handles), so that they can be reset or the driver replaced",
     "resume": "take released GPUs back",
     "validate": "check config files without a node, and print the resulting settings",
     "cleanup": "remove what the daemon left on this node",

@@ -122,7 +122,7 @@ def judged(directories: Sequence[Path], root: str, *, named: bool) -> list[Judge
 
 
 def gone(paths: Iterable[str], root: str) -> list[str]:
-    """Those of a node's paths that lead to nothing below a root, such as `judged` takes. Blocks."""
+    """Paths of a node that lead to nothing below a root, such as `judged` takes. Blocks."""
     return [path for path in paths if resolve(root, f"{root}{path}") is None]
 
 
@@ -178,8 +178,8 @@ def _standard_input() -> bytes:
     return content(sys.stdin.buffer, MAX_BYTES)
 
 
-class _TwiceError(ValueError):
-    """A key stands twice: which value counts is up to the reader, and CDI's library takes neither."""
+class _DuplicateKeyError(ValueError):
+    """A key appears twice: which value counts is up to the reader, and CDI's library takes neither."""
 
 
 def _plain(content: bytes) -> object:
@@ -189,7 +189,7 @@ def _plain(content: bytes) -> object:
             return json.loads(content.decode(), object_pairs_hook=_once)
         except RecursionError:
             raise ValueError("nested too deep") from None
-        except _TwiceError:
+        except _DuplicateKeyError:
             raise
         except ValueError:  # no JSON: it is YAML that begins so, or the YAML reader tells the line of the fault
             return document.parse(content, "", YAML_LIMITS).content
@@ -200,7 +200,7 @@ def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise _TwiceError(f"the key {twice!r} appears twice in one object")
+        raise _DuplicateKeyError(f"the key {twice!r} appears twice in one object")
     return found
 
 

@@ -59,7 +59,7 @@ def command(output: str, timeout: str, **given: object) -> int:
     return PROBLEM_FOUND if any(each.status == "failed" for _, each in found) else SUCCESS
 
 
-def _found(asked: "_Asked", patience: float) -> "list[tuple[str, Finding]]":
+def _found(asked: "_ResolvedSettings", patience: float) -> "list[tuple[str, Finding]]":
     """What every check found, in a child process: one that a driver holds in the kernel could not end.
 
     Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
@@ -137,7 +137,7 @@ def _as_data(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict
     }
 
 
-class _Asked(NamedTuple):
+class _ResolvedSettings(NamedTuple):
     """What is asked for: settings, what is wrong with the config file where they do without it, and the file they come from."""
 
     settings: Settings
@@ -145,7 +145,7 @@ class _Asked(NamedTuple):
     file: str = ""
 
 
-def _asked(flags: dict[str, object], patience: float) -> _Asked:
+def _asked(flags: dict[str, object], patience: float) -> _ResolvedSettings:
     """The settings of flags, environment and file. Raises UsageError where that cannot be even without the file."""
     from gpu_plugin.doctor.child_process import ChildTimeoutError  # noqa: PLC0415 - usage and help need none of it
     from gpu_plugin.doctor.facts import Unknown  # noqa: PLC0415
@@ -155,14 +155,14 @@ def _asked(flags: dict[str, object], patience: float) -> _Asked:
         settings = resolve(flags, os.environ, _document(named, patience) if named else None)
         labelled = _labelled(settings, patience)
         if labelled:
-            return _Asked(resolve(flags, os.environ, _document(labelled, patience)), file=labelled)
-        return _Asked(settings, file=settings.config_file)
+            return _ResolvedSettings(resolve(flags, os.environ, _document(labelled, patience)), file=labelled)
+        return _ResolvedSettings(settings, file=settings.config_file)
     except ChildTimeoutError as error:
         refused: Known[str] = Unknown(str(error), hung=True)
     except ConfigError as error:
         refused = " ".join(str(error).split())
     try:
-        return _Asked(settings_without_file(flags, os.environ), refused)
+        return _ResolvedSettings(settings_without_file(flags, os.environ), refused)
     except ConfigError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
 

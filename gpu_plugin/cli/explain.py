@@ -27,8 +27,8 @@ _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
     "explain",
     help="Why a GPU is in its state, since when, and what would clear it; those that are unfit come first.",
     epilog="Healthy or Unhealthy is what the kubelet hears: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
-    "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it is said why it is not "
-    "handed out: an MPS daemon that is down, or a CDI specification that is not written, say. Exit status 1 where a GPU that was "
+    "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it says why it is "
+    "withheld: an MPS daemon that is down, or a CDI specification that is not written, say. Exit status 1 where a GPU that was "
     "asked for is Unhealthy.",
 )
 @state_dir_option
@@ -52,7 +52,8 @@ def command(state_dir: Path, gpu: str | None, output: str) -> int:
 
 def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
     """One GPU's state as text; `now` is Unix time in seconds, `columns` how wide a line may be."""
-    verdict = "" if gpu["verdict"] == "OK" else f", {gpu['verdict']}"
+    is_degraded = (gpu["health"], gpu["verdict"]) == ("Healthy", "DEGRADED")
+    verdict = "" if gpu["verdict"] == "OK" else f", {'degraded' if is_degraded else gpu['verdict']}"
     named = "  ".join(filter(None, (f"GPU {gpu['index']}", gpu.get("bus_id"), gpu["uuid"], gpu.get("model"))))
     head = (
         f"{named}  {coloured(gpu['health'] + verdict, gpu['health'] if gpu['verdict'] != 'DEGRADED' else 'degraded')}"

@@ -31,7 +31,7 @@ class Amount(msgspec.Struct, frozen=True):
     ids: tuple[str, ...] = ()
 
     def of(self, ids: Sequence[str]) -> tuple[str, ...]:
-        """Those of these ids that are meant, the last ones where it is a count: the first ones are given out first."""
+        """The ids that are meant, out of those given; the last ones for a count, since the first ones are given out first."""
         if self.ids:
             return tuple(one for one in ids if one in self.ids)
         return tuple(ids if self.count is None else ids[max(0, len(ids) - self.count) :])

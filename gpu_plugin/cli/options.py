@@ -158,7 +158,7 @@ class OneDash(click.Command):
 
 
 def with_two_dashes(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """The same arguments, where -name and -name=value have two dashes if --name is among `names`; none after --."""
+    """Arguments, where -name and -name=value have two dashes if --name is among `names`; none after --."""
     end = args.index("--") if "--" in args else len(args)
     long = [
         f"-{arg}" if arg.startswith("-") and f"-{arg.partition('=')[0]}" in names and arg not in names else arg

@@ -40,10 +40,10 @@ _UNCORDON = _order(
 _RELEASE = _order(
     "release",
     gpus_option,
-    "Let go of a GPU, or of all: it is held back from new pods and its NVML handles are dropped, so that it can be "
+    "Release a GPU, or all: it is held back from new pods and its NVML handles are dropped, so that it can be "
     "reset or, where all are released, the driver be replaced. Prints once the handles are dropped.",
     "Stays in force until gpu-plugin resume, across restarts of the daemon; a reboot ends it. Exit status 1 where the driver "
-    "does not let go: the GPU is held back all the same.",
+    "does not drop them: the GPU is held back all the same.",
 )
 _RESUME = _order(
     "resume",

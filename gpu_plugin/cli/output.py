@@ -112,7 +112,7 @@ def _fitted(cell: str, width: int) -> str:
 
 
 def displayable(data: Any) -> Any:
-    """The same data with each text in it as a terminal may show it."""
+    """Data with each text in it as a terminal may show it."""
     if isinstance(data, str):
         return printable(data)
     if isinstance(data, Mapping):

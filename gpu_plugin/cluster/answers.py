@@ -99,7 +99,7 @@ async def exchange(client: "httpx2.AsyncClient", request: Request) -> tuple["htt
 
 
 async def body(response: "httpx2.Response") -> bytes:
-    """All of an answer that is read as a stream. Raises UnreachableError where it is too long, or cannot be read."""
+    """The whole body of an answer that is read as a stream. Raises UnreachableError where it is too long, or cannot be read."""
     content = bytearray()
     async for piece in pieces(response):
         content += piece

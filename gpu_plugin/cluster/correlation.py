@@ -47,7 +47,7 @@ class Object(msgspec.Struct, frozen=True):
     uid: str = ""
 
 
-class News(msgspec.Struct, frozen=True):
+class EventContent(msgspec.Struct, frozen=True):
     """What is to be told of an object at Unix time `at`. `reason` is in CamelCase, `warning` whether somebody should act."""
 
     about: Object
@@ -57,11 +57,11 @@ class News(msgspec.Struct, frozen=True):
     at: float
 
 
-class Told(msgspec.Struct, frozen=True):
+class EventRecord(msgspec.Struct, frozen=True):
     """An Event as it is to be written: created where `count` is 1, else changed. `first` is Unix time in seconds."""
 
     name: str
-    news: News
+    news: EventContent
     count: int
     first: float
 
@@ -114,19 +114,23 @@ class Correlator:
 
     def __init__(self) -> None:
         self.dropped = 0
-        """News that were let go."""
+        """Events that were dropped."""
         self._named = 0
         self._similar: OrderedDict[_Kind, _Similar] = OrderedDict()
-        self._told: OrderedDict[_Key, Told] = OrderedDict()
+        self._told: OrderedDict[_Key, EventRecord] = OrderedDict()
         self._buckets: OrderedDict[Object, TokenBucket] = OrderedDict()
         self._pods = TokenBucket(PODS_BURST, PODS_PER)
 
-    def judge(self, news: News, now: float) -> Told | None:
+    def judge(self, news: EventContent, now: float) -> EventRecord | None:
         """The Event that is to be written for these news; None: none, since there were too many."""
         news = replace(news, message=_bounded(news.message))
         key, news = self._aggregated(news, now)
         known = self._told.pop(key, None)
-        told = replace(known, news=news, count=known.count + 1) if known else Told(self._name(news), news, 1, news.at)
+        told = (
+            replace(known, news=news, count=known.count + 1)
+            if known
+            else EventRecord(self._name(news), news, 1, news.at)
+        )
         keep(self._told, key, told)
         bucket = self._buckets.pop(news.about, None) or TokenBucket(BURST, PER)
         keep(self._buckets, news.about, bucket)
@@ -142,12 +146,12 @@ class Correlator:
         for key in [key for key in self._told if key[0][0] == about]:
             del self._told[key]
 
-    def _name(self, news: News) -> str:
+    def _name(self, news: EventContent) -> str:
         """A name that no other Event has: the time, and a count for news of the same moment."""
         self._named += 1
         return f"{news.about.name[:LONGEST_NAME].rstrip('.-')}.{int(news.at * 1e9) + self._named:x}"
 
-    def _aggregated(self, news: News, now: float) -> tuple[_Key, News]:
+    def _aggregated(self, news: EventContent, now: float) -> tuple[_Key, EventContent]:
         kind: _Kind = (news.about, news.reason, news.warning)
         similar = self._similar.pop(kind, None)
         if similar is None or now - similar.last > SIMILAR_WITHIN:

@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.correlation import Correlator, News, Object, Told, keep
+from gpu_plugin.cluster.correlation import Correlator, EventContent, EventRecord, Object, keep
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.pulse import Pulse
@@ -60,7 +60,7 @@ class EventWriter:
         self._clock = clock
         self._dice = dice
         self._correlator = Correlator()
-        self._waiting: OrderedDict[str, Told] = OrderedDict()
+        self._waiting: OrderedDict[str, EventRecord] = OrderedDict()
         self._made: OrderedDict[str, str] = OrderedDict()
         """Names of Events that were made, and the uids of what they are about."""
         self._uids: OrderedDict[Object, tuple[str, float]] = OrderedDict()
@@ -83,7 +83,7 @@ class EventWriter:
         """Events that are not written yet."""
         return len(self._waiting)
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: EventContent) -> None:
         """Has these news written soon, or counted in the Event that has the same. From the event loop's thread."""
         told = self._correlator.judge(news, self._clock())
         if told is None:
@@ -144,7 +144,7 @@ class EventWriter:
         its_own = kind == str(HTTPStatus.INTERNAL_SERVER_ERROR.value) or self.written > written
         return tries < MAX_TRIES_UNAVAILABLE or not its_own
 
-    async def _write(self, told: Told) -> None:
+    async def _write(self, told: EventRecord) -> None:
         uid = await self._uid(told.news.about)
         if uid is None:
             return

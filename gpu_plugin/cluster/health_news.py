@@ -6,7 +6,7 @@ The reasons are few, so that they can be asked for: what happened in particular 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_plugin.cluster.correlation import News, Object
+from gpu_plugin.cluster.correlation import EventContent, Object
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
@@ -46,16 +46,16 @@ def reason(change: Transition) -> str:
     return DEGRADED if change.before is Verdict.FATAL and change.standing is Verdict.DEGRADED else ""
 
 
-def on_node(change: Transition, gpus: Sequence[Gpu], node: Object, at: float) -> News | None:
+def on_node(change: Transition, gpus: Sequence[Gpu], node: Object, at: float) -> EventContent | None:
     """The news for the Node, at Unix time `at`; None where there are none."""
     why = reason(change)
-    return News(node, why, _message(change, gpus), why in _WARNINGS, at) if why else None
+    return EventContent(node, why, _message(change, gpus), why in _WARNINGS, at) if why else None
 
 
-def on_pod(change: Transition, gpus: Sequence[Gpu], pod: Object, at: float) -> News | None:
+def on_pod(change: Transition, gpus: Sequence[Gpu], pod: Object, at: float) -> EventContent | None:
     """The news for a pod that holds the GPU; None where there are none."""
     why = reason(change) if concerns_pods(change) else ""
-    return News(pod, why, _message(change, gpus, operator=False), why in _WARNINGS, at) if why else None
+    return EventContent(pod, why, _message(change, gpus, operator=False), why in _WARNINGS, at) if why else None
 
 
 def concerns_pods(change: Transition) -> bool:

@@ -47,7 +47,7 @@ _SAYS = {
 }
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ConditionContent(msgspec.Struct, frozen=True):
     """What the condition is to say. `cause` changes with what is wrong, and not with what is read of it."""
 
     status: str
@@ -56,7 +56,7 @@ class Wanted(msgspec.Struct, frozen=True):
     cause: object = None
 
 
-def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> Wanted | None:
+def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> ConditionContent | None:
     """What the condition is to say; None: what it says already may stay.
 
     Args:
@@ -67,12 +67,12 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> Wanted | Non
     if not gpus or (trouble and all(gpu.fitness is Fitness.UNSEEN for gpu in gpus)):
         if age < PATIENCE:
             return None
-        return Wanted(
+        return ConditionContent(
             "Unknown", "DriverUnavailable", _short(trouble or "no GPU is known yet", LONGEST_MESSAGE), trouble
         )
     worst = next((each for each in _RANK if any(gpu.fitness is each for gpu in gpus)), None)
     if worst is None:
-        return Wanted("True", "AllGPUsHealthy", f"All GPUs are Healthy: {len(gpus)}")
+        return ConditionContent("True", "AllGPUsHealthy", f"All GPUs are Healthy: {len(gpus)}")
     if worst is Fitness.UNSEEN and age < PATIENCE:
         return None
     status, reason, words = _SAYS[worst]
@@ -80,7 +80,9 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> Wanted | Non
     more = f"; and {len(told) - MAX_NAMED_GPUS} more" if len(told) > MAX_NAMED_GPUS else ""
     listed = "; ".join(_short(_one(gpu), LONGEST_OF_ONE) for gpu in told[:MAX_NAMED_GPUS])
     message = f"{len(told)} of {len(gpus)} GPUs {'is' if len(told) == 1 else 'are'} {words}: {listed}{more}"
-    return Wanted(status, reason, _short(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told))
+    return ConditionContent(
+        status, reason, _short(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told)
+    )
 
 
 def tainted(gpus: Sequence[GpuFitness]) -> bool | None:
@@ -108,7 +110,7 @@ class ConditionClock:
         """Takes what the API server has, at the start or after somebody else wrote it."""
         self._known = known
 
-    def due(self, wants: Wanted, now: float, unix: float) -> float:
+    def due(self, wants: ConditionContent, now: float, unix: float) -> float:
         """Seconds until it is to be written, 0 for now. `now` is a steady clock, `unix` the wall clock."""
         if self._news(wants):
             return self._bucket.wait(now)
@@ -116,20 +118,20 @@ class ConditionClock:
         age = unix - parsed(self._known.last_heartbeat_time)
         return max(0.0, HEARTBEAT * (1 + self._spread) - age) if age >= 0 else 0.0
 
-    def next(self, wants: Wanted, unix: float, dice: float) -> Condition:
+    def next(self, wants: ConditionContent, unix: float, dice: float) -> Condition:
         """The condition as it is to be written now; `dice` in [0, 1) spreads the next heartbeat."""
         self._spread = SPREAD * dice
         known, at = self._known, rfc3339(unix)
         since = known.last_transition_time if known is not None and known.status == wants.status else None
         return Condition(CONDITION, wants.status, wants.reason, wants.message, at, since or at)
 
-    def written(self, condition: Condition, wants: Wanted, now: float) -> None:
-        """It was written."""
+    def written(self, condition: Condition, wants: ConditionContent, now: float) -> None:
+        """Notes that this condition was written to the Node at `now`, in seconds of a steady clock."""
         if self._news(wants):
             self._bucket.take(now)
         self._known, self._cause = condition, wants.cause
 
-    def _news(self, wants: Wanted) -> bool:
+    def _news(self, wants: ConditionContent) -> bool:
         known = self._known
         if known is None or (known.status, known.reason) != (wants.status, wants.reason):
             return True

@@ -11,7 +11,7 @@ import msgspec
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import GpuFitness
 from gpu_plugin.cluster.node_api import NodeApi, NodeState
-from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, Wanted, tainted, wanted
+from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, ConditionContent, tainted, wanted
 from gpu_plugin.cluster.own_marks import OwnMarks
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
 from gpu_plugin.runtime.pulse import Pulse
@@ -35,7 +35,7 @@ FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
 
 
-class Asked(msgspec.Struct, frozen=True):
+class EnabledReports(msgspec.Struct, frozen=True):
     """What the settings ask for: the condition, and the taint's effect (empty: no taint).
 
     `look`: the cluster is told anything at all, so that it is worth one look at what an earlier process may have left.
@@ -61,12 +61,12 @@ class _Attempts(msgspec.Struct):
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER))
 
     def failed(self, why: str, now: float, dice: float) -> None:
-        """It was in vain at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""
+        """Notes a failed attempt at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""
         self.trouble, self.failed_at = why, now
         self.backoff.failed(now, dice)
 
     def hasten(self) -> None:
-        """What is wanted has changed: it is tried as soon as after a first failure."""
+        """Brings the next attempt forward, as after a first failure: what is wanted has changed."""
         self.backoff.not_before = min(self.backoff.not_before, self.failed_at + FIRST_PAUSE)
 
 
@@ -80,7 +80,7 @@ class NodeStateKeeper:
     def __init__(
         self,
         api: NodeApi,
-        asked: Callable[[], Asked],
+        asked: Callable[[], EnabledReports],
         seen: Callable[[], Seen],
         marks: OwnMarks,
         write_marks: Callable[[OwnMarks], Awaitable[object]],
@@ -192,7 +192,7 @@ class NodeStateKeeper:
             found = OwnMarks(condition=found.condition, taint=True)
         await self._remember(found)
 
-    async def _try_condition(self, asked: Asked, wants: Wanted | None, now: float) -> None:
+    async def _try_condition(self, asked: EnabledReports, wants: ConditionContent | None, now: float) -> None:
         try:
             uid = await self._keep_condition(asked, wants, now)
         except UnreachableError as error:  # the taint may be within our rights all the same
@@ -214,7 +214,7 @@ class NodeStateKeeper:
         else:
             self._taint = _Attempts()
 
-    def _wanted_effect(self, asked: Asked, seen: Seen) -> str | None:
+    def _wanted_effect(self, asked: EnabledReports, seen: Seen) -> str | None:
         """The effect that the taint is to have, empty for no taint; None: it stays as it is."""
         if not asked.effect:
             return "" if self._marks.taint else None
@@ -227,7 +227,7 @@ class NodeStateKeeper:
         self._read = self._looked = True
         self._checked, self._uid = self._clock(), state.metadata.uid
 
-    def _condition_due(self, wants: Wanted | None, now: float) -> bool:
+    def _condition_due(self, wants: ConditionContent | None, now: float) -> bool:
         return wants is not None and (not self._read or self._times.due(wants, now, self._wall()) <= 0)
 
     def _taint_due(self, effect: str | None, now: float) -> bool:
@@ -235,7 +235,7 @@ class NodeStateKeeper:
             return False
         return self._effect != effect or (bool(effect) and now - self._checked >= RECHECK)
 
-    async def _keep_condition(self, asked: Asked, wants: Wanted | None, now: float) -> str:
+    async def _keep_condition(self, asked: EnabledReports, wants: ConditionContent | None, now: float) -> str:
         """Returns the uid of the Node that was changed; empty where none was. Raises UnreachableError."""
         if wants is not None and self._condition_due(wants, now):
             await self._remember(OwnMarks(condition=True, taint=self._marks.taint))

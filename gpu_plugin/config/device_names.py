@@ -100,7 +100,7 @@ def selected_gpus(written: object) -> tuple[str, ...]:
 
 
 def bounded_pattern(item: str) -> str:
-    """The same pattern. Raises ValueError where it is longer than `MAX_PATTERN`."""
+    """A pattern, as it was given. Raises ValueError where it is longer than `MAX_PATTERN`."""
     if len(item) > MAX_PATTERN:
         raise ValueError(f"{item[:32]!r}... is a pattern of {len(item)} characters; at most {MAX_PATTERN} are allowed")
     return item

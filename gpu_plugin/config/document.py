@@ -220,7 +220,7 @@ class _Values:
             raise _TooManyError
         self.lines.setdefault(place, _line(node))
         if any(node is around for around in self._open):
-            return self._fault(node, place, "an alias of what stands around it")
+            return self._fault(node, place, "an alias that contains itself")
         if node.id == "scalar":
             return self._scalar(node, place)
         if node.tag not in {f"{_YAML}map", f"{_YAML}seq"}:

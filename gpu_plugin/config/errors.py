@@ -37,7 +37,7 @@ class ConfigError(ValueError):
 
     @classmethod
     def of(cls, faults: Sequence[Fault]) -> "ConfigError":
-        """All of these faults; its text is the first and the number of the others."""
+        """An error of all these faults; its text is the first and the number of the others."""
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         error = cls(f"{faults[0]}{more}")
         error.faults = tuple(faults)

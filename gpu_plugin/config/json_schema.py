@@ -20,7 +20,7 @@ def json_schema() -> dict[str, object]:
 
 
 def text() -> str:
-    """That schema as `schema.json` holds it."""
+    """The schema of `json_schema` as the text of `schema.json`."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -194,7 +194,7 @@ NVIDIA: tuple[Option, ...] = (
         "",
         "named,single",
         values.choices("named", "single", "empty"),
-        "where neither label nor default says: named (the file default), single (the only file), empty (no file); in order",
+        "without a label or default: named (the file default), single (the only file), empty (no file); in order",
     ),
     _option("node_name", "", "", values.text, "the Node whose label names the settings file"),
     _option(
@@ -373,7 +373,7 @@ UNFLAGGED: tuple[Option, ...] = (
 
 
 def settable(options: tuple[Option, ...]) -> tuple[Option, ...]:
-    """The same options. Raises LookupError for one whose value has no place in `Settings`."""
+    """The options that were given. Raises LookupError for one whose value has no place in `Settings`."""
     for option in options:
         if option.name not in settings.Settings.__annotations__:
             raise LookupError(

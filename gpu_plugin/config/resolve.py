@@ -170,7 +170,7 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
         )
         yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
     if settings.imex_required and settings.imex_channel_ids == AUTO:
-        reason = "--imex-required needs --imex-channel-ids 0: with auto, a channel that is missing is no error"
+        reason = "--imex-required needs --imex-channel-ids 0: with auto, a missing channel is not an error"
         yield Fault(reason), {"imex_required", "imex_channel_ids"}
     if settings.config_file and settings.config_file_srcdir:
         reason = (
@@ -184,7 +184,7 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
     excluded = frozenset(settings.exclude_gpus)
     both = [gpu for gpu in settings.include_gpus if gpu in excluded]
     if both:
-        reason = f"{', '.join(both)} stands on the list of GPUs to include (--include-gpus, selection.include) too"
+        reason = f"{', '.join(both)} is also on the list of GPUs to include (--include-gpus, selection.include)"
         in_file = at(document.content, ("selection", "exclude")) is not None
         fault = document.fault(("selection", "exclude"), reason) if in_file else Fault(reason, "--exclude-gpus")
         yield fault, {"include_gpus", "exclude_gpus"}

@@ -51,7 +51,7 @@ Node = Leaf | Branch | Rows | Table
 
 
 def spelt_as_in(tree: Branch, document: Document) -> Document:
-    """The same document with keys in the case that the tree has them in: NVIDIA's reader (Go's encoding/json) heeds no case.
+    """A document with its keys in the case that the tree has them in: NVIDIA's reader (Go's encoding/json) heeds no case.
 
     A key that stands there in two cases is left as it is, to be refused.
     """

@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Whether they ask for the same, whatever there is to remark on how they were written."""
         if not isinstance(other, Settings):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in _ASKED)
+        return all(getattr(self, name) == getattr(other, name) for name in _COMPARED_FIELDS)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -128,4 +128,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.dev_root or self.driver_root
 
 
-_ASKED = tuple(name for name in Settings.__struct_fields__ if name != "remarks")
+_COMPARED_FIELDS = tuple(name for name in Settings.__struct_fields__ if name != "remarks")

@@ -73,7 +73,7 @@ def device_choice(written: object) -> DeviceChoice:
         except ValueError as error:
             raise ItemError(index, str(error)) from None
         if name in listed:
-            raise ItemError(index, f"device {name} stands twice in the list")
+            raise ItemError(index, f"device {name} appears twice")
         listed[name] = None
     return DeviceChoice(listed=tuple(listed))
 

@@ -25,7 +25,7 @@ def rfc3339(at: float) -> str:
 
 
 def rfc3339_milliseconds(at: float) -> str:
-    """The same to the nearest millisecond: 2026-11-22T02:40:13.123Z."""
+    """A moment for programs, to the nearest millisecond: 2026-11-22T02:40:13.123Z."""
     whole, milliseconds = divmod(round(at * 1000), 1000)
     return f"{rfc3339(whole)[:-1]}.{milliseconds:03d}Z"
 

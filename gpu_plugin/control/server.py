@@ -121,7 +121,7 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb], other: Verb | None =
 async def serve_refusals(
     state_dir: Path, why: Callable[[], str], verbs: Mapping[str, Verb] | None = None
 ) -> AsyncIterator[None]:
-    """As `serve`, and every other verb is refused with the sentence that `why` gives: there is a daemon, and no more to ask it.
+    """Serves as `serve` does, and refuses every other verb with the sentence that `why` gives: the daemon is not ready.
 
     Where another daemon answers at `state_dir`, or it cannot be used, nothing is answered.
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpu_plugin.cluster.correlation import Object
     from gpu_plugin.cluster.events import EventWriter
     from gpu_plugin.cluster.node_api import NodeApi
-    from gpu_plugin.cluster.node_state import Asked, NodeStateKeeper, Seen
+    from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper, Seen
 
 log = logging.getLogger(__name__)
 
@@ -201,12 +201,12 @@ class ClusterReporting:
             self._client = ""
         return not self._client
 
-    def _asked(self) -> "Asked":
-        from gpu_plugin.cluster.node_state import Asked  # noqa: PLC0415 - as above
+    def _asked(self) -> "EnabledReports":
+        from gpu_plugin.cluster.node_state import EnabledReports  # noqa: PLC0415 - as above
 
         settings = self._settings()
         effect = "" if settings.node_taint == "none" else settings.node_taint
-        return Asked(settings.node_condition, effect, _reports(settings))
+        return EnabledReports(settings.node_condition, effect, _reports(settings))
 
     def _seen(self) -> "Seen":
         from gpu_plugin.cluster.gpu_fitness import fitness_of  # noqa: PLC0415 - as above

@@ -12,7 +12,7 @@ from gpu_plugin.devices.gpu_names import called, named, short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
-from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Standing
+from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, ResourceRegistration
 from gpu_plugin.state.event_store import Event, EventStore
 
 LONGEST_REPLY = 900_000
@@ -68,7 +68,7 @@ class EventLog:
         fields = {"device": change.device, "signal": change.signal, "verdict": change.verdict.name, "xid": change.xid}
         self.store.add("health", text, **self._about(change.uuid), **fields)
 
-    def registration(self, resource: str, before: Standing, after: Standing) -> None:
+    def registration(self, resource: str, before: ResourceRegistration, after: ResourceRegistration) -> None:
         """A change of how a resource stands with the kubelet."""
         if after.registered is not None:
             if before.registered is None:

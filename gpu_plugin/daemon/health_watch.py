@@ -107,8 +107,8 @@ class HealthWatch:
         """Keeps the health of these GPUs, by what is known of them now."""
         self.gpus = tuple(gpus)
         for gpu in self.gpus:
-            slices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
-            self.ledger.watch(gpu.uuid, facts(gpu), slices)
+            mig_devices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
+            self.ledger.watch(gpu.uuid, facts(gpu), mig_devices)
         self.ledger.replay(self.past)
         known = frozenset(gpu.uuid for gpu in self.gpus)
         self.readings.keep(known)

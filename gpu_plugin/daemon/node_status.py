@@ -14,7 +14,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals.orders import MAINTENANCE
-from gpu_plugin.kubelet.registrations import Standing
+from gpu_plugin.kubelet.registrations import ResourceRegistration
 from gpu_plugin.telemetry.readings import Newest, told
 
 MAX_NAMED_IDS = 8
@@ -187,7 +187,7 @@ def unusable(name: str, counts: Mapping[str, Any]) -> str:
     return f"{name}: none of its devices is Healthy{': ' if why else ''}{why}"
 
 
-def registration(standing: Standing, now: float, unix: float) -> Mapping[str, object]:
+def registration(standing: ResourceRegistration, now: float, unix: float) -> Mapping[str, object]:
     """How a resource stands with the kubelet. `now` is the steady clock of the standing, `unix` the same moment's Unix time.
 
     Returns:

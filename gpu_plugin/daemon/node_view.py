@@ -199,7 +199,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.at_a_glance(), "attribution": {**self._attribution(held), "devices": self._allocated(held)}}
 
     async def waiting(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
-        """The same while another daemon has the node: nobody is asked for anything."""
+        """The status while another daemon has the node: nobody is asked for anything."""
         return {**self.at_a_glance(), "settings": self.configuration.in_full()}
 
     def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.listing import Judgement, Standing, judge
+from gpu_plugin.inventory.listing import Judgement, ListingInput, judge
 from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.holders import Holders
@@ -291,7 +291,7 @@ class _Waiting:
         return self._questions == UNANSWERED_LIMIT
 
 
-def _judge_apart(standing: Standing) -> Judgement:
+def _judge_apart(standing: ListingInput) -> Judgement:
     """`judge` on a thread, without the search for cycles.
 
     What it makes, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all devices

@@ -86,7 +86,7 @@ def whole_gpu(gpu: Gpu) -> Device:
 
 
 def mig_device(gpu: Gpu, mig: MigDevice) -> Device:
-    """The device that is one slice of a GPU in MIG mode: its id is the slice's uuid, its NUMA node the GPU's.
+    """The device that is one MIG device: its id is the MIG device's uuid, its NUMA node the GPU's.
 
     Its nodes are the GPU's own and the capability nodes of both instances, as NVIDIA's plugin gives them.
     """

@@ -26,7 +26,7 @@ class Engines(msgspec.Struct, frozen=True):
 
 
 class MigDevice(msgspec.Struct, frozen=True):
-    """A slice of a GPU in MIG mode: a compute instance, with the GPU instance that it is part or all of.
+    """A MIG device: a compute instance, with the GPU instance that it is part or all of.
 
     `index` is its MIG index on its GPU; `profile` is NVIDIA's word for its size, such as 1g.10gb, 1g.10gb+me or 1c.3g.40gb;
     `whole` is False where the compute instance is smaller than its GPU instance. `gpu_instance_cap` and

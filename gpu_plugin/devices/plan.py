@@ -95,20 +95,20 @@ def _as_partitioned(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
         named
         for gpu in gpus
         for named in (
-            [_slice(gpu, mig, settings) for mig in gpu.mig_devices] if gpu.mig_enabled else [_whole(gpu, settings)]
+            [_mig_device(gpu, mig, settings) for mig in gpu.mig_devices] if gpu.mig_enabled else [_whole(gpu, settings)]
         )
     ]
 
 
 @STRATEGIES("mixed")
 def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """Slices are counted by profile, whole GPUs beside them; a compute instance smaller than its GPU instance has a name too."""
+    """MIG devices by profile, whole GPUs beside them; a compute instance smaller than its GPU instance has a name too."""
     return _as_partitioned(gpus, settings), _empty(gpus)
 
 
 @STRATEGIES("single")
 def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """Slices are counted as GPUs, which takes a node whose GPUs are all partitioned alike; any other is withheld, and said."""
+    """MIG devices count as GPUs, which takes a node whose GPUs are all partitioned alike; any other is withheld, and said."""
     named = _as_partitioned(gpus, settings)
     why = _unequal(gpus)
     if not why:
@@ -142,7 +142,7 @@ def _whole(gpu: Gpu, settings: Settings) -> Named:
     return Named(name, withhold(whole_gpu(gpu), gpu.unreadable or ""), (str(gpu.index), gpu.uuid))
 
 
-def _slice(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
+def _mig_device(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
     legacy = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"  # as drivers before 470 called it
     aliases = (f"{gpu.index}:{mig.index}", mig.uuid, legacy)
     reason = gpu.unreadable or ""

@@ -217,7 +217,7 @@ ANYWHERE = ""
 
 
 def _shared(device: Device, former: Device) -> bool:
-    """Whether both are replicas of one thing. A whole GPU is none with its slices: who has the one has all of the others."""
+    """Whether both are replicas of one thing. A whole GPU is none with its MIG devices: who has the one has all of the others."""
     return bool(device.shared and former.shared) and device.kind == former.kind
 
 

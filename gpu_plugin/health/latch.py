@@ -187,7 +187,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def shifted(remembered: S, by: float) -> S:
-    """The same value with each `Moment` as it is after the wall clock was corrected by so many seconds."""
+    """A value with each `Moment` as it is after the wall clock was corrected by so many seconds."""
     found: S = _changed(remembered, type(remembered), lambda value, of: corrected(value, by) if of == Moment else value)
     return found
 

@@ -51,12 +51,12 @@ class HealthLedger:
         """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
         self._records: dict[str, GpuRecord] = {}
 
-    def watch(self, uuid: str, facts: Facts, slices: MigUuids | None = None) -> None:
-        """Begins to keep a GPU's health, or gives it new facts and slices; what is known of it stays."""
+    def watch(self, uuid: str, facts: Facts, mig_devices: MigUuids | None = None) -> None:
+        """Begins to keep a GPU's health, or gives it new facts and MIG devices; what is known of it stays."""
         record = self._records.setdefault(uuid, GpuRecord(facts))
         record.facts = facts
-        record.slices = slices or {}
-        record.devices = frozenset(record.slices.values())
+        record.mig_devices = mig_devices or {}
+        record.devices = frozenset(record.mig_devices.values())
 
     def observe(self, uuid: str, seen: Observation, now: float) -> tuple[Transition, ...]:
         """Takes in one observation of a watched GPU at Unix time `now`. Returns the verdicts it changed."""
@@ -267,7 +267,7 @@ class HealthLedger:
         ]
 
     def _beside(self, record: GpuRecord, name: str, seen: XidEvent, ctx: Context, changed: Changed) -> None:
-        """Shows an Xid to the latches of other Xids, which it may make more or less of: of another slice it says nothing."""
+        """Shows an Xid to the latches of other Xids, which it may make more or less of: of another MIG device it says nothing."""
         swayed = self.policy.xids.swayed
         others = [
             key for key in record.latches if key.part in swayed and key.signal == name and key.part != str(seen.xid)

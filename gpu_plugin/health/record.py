@@ -30,7 +30,7 @@ class GpuRecord(msgspec.Struct):
     """
 
     facts: Facts
-    slices: MigUuids = msgspec.field(default_factory=dict)
+    mig_devices: MigUuids = msgspec.field(default_factory=dict)
     devices: frozenset[str] = frozenset()
     latches: dict[LatchKey, AnyLatch] = msgspec.field(default_factory=dict)
     unseen: AnyLatch | None = msgspec.field(default_factory=first_look.unseen)
@@ -95,7 +95,7 @@ class GpuRecord(msgspec.Struct):
         """
         if seen.gpu_instance is None or whole_gpu:
             return ("",)
-        inside = {at: uuid for (instance, at), uuid in self.slices.items() if instance == seen.gpu_instance}
+        inside = {at: uuid for (instance, at), uuid in self.mig_devices.items() if instance == seen.gpu_instance}
         if seen.compute_instance in inside:
             return (inside[seen.compute_instance],)
         return tuple(inside.values()) or ("",)

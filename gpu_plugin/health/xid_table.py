@@ -53,14 +53,14 @@ class Escalation(_Rule, frozen=True):
         super().__post_init__()
 
 
-class Beside(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WhileSignalOpen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rule: the verdict of an Xid while a signal of this name is open."""
 
     signal: str
     verdict: Literal["degraded", "fatal"]
 
 
-class Brings(_Rule, frozen=True):
+class WithOtherXid(_Rule, frozen=True):
     """A rule: the verdict of an Xid where one of these `xids` comes `within` a time of it, such as 5s."""
 
     xids: tuple[int, ...]
@@ -72,7 +72,13 @@ class Brings(_Rule, frozen=True):
         super().__post_init__()
 
 
-class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"beside": "with"}):
+class XidRow(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"beside": "with", "verdict_without_cause": "alone"},
+):
     """A row of the table; the head of `xids.yaml` says what each of its words means."""
 
     codes: tuple[int | str, ...]
@@ -82,10 +88,10 @@ class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     action: Action = ""
     note: str = ""
     escalate: Escalation | None = None
-    beside: Beside | None = None
-    brings: Brings | None = None
+    beside: WhileSignalOpen | None = None
+    brings: WithOtherXid | None = None
     follows: str = ""
-    alone: Literal["", "degraded", "fatal"] = ""
+    verdict_without_cause: Literal["", "degraded", "fatal"] = ""
     repeats: bool = False
     whole_gpu: bool = False
     always: bool = False
@@ -95,7 +101,7 @@ class XidRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("the name is empty")
-        if bool(self.follows) != bool(self.alone):
+        if bool(self.follows) != bool(self.verdict_without_cause):
             raise ValueError("follows and alone go together")
         if self.follows:
             _seconds(self.follows)
@@ -137,7 +143,7 @@ def xid_table(content: object) -> XidTable:
             raise ValueError(f"row {at}: {error}") from None
         for number in row.numbers:
             if number in found:
-                raise ValueError(f"Xid {number} stands in two rows, {found[number].name!r} and {row.name!r}")
+                raise ValueError(f"Xid {number} appears in two rows, {found[number].name!r} and {row.name!r}")
             found[number] = row
     return found
 

@@ -181,5 +181,5 @@ def _with_rules(own: Judgement, row: XidRow) -> Judgement:
         brings = frozenset(row.brings.xids), row.brings.seconds
         return replace(own, beside=beside, raised=VERDICTS[row.brings.verdict], brings=brings)
     if row.follows:
-        return replace(own, beside=beside, raised=VERDICTS[row.alone], follows=row.follows_seconds)
+        return replace(own, beside=beside, raised=VERDICTS[row.verdict_without_cause], follows=row.follows_seconds)
     return replace(own, beside=beside)

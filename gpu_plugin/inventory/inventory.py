@@ -12,7 +12,7 @@ from gpu_plugin.devices.plan import check_length
 from gpu_plugin.devices.retirement import Allocated, gone
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.health.latch import Health
-from gpu_plugin.inventory.listing import Judgement, Standing, judge
+from gpu_plugin.inventory.listing import Judgement, ListingInput, judge
 from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.inventory.snapshot import Hardware, ResourceView, SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
@@ -116,9 +116,9 @@ class Inventory:
                 self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
         self._take(judge(self.standing(allocated, now, known)))
 
-    def standing(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> Standing:
+    def standing(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> ListingInput:
         """How things stand; arguments are those of `apply`. Takes no time worth mentioning, however many devices there are."""
-        return Standing(
+        return ListingInput(
             offer=self.offer,
             listed=self.listed,
             views=self.store.current.resources,
@@ -132,7 +132,7 @@ class Inventory:
             now=now,
         )
 
-    def take(self, judged: Judgement, standing: Standing) -> bool:
+    def take(self, judged: Judgement, standing: ListingInput) -> bool:
         """Publishes what was judged of `standing`, unless things have changed since. Returns whether it did."""
         current = self.store.current.resources is standing.views and self.judged is standing.before
         if not current or self.offer is not standing.offer or self.store.recent.unconfirmed(judged.moved):

@@ -32,7 +32,7 @@ WITHDRAW = 2.0
 MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
 
 
-class Standing(msgspec.Struct, frozen=True):
+class ListingInput(msgspec.Struct, frozen=True):
     """How things stand, and what the kubelet said.
 
     `listed` are the resources as the kubelet is told of them and `views` what is published of them; `before` is what followed
@@ -64,7 +64,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
     `views` has the very same objects where nothing changes. `foreign` is what pods hold of NVIDIA's devices under names that are
     not listed here, `foreign_since` since when that is known without a break, and `elsewhere` the part of it that is hardware of
-    this offer as far as is known; `slices` has the GPU's uuid of each MIG device that ever was offered; `empty_since` is since
+    this offer as far as is known; `mig_gpus` has the GPU's uuid of each MIG device that ever was offered; `empty_since` is since
     when resources without a device are served empty. `moved` is what was retired before and is listed no more or free,
     `awaited` what keeps hardware back until no pod holds it. `asked` is what the kubelet is to be asked about, and since when:
     what is retired, and what is held under foreign names. `next_leave` is when something may go next though nothing more is
@@ -76,7 +76,7 @@ class Judgement(msgspec.Struct, frozen=True):
     foreign: Mapping[Key, Device] = msgspec.field(default_factory=dict)
     foreign_since: Mapping[Key, float] = msgspec.field(default_factory=dict)
     elsewhere: Allocated = frozenset()
-    slices: Mapping[str, str] = msgspec.field(default_factory=dict)
+    mig_gpus: Mapping[str, str] = msgspec.field(default_factory=dict)
     empty_since: Mapping[str, float] = msgspec.field(default_factory=dict)
     moved: Allocated = frozenset()
     awaited: Allocated = frozenset()
@@ -84,12 +84,12 @@ class Judgement(msgspec.Struct, frozen=True):
     next_leave: float = inf
 
 
-def judge(standing: Standing) -> Judgement:
+def judge(standing: ListingInput) -> Judgement:
     """The list for the kubelet."""
     now, offer, before = standing.now, standing.offer, standing.before
-    slices = {**before.slices, **offer.slices}
+    mig_gpus = {**before.mig_gpus, **offer.mig_gpus}
     gpus = {device.gpu for resource in offer.plan.resources for device in resource.devices}
-    listed, foreign = _recalled(standing, slices, gpus)
+    listed, foreign = _recalled(standing, mig_gpus, gpus)
     foreign_since = {key: before.foreign_since.get(key, now) for key in foreign}
     elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
     recent = standing.unconfirmed([(r.name, d.id) for r in listed for d in r.devices])
@@ -112,7 +112,7 @@ def judge(standing: Standing) -> Judgement:
         foreign=foreign,
         foreign_since=foreign_since,
         elsewhere=frozenset(elsewhere),
-        slices=slices,
+        mig_gpus=mig_gpus,
         empty_since=empty_since,
         moved=frozenset(
             key for key in before.retirement.since if key not in retirement.since or key in retirement.free
@@ -123,7 +123,7 @@ def judge(standing: Standing) -> Judgement:
     )
 
 
-def _view(standing: Standing, resource: Resource) -> ResourceView:
+def _view(standing: ListingInput, resource: Resource) -> ResourceView:
     offer, access = standing.offer, standing.offer.access
     down = ""
     if any(device.shared == MPS for device in resource.devices):
@@ -136,7 +136,7 @@ def _view(standing: Standing, resource: Resource) -> ResourceView:
 
 
 def _recalled(
-    standing: Standing, slices: Mapping[str, str], gpus: AbstractSet[str]
+    standing: ListingInput, mig_gpus: Mapping[str, str], gpus: AbstractSet[str]
 ) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
     """The listed devices with those that are to be listed again, and what pods hold under names that are not listed here.
 
@@ -153,7 +153,7 @@ def _recalled(
     lost = _lost(((name, one) for name, one in said if one not in present.get(name, ())), gpus)
     alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
     for name, identifier in lost:
-        device = standing.before.foreign.get((name, identifier)) or _described(name, identifier, alike, slices)
+        device = standing.before.foreign.get((name, identifier)) or _described(name, identifier, alike, mig_gpus)
         if name in present:
             listed[name] = (*listed.get(name, ()), device)
         else:
@@ -161,7 +161,7 @@ def _recalled(
     return tuple(Resource(name, devices) for name, devices in listed.items()), foreign
 
 
-def _described(resource: str, identifier: str, alike: Mapping[str, Device], slices: Mapping[str, str]) -> Device:
+def _described(resource: str, identifier: str, alike: Mapping[str, Device], mig_gpus: Mapping[str, str]) -> Device:
     """A device that a pod holds, as far as it is known. `alike` are devices by the uuid that containers see."""
     uuid, replica, _ = identifier.partition(REPLICA)
     sharing = SharedResource(resource, resource, 2) if replica else None
@@ -169,7 +169,7 @@ def _described(resource: str, identifier: str, alike: Mapping[str, Device], slic
     if same is not None:
         return gone(replace(same, id=identifier, sharing=sharing, retired=False))
     kind = MIG if uuid.startswith("MIG-") else GPU
-    return gone(Device(identifier, slices.get(uuid, uuid), uuid, "", kind=kind, sharing=sharing))
+    return gone(Device(identifier, mig_gpus.get(uuid, uuid), uuid, "", kind=kind, sharing=sharing))
 
 
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -28,7 +28,7 @@ from gpu_plugin.placement.topology import Topology
 class Offer(msgspec.Struct, frozen=True):
     """The resources of this node under these settings, before health. Where there are many GPUs, `prepared` takes its time.
 
-    `warnings` are sentences on what the settings ask for, besides those of the plan. `slices` has the GPU's uuid for each MIG
+    `warnings` are sentences on what the settings ask for, besides those of the plan. `mig_gpus` has the GPU's uuid for each MIG
     device of the node, also of GPUs that are not served.
     """
 
@@ -38,7 +38,7 @@ class Offer(msgspec.Struct, frozen=True):
     policy: str = DISTRIBUTED
     mps_root: str = ""
     warnings: tuple[str, ...] = ()
-    slices: Mapping[str, str] = msgspec.field(default_factory=dict)
+    mig_gpus: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def prepared(self) -> "Offer":
         """The offer with its placement ready."""

@@ -108,7 +108,7 @@ class PodAttribution:
         return self._known()
 
     async def shortly(self) -> HoldersByDevice | None:
-        """As `current`, but it waits for `SHORTLY` seconds at most; the question goes on, and its answer is for the next to ask.
+        """Answers as `current` does, after `SHORTLY` seconds at most; the question goes on, for the next who asks.
 
         Needs `run`. Until there is an answer, it is the one before, for `STALE` seconds.
         """

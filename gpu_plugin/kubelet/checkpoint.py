@@ -32,7 +32,7 @@ class CheckpointError(Exception):
 
 
 class NoCheckpointError(CheckpointError):
-    """It is not there: a kubelet that has given nothing away may not have written it yet."""
+    """The kubelet's checkpoint is not there: a kubelet that has given nothing away may not have written it yet."""
 
 
 def entries(directory: Path) -> Mapping[tuple[str, str], frozenset[str]] | None:
@@ -47,7 +47,7 @@ def entries(directory: Path) -> Mapping[tuple[str, str], frozenset[str]] | None:
 
 
 def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Writing]:
-    """The same, and which writing of the file it is of: a kubelet makes a new file each time it writes.
+    """What is allocated by the checkpoint, and which writing of it this was: a kubelet makes a new file each time it writes.
 
     Raises:
         CheckpointError: the file is no witness.

@@ -20,13 +20,13 @@ OFF_LOOP_DEVICES = 2_000
 """From so many devices never encoded before on (20 µs each) the work is done on a thread, so that the loop runs on."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ListRequest(msgspec.Struct, frozen=True):
     """What the store wants sent: the devices, and how often the same list was asked for once more."""
 
     devices: tuple[Device, ...]
     again: int
 
-    def same(self, other: "Wanted | None") -> bool:
+    def same(self, other: "ListRequest | None") -> bool:
         """Whether both are the very same devices, which are not compared one by one."""
         return other is not None and self.devices is other.devices and self.again == other.again
 
@@ -41,7 +41,7 @@ class ListFeed:
         self._store = store
         self._encoder = wire.ListEncoder()
         self._changed = Pulse()
-        self._done: Wanted | None = None
+        self._done: ListRequest | None = None
         self._refreshing = anyio.Lock()
 
     async def run(self) -> None:
@@ -68,9 +68,9 @@ class ListFeed:
             self._changed.ring()
             return True
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> ListRequest:
         view = self._store.current.resources.get(self.resource)
-        return Wanted(view.resource.devices if view else (), self._store.resends(self.resource))
+        return ListRequest(view.resource.devices if view else (), self._store.resends(self.resource))
 
     async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
         """A list of these devices; the last one where it would be too long."""

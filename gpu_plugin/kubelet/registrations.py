@@ -13,7 +13,7 @@ UNHEARD = "registered, but the kubelet has not opened its stream yet"
 """Why a resource is not known to the kubelet although that took its registration: without the list it has no device of it."""
 
 
-class Standing(msgspec.Struct, frozen=True):  # made while pods wait for the start: a dataclass takes 1 ms
+class ResourceRegistration(msgspec.Struct, frozen=True):  # made while pods wait for the start: a dataclass takes 1 ms
     """One resource. Times are in seconds of one steady clock.
 
     `socket` is where it is served now, None while it is not. `registered` is since when the kubelet is told of its devices, from
@@ -26,14 +26,14 @@ class Standing(msgspec.Struct, frozen=True):  # made while pods wait for the sta
     lost: float | None = None
     why: str = UNREGISTERED
 
-    def taken(self, now: float) -> "Standing":
+    def taken(self, now: float) -> "ResourceRegistration":
         """The kubelet has opened its stream."""
-        return Standing(self.socket, now, None, "")
+        return ResourceRegistration(self.socket, now, None, "")
 
-    def away(self, why: str, now: float) -> "Standing":
+    def away(self, why: str, now: float) -> "ResourceRegistration":
         """The kubelet does not know the resource, or does not know it any more."""
         lost = now if self.registered is not None else self.lost
-        return Standing(self.socket, None, lost, why)
+        return ResourceRegistration(self.socket, None, lost, why)
 
 
 class Registrations:
@@ -42,18 +42,18 @@ class Registrations:
     def __init__(
         self,
         clock: Callable[[], float] = anyio.current_time,
-        changed: Callable[[str, Standing, Standing], None] | None = None,
+        changed: Callable[[str, ResourceRegistration, ResourceRegistration], None] | None = None,
     ) -> None:
         """`clock` is steady, in seconds; `changed` is told each resource's standing before and after."""
-        self.current: dict[str, Standing] = {}
+        self.current: dict[str, ResourceRegistration] = {}
         self._again: dict[str, str] = {}
-        self._overtaken: dict[str, Standing] = {}
+        self._overtaken: dict[str, ResourceRegistration] = {}
         self._clock = clock
         self._changed = changed
 
-    def of(self, resource: str) -> Standing:
+    def of(self, resource: str) -> ResourceRegistration:
         """How a resource stands; one that has no endpoint yet has not been registered."""
-        return self.current.get(resource, Standing())
+        return self.current.get(resource, ResourceRegistration())
 
     def heard(self, resource: str) -> bool:
         """Whether the kubelet has the resource's stream open, and its lists arrive."""
@@ -86,7 +86,7 @@ class Registrations:
         self._stands(resource, self.of(resource).away(why, self._clock()))
 
     def overtake(self, resource: str, why: str) -> bool:
-        """Another plugin serves the resource, although our stream is open. Returns whether that is so: it may have ended."""
+        """Notes that another plugin serves the resource although our stream is open; False where that has ended."""
         if not self.heard(resource):
             return False
         self.away(resource, why)
@@ -111,7 +111,7 @@ class Registrations:
         self.current.pop(resource, None)
         self._again.pop(resource, None)
 
-    def _stands(self, resource: str, after: Standing) -> None:
+    def _stands(self, resource: str, after: ResourceRegistration) -> None:
         before = self.of(resource)
         self.current[resource] = after
         if self._changed is not None:

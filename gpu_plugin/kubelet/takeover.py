@@ -196,7 +196,7 @@ class TakeoverWatch:
             await self.ask()
 
     async def ask(self) -> None:
-        """One question, and what follows from its answer."""
+        """Asks the kubelet once what it has of ours, and acts on the answer."""
         before = self._served()
         if not before:
             return

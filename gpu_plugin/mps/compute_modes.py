@@ -64,7 +64,7 @@ class ComputeModes:
             self._before = dict(saved.modes)
 
     async def make_exclusive(self, uuid: str) -> None:
-        """One process alone, the MPS server, may use the GPU from here on.
+        """Sets a GPU to EXCLUSIVE_PROCESS: only one process, the MPS server, may use it from here on.
 
         A part that has no compute modes stays as it is. Raises MpsError where the driver refuses, or does not answer in time.
         """

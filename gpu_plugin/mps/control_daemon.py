@@ -57,7 +57,7 @@ class ControlDaemon:
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 before it was started."""
+        """The daemon's process id; 0 before it was started."""
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:

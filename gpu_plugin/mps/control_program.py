@@ -86,7 +86,7 @@ def answer(command: str, status: int, output: bytes) -> str:
 
 
 def unanswered(command: str, patience: float) -> MpsError:
-    """That the daemon has not answered within `patience` seconds."""
+    """The error for a daemon that has not answered a command within `patience` seconds."""
     return MpsError(f"its control has not answered {command!r} for {patience:g} s")
 
 

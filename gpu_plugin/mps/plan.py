@@ -89,7 +89,7 @@ def most_clients(gpu: Gpu) -> int:
 
 
 def mps_resources(resources: Iterable[Resource], node: Node) -> tuple[MpsResource, ...]:
-    """Those of the resources that have devices shared by MPS, each GPU once; devices shared otherwise are left out."""
+    """Resources with devices shared by MPS, and those devices' GPUs, each once; devices shared otherwise are left out."""
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
     found = []
     for resource in resources:
@@ -102,10 +102,10 @@ def mps_resources(resources: Iterable[Resource], node: Node) -> tuple[MpsResourc
 def _mps_resource(name: str, devices: list[Device], gpus: Mapping[str, Gpu]) -> MpsResource:
     trouble = ""
     uuids = tuple(dict.fromkeys(device.gpu for device in devices))
-    slices = [device.visible_id for device in devices if device.kind == MIG]
+    partitions = [device.visible_id for device in devices if device.kind == MIG]
     unknown = [uuid for uuid in uuids if uuid not in gpus]
-    if slices:
-        trouble = f"{slices[0]} is a MIG device, and MPS shares whole GPUs only; share it by time-slicing"
+    if partitions:
+        trouble = f"{partitions[0]} is a MIG device, and MPS shares whole GPUs only; share it by time-slicing"
     elif unknown:
         trouble = f"{unknown[0]} is not a GPU that NVML describes, and MPS needs one; share it by time-slicing"
     elif len({(device.replicas, device.limits) for device in devices}) > 1:
@@ -160,9 +160,7 @@ def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mappi
         return "none of its GPUs can be read"
     for gpu in gpus:
         if gpu.mig_enabled:
-            return (
-                f"GPU {gpu.uuid} is in MIG mode, and MPS shares whole GPUs only; disable MIG mode, or share its slices"
-            )
+            return f"GPU {gpu.uuid} is in MIG mode, and MPS shares whole GPUs only; disable MIG mode, or share its MIG devices"
         if gpu.uuid in taken:
             return f"GPU {gpu.uuid} is shared by the MPS daemon of {taken[gpu.uuid]} already; a GPU has one daemon"
         if resource.replicas > most_clients(gpu):

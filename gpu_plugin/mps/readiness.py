@@ -70,7 +70,7 @@ def lock(path: Path) -> int | None:
 
 
 def wait_for_lock(path: Path) -> int:
-    """As `lock`, blocking for as long as another process has it."""
+    """Takes the lock as `lock` does, and blocks for as long as another process has it."""
     descriptor = _lock_file(path)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor

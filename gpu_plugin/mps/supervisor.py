@@ -148,11 +148,11 @@ class Supervisor:
             os.close(descriptor)
 
     async def _reconcile(self, tasks: anyio.abc.TaskGroup, plan: MpsPlan) -> None:
-        """Ends what is not wanted as it is, then begins what is wanted and not there."""
+        """Stops daemons that the plan lacks or has with other settings, then starts those that are missing."""
         wanted = {daemon.resource: daemon for daemon in plan.daemons}
         ending = [kept for resource, kept in self._kept.items() if kept.daemon != wanted.get(resource)]
         for kept in ending:
-            log.info("%s: its MPS daemon is not wanted as it is; ending it", kept.daemon.resource)
+            log.info("%s: its MPS daemon has outdated settings; stopping it", kept.daemon.resource)
             kept.scope.cancel()
         for kept in ending:
             await kept.over.wait()

@@ -67,7 +67,7 @@ def register(driver: Driver, handle: Handle, events: EventSet) -> Registered:
 
 
 def register_warily(driver: Driver, handle: Handle, events: EventSet) -> Registered:
-    """As `register`, for a GPU that may have undone an event set: first it is tried in one that has no other GPU."""
+    """Registers as `register` does, for a GPU that may have undone an event set: tried first in one without other GPUs."""
     try:
         own_set = driver.event_set()
     except NvmlError as error:

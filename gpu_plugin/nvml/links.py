@@ -35,7 +35,7 @@ class Links:
         self._repeats = 0
 
     def between(self, uuids: Iterable[str]) -> dict[Pair, Link]:
-        """Those between these GPUs, as far as they are known."""
+        """Links between the GPUs with these uuids, by pair, as far as they are known."""
         wanted = frozenset(uuids)
         return {pair: link for pair, link in self._known.items() if wanted.issuperset(pair)}
 

@@ -30,7 +30,7 @@ class Released(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, uuids: frozenset[str] | None) -> "Released":
-        """Those GPUs; None: all."""
+        """The release of the GPUs with these uuids; None: of every GPU."""
         return cls(every=True) if uuids is None else cls(uuids=uuids)
 
     def __contains__(self, uuid: str) -> bool:
@@ -62,13 +62,13 @@ MAX_TRIES = 3
 """Openings that a binding is worth: NVML hides some GPUs for good, such as those excluded by a parameter of the driver."""
 
 FIRST_WAIT = 6
-LONGER = 4
+WAIT_FACTOR = 4
 """Rounds from an opening that did not help to the next, and how many times longer each wait is than the one before."""
 
 _Binding = tuple[str, int]
 
 
-class Bus(msgspec.Struct):
+class Bindings(msgspec.Struct):
     """The bindings as the host told them last, by PCI bus id; none where it does not tell any."""
 
     bindings: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -111,7 +111,7 @@ class Bus(msgspec.Struct):
             tries, _ = self._tried.get(key, (0, 0))
             # One that is lost is no reason to open the driver again, unless it was bound again since the last time.
             if gpu is None or tries or (self._found and self._found.get(bus_id) != self.bindings[bus_id]):
-                tried[key] = (tries + 1, now + FIRST_WAIT * LONGER**tries)
+                tried[key] = (tries + 1, now + FIRST_WAIT * WAIT_FACTOR**tries)
         self._tried, self._found = tried, dict(self.bindings)
 
     def _open_questions(self, gpus: Sequence[Watched]) -> Iterable[tuple[str, Watched | None]]:
@@ -135,7 +135,7 @@ class Roster(msgspec.Struct):
     gpus: list[Watched] = msgspec.field(default_factory=list)
     by_handle: dict[Handle, str] = msgspec.field(default_factory=dict)
     """Uuids by every handle of this opening of the driver: an event may name one that is not the newest."""
-    bus: Bus = msgspec.field(default_factory=Bus)
+    bus: Bindings = msgspec.field(default_factory=Bindings)
 
     def is_released(self, uuid: str) -> bool:
         """Whether a GPU is released, or not resumed yet: neither is it asked anything, nor is anything told of it."""

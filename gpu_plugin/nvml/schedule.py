@@ -29,15 +29,15 @@ class Schedule:
         self._answered: dict[str, float] = {}
 
     def poll_at(self, at: float) -> None:
-        """Everyone's turn comes at that time."""
+        """Schedules a turn of every GPU at that time."""
         self._poll = at
 
     def everyone(self, at: float) -> None:
-        """Everyone is to be asked everything, at that time at the latest."""
+        """Schedules a full look at every GPU, at that time at the latest."""
         self._everyone = min(self._everyone, at)
 
     def one(self, uuid: str, at: float) -> None:
-        """This GPU is to be asked everything, at that time at the latest."""
+        """Schedules a full look at this GPU, at that time at the latest."""
         self._due[uuid] = min(self._due.get(uuid, math.inf), at)
 
     def heard(self, uuid: str, now: float) -> None:

@@ -36,7 +36,7 @@ class DriverCalls:
         return job
 
     def begin_unrelated(self, call: Callable[[], T]) -> Job[T]:
-        """As `begin`, for a call that is none of the driver's: whether it comes back is nothing to NVML."""
+        """Begins a call as `begin` does, one that is none of the driver's: whether it comes back is nothing to NVML."""
         return self._workers.begin(call)
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ MAX_ABANDONED_SETS = 3
 _UNANSWERED = "the driver has not answered the request for them"
 
 
-class _Asked(msgspec.Struct):
+class _PendingRequest(msgspec.Struct):
     """The request for a GPU's events that is under way, the set that it is for, and whether it has taken too long."""
 
     watched: Watched
@@ -75,7 +75,7 @@ class EventSubscription:
         self._set: LiveSet | None = None
         self._left_behind: list[LiveSet] = []
         self._making: SlowCall[EventSet] = SlowCall(calls.begin)
-        self._asked: list[_Asked] = []
+        self._asked: list[_PendingRequest] = []
         self._listening = False
         self._wait_failures = WaitFailures()
         self._rebuilds = Backoff(FIRST_REBUILD_PAUSE, LONGEST_REBUILD_PAUSE, free=FREE_REBUILDS, stable=STABLE_AFTER)
@@ -281,7 +281,7 @@ class EventSubscription:
             job = self._registration(handle, into.events, wary=uuid in self._suspects)
             into.registrations.add(job)
             watched.registering = job
-            asked.append(_Asked(watched, into, job))
+            asked.append(_PendingRequest(watched, into, job))
         self._asked += asked
         until = anyio.current_time() + patience
         for each in asked:
@@ -292,7 +292,7 @@ class EventSubscription:
         way, driver = register_warily if wary else register, self._driver
         return self._calls.begin(lambda: way(driver, handle, events))
 
-    def _answered(self, asked: _Asked) -> None:
+    def _answered(self, asked: _PendingRequest) -> None:
         watched, uuid = asked.watched, asked.watched.gpu.uuid
         asked.into.registrations.discard(asked.job)
         if watched.registering is asked.job:
@@ -310,7 +310,7 @@ class EventSubscription:
         if member is not None:
             member.answer = answer
         if answer.why and answer.why != self._logged.get(uuid):
-            log.warning("GPU %s: no event of it is heard, health relies on polling: %s", uuid, answer.why)
+            log.warning("GPU %s: its events are not received, health relies on polling: %s", uuid, answer.why)
         self._logged[uuid] = answer.why
 
     # The wait

@@ -90,7 +90,7 @@ class SharedGpu(Share):
         self.room = sum([part.room for part in self.parts])
 
     def taken(self, count: int, policy: Policy) -> list[int]:
-        """That many devices of the GPU."""
+        """Takes so many free devices of the GPU, dealt over its hardware by the policy, and returns their positions."""
         chosen: list[int] = []
         for part, number in zip(self.parts, deal(self.parts, count, policy), strict=True):
             chosen += part.free[:number]

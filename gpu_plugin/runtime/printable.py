@@ -1,4 +1,4 @@
-"""Text of others as people and programs may be shown it: it can be encoded, is one line, and tells a terminal nothing. Pure."""
+"""Text of others, made safe to show: it can be encoded, is one line, and has no terminal control characters. Pure."""
 
 from collections.abc import Mapping
 

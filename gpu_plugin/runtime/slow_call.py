@@ -57,7 +57,7 @@ class SlowCall(Generic[T]):
         return job
 
     def forget(self) -> None:
-        """Its outcome is nothing to anybody any more; the next one may begin beside it."""
+        """Gives up the call under way: nobody takes its outcome, and the next call may begin beside it."""
         self._job = None
 
     async def joined(self, call: Callable[[], T], seconds: float) -> T:
@@ -95,6 +95,6 @@ class SlowCall(Generic[T]):
         return job.done.result()
 
     def _let_go_of(self, job: Job[T]) -> None:
-        """Another who waited for the same call may have done so, and begun the next."""
+        """Forgets the call that is over, unless another who waited for it did so already and began the next."""
         if self._job is job:
             self._job = None

@@ -108,11 +108,11 @@ class SimulatedDriver(Session):
         return self._look_up("handle_by_pci_bus_id", lambda gpu: gpu.pci_bus_id == wanted)
 
     def uuid(self, handle: Handle) -> str:
-        found = self._slice("uuid", handle)
+        found = self._mig_device("uuid", handle)
         return found.uuid if found else self._gpu("uuid", handle).uuid
 
     def name(self, handle: Handle) -> str:
-        found = self._slice("name", handle)
+        found = self._mig_device("name", handle)
         if found is None:
             return self._gpu("name", handle).name
         return f"{self._profile.gpus[gpu_of_mig(handle)].name} MIG {found.instance.profile}"
@@ -137,12 +137,12 @@ class SimulatedDriver(Session):
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """NOT_SUPPORTED outside MIG mode; NOT_FOUND for an index without a device, INVALID_ARGUMENT beyond the last one."""
         gpu = self._reach("mig_handle", handle)
-        slices = supported("mig_handle", self._node.mig_partition(gpu)).devices
+        devices = supported("mig_handle", self._node.mig_partition(gpu)).devices
         if not 0 <= index < COMPUTE_SLICES:
             raise refused("mig_handle", Return.INVALID_ARGUMENT)
-        if index >= len(slices):
+        if index >= len(devices):
             raise refused("mig_handle", Return.NOT_FOUND)
-        return mig_handle(gpu, slices[index].number)
+        return mig_handle(gpu, devices[index].number)
 
     def gpu_instance_id(self, handle: Handle) -> int:
         """NOT_SUPPORTED for a handle that is a whole GPU's."""
@@ -179,7 +179,7 @@ class SimulatedDriver(Session):
         """NOT_SUPPORTED too while the GPU is partitioned into MIG devices."""
         index = self._reach("remapped_rows", handle)
         rows = condition.remapped_rows(self._profile.gpus[index], self._node.condition(index))
-        return supported("remapped_rows", None if self._cut_up(index) else rows)
+        return supported("remapped_rows", None if self._is_partitioned(index) else rows)
 
     def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
         """A link that leads nowhere is inactive."""
@@ -271,13 +271,13 @@ class SimulatedDriver(Session):
                 value = int(links[field.scope] is not None)
         elif field.number == FI_TOTAL_ENERGY_CONSUMPTION and field.number in built.fields:
             value = self._node.energy(index)
-        elif field.number in _OF_ROWS and self._cut_up(index):
+        elif field.number in _OF_ROWS and self._is_partitioned(index):
             value = None
         else:
             value = condition.field_value(built, now, field.number)
         return refused("field_values", Return.NOT_SUPPORTED) if value is None else value
 
-    def _cut_up(self, index: int) -> bool:
+    def _is_partitioned(self, index: int) -> bool:
         """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""
         partition = self._node.mig_partition(index)
         return partition is not None and bool(partition.devices)

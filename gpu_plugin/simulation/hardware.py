@@ -72,7 +72,7 @@ class SimulatedNode:
         self._dips: dict[int, int] = {}
         self.refusals = Refusals()
         self.refuse = self.refusals.add
-        self._last_slice = 0
+        self._last_mig_device = 0
         saved = read(self._file, profile, keep=True) if self._file else None
         now, wall = clock(), wall_clock()
         if saved:
@@ -334,11 +334,11 @@ class SimulatedNode:
     def _partitioned(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> MigPartition | None:
         if profiles is None:
             return None
-        slices = []
+        devices = []
         for instance in lay_out(gpu.mig_profiles, profiles) if gpu.mig_profiles else ():
-            self._last_slice += 1
-            slices.append(SimulatedMigDevice(self._last_slice, mig_uuid(gpu.uuid, instance), instance))
-        return MigPartition(tuple(profiles), tuple(slices))
+            self._last_mig_device += 1
+            devices.append(SimulatedMigDevice(self._last_mig_device, mig_uuid(gpu.uuid, instance), instance))
+        return MigPartition(tuple(profiles), tuple(devices))
 
     # Memory
 

@@ -55,7 +55,7 @@ class SimulatedHost:
         return self._node.device_nodes()
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        """Those of `device_nodes`, with the numbers that they are made with; no simulated GPU has a DRM node."""
+        """The nodes of `device_nodes`, with the numbers that they are made with; no simulated GPU has a DRM node."""
         del pci_bus_ids
         from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices  # noqa: PLC0415 - only CDI specifications need it
         from gpu_plugin.simulation.device_nodes import MODE, device_numbers  # noqa: PLC0415

@@ -22,7 +22,7 @@ _HANDLE_STRIDE = 0x1000
 _FIRST_MIG_HANDLE = 0x7F8000000000
 _MIG_GPU_STRIDE = 0x100000000
 _MIG_STRIDE = 0x100
-"""Those of MIG devices, by GPU and then by the number of the slice."""
+"""Those of MIG devices, by GPU and then by the number of the MIG device."""
 
 
 class Session(Driver):
@@ -103,8 +103,8 @@ class Session(Driver):
     def _gpu(self, call: str, handle: Handle) -> GpuProfile:
         return self._profile.gpus[self._reach(call, handle)]
 
-    def _slice(self, call: str, handle: Handle) -> SimulatedMigDevice | None:
-        """The slice that a handle is about, after what every call goes through; None for a handle that is no slice's."""
+    def _mig_device(self, call: str, handle: Handle) -> SimulatedMigDevice | None:
+        """The MIG device that a handle is about, after what every call goes through; None where the handle is none's."""
         if handle < _FIRST_MIG_HANDLE:
             return None
         gpu, number = gpu_of_mig(handle), (handle - _FIRST_MIG_HANDLE) % _MIG_GPU_STRIDE
@@ -119,7 +119,7 @@ class Session(Driver):
         raise refused(call, Return.INVALID_ARGUMENT)
 
     def _mig(self, call: str, handle: Handle) -> SimulatedMigDevice:
-        found = self._slice(call, handle)
+        found = self._mig_device(call, handle)
         if found is None:
             self._reach(call, handle)
         return supported(call, found)
@@ -171,7 +171,7 @@ def answered(call: str, answer: Callable[[GpuProfile, Condition], T_co | None]) 
 
 
 def mig_handle(gpu: int, number: int) -> Handle:
-    """The handle of a slice of a GPU, by the slice's number."""
+    """The handle of a MIG device of a GPU, by the MIG device's number."""
     return Handle(_FIRST_MIG_HANDLE + gpu * _MIG_GPU_STRIDE + number * _MIG_STRIDE)
 
 

@@ -227,7 +227,7 @@ class Wait(msgspec.Struct):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The same, a sentence each."""
+        """What is wrong with the configuration, or waited for, a sentence each. Never empty."""
         source = self.source
         chosen_by = "" if source is None else source.complaint or source.unknown
         return tuple(filter(None, (*self.failed, chosen_by))) or ("it is being read",)

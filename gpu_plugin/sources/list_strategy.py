@@ -39,7 +39,7 @@ class ListStrategy:
         self._known: Choice | None = None
 
     def settled(self, settings: Settings) -> Settings:
-        """The same settings with strategies by name. Blocks, for `PATIENCE` at most."""
+        """Settings with `auto` replaced by the strategies that it chooses. Blocks, for `PATIENCE` at most."""
         if AUTO not in settings.device_list_strategy:
             return settings
         choice = self._choose(settings)

@@ -139,7 +139,7 @@ class Journal(Generic[T, R]):
             return True
 
     def settle(self, content: T) -> None:
-        """This content is written durably elsewhere: the next may be written over it, unless a newer one was appended."""
+        """Notes that this content is written durably elsewhere, so the next may be written over it, unless a newer one came."""
         with self._lock:
             if self._appended == content:
                 self._kept = None

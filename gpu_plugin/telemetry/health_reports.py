@@ -102,7 +102,7 @@ class RepeatedXids:
         self._said[uuid, xid] = now, 0
         more = f" ({since} more since this was last said)" if since else ""
         if verdict is Verdict.OK:
-            words = "counts for nothing by the Xid policy; the GPU stays as it is"
+            words = "is ignored by the Xid policy; the GPU stays as it is"
         elif verdict is Verdict.APP:
             words = "is an application's own error; the GPU stays as it is"
         else:

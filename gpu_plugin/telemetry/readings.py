@@ -66,7 +66,7 @@ class Readings:
             del self._newest[uuid]
 
     def of(self, uuid: str) -> Newest | None:
-        """Those of a GPU; None before the first look, and after one that found a fault."""
+        """The newest readings of a GPU; None before the first look, and after one that found a fault."""
         return self._newest.get(uuid)
 
 

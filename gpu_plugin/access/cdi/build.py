@@ -49,7 +49,7 @@ class Nodes(msgspec.Struct, frozen=True):
     options: CdiOptions
 
     def there(self, paths: Iterable[str]) -> list[str]:
-        """Those of these paths that the host has, each once."""
+        """The paths of device nodes that the host has, out of those given, each once."""
         return [path for path in dict.fromkeys(paths) if path in self.host.nodes]
 
     def of(self, path: str) -> DeviceNode:
@@ -67,7 +67,7 @@ class Nodes(msgspec.Struct, frozen=True):
         )
 
     def edits(self, paths: Iterable[str]) -> Edits:
-        """Those that give a container these nodes, and the groups to which they are open where they are not to all."""
+        """Container edits with these device nodes, and with the groups that may open them where not everybody may."""
         given = tuple(self.of(path) for path in paths)
         groups = {node.gid for node in given if node.gid and ((node.file_mode or 0) & 0o006) != 0o006}
         gids = () if NO_GIDS in self.options.feature_flags else tuple(sorted(groups))
@@ -128,7 +128,7 @@ def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple
 
 
 def _graphics(mig: MigDevice) -> bool:
-    """Whether a slice can draw: those of profiles such as 1g.24gb+gfx alone."""
+    """Whether a MIG device can draw: those of profiles such as 1g.24gb+gfx alone."""
     return "gfx" in mig.profile.partition("+")[2]
 
 
@@ -219,6 +219,6 @@ def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
 
 
 def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
-    """Those of these device nodes that are a class's."""
+    """The device nodes that belong to a device class, out of those given, in order."""
     beginnings = cdi_names.CLASS_NODES[device_class]
     return sorted(path for path in nodes if path.startswith(beginnings))

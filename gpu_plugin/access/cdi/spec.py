@@ -14,7 +14,7 @@ from gpu_plugin.access import cdi_names
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions of the specification that runtimes know, in their order."""
 
-MAX_BYTES = 16 * 1024 * 1024  # more than any specification is: that of 16 GPUs in 7 slices each takes 0.2 MiB
+MAX_BYTES = 16 * 1024 * 1024  # more than any specification is: that of 16 GPUs of 7 MIG devices each takes 0.2 MiB
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Variable = Annotated[str, msgspec.Meta(pattern="^[^=]+=")]
@@ -200,7 +200,7 @@ def _edits_faults(place: str, edits: Edits) -> Iterator[str]:
         ("name", [each.name for each in edits.net_devices]),
     ):
         if len(set(interfaces)) < len(interfaces):
-            yield f"{place}.netDevices: the same {what} stands in two of them"
+            yield f"{place}.netDevices: the same {what} appears in two of them"
 
 
 def _annotation_faults(place: str, annotations: Mapping[str, str]) -> Iterator[str]:

@@ -70,7 +70,7 @@ class WslFiles(msgspec.Struct, frozen=True):
 
 
 def of_nvidia(directories: Iterable[str]) -> list[str]:
-    """Those directories of the driver store that can be of a display driver of NVIDIA's, whose INF files begin with nv."""
+    """Directories of the driver store that can be NVIDIA's display driver: names of its INF files begin with nv."""
     return [f"{STORE}/{name}" for name in directories if _OF_NVIDIA.fullmatch(name)]
 
 

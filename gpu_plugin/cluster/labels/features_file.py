@@ -98,7 +98,7 @@ class WrittenFiles:
         return _only_ours(content) if known is None else _digest(content) in known
 
     def add(self, path: Path, content: bytes, there: bytes | None = None) -> None:
-        """This content is about to be written there, in place of what is `there` now."""
+        """Notes that this content is about to be written to this path, in place of `there`, its content now."""
         present = (_digest(there),) if there is not None and self.has(path, there) else ()
         with self._lock:
             before = self._files.get(str(path), ())

@@ -170,7 +170,7 @@ def _gathered(latch: Latch[Errors] | None, seen: ApplicationError, ctx: Context)
     if len(owned) >= DEGRADED_AT and several:
         by = f"by {_names(owned)}"
     elif len(unknown) >= DEGRADED_AT:
-        by = "and nobody can say by whose pods"
+        by = "whose pods are unknown"
     if not by:
         return replace(known, memory=memory)
     return _opened(known, memory, f"{DEGRADED_AT} application errors within 10 minutes, {by}; now {xid}", ctx)

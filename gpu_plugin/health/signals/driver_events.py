@@ -31,7 +31,7 @@ DEGRADED: Mapping[int, str] = {
 }
 
 
-class Quiet(Memory, frozen=True):
+class EventMemory(Memory, frozen=True):
     """Since when (Unix seconds) nothing was heard of it; None: not since this process listens."""
 
     quiet_since: float | None = None
@@ -41,7 +41,7 @@ class Quiet(Memory, frozen=True):
         return replace(self, quiet_since=None)
 
 
-def until(latch: Latch[Quiet]) -> float | None:
+def until(latch: Latch[EventMemory]) -> float | None:
     """When it ends by itself unless another comes: Unix time in seconds; None while nobody has listened yet."""
     since = latch.memory.quiet_since
     return None if since is None else since + QUIET_SECONDS
@@ -51,13 +51,15 @@ def until(latch: Latch[Quiet]) -> float | None:
     "driver-event",
     SignalKind.EVENT,
     RESET,
-    memory=Quiet(),
+    memory=EventMemory(),
     sees=(Sample, DriverEvent),
     until=until,
     parts=re.compile("0x[0-9a-f]{1,16}"),
     ends=EndsBy.RECOVERY,
 )
-def driver_event(latch: Latch[Quiet] | None, seen: Sample | DriverEvent, ctx: Context) -> Latch[Quiet] | None:
+def driver_event(
+    latch: Latch[EventMemory] | None, seen: Sample | DriverEvent, ctx: Context
+) -> Latch[EventMemory] | None:
     """Opens on an event of a bad kind; closes when the GPU was reset, what is DEGRADED also after a day without another.
 
     There is one latch a kind, in hexadecimal as `key.part`. The day begins with the first good look that hears nothing, and
@@ -69,15 +71,15 @@ def driver_event(latch: Latch[Quiet] | None, seen: Sample | DriverEvent, ctx: Co
         if name is None:
             return latch
         if latch is not None:
-            return latch.renewed(Quiet())
+            return latch.renewed(EventMemory())
         verdict, proof = (Verdict.FATAL, Proof.RESET) if fatal else (Verdict.DEGRADED, Proof.QUIET)
         words = f"driver event {seen.kind:#x} ({name})"
-        return Latch(Quiet(), verdict, words, ctx.now, proof, Recovery(ctx.marks))
+        return Latch(EventMemory(), verdict, words, ctx.now, proof, Recovery(ctx.marks))
     if latch is None:
         return None
     after = after_recovery(latch, seen, ctx)
     if after is None or after.proof is not Proof.QUIET or seen.fault:
         return after
     if after.memory.quiet_since is None:
-        return replace(after, memory=Quiet(ctx.now))
+        return replace(after, memory=EventMemory(ctx.now))
     return None if ctx.now - after.memory.quiet_since >= QUIET_SECONDS else after

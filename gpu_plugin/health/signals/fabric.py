@@ -48,7 +48,7 @@ def fabric(latch: Latch[Graded] | None, seen: Sample, ctx: Context) -> Latch[Gra
 
     One that is not ready at the first look of all opens at once: CUDA fails with error 802 (system not yet initialized)
     until it is. A GPU without NVLinks, such as one that was passed through alone, has no fabric to wait for, and neither
-    has one in MIG mode, whose slices do not reach over NVLink.
+    has one in MIG mode, whose MIG devices do not reach over NVLink.
     """
     if ctx.facts.mig:
         return None

@@ -13,11 +13,11 @@ SAMPLES = 4  # hot ones in a row that open
 BELOW = 5  # °C below the limit that are cool
 COOL_SECONDS = 120.0  # for which all must be cool to close
 
-_GPU = 1  # bits of `Hot.sensors`
+_GPU = 1  # bits of `HeatMemory.sensors`
 _MEMORY = 2
 
 
-class Hot(Measured, frozen=True):
+class HeatMemory(Measured, frozen=True):
     """`sensors` is a mask of those that were hot."""
 
     sensors: int = 0
@@ -27,11 +27,11 @@ class Hot(Measured, frozen=True):
     "slowdown-temperature",
     SignalKind.READING,
     COOL,
-    memory=Hot(),
+    memory=HeatMemory(),
     asks=("temperature", "memory_temperature"),
     clears="GPU and memory 5 °C below their limits for two minutes",
 )
-def slowdown_temperature(latch: Latch[Hot] | None, seen: Sample, ctx: Context) -> Latch[Hot] | None:
+def slowdown_temperature(latch: Latch[HeatMemory] | None, seen: Sample, ctx: Context) -> Latch[HeatMemory] | None:
     """Opens at the GPU's slowdown threshold, or its memory's highest temperature, in four samples; closes on coolness.
 
     Closes once both are 5 °C below for two minutes. A sensor that was hot and can not be read proves nothing, while one
@@ -56,7 +56,7 @@ def slowdown_temperature(latch: Latch[Hot] | None, seen: Sample, ctx: Context) -
     known = level(
         latch,
         ctx,
-        Hot(),
+        HeatMemory(),
         bad=True if hot else cool,
         verdict=Verdict.DEGRADED,
         detail="",

@@ -27,7 +27,7 @@ SHOWN = (
 """Words for people on how its recovery shows."""
 
 
-class Gone(Memory, frozen=True):
+class LostMemory(Memory, frozen=True):
     """`opening` is that of the driver through which it was lost (`Sample.counting`), None where no number tells it.
 
     `answers` is whether the last look reached it.
@@ -41,15 +41,15 @@ class Gone(Memory, frozen=True):
         return replace(self, answers=False)
 
 
-GONE = Gone()
+GONE = LostMemory()
 
 
-def answering(latch: Latch[Gone]) -> bool:
+def answering(latch: Latch[LostMemory]) -> bool:
     """Whether good looks alone are missing: it was found again, or nothing was known of it that a reset would change."""
     return latch.recovery.rebound or latch.recovery.reset
 
 
-def reached(latch: Latch[Gone]) -> bool:
+def reached(latch: Latch[LostMemory]) -> bool:
     """Whether the last look reached it, so that an operator may override it."""
     return latch.memory.answers
 
@@ -67,7 +67,7 @@ def reached(latch: Latch[Gone]) -> bool:
     shown=SHOWN,
     overridable=reached,
 )
-def lost(latch: Latch[Gone] | None, seen: Sample | Order, ctx: Context) -> Latch[Gone] | None:
+def lost(latch: Latch[LostMemory] | None, seen: Sample | Order, ctx: Context) -> Latch[LostMemory] | None:
     """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated again or reset, and answers.
 
     NVML gives a lost GPU up until it is enumerated again. So it has proven that by answering where neither its energy nor its
@@ -81,7 +81,7 @@ def lost(latch: Latch[Gone] | None, seen: Sample | Order, ctx: Context) -> Latch
     if seen.fault is not Fault.LOST:
         return latch and after_recovery(_answered(latch, seen), seen, ctx)
     opening = ctx.marks.counting if latch is None else latch.memory.opening
-    memory = Gone((opening if seen.counting is None else seen.counting) or None)
+    memory = LostMemory((opening if seen.counting is None else seen.counting) or None)
     marks = ctx.marks.completed(seen, ctx.now) if latch is None else latch.recovery.marks
     # The marks stay as they were: a binding that is another already, when an old handle still says lost, is news to come.
     recovery = Recovery(marks, reset=marks.energy is None and marks.binding is None)
@@ -91,7 +91,7 @@ def lost(latch: Latch[Gone] | None, seen: Sample | Order, ctx: Context) -> Latch
     return latch if again == latch else again
 
 
-def _answered(latch: Latch[Gone], seen: Sample) -> Latch[Gone]:
+def _answered(latch: Latch[LostMemory], seen: Sample) -> Latch[LostMemory]:
     """The latch with what a look proves that did not find it lost."""
     known, memory = latch.memory, replace(latch.memory, answers=not seen.fault)
     reset = memory.answers and known.opening is not None and seen.counting not in (None, 0, known.opening)

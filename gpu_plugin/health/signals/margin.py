@@ -18,7 +18,7 @@ ABOVE = 5  # °C above slowdown that are cool
 COOL_SECONDS = 120.0  # for which it must be cool to close
 
 
-class Trusted(Measured, frozen=True):
+class MarginMemory(Measured, frozen=True):
     """Of a sensor that has shown something above 0 once. `near`: the last look was too near to shutdown."""
 
     near: bool = False
@@ -43,17 +43,18 @@ def cooled(case: Case) -> str:
     return f"{cool} °C or more to its T.Limit, at every look for {COOL_SECONDS:g} s{unfit}"
 
 
-@signal("margin", SignalKind.READING, COOL, memory=Trusted(), asks=("margin",), clears=cooled)
-def margin(latch: Latch[Trusted] | None, seen: Sample, ctx: Context) -> Latch[Trusted] | None:
+@signal("margin", SignalKind.READING, COOL, memory=MarginMemory(), asks=("margin",), clears=cooled)
+def margin(latch: Latch[MarginMemory] | None, seen: Sample, ctx: Context) -> Latch[MarginMemory] | None:
     """FATAL 2 °C from shutdown in two samples, DEGRADED at slowdown in four; closes after a time 5 °C above slowdown.
 
-    The limits are NVML's fields 193 (shutdown) and 194 (slowdown), negative numbers beyond T.Limit. Its own 0 stands in for
-    a slowdown that the part does not say; where it says no shutdown, nothing is FATAL. A sensor that has never shown anything
-    above 0 is broken, as some H100s' are, and ignored: a latch is kept of one that has.
+    The time is two minutes, or `--temperature-recovery` where it was FATAL. The limits are NVML's fields 193 (shutdown) and
+    194 (slowdown), negative numbers beyond T.Limit. Its own 0 stands in for a slowdown that the part does not say; where it
+    says no shutdown, nothing is FATAL. A sensor that has never shown anything above 0 is broken, as some H100s' are, and
+    ignored: a latch is kept of one that has.
     """
     left = seen.margin
     if latch is None:
-        return Latch(Trusted()) if left is not None and left > 0 else None
+        return Latch(MarginMemory()) if left is not None and left > 0 else None
     shutdown, slowdown = _relative(ctx.facts.margins.shutdown), _relative(ctx.facts.margins.slowdown)
     near, slow = _near(left, shutdown), 0 if slowdown is None else slowdown
     unfit = near and latch.memory.near
@@ -65,7 +66,7 @@ def margin(latch: Latch[Trusted] | None, seen: Sample, ctx: Context) -> Latch[Tr
     known = level(
         latch,
         ctx,
-        Trusted(),
+        MarginMemory(),
         bad=bad,
         verdict=Verdict.FATAL if unfit else Verdict.DEGRADED,
         detail="",
@@ -82,7 +83,7 @@ def margin(latch: Latch[Trusted] | None, seen: Sample, ctx: Context) -> Latch[Tr
     return measured(known, latch, seen, [at])
 
 
-_COOL = Latch(Trusted())
+_COOL = Latch(MarginMemory())
 
 
 def _near(left: int | None, shutdown: int | None) -> bool:

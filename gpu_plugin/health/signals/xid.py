@@ -82,7 +82,7 @@ class Occurrences(Memory, frozen=True):
 
     @property
     def counted(self) -> object:
-        """Its adjustment, how often it happened, and when last: by the minute, so that a storm is not written all the time."""
+        """The Xid's adjustment, how often it happened, and when last: by the minute, so that a storm is written seldom."""
         return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
 
     def stored(self) -> Self:
@@ -265,7 +265,7 @@ def _goes_on(latch: Latch[Occurrences], times: tuple[float, ...], now: float) ->
 
 
 def _follows(number: int, then: float, within: float, ctx: Context) -> bool:
-    """Whether another Xid came about then, on the same slice or the whole GPU: what follows one may also be told first."""
+    """Whether another Xid came about then, on the same MIG device or the whole GPU: what follows one may also be told first."""
     return any(
         other != number and device in ("", ctx.key.device) and abs(then - at) <= within
         for (other, device), at in ctx.xids.items()
@@ -273,7 +273,7 @@ def _follows(number: int, then: float, within: float, ctx: Context) -> bool:
 
 
 def _brought(then: float, xids: frozenset[int], within: float, ctx: Context) -> bool:
-    """Whether one of these came about then: on the same slice, or for a latch of the whole GPU on the whole GPU."""
+    """Whether one of these came about then: on the same MIG device, or for a latch of the whole GPU on the whole GPU."""
     return any(
         other in xids and device == ctx.key.device and abs(then - at) <= within
         for (other, device), at in ctx.xids.items()

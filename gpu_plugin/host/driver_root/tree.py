@@ -61,7 +61,7 @@ class Tree(msgspec.Struct):
         return self._seen(path, target)
 
     def look_for(self, path: str) -> Seen:
-        """As `look`, for what lies in a directory that changes all the time: only what it leads to has a say."""
+        """Looks as `look` does, for what lies in a directory that changes all the time: only what it leads to has a say."""
         seen = self._looked_for[path] = self._seen(path, resolve(self.root, self.root + path))
         return seen
 

@@ -35,23 +35,23 @@ class OneDeviceDriver(Driver):
         return ""
 
     def device_count(self) -> int:
-        """One."""
+        """Always one: the device."""
         return 1
 
     def handle_by_index(self, index: int) -> Handle:
-        """That of the device. INVALID_ARGUMENT for any index but 0."""
+        """The device's handle. INVALID_ARGUMENT for any index but 0."""
         if index:
             raise NvmlError(Return.INVALID_ARGUMENT, "handle_by_index")
         return _ONLY
 
     def handle_by_uuid(self, uuid: str) -> Handle:
-        """That of the device. NOT_FOUND for any uuid but its own."""
+        """The device's handle. NOT_FOUND for any uuid but its own."""
         if uuid != self._uuid:
             raise NvmlError(Return.NOT_FOUND, "handle_by_uuid")
         return _ONLY
 
     def uuid(self, handle: Handle) -> str:
-        """Its name, whatever the handle: there is no other."""
+        """The device's uuid, whatever the handle: there is no other."""
         del handle
         return self._uuid
 
@@ -85,7 +85,7 @@ class WslDriver(OneDeviceDriver):
             self._nvml.close()
 
     def device_count(self) -> int:
-        """One, or none where NVML counted no GPU when this was opened."""
+        """One device, or none where NVML counted no GPU when this was opened."""
         return min(self._count, 1)
 
 

@@ -57,7 +57,7 @@ def matrix(groups: LinkGroups) -> list[str]:
 
 
 def scores(groups: LinkGroups, rows: Matrix) -> list[str]:
-    """The same with the score of each pair, which is what placement adds up."""
+    """The lines of `matrix` with the score of each pair, which is what placement adds up."""
     return _table(
         groups, [[SELF if a == b else str(score) for b, score in enumerate(row)] for a, row in enumerate(rows)]
     )

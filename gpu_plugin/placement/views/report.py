@@ -43,25 +43,25 @@ class Offered(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Its device ids but those that are gone, in the order of the list."""
+        """Ids of this hardware's devices, without the retired ones, in the order of the list."""
         live = self.listed - self.retired
         return (
             tuple(f"{self.visible_id}{REPLICA}{at}" for at in range(live)) if self.shared else (self.visible_id,) * live
         )
 
     def given_out(self, replicas: int) -> "Offered":
-        """The same, given out so many times."""
+        """This hardware as it would be if it were shared by so many replicas."""
         if not self.ids:
             return self
         healthy = replicas if self.healthy else 0
         return replace(self, listed=replicas, healthy=healthy, retired=0, shared=self.shared or TIME_SLICING)
 
     def held_back(self) -> "HeldBack":
-        """The same as what pods do not get now."""
+        """This hardware as an entry of the list of what pods do not get now, with the reason."""
         return HeldBack(self.kind, self.index, self.visible_id, self.reason)
 
     def devices(self, resource: str) -> Iterator[Device]:
-        """Its devices as the daemon has them, those that are gone last: these count as given out, whatever their ids are."""
+        """This hardware's devices as the daemon has them, retired ones last: these count as given out, whatever their ids are."""
         live = self.ids
         sharing = SharedResource(resource, resource, len(live), self.shared) if self.shared else None
         reason = "" if self.healthy else self.reason
@@ -84,7 +84,7 @@ class OfferedResource(msgspec.Struct, frozen=True):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Its devices as placement looks at them."""
+        """All devices of the resource as placement looks at them."""
         return tuple(device for each in self.hardware for device in each.devices(self.name))
 
 

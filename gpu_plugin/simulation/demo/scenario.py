@@ -96,7 +96,7 @@ class Scenario:
         self._index = {gpu.uuid: index for index, gpu in enumerate(self._profile.gpus)}
 
     async def play(self, started: float) -> None:
-        """All of it; `started` is time.perf_counter() at the daemon's start."""
+        """Plays the whole scenario; `started` is time.perf_counter() at the daemon's start."""
         await self._register(started)
         for name, count in (("notebook", 1), ("finetune", 2), ("train", 4)):
             await self._admit(name, count)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpu_plugin.devices.device import Resource
-from gpu_plugin.kubelet.registrations import Standing
+from gpu_plugin.kubelet.registrations import ResourceRegistration
 from gpu_plugin.runtime.histogram import Histogram
 
 BEAT_INTERVAL = 1.0
@@ -101,7 +101,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     offered: bool = False
     resources: Mapping[str, Resource] = msgspec.field(default_factory=dict)
     registering: bool = True
-    standings: Mapping[str, Standing] = msgspec.field(default_factory=dict)
+    standings: Mapping[str, ResourceRegistration] = msgspec.field(default_factory=dict)
     unserved: Sequence[str] = ()
     cdi: str | None = None
 
@@ -142,7 +142,7 @@ def ready(facts: Facts, now: float) -> Verdict:
     checks = [_configuration(facts), Check("driver", _ASKING if facts.driver is None else facts.driver)]
     checks.append(_resources(facts))
     if facts.registering:
-        away = {name: facts.standings.get(name, Standing()) for name in facts.resources}
+        away = {name: facts.standings.get(name, ResourceRegistration()) for name in facts.resources}
         lost = {name: _away(standing, now) for name, standing in away.items() if standing.registered is None}
         checks.append(Check("registrations", _by_resource(lost)))
     if facts.cdi is not None:
@@ -194,7 +194,7 @@ def _idle(resource: Resource) -> str:
     return f"no device is healthy: {first}" if first else "it has no device"
 
 
-def _away(standing: Standing, now: float) -> str:
+def _away(standing: ResourceRegistration, now: float) -> str:
     since = f" (lost {now - standing.lost:.0f} s ago)" if standing.lost is not None else ""
     return f"{standing.why}{since}"
 

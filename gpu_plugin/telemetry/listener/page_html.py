@@ -222,7 +222,7 @@ def _links(data: Data) -> str:
         f'<p class="muted"><a href="links.svg?{xml(links["version"])}">Open the picture by itself</a></p>'
         f'<ul class="words">{words}</ul><details id="links-table"><summary>As a table</summary>'
         f'<div class="wide matrix" role="group" aria-label="Table of the links" tabindex="0">'
-        f'{table("What lies between every two GPUs", rows)}</div><dl class="legend">{legend}</dl></details>'
+        f'{table("Links between GPUs", rows)}</div><dl class="legend">{legend}</dl></details>'
     )
 
 

@@ -97,7 +97,7 @@ def _escaped(text: str) -> str:
 
 
 class Format(msgspec.Struct, frozen=True):
-    """One of the two: its content type, and what its last line is."""
+    """A format of exposition: its content type, and its last line."""
 
     content_type: str
     openmetrics: bool

@@ -17,7 +17,7 @@ Gpus = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:
-    """All of them, each made when its turn comes: a full node has thousands of samples."""
+    """Metric families of the GPUs, each made when its turn comes: a full node has thousands of samples."""
     health = status["health"]
     gpus = [(labelled(uuid=gpu["uuid"], index=gpu["index"]), gpu) for gpu in health["gpus"]]
     labels = {gpu["uuid"]: text for text, gpu in gpus}

@@ -7,7 +7,7 @@ from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, hist
 
 
 def families(status: Mapping[str, Any]) -> list[Family]:
-    """All of them."""
+    """Metric families of the process, its configuration and the driver, from the daemon's status."""
     return [*_process(status), *_configuration(status), *_driver(status)]
 
 
@@ -59,7 +59,7 @@ def _configuration(status: Mapping[str, Any]) -> list[Family]:
     return [
         counter(
             "gpu_plugin_config_reloads_total",
-            "Times the configuration was read, by what came of it.",
+            "Times the configuration was read, by outcome.",
             [(labelled(result=result), count) for result, count in configuration["reloads"].items()],
         ),
         gauge(

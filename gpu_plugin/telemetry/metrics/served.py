@@ -15,7 +15,7 @@ KNOWN = 1024
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:
-    """All of them, each made when its turn comes."""
+    """Metric families of what is served, each made when its turn comes."""
     kubelet = status.get("counters", {}).get("kubelet", {})
     counted: Named = {name: {} for name in status["resources"]} | kubelet.get("resources", {})
     yield from _devices(status["resources"])

@@ -110,7 +110,7 @@ def bomb(levels, width):
         (b'{"a":' * 100_000, "nested too deep"),
         (b"- " * 100_000, "nested more than 50 deep"),
         (bomb(9, 10).encode(), "aliases make more than"),
-        (b"a: &a [*a]", "an alias of what stands around it"),
+        (b"a: &a [*a]", "an alias that contains itself"),
         (GOOD.replace('{"cdi', '{"cdiVersion": "0.6.0", "cdi').encode(), "'cdiVersion' appears twice"),
         (b"cdiVersion: 0.5.0\ncdiVersion: 0.6.0\n", "line 2: cdiVersion: appears twice, first on line 1"),
         (b"cdiVersion: 2024-13-45\n", "missing required field"),

@@ -151,8 +151,9 @@ class TestExplain:
                 {**SICK, "index": 5, "health": "Healthy", "verdict": "UNHEARD-OF", "signals": mild},
             ]
         }
-        heads = [line.split()[1] for line in run("explain").output.splitlines() if line.startswith("GPU ")]
-        assert heads == ["3", "4", "2", "1", "5", "0"]
+        heads = [line for line in run("explain").output.splitlines() if line.startswith("GPU ")]
+        assert [line.split()[1] for line in heads] == ["3", "4", "2", "1", "5", "0"]
+        assert heads[2].endswith("  Healthy, degraded")
 
     def test_help_says_what_its_words_mean(self):
         told = run("explain", "--help").output

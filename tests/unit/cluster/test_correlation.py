@@ -11,7 +11,7 @@ from gpu_plugin.cluster.correlation import (
     SIMILAR,
     SIMILAR_WITHIN,
     Correlator,
-    News,
+    EventContent,
     Object,
 )
 from gpu_plugin.cluster.rates import TokenBucket
@@ -27,7 +27,7 @@ def correlator() -> Any:
 
 
 def news(message="m", reason="GPUUnhealthy", about=NODE, at=T):
-    return News(about, reason, message, warning=True, at=at)
+    return EventContent(about, reason, message, warning=True, at=at)
 
 
 def test_the_same_is_counted_in_one_event():

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_plugin.cluster import events
 from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.correlation import BURST, PODS_BURST, News, Object
+from gpu_plugin.cluster.correlation import BURST, PODS_BURST, EventContent, Object
 from gpu_plugin.cluster.events import MAX_TRIES, MAX_TRIES_UNAVAILABLE, MAX_WAITING, EventWriter
 
 NODE = Object("Node", "node-a", uid="node-a")
@@ -62,7 +62,7 @@ class Api:
 
 
 def news(message, about=NODE, at=1.0):
-    return News(about, "GPUUnhealthy", message, warning=True, at=at)
+    return EventContent(about, "GPUUnhealthy", message, warning=True, at=at)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gpu_plugin.cluster.node_condition import (
     PER,
     SPREAD,
     ConditionClock,
-    Wanted,
+    ConditionContent,
     parsed,
     tainted,
     wanted,
@@ -103,7 +103,10 @@ def test_the_message_names_a_few_and_is_bounded():
     assert first.message == "1 of 2 GPUs is Unhealthy: GPU 3: Xid 79 (fallen) (reboot the node)"
 
 
-FINE, SICK = Wanted("True", "AllGPUsHealthy", "fine"), Wanted("False", "GPUUnhealthy", "sick", "xid 79")
+FINE, SICK = (
+    ConditionContent("True", "AllGPUsHealthy", "fine"),
+    ConditionContent("False", "GPUUnhealthy", "sick", "xid 79"),
+)
 
 
 class Written:
@@ -129,20 +132,20 @@ class Written:
 def test_the_transition_is_of_the_status_alone():
     of = Written()
     of.want(FINE, 0)
-    of.want(Wanted("True", "GPUDegraded", "hm", "x"), 10)
+    of.want(ConditionContent("True", "GPUDegraded", "hm", "x"), 10)
     of.want(SICK, 20)
-    of.want(Wanted("False", "GPUUnhealthy", "sick", "xid 79, xid 48"), 30)
+    of.want(ConditionContent("False", "GPUUnhealthy", "sick", "xid 79, xid 48"), 30)
     assert [each.last_transition_time for each in of.log] == [rfc3339(T + at) for at in (0, 0, 20)] + [
         rfc3339(T + 20)
     ] * 0
-    assert of.want(Wanted("False", "GPUUnhealthy", "sicker", "xid 79, xid 48"), 40) == 0
+    assert of.want(ConditionContent("False", "GPUUnhealthy", "sicker", "xid 79, xid 48"), 40) == 0
     assert of.log[-1].last_transition_time == rfc3339(T + 20)
 
 
 def test_readings_that_change_are_no_news():
     of = Written()
     of.want(SICK, 0)
-    assert of.want(Wanted("False", "GPUUnhealthy", "sick at 93 °C", "xid 79"), 10) > 200
+    assert of.want(ConditionContent("False", "GPUUnhealthy", "sick at 93 °C", "xid 79"), 10) > 200
     assert len(of.log) == 1
 
 

@@ -14,7 +14,7 @@ from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
 from gpu_plugin.cluster.node_api import NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT
-from gpu_plugin.cluster.node_state import Asked, NodeStateKeeper, Seen
+from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper, Seen
 from gpu_plugin.cluster.own_marks import OwnMarks
 
 SOUND, SICK = GpuFitness("GPU 0", Fitness.HEALTHY), GpuFitness("GPU 0", Fitness.UNHEALTHY, ("Xid 79",), ("xid 79",))
@@ -113,13 +113,13 @@ def at(condition):
 
 
 async def test_nothing_asked_for_asks_nothing(monkeypatch):
-    world = World(Asked())
+    world = World(EnabledReports())
     await world.run(10_000, monkeypatch)
     assert world.log == []
 
 
 async def test_an_hour_of_a_sound_node_is_a_read_and_a_dozen_heartbeats(monkeypatch):
-    world = World(Asked(condition=True, effect="NoSchedule"))
+    world = World(EnabledReports(condition=True, effect="NoSchedule"))
     await world.run(3600, monkeypatch)
     assert world.log[0] == (0, "read")
     assert [what for _, what in world.log[1:]] == ["condition"] * 12
@@ -127,7 +127,7 @@ async def test_an_hour_of_a_sound_node_is_a_read_and_a_dozen_heartbeats(monkeypa
 
 
 async def test_a_fault_is_written_at_once_and_so_is_its_end(monkeypatch):
-    world = World(Asked(condition=True, effect="NoSchedule"), taints=[THEIRS])
+    world = World(EnabledReports(condition=True, effect="NoSchedule"), taints=[THEIRS])
     await world.run(
         1000,
         monkeypatch,
@@ -147,10 +147,14 @@ async def test_a_fault_is_written_at_once_and_so_is_its_end(monkeypatch):
 
 
 async def test_after_a_restart_what_stands_is_neither_written_again_nor_doubted(monkeypatch):
-    before = World(Asked(condition=True, effect="NoSchedule"), gpus=(SICK,))
+    before = World(EnabledReports(condition=True, effect="NoSchedule"), gpus=(SICK,))
     await before.run(20, monkeypatch)
     after = World(
-        Asked(condition=True, effect="NoSchedule"), (UNSEEN,), before.remembered[-1], before.known, before.taints
+        EnabledReports(condition=True, effect="NoSchedule"),
+        (UNSEEN,),
+        before.remembered[-1],
+        before.known,
+        before.taints,
     )
     await after.run(59, monkeypatch, (30.0, lambda: setattr(after, "gpus", (SICK,))))
     assert [what for _, what in after.log] == ["read"]
@@ -160,7 +164,7 @@ async def test_after_a_restart_what_stands_is_neither_written_again_nor_doubted(
 
 async def test_what_cannot_be_seen_is_unknown_after_a_minute_and_the_taint_stays(monkeypatch):
     world = World(
-        Asked(condition=True, effect="NoSchedule"), (UNSEEN,), taints=[{"key": TAINT, "effect": "NoSchedule"}]
+        EnabledReports(condition=True, effect="NoSchedule"), (UNSEEN,), taints=[{"key": TAINT, "effect": "NoSchedule"}]
     )
     await world.run(200, monkeypatch)
     assert (world.known.status, world.known.reason) == ("Unknown", "GPUNotSeen")
@@ -169,11 +173,11 @@ async def test_what_cannot_be_seen_is_unknown_after_a_minute_and_the_taint_stays
 
 @pytest.mark.parametrize("lived", [True, False])
 async def test_what_is_switched_off_is_removed_also_by_the_next_process(monkeypatch, lived):
-    world = World(Asked(condition=True, effect="NoExecute"), (SICK,), taints=[THEIRS])
-    off = (100.0, lambda: setattr(world, "asked", Asked()))
+    world = World(EnabledReports(condition=True, effect="NoExecute"), (SICK,), taints=[THEIRS])
+    off = (100.0, lambda: setattr(world, "asked", EnabledReports()))
     await world.run(50 if not lived else 500, monkeypatch, *([off] if lived else []))
     if not lived:
-        world = World(Asked(), (SICK,), world.remembered[-1], world.known, world.taints)
+        world = World(EnabledReports(), (SICK,), world.remembered[-1], world.known, world.taints)
         await world.run(500, monkeypatch)
     assert world.known is None
     assert world.taints == [THEIRS]
@@ -182,14 +186,14 @@ async def test_what_is_switched_off_is_removed_also_by_the_next_process(monkeypa
 
 
 async def test_another_effect_replaces_ours(monkeypatch):
-    world = World(Asked(effect="NoSchedule"), (SICK,))
-    await world.run(100, monkeypatch, (50.0, lambda: setattr(world, "asked", Asked(effect="NoExecute"))))
+    world = World(EnabledReports(effect="NoSchedule"), (SICK,))
+    await world.run(100, monkeypatch, (50.0, lambda: setattr(world, "asked", EnabledReports(effect="NoExecute"))))
     assert world.taints == [{"key": TAINT, "effect": "NoExecute"}]
     assert world.known is None
 
 
 async def test_a_taint_that_somebody_removed_is_back_within_the_hour(monkeypatch):
-    world = World(Asked(effect="NoSchedule"), (SICK,))
+    world = World(EnabledReports(effect="NoSchedule"), (SICK,))
     await world.run(2 * 3600, monkeypatch, (100.0, world.taints.clear), (101.0, lambda: setattr(world, "taints", [])))
     assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
     assert len(world.log) <= 4
@@ -197,7 +201,7 @@ async def test_a_taint_that_somebody_removed_is_back_within_the_hour(monkeypatch
 
 async def test_an_outage_is_said_once_and_asked_about_ever_more_rarely(monkeypatch, caplog):
     caplog.set_level("INFO")
-    world = World(Asked(condition=True), (SICK,))
+    world = World(EnabledReports(condition=True), (SICK,))
     world.failing = "connection"
     await world.run(6 * 3600, monkeypatch, (4 * 3600.0, lambda: setattr(world, "failing", "")))
     assert [record.levelname for record in caplog.records if "cannot be written" in record.getMessage()].count(
@@ -211,14 +215,14 @@ async def test_an_outage_is_said_once_and_asked_about_ever_more_rarely(monkeypat
 
 
 async def test_who_lost_the_right_to_remove_the_taint_is_told_how(monkeypatch, caplog):
-    world = World(Asked(), (SICK,), OwnMarks(taint=True), taints=[{"key": TAINT, "effect": "NoSchedule"}])
+    world = World(EnabledReports(), (SICK,), OwnMarks(taint=True), taints=[{"key": TAINT, "effect": "NoSchedule"}])
     world.failing = "403 get"
     await world.run(100, monkeypatch)
     assert f"kubectl taint node node-a {TAINT}-" in caplog.text
 
 
 async def test_a_right_that_is_missing_for_one_costs_the_other_nothing(monkeypatch):
-    world = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
+    world = World(EnabledReports(condition=True, effect="NoSchedule"), (SICK,))
     world.failing, world.only = "403", "condition"
     await world.run(3600, monkeypatch)
     assert world.taints == [{"key": TAINT, "effect": "NoSchedule"}]
@@ -227,7 +231,7 @@ async def test_a_right_that_is_missing_for_one_costs_the_other_nothing(monkeypat
 
 
 async def test_what_changes_while_it_is_written_is_written_next(monkeypatch):
-    world = World(Asked(condition=True), (SICK,))
+    world = World(EnabledReports(condition=True), (SICK,))
 
     async def apply(condition):
         if not world.log:
@@ -243,7 +247,7 @@ async def test_what_changes_while_it_is_written_is_written_next(monkeypatch):
 
 
 async def test_a_node_that_was_recreated_has_both_with_the_next_heartbeat(monkeypatch):
-    world = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
+    world = World(EnabledReports(condition=True, effect="NoSchedule"), (SICK,))
 
     def recreated():
         world.uid, world.known, world.taints = "2", None, []
@@ -256,7 +260,7 @@ async def test_a_node_that_was_recreated_has_both_with_the_next_heartbeat(monkey
 
 
 async def test_a_right_that_is_missing_for_the_condition_delays_no_taint(monkeypatch):
-    world = World(Asked(condition=True, effect="NoSchedule"))
+    world = World(EnabledReports(condition=True, effect="NoSchedule"))
     world.failing, world.only = "403", "condition"
     await world.run(3700, monkeypatch, (3600.0, lambda: sicken(world)))
     assert (3600, "taint NoSchedule") in world.log
@@ -264,7 +268,7 @@ async def test_a_right_that_is_missing_for_the_condition_delays_no_taint(monkeyp
 
 
 async def test_what_changes_ends_a_long_pause_and_is_no_storm(monkeypatch):
-    world = World(Asked(effect="NoSchedule"))
+    world = World(EnabledReports(effect="NoSchedule"))
     world.failing = "connection"
     back = (3604.0, lambda: setattr(world, "failing", ""))
     rings = [(3600.0 + number / 10, lambda: sicken(world)) for number in range(100)]
@@ -278,9 +282,11 @@ def sicken(world):
     world.keeper.changed()
 
 
-@pytest.mark.parametrize("asked", [Asked(look=True), Asked(condition=True), Asked(effect="NoSchedule")])
+@pytest.mark.parametrize(
+    "asked", [EnabledReports(look=True), EnabledReports(condition=True), EnabledReports(effect="NoSchedule")]
+)
 async def test_what_is_on_the_node_of_us_is_taken_back_though_it_was_not_remembered(monkeypatch, asked):
-    before = World(Asked(condition=True, effect="NoSchedule"), (SICK,))
+    before = World(EnabledReports(condition=True, effect="NoSchedule"), (SICK,))
     await before.run(20, monkeypatch)
     after = World(asked, (SOUND,), None, before.known, [THEIRS, *before.taints])
     await after.run(100, monkeypatch)
@@ -291,7 +297,7 @@ async def test_what_is_on_the_node_of_us_is_taken_back_though_it_was_not_remembe
 
 
 async def test_who_may_not_look_is_told_nothing_and_asks_once(monkeypatch, caplog):
-    world = World(Asked(look=True))
+    world = World(EnabledReports(look=True))
     world.failing = "403"
     await world.run(3600, monkeypatch, (100.0, world.keeper.changed))
     assert (world.log, world.keeper.trouble, caplog.text) == ([(0, "read")], "", "")

@@ -171,7 +171,7 @@ def test_what_yaml_writes_is_read_back_and_each_line_is_the_right_one(tree, flow
         ("- a", "f: holds a list, not a mapping"),
         ("text", "f: holds text, not a mapping"),
         ("3", "f: holds 3, not a mapping"),
-        ("a: &a [*a]", "f:1: a[0]: an alias of what stands around it"),
+        ("a: &a [*a]", "f:1: a[0]: an alias that contains itself"),
         ("a: &a\n  <<: *a", "f:2: a: '<<' merges other mappings, and nothing else"),
         ("a:\n  <<: 1", "f:2: a: '<<' merges other mappings, and nothing else"),
         ("a: 1\n[b]: 2", "f:2: a key here is not text"),

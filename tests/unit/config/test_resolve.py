@@ -429,10 +429,10 @@ def test_a_directory_of_files_needs_the_node_whose_label_chooses():
 
 
 def test_a_gpu_both_included_and_excluded_is_a_contradiction():
-    both = r"3, \*H100\* stands on the list of GPUs to include \(--include-gpus, selection.include\) too$"
+    both = r"3, \*H100\* is also on the list of GPUs to include \(--include-gpus, selection.include\)$"
     with pytest.raises(ConfigError, match=rf"^--exclude-gpus: {both}"):
         resolve({"include_gpus": "0,3,*H100*", "exclude_gpus": "03,*H100*"}, {})
-    with pytest.raises(ConfigError, match=r"selection\.exclude: 1 stands on the list"):
+    with pytest.raises(ConfigError, match=r"selection\.exclude: 1 is also on the list"):
         resolve({}, {}, {"selection": {"include": [0, 1], "exclude": [1]}})
 
 

@@ -326,7 +326,7 @@ def test_limits_are_for_mps_alone():
         ),
         (
             ('name: gpu, replicas: 2, devices: [1, 0, "01"]',),
-            "f:4: sharing.timeSlicing.resources[0].devices[2]: device 1 stands twice in the list",
+            "f:4: sharing.timeSlicing.resources[0].devices[2]: device 1 appears twice",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def test_it_says_what_it_has_seen_and_by_whom():
     assert gpu.latch.since == 1_025.0
     gpu = watched()
     gpu.see(*errors(*[NOBODY] * 5))
-    assert "and nobody can say by whose pods; now Xid 43" in gpu.latch.detail
+    assert "whose pods are unknown; now Xid 43" in gpu.latch.detail
 
 
 @pytest.mark.parametrize("xid", [48, 79, 45, 94, 37, 106, 9999])

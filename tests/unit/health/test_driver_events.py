@@ -5,7 +5,7 @@ from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
 from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals.driver_events import Quiet, driver_event
+from gpu_plugin.health.signals.driver_events import EventMemory, driver_event
 from tests.unit.health.watching import GPU, Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL
@@ -146,6 +146,6 @@ def test_a_latch_says_what_it_waits_for(kind, proof):
 @bad
 def test_what_is_no_event_of_its_own_leaves_it_as_it_is(kind):
     ctx = Context(7.0, LatchKey("driver-event", f"{kind:#x}"), Facts(), HealthPolicy())
-    latch = Latch(Quiet(), BAD[kind], "it", 1.0, Proof.RESET)
+    latch = Latch(EventMemory(), BAD[kind], "it", 1.0, Proof.RESET)
     assert driver_event(latch, DriverEvent(0x100), ctx) is latch
     assert driver_event(None, Sample(), ctx) is None

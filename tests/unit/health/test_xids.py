@@ -56,7 +56,7 @@ def test_what_the_rules_beyond_a_verdict_are_about():
     assert having("escalate") == {74, 80, 94, 109, 121}
     assert having("beside") == {74}
     assert having("brings") == {48, 122}
-    assert having("follows") == having("alone") == {45}
+    assert having("follows") == having("verdict_without_cause") == {45}
     assert having("always") == {79}
     assert having("look") == {154}
     assert {79, 95, 119, 120, 62, 54, 143} <= having("whole_gpu")
@@ -112,7 +112,7 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
         ({"codes": ["3-1"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'3-1' is not a range of Xids"),
         ({"codes": ["x"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'x' is neither an Xid nor a range"),
         ({"codes": [-1], "name": "x", "verdict": "app", "recovery": "quiet"}, "-1 is neither an Xid nor a range"),
-        ({"codes": [1, 1], "name": "x", "verdict": "app", "recovery": "quiet"}, "Xid 1 stands in two rows"),
+        ({"codes": [1, 1], "name": "x", "verdict": "app", "recovery": "quiet"}, "Xid 1 appears in two rows"),
         ({"codes": [1], "name": "x", "verdict": "fatal", "recovery": "reset", "repeats": True}, "repeats is for"),
         ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "follows": "5s"}, "go together"),
         (

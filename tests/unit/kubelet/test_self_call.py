@@ -13,7 +13,7 @@ import pytest
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
 from gpu_plugin.kubelet.endpoint import Endpoints
-from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, Standing
+from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, ResourceRegistration
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
@@ -102,16 +102,16 @@ async def test_what_this_end_lacks_is_no_word_on_the_other(directory, monkeypatc
 def test_how_a_resource_stands_over_its_life():
     now = iter([10.0, 20.0, 30.0, 40.0])
     known = Registrations(lambda: next(now))
-    assert known.of(GPU) == Standing(why=UNREGISTERED)
+    assert known.of(GPU) == ResourceRegistration(why=UNREGISTERED)
     known.away(GPU, "waiting for the kubelet")  # at 10
     known.served(GPU, OLD)
-    assert known.of(GPU) == Standing(OLD, None, None, "waiting for the kubelet")
+    assert known.of(GPU) == ResourceRegistration(OLD, None, None, "waiting for the kubelet")
     known.taken(GPU)  # at 20
-    assert known.of(GPU) == Standing(OLD, 20.0, None, "")
+    assert known.of(GPU) == ResourceRegistration(OLD, 20.0, None, "")
     known.away(GPU, "the kubelet dropped our stream")  # at 30
     known.ended(GPU, OLD)
     known.away(GPU, "registration failed: nobody answers")  # at 40: it was lost at 30
-    assert known.of(GPU) == Standing(None, None, 30.0, "registration failed: nobody answers")
+    assert known.of(GPU) == ResourceRegistration(None, None, 30.0, "registration failed: nobody answers")
     known.withdrawn(GPU)
     assert not known.current
 

@@ -5,7 +5,7 @@ import pytest
 from gpu_plugin.devices.naming import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.port import Handle
-from gpu_plugin.nvml.roster import FIRST_WAIT, LONGER, MAX_TRIES, Bus
+from gpu_plugin.nvml.roster import FIRST_WAIT, MAX_TRIES, WAIT_FACTOR, Bindings
 from gpu_plugin.nvml.watched import Watched
 
 ONE, TWO, NEW = "00000000:1B:00.0", "00000000:3D:00.0", "00000000:9A:00.0"
@@ -17,7 +17,7 @@ def watched(bus_id, *, handle=1, asked_under=None, binding=None):
 
 
 def opened(told, gpus):
-    bus = Bus(dict(told))
+    bus = Bindings(dict(told))
     bus.opened(gpus, 0)
     return bus
 
@@ -44,17 +44,17 @@ def tries(bus, gpus, rounds):
     ],
 )
 def test_who_has_vanished(told, handle, binding, vanished):
-    assert Bus(told).vanished(watched(ONE, handle=handle, binding=binding)) is vanished
+    assert Bindings(told).vanished(watched(ONE, handle=handle, binding=binding)) is vanished
 
 
 def test_a_gpu_whose_bus_id_is_not_known_never_vanishes():
-    assert not Bus({TWO: 2}).vanished(Watched(Gpu(f"{PLACEHOLDER}0", 0), None))
+    assert not Bindings({TWO: 2}).vanished(Watched(Gpu(f"{PLACEHOLDER}0", 0), None))
 
 
 def test_bus_ids_are_compared_in_either_case():
     gpu = Gpu("GPU-low", 0, pci_bus_id=ONE.lower())
-    assert Bus({ONE: 7}).binding(gpu) == 7
-    assert not Bus({ONE: 7}).vanished(Watched(gpu, None))
+    assert Bindings({ONE: 7}).binding(gpu) == 7
+    assert not Bindings({ONE: 7}).vanished(Watched(gpu, None))
 
 
 def test_nothing_is_news_while_all_is_well():
@@ -78,7 +78,7 @@ def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more
     bus = opened({ONE: 1}, gpus)
     bus.bindings = {ONE: 1, NEW: 5}
     assert bus.news(gpus, 1) == (NEW,)
-    assert tries(bus, gpus, 1000) == [1, 1 + FIRST_WAIT, 1 + FIRST_WAIT + FIRST_WAIT * LONGER]
+    assert tries(bus, gpus, 1000) == [1, 1 + FIRST_WAIT, 1 + FIRST_WAIT + FIRST_WAIT * WAIT_FACTOR]
     assert len(tries(opened({ONE: 1, NEW: 5}, gpus), gpus, 1000)) == MAX_TRIES - 1, "the first opening counts"
 
 

@@ -201,7 +201,7 @@ async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_aske
     ]
     assert {uuid for uuid, _ in told} == {bench.uuids[5]}
     assert "could not be asked" in told[0][1]
-    assert f"GPU {bench.uuids[5]}: no event of it is heard" in caplog.text
+    assert f"GPU {bench.uuids[5]}: its events are not received" in caplog.text
     assert "it reports no events" not in caplog.text
 
 

@@ -172,5 +172,5 @@ def test_what_a_change_of_verdict_told_of_is_not_said_again_at_once(caplog):
 def test_what_the_policy_ignores_is_called_nobodys_error(caplog):
     caplog.set_level(logging.INFO)
     RepeatedXids(Clock()).count("GPU-1", 79, "off the bus", OK)
-    assert "counts for nothing by the Xid policy; the GPU stays as it is" in caplog.text
+    assert "is ignored by the Xid policy; the GPU stays as it is" in caplog.text
     assert "application" not in caplog.text

@@ -112,11 +112,11 @@ def test_devices_that_are_twice_or_change_nothing():
 def test_edits_that_runtimes_would_not_take():
     two = (NetDevice(host_interface_name="a", name="b"), NetDevice(host_interface_name="a", name="c"))
     assert list(spec.faults(document(net_devices=two))) == [
-        "$.devices[0].containerEdits.netDevices: the same hostInterfaceName stands in two of them"
+        "$.devices[0].containerEdits.netDevices: the same hostInterfaceName appears in two of them"
     ]
     swapped = tuple(NetDevice(host_interface_name=each.name, name=each.host_interface_name) for each in two)
     assert list(spec.faults(document(common=Edits(net_devices=swapped)))) == [
-        "$.containerEdits.netDevices: the same name stands in two of them"
+        "$.containerEdits.netDevices: the same name appears in two of them"
     ]
     for name, count in [("a", 0), ("/", 0), ("a/b", 1), ("..", 1), ("a\nb", 1)]:
         assert len(list(spec.faults(document(intel_rdt=IntelRdt(clos_id=name))))) == count

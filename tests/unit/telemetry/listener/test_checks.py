@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.devices.device import Resource, withhold
-from gpu_plugin.kubelet.registrations import UNHEARD, Standing
+from gpu_plugin.kubelet.registrations import UNHEARD, ResourceRegistration
 from gpu_plugin.telemetry.listener.checks import (
     BEAT_INTERVAL,
     LATE,
@@ -28,7 +28,7 @@ GOOD = {
     "turn_due": NOW + 200,
     "offered": True,
     "resources": {GPU: SERVED},
-    "standings": {GPU: Standing(SOCKET).taken(NOW - 60)},
+    "standings": {GPU: ResourceRegistration(SOCKET).taken(NOW - 60)},
 }
 
 
@@ -74,7 +74,7 @@ def test_what_a_restart_may_help_against(changed, silent, line):
     [
         {"driver": None, "offered": False, "resources": {}},
         {"driver": "the NVIDIA driver cannot be used: no libnvidia-ml.so.1", "offered": False, "resources": {}},
-        {"standings": {GPU: Standing().away("nobody answers", NOW)}},
+        {"standings": {GPU: ResourceRegistration().away("nobody answers", NOW)}},
         {"resources": {GPU: Resource(GPU, tuple(withhold(d, "Xid 79") for d in SERVED.devices))}},
         {"cdi": "/var/run/cdi: No space left on device"},
         {"awaited": "waiting for the label", "driver": None, "turn_due": float("inf")},
@@ -143,11 +143,15 @@ def test_pauses_are_not_kept_for_longer_than_they_are_told():
             "[-]registrations failed: nvidia.com/gpu: it has not been registered yet",
         ),
         (
-            {"standings": {GPU: Standing(SOCKET).away(UNHEARD, NOW - 3)}},
+            {"standings": {GPU: ResourceRegistration(SOCKET).away(UNHEARD, NOW - 3)}},
             "[-]registrations failed: nvidia.com/gpu: registered, but the kubelet has not opened its stream yet",
         ),
         (
-            {"standings": {GPU: Standing(SOCKET).taken(NOW - 60).away("the kubelet dropped our stream", NOW - 7)}},
+            {
+                "standings": {
+                    GPU: ResourceRegistration(SOCKET).taken(NOW - 60).away("the kubelet dropped our stream", NOW - 7)
+                }
+            },
             "[-]registrations failed: nvidia.com/gpu: the kubelet dropped our stream (lost 7 s ago)",
         ),
         (
@@ -186,7 +190,7 @@ def test_what_is_not_served_as_configured_is_a_note_while_the_rest_is():
 
 
 def test_nobody_asks_for_a_registration_where_none_is_wanted():
-    verdict = ready(facts(registering=False, standings={GPU: Standing(SOCKET)}), NOW)
+    verdict = ready(facts(registering=False, standings={GPU: ResourceRegistration(SOCKET)}), NOW)
     assert verdict.passed
     assert "registrations" not in verdict.text
 

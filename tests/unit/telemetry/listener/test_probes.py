@@ -7,7 +7,7 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from gpu_plugin.kubelet.registrations import Standing
+from gpu_plugin.kubelet.registrations import ResourceRegistration
 from gpu_plugin.kubelet.self_call import ShortageError
 from gpu_plugin.telemetry.listener import listener as listener_module
 from gpu_plugin.telemetry.listener import probes as probes_module
@@ -49,7 +49,11 @@ async def test_our_own_sockets_are_asked_once_for_all_who_want_to_know(monkeypat
         return "" if socket.name == "gpu" else "the connection broke"
 
     monkeypatch.setattr(probes_module, "self_call", answered)
-    standings = {GPU: Standing(tmp_path / "gpu"), "b/c": Standing(tmp_path / "c"), "not/listening": Standing()}
+    standings = {
+        GPU: ResourceRegistration(tmp_path / "gpu"),
+        "b/c": ResourceRegistration(tmp_path / "c"),
+        "not/listening": ResourceRegistration(),
+    }
     async with probing(lambda: Facts(standings=standings)) as probes:
         answers = []
 
@@ -78,7 +82,7 @@ async def test_one_who_leaves_while_sockets_are_asked_leaves_the_question_to_the
         return ""
 
     monkeypatch.setattr(probes_module, "self_call", answered)
-    async with probing(lambda: Facts(standings={GPU: Standing(tmp_path / "gpu")})) as probes:
+    async with probing(lambda: Facts(standings={GPU: ResourceRegistration(tmp_path / "gpu")})) as probes:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(answered_on, probes, "/livez")
             await begun.wait()
@@ -92,7 +96,7 @@ async def test_a_socket_that_nobody_answers_on_fails_and_its_reason_is_told(monk
     path = tmp_path / "silent.sock"
     conversations = []
     server = await asyncio.start_unix_server(lambda *streams: conversations.append(streams), path)
-    async with probing(lambda: Facts(standings={GPU: Standing(path)})) as probes:
+    async with probing(lambda: Facts(standings={GPU: ResourceRegistration(path)})) as probes:
         answer = await answered_on(probes, "/livez")
     assert answer.status == 503
     assert f"[-]sockets failed: {GPU}: no answer within 0.05 s\n" in answer.text
@@ -109,7 +113,7 @@ async def test_a_lack_of_descriptors_is_no_verdict_on_the_sockets(monkeypatch, t
         return ""
 
     monkeypatch.setattr(probes_module, "self_call", lacking)
-    standings = {GPU: Standing(tmp_path / "gpu"), "b/c": Standing(tmp_path / "c")}
+    standings = {GPU: ResourceRegistration(tmp_path / "gpu"), "b/c": ResourceRegistration(tmp_path / "c")}
     async with probing(lambda: Facts(standings=standings)) as probes:
         answer = await answered_on(probes, "/livez")
     assert answer.status == 200
@@ -137,10 +141,10 @@ async def test_a_loop_that_stood_still_is_told_of_afterwards(monkeypatch):
 
 
 async def test_a_socket_given_up_meanwhile_is_not_missed(monkeypatch, tmp_path):
-    standings = {GPU: Standing(tmp_path / "old")}
+    standings = {GPU: ResourceRegistration(tmp_path / "old")}
 
     async def given_up(_socket):
-        standings[GPU] = Standing(tmp_path / "new")
+        standings[GPU] = ResourceRegistration(tmp_path / "new")
         return "no connection: No such file or directory"
 
     monkeypatch.setattr(probes_module, "self_call", given_up)
@@ -154,7 +158,7 @@ async def test_our_server_answers_itself(directory):  # noqa: F811
         with anyio.fail_after(5):
             while not plugin.sockets:
                 await plugin.look.wait(0.01)
-        standings = {GPU: Standing(plugin.sockets[0])}
+        standings = {GPU: ResourceRegistration(plugin.sockets[0])}
         async with probing(lambda: Facts(standings=standings)) as probes:
             assert (await answered_on(probes, "/livez")).status == 200
 
