@@ -43,7 +43,7 @@ class Removal(msgspec.Struct):
         except FileNotFoundError:
             return
         except OSError as error:
-            self.left.append(f"{error.filename or path}: {error.strerror or error}")
+            self.left.append(f"{path}: {_reason(error, path)}")
         else:
             if removed:
                 self.removed.append(str(path))
@@ -129,6 +129,13 @@ def _state(state_dir: Path) -> Iterator[Path]:
         yield from tuple(leftovers(state_dir, names))
     except OSError:  # that the directory cannot be read is said when it cannot be removed
         return
+
+
+def _reason(error: OSError, path: Path) -> str:
+    """Why a path is still there, and by which name in it, where that is known: such a name may be relative to any directory."""
+    inner = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+    why = error.strerror or str(error)
+    return f"{why} ({inner})" if inner and inner != str(path) else why
 
 
 def _remove(path: Path) -> None:

@@ -89,5 +89,7 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(root, monkeypatch):
 
     monkeypatch.setattr(shutil, "rmtree", refusing)
     done = remove_mps_traces(root)
-    assert done.left[0] == f"{root / 'nvidia.com' / 'gpu' / 'log'}: Read-only file system"
+    assert (
+        done.left[0] == f"{root / 'nvidia.com' / 'gpu'}: Read-only file system ({root / 'nvidia.com' / 'gpu' / 'log'})"
+    )
     assert not (root / readiness.SUPERVISOR).exists()

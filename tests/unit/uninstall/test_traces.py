@@ -1,6 +1,7 @@
 """What the daemon left on a node is removed, and nothing else."""
 
 import errno
+import shutil
 import socket
 from pathlib import Path
 
@@ -179,6 +180,21 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, tmp_path):
     assert not state.exists()
     assert len(done.left) == 1
     assert "k8s.device-plugin.nvidia.com-gpu.json" in done.left[0]
+
+
+@pytest.mark.parametrize("inner", ["nvidia0", b"nvidia0", None, 7])
+def test_what_is_left_is_told_by_its_whole_path(node, monkeypatch, inner):
+    state, cdi, sockets = node
+    (state / "simulated-node.json").write_text("{}")
+    (state / "dev").mkdir()
+
+    def refuse(_path):
+        raise OSError(errno.EROFS, "Read-only file system", inner)  # by a name in a directory, as `rmtree` has it
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    done = remove_traces(state, cdi, sockets)
+    named = " (nvidia0)" if inner in {"nvidia0", b"nvidia0"} else ""
+    assert done.left[0] == f"{state / 'dev'}: Read-only file system{named}"
 
 
 def test_a_state_directory_that_is_a_link_is_left_for_people(node, tmp_path):
