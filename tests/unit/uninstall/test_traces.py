@@ -116,6 +116,19 @@ def test_a_file_of_labels_that_cannot_be_removed_is_found_by_the_next_cleanup(no
     assert not state.exists()
 
 
+def test_of_two_files_of_labels_only_the_one_that_is_left_stays_remembered(node, tmp_path):
+    state, cdi, sockets = node
+    features, former = tmp_path / "features.d", tmp_path / "former"
+    for directory in (features, former):
+        directory.mkdir()
+        write_labels(directory, state)
+    former.rename(tmp_path / "away")
+    assert str(features / "gfd") in remove_traces(state, cdi, sockets, features).removed
+    remembered = WrittenFiles(StateDirectory(state))
+    remembered.load()
+    assert remembered.directories() == {str(former)}
+
+
 def test_what_is_not_ours_stays_and_is_named(node):
     state, cdi, sockets = node
     foreign = [state / "dev", state / "notes.txt", cdi / "vendor.json", sockets / "kubelet.sock"]
