@@ -15,7 +15,7 @@ from gpu_plugin.cdi.directory import OURS, Outcome, SpecDirectory, said
 from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import begin, settled
+from gpu_plugin.runtime.threads import NoAnswerError, begin, settled
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.build import Built
@@ -69,7 +69,7 @@ class SpecKeeper:
         """
         try:
             left = await self._call.joined(self._left, RECALL_PATIENCE)
-        except TimeoutError:
+        except NoAnswerError:
             log.warning("what CDI specifications there are already could not be read within %g s", RECALL_PATIENCE)
         except Exception as error:  # noqa: BLE001 - the first round tells of it
             log.warning("what CDI specifications there are already cannot be read: %r", error)

@@ -27,7 +27,8 @@ LAST_WRITES = 2.0
     "cleanup",
     help="Remove what `gpu-plugin run` left on this node: its state, its CDI specifications, its sockets and its file of "
     "labels. For uninstalling. Before that, it takes condition, taint and labels of the Node back in the Kubernetes API, or "
-    "says which command does: what stays there does not change the exit status. "
+    "says which command does: what stays there does not change the exit status, nor does a file of labels whose directory is not "
+    "there (`left:`). "
     "Takes the options of `run` (--state-dir, --cdi-dir, --device-plugin-dir, --features-dir) and should be given the same. "
     "Containers that use a CDI specification cannot be restarted without it.",
 )
@@ -55,7 +56,9 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
         click.echo(f"{path}: removed")
     for sentence in done.left:
         click.echo(f"not removed: {sentence}", err=True)
-    if not done.removed and not done.left:
+    for sentence in done.out_of_reach:
+        click.echo(f"left: {sentence}", err=True)
+    if not done.removed and not done.left and not done.out_of_reach:
         click.echo("nothing of gpu-plugin is on this node")
     return 1 if done.left else 0
 

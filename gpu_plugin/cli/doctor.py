@@ -194,5 +194,6 @@ def _labelled(settings: Settings, patience: float) -> str:
         status = in_child(lambda: control.request(Path(settings.state_dir), "status"), patience)
     except (ChildError, control.ControlError):
         return ""
-    file = status.get("configuration", {}).get("file", "")
+    configuration = status.get("configuration")  # of whichever version's daemon: it may say anything
+    file = configuration.get("file") if isinstance(configuration, dict) else None
     return file if isinstance(file, str) else ""

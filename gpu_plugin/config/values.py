@@ -209,7 +209,7 @@ def imex_channels(written: object) -> tuple[int, ...] | Auto:
         written if isinstance(written, list | tuple) else texts(str(written) if isinstance(written, int) else written)
     )
     for item in items:
-        if not _INTEGER.fullmatch(str(item)):
+        if not _INTEGER.fullmatch(str(item).strip()):
             raise ValueError(f"{item!r} is not a whole number")
     numbers = [int(str(item)) for item in items]
     if numbers not in ([], [0]):

@@ -183,7 +183,10 @@ class _Gathering:
         Where no daemon says which, what one wrote down does: one that hangs or was killed has them released still.
         """
         if not isinstance(daemon, Unknown) and daemon.status is not None:
-            return released(daemon.status)
+            try:
+                return released(daemon.status)
+            except (AttributeError, KeyError, TypeError):
+                return Unknown("the daemon's status has no such list: is it of another version?")
         state_dir, host = Path(self._settings.state_dir), hardware.host
         return await self._within(lambda: written_releases(state_dir, host.boot_id()), self._patience, "releases")
 

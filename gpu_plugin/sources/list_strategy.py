@@ -7,7 +7,7 @@ before is used on, or envvar where nothing was. Where strategies are named, noth
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -71,10 +71,12 @@ class ListStrategy:
                 outcome.set_exception(error)
 
         threading.Thread(target=look, name="node-files", daemon=True).start()
-        try:
-            self._known = outcome.result(self._patience)
-        except TimeoutError:
+        if not wait(
+            (outcome,), self._patience
+        ).done:  # a look may raise TimeoutError of its own: ETIMEDOUT of a network's disk
             return self._without_a_look(f"the node's files could not be read within {self._patience:g} s")
+        try:
+            self._known = outcome.result()
         except Exception as error:
             log.exception("looking at the node's files failed")
             return self._without_a_look(f"looking at the node's files failed: {error!r}")

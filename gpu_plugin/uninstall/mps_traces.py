@@ -31,7 +31,8 @@ def remove_mps_traces(root: Path) -> Removal:
         if _listens(directory / PIPE / CONTROL):
             done.left.append(f"{directory}: an MPS control daemon is running there: stop it first")
         else:
-            done.attempt(directory, _remove_resource)
+            done.attempt(directory, shutil.rmtree)
+            done.attempt(directory.parent, _remove_domain)
     for name in (readiness.SUPERVISOR, compute_modes.FILE):
         done.attempt(root / name, Path.unlink)
     shm = Path(shm_directory(str(root)))
@@ -42,10 +43,12 @@ def remove_mps_traces(root: Path) -> Removal:
     return done
 
 
-def _remove_resource(directory: Path) -> None:
-    shutil.rmtree(directory)
-    if not any(directory.parent.iterdir()):
-        directory.parent.rmdir()
+def _remove_domain(directory: Path) -> bool:
+    """Removes the directory of a domain, such as nvidia.com, once no resource of it is left. Returns whether it did."""
+    if any(directory.iterdir()):
+        return False
+    directory.rmdir()
+    return True
 
 
 def supervised(root: Path) -> bool:

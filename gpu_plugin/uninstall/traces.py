@@ -33,6 +33,8 @@ class Removal(msgspec.Struct):
 
     removed: list[str] = []
     left: list[str] = []
+    out_of_reach: list[str] = []
+    """A sentence for each thing that may still be on the node, where trying again as it is would bring nothing."""
 
     def attempt(self, path: Path, remove: Callable[[Path], object]) -> None:
         """Removes what may be at a path, and notes what came of it; nothing where `remove` returns False."""
@@ -41,7 +43,7 @@ class Removal(msgspec.Struct):
         except FileNotFoundError:
             return
         except OSError as error:
-            self.left.append(f"{error.filename or path}: {error.strerror or error}")
+            self.left.append(f"{path}: {_reason(error, path)}")
         else:
             if removed:
                 self.removed.append(str(path))
@@ -104,8 +106,9 @@ def _remove_labels(state_dir: Path, features_dir: Path, done: Removal) -> bool:
             if file.remove():
                 done.removed.append(str(file.path))
         except AwayError as error:
-            done.left.append(
-                f"{file.path}: {error.strerror}: mount it and run this again; if it is gone for good, remove {memory} first"
+            done.out_of_reach.append(
+                f"{file.path}: {error.strerror}: on the node, remove {file.path}, if there is one, and then "
+                f"{memory.name} in the state directory; or mount the directory and run this again"
             )
         except OSError as error:
             again = f"; {memory} stays, so that running this again finds it" if written.remembers(file.path) else ""
@@ -126,6 +129,13 @@ def _state(state_dir: Path) -> Iterator[Path]:
         yield from tuple(leftovers(state_dir, names))
     except OSError:  # that the directory cannot be read is said when it cannot be removed
         return
+
+
+def _reason(error: OSError, path: Path) -> str:
+    """Why a path is still there, and by which name in it, where that is known: such a name may be relative to any directory."""
+    inner = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+    why = error.strerror or str(error)
+    return f"{why} ({inner})" if inner and inner != str(path) else why
 
 
 def _remove(path: Path) -> None:

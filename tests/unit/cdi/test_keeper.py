@@ -1,5 +1,6 @@
 """The keeper over time: what it tells of devices, what it waits for, and what it never waits for."""
 
+import errno
 import logging
 import os
 import threading
@@ -288,9 +289,10 @@ async def test_nor_where_runtimes_know_these_devices_by_other_names_or_not_at_al
 
 
 async def test_nor_where_that_cannot_be_found_out(kept, left, caplog):
-    kept.source.error = RuntimeError("odd")
-    assert await recalled(kept) == []
-    assert "odd" in caplog.text
+    for error in (RuntimeError("odd"), TimeoutError(errno.ETIMEDOUT, "Connection timed out", "/run/cdi")):
+        kept.source.error = error
+        assert await recalled(kept) == []
+        assert f"cannot be read: {error!r}" in caplog.text
 
 
 async def test_a_recall_that_hangs_holds_the_start_for_its_patience_and_no_second_thread_is_begun(

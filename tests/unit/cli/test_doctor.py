@@ -163,6 +163,14 @@ def test_the_file_that_the_nodes_label_names_is_the_daemons(short_path, capsys, 
     assert found["container-runtime"].startswith("cdi-cri")
 
 
+@pytest.mark.parametrize("answered", [None, [], "a.yaml", {"file": None}, {"file": 3}, {}])
+def test_a_daemon_that_says_otherwise_which_file_the_label_names_says_none(short_path, capsys, monkeypatch, answered):
+    monkeypatch.setattr(control, "request", lambda *_: status(configuration=answered))
+    main(arguments(short_path, "--config-file-srcdir", str(short_path), "--node-name", "n", "-o", "json"))
+    found = {each["check"]: each["found"] for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert "no daemon says which" in found["configuration"]
+
+
 def test_a_config_file_that_hangs_is_a_finding(short_path):
     file = short_path / "config.yaml"
     os.mkfifo(file)

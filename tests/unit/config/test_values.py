@@ -154,7 +154,8 @@ def test_what_is_no_whole_number(written):
 
 
 @pytest.mark.parametrize(
-    ("written", "channels"), [("", ()), ([], ()), ("0", (0,)), (0, (0,)), (["0"], (0,)), (" 0 ,", (0,))]
+    ("written", "channels"),
+    [("", ()), ([], ()), ("0", (0,)), (0, (0,)), (["0"], (0,)), (" 0 ,", (0,)), (["0 "], (0,)), ([" 0"], (0,))],
 )
 def test_imex_channels_are_none_or_the_first(written, channels):
     assert values.imex_channels(written) == channels

@@ -185,6 +185,16 @@ async def test_released_gpus_are_left_alone(short_path, monkeypatch, real):
     assert not real.driver.calls
 
 
+@pytest.mark.parametrize("health", [None, [], {"gpus": None}, {"gpus": [{"signals": {"maintenance": "FATAL"}}]}])
+async def test_where_the_daemon_says_otherwise_what_is_released_the_driver_is_left_alone(
+    short_path, monkeypatch, real, health
+):
+    monkeypatch.setattr(control, "request", lambda *_: status(health=health))
+    facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
+    assert "whether GPUs are released for maintenance is not known (the daemon's status has no such" in facts.driver.why
+    assert not real.driver.calls
+
+
 def write_down(state: Path, host, *, resumed: bool = False, gpu: int | None = 1, boot: str = "") -> None:
     """As a daemon that has a GPU released (None: all) writes it down: the newest in the journal alone."""
     profile = host._node.profile

@@ -1,5 +1,6 @@
 """`auto` becomes a strategy, whatever the disks do."""
 
+import errno
 import threading
 
 import anyio
@@ -123,6 +124,14 @@ def test_a_look_that_fails_means_envvar(caplog):
     assert settled.device_list_strategy == ("envvar",)
     assert "nothing is to be looked at" in settled.device_list_strategy_reason
     assert "Traceback" in caplog.text
+
+
+def test_a_disk_that_times_out_of_itself_is_told_as_what_failed():
+    def time_out(_settings):
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out", "/etc/containerd/config.toml")
+
+    reason = ListStrategy(time_out).settled(LEFT).device_list_strategy_reason
+    assert reason.startswith("auto: looking at the node's files failed: TimeoutError(110, 'Connection timed out'")
 
 
 def test_the_node_is_seen_where_it_is_mounted(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_everything_goes(root):
     done = remove_mps_traces(root)
     assert done.left == []
     assert not root.exists()
-    assert str(root / "nvidia.com" / "gpu") in done.removed
+    assert {str(root / "nvidia.com" / "gpu"), str(root / "nvidia.com"), str(root)} < set(done.removed)
     assert remove_mps_traces(root) == type(done)()
 
 
@@ -79,6 +80,23 @@ def test_what_is_no_resources_stays(root, tmp_path):
     assert (outside / "pipe").is_dir()
 
 
+def test_a_domain_that_stays_keeps_no_resource_from_being_told_as_removed(root, monkeypatch):
+    real = Path.rmdir
+
+    def refusing(path):
+        if path.name == "nvidia.com":
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        real(path)
+
+    monkeypatch.setattr(Path, "rmdir", refusing)
+    done = remove_mps_traces(root)
+    assert str(root / "nvidia.com" / "gpu") in done.removed
+    assert done.left == [
+        f"{root / 'nvidia.com'}: Device or resource busy",
+        f"{root}: holds what is not this plugin's: nvidia.com",
+    ]
+
+
 def test_what_cannot_be_removed_is_said_and_the_rest_goes(root, monkeypatch):
     real = shutil.rmtree
 
@@ -89,5 +107,7 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(root, monkeypatch):
 
     monkeypatch.setattr(shutil, "rmtree", refusing)
     done = remove_mps_traces(root)
-    assert done.left[0] == f"{root / 'nvidia.com' / 'gpu' / 'log'}: Read-only file system"
+    assert (
+        done.left[0] == f"{root / 'nvidia.com' / 'gpu'}: Read-only file system ({root / 'nvidia.com' / 'gpu' / 'log'})"
+    )
     assert not (root / readiness.SUPERVISOR).exists()

@@ -1,6 +1,7 @@
 """What the daemon left on a node is removed, and nothing else."""
 
 import errno
+import shutil
 import socket
 from pathlib import Path
 
@@ -102,15 +103,30 @@ def test_a_file_of_labels_that_cannot_be_removed_is_found_by_the_next_cleanup(no
             if why == "read-only":
                 patched.setattr(Path, "unlink", refusing(features, Path.unlink))
             done = remove_traces(state, cdi, sockets, features)
-        assert [sentence.partition(": ")[0] for sentence in done.left] == [str(features / "gfd")]
-        assert str(state / FEATURES_FILE) in done.left[0]
+        told, untold = (done.out_of_reach, done.left) if why == "away" else (done.left, done.out_of_reach)
+        assert [sentence.partition(": ")[0] for sentence in told] == [str(features / "gfd")]
+        assert FEATURES_FILE in told[0]
+        assert untold == []
         assert [path.name for path in state.iterdir()] == [FEATURES_FILE]
     if why == "away":
         away.rename(features)
     done = remove_traces(state, cdi, sockets, tmp_path / "another")
-    assert done.left == []
+    assert done.left + done.out_of_reach == []
     assert set(done.removed) == {str(features / "gfd"), str(state / FEATURES_FILE), str(state)}
     assert not state.exists()
+
+
+def test_of_two_files_of_labels_only_the_one_that_is_left_stays_remembered(node, tmp_path):
+    state, cdi, sockets = node
+    features, former = tmp_path / "features.d", tmp_path / "former"
+    for directory in (features, former):
+        directory.mkdir()
+        write_labels(directory, state)
+    former.rename(tmp_path / "away")
+    assert str(features / "gfd") in remove_traces(state, cdi, sockets, features).removed
+    remembered = WrittenFiles(StateDirectory(state))
+    remembered.load()
+    assert remembered.directories() == {str(former)}
 
 
 def test_what_is_not_ours_stays_and_is_named(node):
@@ -179,6 +195,21 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, tmp_path):
     assert "k8s.device-plugin.nvidia.com-gpu.json" in done.left[0]
 
 
+@pytest.mark.parametrize("inner", ["nvidia0", b"nvidia0", None, 7])
+def test_what_is_left_is_told_by_its_whole_path(node, monkeypatch, inner):
+    state, cdi, sockets = node
+    (state / "simulated-node.json").write_text("{}")
+    (state / "dev").mkdir()
+
+    def refuse(_path):
+        raise OSError(errno.EROFS, "Read-only file system", inner)  # by a name in a directory, as `rmtree` has it
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    done = remove_traces(state, cdi, sockets)
+    named = " (nvidia0)" if inner in {"nvidia0", b"nvidia0"} else ""
+    assert done.left[0] == f"{state / 'dev'}: Read-only file system{named}"
+
+
 def test_a_state_directory_that_is_a_link_is_left_for_people(node, tmp_path):
     state, cdi, sockets = node
     link = tmp_path / "link"
@@ -196,6 +227,22 @@ def test_a_socket_that_is_in_use_is_told(node):
         living.listen()
         done = remove_traces(state, cdi, sockets)
     assert done.left == [f"{sockets / 'gpu-plugin-gpu-1-1.sock'}: a socket that is in use, or cannot be removed"]
+
+
+def test_a_file_of_labels_that_is_out_of_reach_fails_no_cleanup(node, tmp_path, capsys):
+    state, cdi, sockets = node
+    features = tmp_path / "features.d"
+    features.mkdir()
+    write_labels(features, state)
+    features.rename(tmp_path / "unmounted")
+    (state / "health.json").write_text("{}")
+    command = ["cleanup", "--state-dir", str(state), "--cdi-dir", str(cdi), "--device-plugin-dir", str(sockets)]
+    for told_first in (f"{state / 'health.json'}: removed\n", ""):
+        assert main(command) == 0
+        told = capsys.readouterr()
+        assert told.out == told_first
+        assert told.err.startswith(f"left: {features / 'gfd'}: its directory is not there: on the node, remove ")
+        assert (state / FEATURES_FILE).exists()
 
 
 def test_a_config_file_that_is_gone_keeps_nobody_from_cleaning_up(node, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.labels import keeper
-from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile
+from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, LONGEST_PAUSE, RENEW, NodeLabels
 from gpu_plugin.cluster.labels.keys import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
@@ -233,6 +233,45 @@ async def test_a_state_directory_that_hangs_keeps_no_label_from_being_written_an
     bench.restarted()
     await bench.keep(ONE, node_labels="none")
     assert names(bench.features) == [], "which process ever wrote it"
+
+
+async def test_a_former_directory_s_file_is_removed_once_the_state_directory_says_which_it_is(
+    bench, monkeypatch, tmp_path
+):
+    await bench.keep(ONE)
+    monkeypatch.setattr(keeper, "MEMORY_PATIENCE", 0.05)
+    thawed, read = threading.Event(), StateDirectory.read
+
+    def hanging(*given):
+        assert thawed.wait(10)
+        return read(*given)
+
+    monkeypatch.setattr(StateDirectory, "read", hanging)
+    bench.restarted()
+    bench.labels._directories.clear()
+    assert await bench.keep(node_labels="none", features_dir=str(tmp_path / "another")) == CHECK
+    assert names(bench.features) == ["gfd"]
+    thawed.set()
+    monkeypatch.setattr(keeper, "MEMORY_PATIENCE", 10.0)
+    await bench.keep()
+    assert names(bench.features) == []
+
+
+async def test_what_is_written_is_remembered_before_so_that_a_kill_in_between_leaves_no_strange_file(
+    bench, monkeypatch
+):
+    remembered, write = [], FeaturesFile.write
+
+    def noting(file, labels):
+        known = WrittenFiles(StateDirectory(bench.state))
+        known.load()
+        write(file, labels)
+        remembered.append(known.has(file.path, file.path.read_bytes()) and known.remembers(file.path))
+
+    monkeypatch.setattr(FeaturesFile, "write", noting)
+    await bench.keep(ONE)
+    await bench.keep(TWO)
+    assert remembered == [True, True]
 
 
 async def test_what_the_state_directory_refused_it_is_given_until_it_takes_it(bench):
