@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from gpu_plugin.config.places import STATE_DIR
-from gpu_plugin.config.settings import FEATURES_DIR
 
 Object = Mapping[str, Any]
 """A Kubernetes object, or a part of one, as JSON gives it."""
@@ -18,9 +17,6 @@ CLEANUP = "cleanup"
 
 PARENT = "/gpu-plugin-parent"
 """Where the directory is mounted that holds the one to be removed."""
-
-FEATURES_VOLUME = "gpu-plugin-cleanup-features"
-"""The volume of the directory that holds `features.d`."""
 
 _KEPT = ("image", "imagePullPolicy", "resources")
 """What the container that only stays has of the daemon's."""
@@ -53,12 +49,10 @@ class _Kind(msgspec.Struct, frozen=True):
     propagation: str = ""
     reports: bool = False
     """Whether it writes to the Kubernetes API what is to be taken back, where the pod has a token for that."""
-    labels: bool = False
-    """Whether it may have written a file of labels, under settings that are no longer in force."""
 
 
 _KINDS = (
-    _Kind("run", "--state-dir", "STATE_DIR", STATE_DIR, reports=True, labels=True),
+    _Kind("run", "--state-dir", "STATE_DIR", STATE_DIR, reports=True),
     # The shared memory is unmounted on the node, too.
     _Kind("mps", "--mps-root", "MPS_ROOT", "", "/mps", ("--mps",), "Bidirectional"),
 )
@@ -69,8 +63,7 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
 
     The container of `gpu-plugin run` or `gpu-plugin mps` becomes an init container of the same image, environment, rights and
     volumes that runs `gpu-plugin cleanup` with the same arguments. A pod is Ready once that has succeeded. Where the directory
-    that is to go is a host path, the one that holds it is mounted in its place: only so can it be removed itself. The directory
-    that holds Node Feature Discovery's is mounted, too: the chart mounts none once labels are written in another way, or not.
+    that is to go is a host path, the one that holds it is mounted in its place: only so can it be removed itself.
 
     Args:
         daemonset: the one that is to be uninstalled; it is not changed, so that whoever keeps it need not mend it.
@@ -90,8 +83,6 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
     stay = [*words[: words.index(CLEANUP) + 1], "--stay"]
     staying |= {"command": stay} if words is command else {"args": stay} | ({"command": command} if command else {})
     volumes, mounts, more = _with_parent(*_needed(pod, container, kind), container, kind)
-    if kind.labels:
-        volumes, mounts = _with_features(volumes, mounts, container)
     cleaning = {key: container[key] for key in _KEPT_FOR_CLEANUP if key in container} | {"name": CLEANUP}
     cleaning |= {"args": [*arguments, *kind.cleaning, "--wait", *more], "volumeMounts": mounts}
     cleaning |= {"command": command} if command else {}
@@ -170,16 +161,16 @@ def _words(container: Object) -> list[str]:
     return [*(container.get("command") or []), *(container.get("args") or [])]
 
 
-def _directory(container: Object, flag: str, env: str, default: str) -> str:
-    """A directory, as arguments, environment or the default name it."""
+def _directory(container: Object, kind: _Kind) -> str:
+    """The directory that is to go, as arguments, environment or the default name it."""
     words = _words(container)
     for at, word in enumerate(words):
-        if word == flag and at + 1 < len(words):
+        if word == kind.flag and at + 1 < len(words):
             return str(words[at + 1])
-        if word.startswith(f"{flag}="):
+        if word.startswith(f"{kind.flag}="):
             return str(word.partition("=")[2])
-    named = [each.get("value") for each in container.get("env") or [] if each.get("name") == env]
-    return str(named[-1]) if named and named[-1] else default
+    named = [each.get("value") for each in container.get("env") or [] if each.get("name") == kind.env]
+    return str(named[-1]) if named and named[-1] else kind.default
 
 
 def _needed(pod: Object, container: Object, kind: _Kind) -> tuple[list[Object], list[Object]]:
@@ -194,8 +185,7 @@ def _needed(pod: Object, container: Object, kind: _Kind) -> tuple[list[Object], 
 
 def _places(container: Object, kind: _Kind) -> set[str]:
     """Where the directory that is to go may be mounted."""
-    directory = _directory(container, kind.flag, kind.env, kind.default)
-    return {posixpath.normpath(place) for place in (directory, kind.mounted_at) if place}
+    return {posixpath.normpath(place) for place in (_directory(container, kind), kind.mounted_at) if place}
 
 
 def _with_parent(
@@ -221,22 +211,6 @@ def _with_parent(
         [at if each is mount else each for each in mounts],
         [f"{kind.flag}={PARENT}/{name}"],
     )
-
-
-def _with_features(volumes: list[Object], mounts: list[Object], container: Object) -> tuple[list[Object], list[Object]]:
-    """Volumes and mounts with the directory that holds Node Feature Discovery's, where none of them has it.
-
-    The file of labels is remembered by its path in the container, so the directory is mounted at the same path; the one that
-    holds it, so that `features.d` itself is not made on nodes that have none. Nothing is added where that is the node's root.
-    """
-    directory = posixpath.normpath(_directory(container, "--features-dir", "FEATURES_DIR", FEATURES_DIR))
-    parent = posixpath.dirname(directory)
-    if not posixpath.isabs(directory) or not parent.strip("/"):
-        return volumes, mounts
-    if any(f"{directory}/".startswith(f"{posixpath.normpath(each['mountPath'])}/") for each in mounts):
-        return volumes, mounts
-    added = {"name": FEATURES_VOLUME, "hostPath": {"path": parent, "type": "DirectoryOrCreate"}}
-    return [*volumes, added], [*mounts, {"name": FEATURES_VOLUME, "mountPath": parent}]
 
 
 def progress(daemonset: Object) -> tuple[int, int] | None:

@@ -16,12 +16,6 @@ from gpu_plugin.uninstall.template import (
 STATE = {"name": "state", "hostPath": {"path": "/var/lib/gpu-plugin", "type": "DirectoryOrCreate"}}
 SOCKETS = {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
 
-FEATURES = {
-    "name": "gpu-plugin-cleanup-features",
-    "hostPath": {"path": "/etc/kubernetes/node-feature-discovery", "type": "DirectoryOrCreate"},
-}
-FEATURES_MOUNT = {"name": "gpu-plugin-cleanup-features", "mountPath": "/etc/kubernetes/node-feature-discovery"}
-
 SELECTED = {"app.kubernetes.io/component": "device-plugin"}
 
 
@@ -152,11 +146,7 @@ def test_a_command_that_says_run_is_changed_where_it_stands():
 )
 def test_the_directory_that_holds_the_state_directory_is_mounted_so_that_it_can_be_removed(container):
     pod = patched(daemonset(**container))
-    assert pod["volumes"] == [
-        {"name": "state", "hostPath": {"path": "/var/lib", "type": "Directory"}},
-        SOCKETS,
-        FEATURES,
-    ]
+    assert pod["volumes"] == [{"name": "state", "hostPath": {"path": "/var/lib", "type": "Directory"}}, SOCKETS]
     assert {"name": "state", "mountPath": "/gpu-plugin-parent"} in pod["initContainers"][0]["volumeMounts"]
     assert pod["initContainers"][0]["args"][-1] == "--state-dir=/gpu-plugin-parent/gpu-plugin"
     assert {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"} in pod["initContainers"][0][
@@ -177,8 +167,8 @@ def test_otherwise_its_content_alone_is_removed(volume, path, more):
     found = daemonset(volumeMounts=[{"name": "state", "mountPath": path, **more}])
     found["spec"]["template"]["spec"]["volumes"] = [{"name": "state", **volume}]
     pod = patched(found)
-    assert pod["volumes"] == [{"name": "state", **volume}, FEATURES]
-    assert pod["initContainers"][0]["volumeMounts"] == [{"name": "state", "mountPath": path, **more}, FEATURES_MOUNT]
+    assert pod["volumes"] == [{"name": "state", **volume}]
+    assert pod["initContainers"][0]["volumeMounts"] == [{"name": "state", "mountPath": path, **more}]
 
 
 FOREIGN = {"app.kubernetes.io/component": "agent"}
@@ -236,38 +226,8 @@ def test_the_host_path_may_have_another_name_than_its_mount():
     found = daemonset()
     found["spec"]["template"]["spec"]["volumes"] = [{"name": "state", "hostPath": {"path": "/srv/state/"}}]
     pod = patched(found)
-    assert pod["volumes"] == [{"name": "state", "hostPath": {"path": "/srv", "type": "Directory"}}, FEATURES]
+    assert pod["volumes"] == [{"name": "state", "hostPath": {"path": "/srv", "type": "Directory"}}]
     assert pod["initContainers"][0]["args"][-1] == "--state-dir=/gpu-plugin-parent/state"
-
-
-@pytest.mark.parametrize(
-    ("container", "parent"),
-    [
-        ({}, "/etc/kubernetes/node-feature-discovery"),
-        ({"env": [{"name": "FEATURES_DIR", "value": ""}]}, "/etc/kubernetes/node-feature-discovery"),
-        ({"env": [{"name": "FEATURES_DIR", "value": "/srv/nfd/features.d/"}]}, "/srv/nfd"),
-        ({"args": ["run", "--features-dir=/opt/nfd/features.d"]}, "/opt/nfd"),
-        ({"args": ["run", "--features-dir=/features.d"]}, None),  # the host's root would be mounted
-        ({"args": ["run", "--features-dir=features.d"]}, None),
-    ],
-)
-def test_a_file_of_labels_from_former_settings_can_be_reached(container, parent):
-    pod = patched(daemonset(**container))
-    (cleaning,) = pod["initContainers"]
-    added = [volume["hostPath"] for volume in pod["volumes"] if volume["name"] == FEATURES["name"]]
-    assert added == ([{"path": parent, "type": "DirectoryOrCreate"}] if parent else [])
-    mounted = [mount["mountPath"] for mount in cleaning["volumeMounts"] if mount["name"] == FEATURES["name"]]
-    assert mounted == ([parent] if parent else [])
-
-
-@pytest.mark.parametrize("path", ["/etc/kubernetes/node-feature-discovery/features.d/", "/etc/kubernetes"])
-def test_what_the_daemon_mounts_for_its_file_of_labels_is_kept(path):
-    mount = {"name": "features", "mountPath": path}
-    volume = {"name": "features", "hostPath": {"path": "/srv/features.d"}}
-    found = daemonset(volumeMounts=[mount])
-    found["spec"]["template"]["spec"]["volumes"] = [volume]
-    assert patched(found)["volumes"] == [volume]
-    assert patched(found)["initContainers"][0]["volumeMounts"] == [mount]
 
 
 def test_mps_daemons_have_their_root_removed_and_the_shared_memory_unmounted_on_the_node():
@@ -297,7 +257,7 @@ def test_no_volume_makes_what_the_other_daemonset_removes_again():
     pod = found["spec"]["template"]["spec"]
     pod["volumes"].append({"name": "mps-root", "hostPath": {"path": "/run/nvidia/mps", "type": "DirectoryOrCreate"}})
     pod["containers"][0]["volumeMounts"].append({"name": "mps-root", "mountPath": "/mps"})
-    assert [volume["name"] for volume in patched(found)["volumes"]] == ["state", "device-plugins", FEATURES["name"]]
+    assert [volume["name"] for volume in patched(found)["volumes"]] == ["state", "device-plugins"]
     pod["containers"][0]["args"] = ["mps"]
     (cleaning,) = patched(found)["initContainers"]
     assert [mount["name"] for mount in cleaning["volumeMounts"]] == ["device-plugins", "mps-root"]
