@@ -50,7 +50,7 @@ from gpu_plugin.kubelet.pod_listing import pods
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.signals import let_signals_end, told_to_stop
+from gpu_plugin.runtime.signals import restore_default_actions, told_to_stop
 from gpu_plugin.runtime.supervision import LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.state.directory import StateDirectory, set_aside
@@ -166,7 +166,7 @@ class Daemon:
             status = 2 if group.subgroup(ConfigError) else 1
         finally:
             try:
-                let_signals_end()
+                restore_default_actions()  # the last save blocks, for ever where its disk hangs
                 if not self._now.waits_for:
                     self._events.daemon(f"stopped: {self._why_stopped or 'ended without being told to'}")
                     self._events.store.save()

@@ -74,7 +74,7 @@ def require_functions(settings: Settings) -> None:
     for registry, names in chosen:
         for name in names:
             if name != AUTO:
-                registry[name]
+                registry[name]  # raises where there is none
 
 
 def without_gone(old: Offer, node: Node) -> Offer:

@@ -11,10 +11,10 @@ ON_NODE = (0.9, 1.0)
 """Between these multiples of a delay: what is asked serves one node, so that little has to be kept apart."""
 
 IN_CLUSTER = (0.5, 1.0)
-"""The same where every node of a cluster asks one server."""
+"""Between these multiples of a delay where every node of a cluster asks one server."""
 
 NO_SOONER = (1.0, 1.5)
-"""The same where that server may have said how long to wait at least."""
+"""Between these multiples of a delay where that server may have said how long to wait at least."""
 
 
 class Backoff(msgspec.Struct):

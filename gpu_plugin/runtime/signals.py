@@ -15,7 +15,7 @@ async def told_to_stop(reload: Callable[[], object] | None = None) -> str:
     """Waits for a signal that ends the process, and gives its name. Until then, they do nothing else.
 
     Further ones change nothing for as long as the event loop runs, so that none keeps the process from ending in order, unless
-    `let_signals_end` is called.
+    `restore_default_actions` is called.
     `reload` is called at each SIGHUP; where it is None, SIGHUP does what it does elsewhere.
     """
     loop = asyncio.get_running_loop()
@@ -44,7 +44,7 @@ async def told_to_stop(reload: Callable[[], object] | None = None) -> str:
     return name
 
 
-def let_signals_end() -> None:
-    """Gives the signals of `STOP` their default actions back, from the event loop: for what comes last and may hang on a disk."""
+def restore_default_actions() -> None:
+    """Gives the signals of `STOP` their default actions back: what comes last and may hang on a disk can then be ended."""
     for number in STOP:
         asyncio.get_running_loop().remove_signal_handler(number)

@@ -49,7 +49,7 @@ from gpu_plugin.sources.list_strategy import ListStrategy
 from gpu_plugin.sources.source import ConfigSource
 from gpu_plugin.state import recorder
 from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.state.event_store import recollect
+from gpu_plugin.state.event_store import EventStore, recollect
 from gpu_plugin.state.journal import Journal
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.telemetry.listener import probes as probes_module
@@ -304,6 +304,18 @@ async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, n
         began = time.monotonic()
     assert time.monotonic() - began < 2
     stalled.set()
+
+
+async def test_a_last_save_that_hangs_can_be_ended_by_another_signal(kubelet, directory, node, monkeypatch):
+    actions = []
+    async with running(directory, node) as (_, _, status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        monkeypatch.setattr(EventStore, "save", lambda _: actions.append(signal.getsignal(signal.SIGTERM)))
+        os.kill(os.getpid(), signal.SIGTERM)
+        with anyio.fail_after(10):
+            while not status:
+                await anyio.sleep(0.005)
+    assert actions == [signal.SIG_DFL]
 
 
 async def test_an_application_xid_raised_by_the_hundred_is_said_once(kubelet, directory, node, caplog):

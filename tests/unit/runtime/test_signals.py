@@ -7,7 +7,7 @@ import signal
 import anyio
 import pytest
 
-from gpu_plugin.runtime.signals import STOP, let_signals_end, told_to_stop
+from gpu_plugin.runtime.signals import STOP, restore_default_actions, told_to_stop
 
 
 @pytest.mark.parametrize("number", STOP)
@@ -62,5 +62,5 @@ async def test_what_comes_last_can_be_ended_by_any_of_them():
         tasks.start_soon(told_to_stop)
         await anyio.wait_all_tasks_blocked()
         os.kill(os.getpid(), signal.SIGTERM)
-    let_signals_end()
+    restore_default_actions()
     assert [signal.getsignal(number) for number in STOP] == [signal.SIG_DFL, signal.default_int_handler, signal.SIG_DFL]

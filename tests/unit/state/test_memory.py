@@ -259,12 +259,15 @@ class TestRecorder:
             tasks.cancel_scope.cancel()
         assert disk.writes == [(XID,)]
 
-    async def test_a_write_under_way_at_the_end_takes_nothing_of_the_time_for_the_last_one(self, monkeypatch, tmp_path):
+    @pytest.mark.parametrize("kind", ["write_evidence", "write_durably"])
+    async def test_a_write_under_way_at_the_end_takes_nothing_of_the_time_for_the_last_one(
+        self, monkeypatch, tmp_path, kind
+    ):
         disk, real, ahead, held = Disk(monkeypatch, tmp_path), anyio.current_time, 0.0, threading.Event()
         moment = recorder_module.LAST_WRITE / 10
         begun, done = [], []
 
-        def durably(_memory, evidence, *_others):
+        def write(_memory, evidence, *_others):
             nonlocal ahead
             begun.append(evidence)
             held.wait(10)
@@ -273,7 +276,7 @@ class TestRecorder:
             done.append(evidence)
             return True
 
-        monkeypatch.setattr(Memory, "write_durably", durably)
+        monkeypatch.setattr(Memory, kind, write)
         monkeypatch.setattr(anyio, "current_time", lambda: real() + ahead)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(disk.recorder.run)
