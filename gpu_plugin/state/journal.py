@@ -22,7 +22,6 @@ from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.state.directory import is_named
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +51,15 @@ class _Line(msgspec.Struct, frozen=True):
     content: bytes
 
 
-class Journal(Generic[T, R]):
+class Journal(Generic[T]):
     """A file of allocated size with lines of JSON, each the whole content. Safe between two threads; `append` waits for no disk.
 
     Of the lines that were written whole the one of the greatest number is in force. None is ever written over that one, so a
-    kill at any moment leaves one of the two. What no line needs is zeros. What is appended is a T, what is read an R: the same
-    JSON, as far as it is understood at once.
+    kill at any moment leaves one of the two. What no line needs is zeros. What is read is a T: the same JSON as was appended, as
+    far as it is understood at once.
     """
 
-    def __init__(self, file: Path, kind: type[R]) -> None:
+    def __init__(self, file: Path, kind: type[T]) -> None:
         self._file = file
         self._kind = kind
         self._descriptor: int | None = None
@@ -89,7 +88,7 @@ class Journal(Generic[T, R]):
                 return False
         return True
 
-    def read(self) -> R | None:
+    def read(self) -> T | None:
         """The last content that was appended whole; None where there is none. What cannot be read is said and left out."""
         try:
             with open_file(self._file, links=False) as stream:
@@ -110,7 +109,7 @@ class Journal(Generic[T, R]):
             log.warning("%s: its content is not understood by this version and is left out", self._file)
         return None
 
-    def append(self, content: T) -> bool:
+    def append(self, content: object) -> bool:
         """Makes this content the last. Returns whether that worked; it outlives this process from then on."""
         text = msgspec.json.encode(content)
         with self._lock:
@@ -138,7 +137,7 @@ class Journal(Generic[T, R]):
             self._number, self._kept, self._appended = number, _Line(number, start, end, text), content
             return True
 
-    def settle(self, content: T) -> None:
+    def settle(self, content: object) -> None:
         """Notes that this content is written durably elsewhere, so the next may be written over it, unless a newer one came."""
         with self._lock:
             if self._appended == content:
@@ -233,19 +232,7 @@ def _lines(written: bytes) -> tuple[list[_Line], int]:
             found.append(_Line(int(form[1]), start - 1, start + len(line) + 1, form[3]))
         else:
             strange += len(line)
-    if not found and written.startswith(b"{"):
-        return _lines_of_0_1_0(written)
     return sorted(found, key=lambda line: -line.number), strange
-
-
-def _lines_of_0_1_0(written: bytes) -> tuple[list[_Line], int]:
-    """The lines of a file that version 0.1.0 wrote: JSON alone from the first byte on, appended, the last line in force."""
-    whole, _, torn = written.rpartition(b"\n")
-    lines, end = [], 0
-    for content in whole.split(b"\n") if whole else ():
-        start, end = end, end + len(content) + 1
-        lines.append(_Line(0, start, end, content))
-    return lines[::-1], len(torn.rstrip(b"\0"))
 
 
 def _split(written: bytes) -> Iterator[tuple[int, bytes]]:

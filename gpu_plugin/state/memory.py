@@ -9,7 +9,6 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.former_evidence import without_imex
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
 from gpu_plugin.state.journal import Journal
 from gpu_plugin.state.records import (
@@ -41,8 +40,8 @@ class Memory:
         self._boot_id = boot_id
         self._written: dict[str, tuple[object, Identity | None]] = {}
         """The last content written under each name, and the file's identity then."""
-        self._journal: Journal[HealthMemory, WrittenHealth] = Journal(state.path / JOURNAL_FILE, WrittenHealth)
-        self._health: HealthMemory | None = None
+        self._journal = Journal(state.path / JOURNAL_FILE, WrittenHealth)
+        self._health: HealthMemory[Evidence] | None = None
         self._sequence = 0
 
     def reserve(self) -> None:
@@ -72,14 +71,13 @@ class Memory:
         if memory is None:
             return ()
         self._sequence = memory.sequence
-        found: list[tuple[Evidence, bool]] = []
+        found = []
         for place, raw in enumerate(memory.evidence):
             try:
                 found.append(entry(raw))
             except ValueError as error:
                 log.error("%s: entry %d cannot be true and is left out: %s", HEALTH_FILE, place, error)  # noqa: TRY400
-        believed = without_imex(found)
-        return tuple(each for each in believed if each.boot_id == self._boot_id or each.lasts)
+        return tuple(each for each in found if each.boot_id == self._boot_id or each.lasts)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """GPUs that an earlier process of this boot knew by name."""

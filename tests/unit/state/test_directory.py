@@ -264,18 +264,19 @@ def known():
 @pytest.mark.parametrize(("name", "content"), known())
 def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(state, caplog, name, content):
     state.write(name, content)
+    shape = HealthMemory[Evidence] if name == HEALTH_FILE else type(content)
     file, aside = state.path / name, state.path / f"{name}.corrupt"
     whole = file.read_bytes()
     broken = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole) - 1)]
     for written in [*broken, *(whole[:length] for length in range(len(whole) - 1))]:
         caplog.clear()
         file.write_bytes(written)
-        assert StateDirectory(state.path).read(name, type(content)) is None
+        assert StateDirectory(state.path).read(name, shape) is None
         assert aside.read_bytes() == written
         (record,) = caplog.records
         assert f"{file} cannot be read, what it remembered is lost (kept as {aside})" in record.getMessage()
     assert state.write(name, content)
-    assert state.read(name, type(content)) == content
+    assert state.read(name, shape) == content
 
 
 def test_a_file_that_is_whole_again_is_read_again_and_a_new_fault_said(state, caplog):
