@@ -6,16 +6,14 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpu_plugin.config.sharing import TIME_SLICING, SharedResource
 from gpu_plugin.devices.device import GPU, Device, Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.devices.sharing import REPLICA
 
-_GPU = ("index", "uuid", "model", "architecture", "pci_bus_id", "numa_node", "unreadable")
-
-_LINK = Link.__struct_fields__
+_GPU = ("index", "uuid", "model", "architecture", "pci_bus_id", "numa_node", "unreadable", "mig_enabled")
 
 
 class Offered(msgspec.Struct, frozen=True):
@@ -97,15 +95,11 @@ def report(node: Node, resources: Iterable[tuple[Resource, str]]) -> Mapping[str
     """
     gpus = sorted(node.gpus, key=lambda gpu: gpu.index)
     return {
-        "gpus": [
-            {name: getattr(gpu, name) for name in (*_GPU, "mig_enabled")} | {"clique": node.cliques.get(gpu.uuid)}
-            for gpu in gpus
-        ],
+        "gpus": [{name: getattr(gpu, name) for name in _GPU} | {"clique": node.cliques.get(gpu.uuid)} for gpu in gpus],
         "links": [
-            {"a": a, "b": b} | {name: getattr(link, name) for name in _LINK}
+            {"a": a, "b": b} | asdict(node.link(one.uuid, other.uuid))
             for b, other in enumerate(gpus)
             for a, one in enumerate(gpus[:b])
-            if (link := node.link(one.uuid, other.uuid))
         ],
         "resources": [
             {"name": resource.name, "policy": policy, "hardware": _hardware(resource.devices)}
@@ -114,7 +108,7 @@ def report(node: Node, resources: Iterable[tuple[Resource, str]]) -> Mapping[str
     }
 
 
-def _hardware(devices: tuple[Device, ...]) -> list[dict[str, object]]:
+def _hardware(devices: tuple[Device, ...]) -> list[Mapping[str, object]]:
     by_hardware = attrgetter("visible_id")
     listed = Counter(map(by_hardware, devices))
     unfit = Counter([device.visible_id for device in devices if device.reason])
@@ -124,55 +118,41 @@ def _hardware(devices: tuple[Device, ...]) -> list[dict[str, object]]:
     there = devices if not gone else [device for device in devices if not device.retired]
     shown = {device.visible_id: device for device in gone} | {device.visible_id: device for device in there}
     return [
-        {
-            "gpu": device.gpu,
-            "visible_id": visible,
-            "index": device.index,
-            "kind": device.kind,
-            "listed": count,
-            "healthy": count - unfit[visible],
-            "retired": retired[visible],
-            "reason": device.reason,
-            "shared": device.shared,
-        }
+        asdict(
+            Offered(
+                device.gpu,
+                visible,
+                device.index,
+                device.kind,
+                count,
+                count - unfit[visible],
+                retired[visible],
+                device.reason,
+                device.shared,
+            )
+        )
         for visible, count in listed.items()
         if (device := shown[visible])
     ]
 
 
-def reported(reply: Mapping[str, Any]) -> Node:
-    """The node that a report is of, as far as placement looks at it.
+def reported(reply: Mapping[str, Any]) -> tuple[Node, tuple[OfferedResource, ...]]:
+    """The node that a report is of, as far as placement looks at it, and what is served of it.
 
     Raises:
         ValueError: it is no such report; one of a later version may say more than this one reads.
     """
     try:
-        gpus = [
-            Gpu(**{name: gpu[name] for name in _GPU}, mig_enabled=gpu.get("mig_enabled", False))
-            for gpu in reply["gpus"]
-        ]
+        gpus = msgspec.convert(reply["gpus"], tuple[Gpu, ...])
         links = {}
         for each in reply["links"]:
             one, other = sorted((gpus[each["a"]].uuid, gpus[each["b"]].uuid))
-            links[one, other] = Link(**{name: each[name] for name in _LINK})
+            links[one, other] = msgspec.convert(each, Link)
         cliques = {gpu["uuid"]: gpu["clique"] for gpu in reply["gpus"] if gpu["clique"] is not None}
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        resources = msgspec.convert(reply["resources"], tuple[OfferedResource, ...])
+    except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise ValueError(f"this is not a report of a topology: {error!r}") from None
-    return Node(tuple(gpus), links, cliques=cliques)
-
-
-def reported_resources(reply: Mapping[str, Any]) -> tuple[OfferedResource, ...] | None:
-    """What is served by a report; None where it does not say, as those of earlier versions.
-
-    Raises:
-        ValueError: it is no such report.
-    """
-    if "resources" not in reply:
-        return None
-    try:
-        return msgspec.convert(reply["resources"], tuple[OfferedResource, ...])
-    except msgspec.ValidationError as error:
-        raise ValueError(f"this is not a report of what is served: {error}") from None
+    return Node(gpus, links, cliques=cliques), resources
 
 
 class HeldBack(msgspec.Struct, frozen=True):

@@ -19,7 +19,6 @@ from gpu_plugin.placement.views.report import (
     left_out,
     report,
     reported,
-    reported_resources,
 )
 from tests.unit.placement.nodes import dgx1, random_nodes
 
@@ -29,7 +28,7 @@ def test_nothing_that_placement_looks_at_is_lost(made):
     made = Node(
         tuple(replace(gpu, architecture=9) for gpu in made.gpus), made.links, cliques={made.gpus[-1].uuid: "a.1"}
     )
-    told = reported(json.loads(json.dumps(report(made, ()))))
+    told, _ = reported(json.loads(json.dumps(report(made, ()))))
     assert Topology.of(told) == Topology.of(made)
     assert LinkGroups.of(told) == LinkGroups.of(made)
 
@@ -54,7 +53,7 @@ def test_a_later_version_may_say_more():
     told = json.loads(json.dumps(report(dgx1(), ())))
     for each in (*told["gpus"], *told["links"], told):
         each["colour"] = "green"
-    assert Topology.of(reported(told)) == Topology.of(dgx1())
+    assert Topology.of(reported(told)[0]) == Topology.of(dgx1())
 
 
 @pytest.mark.parametrize(
@@ -66,6 +65,11 @@ def test_a_later_version_may_say_more():
         {"gpus": [], "links": [{"a": 0, "b": 1}]},
         {"gpus": None, "links": None},
         {"gpus": [7], "links": []},
+        {"gpus": [], "links": []},
+        *(
+            {"gpus": [], "links": [], "resources": wrong}
+            for wrong in ([7], [{"name": "a"}], None, [{"name": "a", "policy": "b", "hardware": [{}]}])
+        ),
     ],
 )
 def test_what_is_no_report_is_said_to_be_none(reply):
@@ -80,9 +84,7 @@ NAME = "nvidia.com/gpu"
 
 def through(*resources: tuple[Resource, str]) -> tuple[OfferedResource, ...]:
     """What a command reads of a report on these resources."""
-    told = reported_resources(json.loads(json.dumps(report(Node(), resources))))
-    assert told is not None
-    return told
+    return reported(json.loads(json.dumps(report(Node(), resources))))[1]
 
 
 def replicas(uuid: str, count: int, index: str = "0", how: str = TIME_SLICING, reason: str = "") -> list[Device]:
@@ -140,13 +142,6 @@ def test_sixteen_gpus_of_seven_mig_devices_each_and_64_gpus_fit_a_reply_together
     )
     gpus = tuple(Gpu(f"GPU-{at:036}", at, model="NVIDIA H100 80GB HBM3") for at in range(64))
     assert len(json.dumps(report(Node(gpus), [(Resource(NAME, devices), "packed")]))) < 700_000  # it may have 1 MiB
-
-
-def test_a_report_of_an_earlier_version_does_not_say_what_is_served():
-    assert reported_resources({"gpus": [], "links": []}) is None
-    for wrong in ([7], [{"name": "a"}], None, [{"name": "a", "policy": "b", "hardware": [{}]}]):
-        with pytest.raises(ValueError, match="this is not a report of what is served"):
-            reported_resources({"resources": wrong})
 
 
 def test_what_pods_do_not_get_now():
