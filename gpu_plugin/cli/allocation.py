@@ -192,7 +192,7 @@ def answer_to(what: Served, asked: Request) -> Answer:
 
 
 def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
-    from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+    from gpu_plugin.placement.subsets import Placement  # noqa: PLC0415
     from gpu_plugin.placement.views import explain  # noqa: PLC0415
     from gpu_plugin.placement.whole import Trace, choose  # noqa: PLC0415
 
@@ -209,8 +209,8 @@ def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topolo
 
 def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
     from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
-    from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
     from gpu_plugin.placement.shared import Trace  # noqa: PLC0415
+    from gpu_plugin.placement.subsets import Placement  # noqa: PLC0415
     from gpu_plugin.placement.views import explain  # noqa: PLC0415
 
     hardware, policy = what.resource.hardware, what.resource.policy

@@ -16,7 +16,7 @@ from gpu_plugin.devices.device import Device, Resource, with_reason
 from gpu_plugin.devices.naming import MAX_DEVICE_ID
 from gpu_plugin.devices.recent_allocations import RecentAllocations
 from gpu_plugin.health.latch import Health
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:

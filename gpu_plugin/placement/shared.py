@@ -21,7 +21,7 @@ from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement import whole
 from gpu_plugin.placement.dealing import HAS, ROOM, USE, Policy, Rank, Share, deal
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.whole import Budget
 
 POLICIES: Registry[Policy] = Registry(

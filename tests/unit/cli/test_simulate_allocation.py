@@ -14,8 +14,8 @@ from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu, with_reason, withhold
 from gpu_plugin.devices.sharing import Named, share
 from gpu_plugin.placement.preferred import preferred
-from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.shared import POLICIES
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.views.report import report
