@@ -47,6 +47,10 @@ class Proof(StrEnum):
     """The operator's own word."""
 
 
+RESET = "reset the GPU when no pod has it"
+REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
+"""Advice that brings the proofs of these names about."""
+
 Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]
 """A time in what a signal remembers: shifted where the wall clock is corrected between two processes."""
 

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.evidence import BACKGROUND, Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Proof, Recovery, Transition, Verdict
-from gpu_plugin.health.observation import DriverEvent, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, Facts, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.record import Changed, GpuRecord, MigUuids
+from gpu_plugin.health.signal import Context
 from gpu_plugin.health.signals import (
     SIGNALS,
     EndsBy,

@@ -1,4 +1,4 @@
-"""The declaration of a signal, and the decorator that makes one of a function.
+"""The declaration of a signal, the surroundings of what it is shown, and the decorator that makes one of a function.
 
 The function takes its latch, an observation and the context, and returns the latch it was given where the observation is not
 its business, None once nothing is left to remember, and a new latch otherwise. It falls on evidence and rises on proof:
@@ -6,16 +6,49 @@ silence never closes a latch.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from gpu_plugin.config.choices import HEALTH_SIGNALS, Registry
-from gpu_plugin.health.context import Case, Context
-from gpu_plugin.health.latch import NOTHING, AnyLatch, Memory
-from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.latch import NOTHING, UNMARKED, AnyLatch, LatchKey, Marks, Memory
+from gpu_plugin.health.observation import Facts, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy
+
+
+class Context(msgspec.Struct, frozen=True):
+    """One observation's surroundings. `now` is Unix time in seconds; `key` which latch is asked for.
+
+    `marks` are the GPU's before this observation, `first` whether no good look at it came before; `action` is what the driver
+    last said that it asks for (`Sample.recovery_action`). `open` are its latches as they are now; `unfit` whether a signal
+    that judges by its own readings calls it FATAL now. `xids` says when (Unix seconds) each Xid of the last minutes came last on
+    it, by number and by the MIG device that it was about, "" for the whole GPU; one that is told of now is among them.
+    """
+
+    now: float
+    key: LatchKey
+    facts: Facts
+    policy: HealthPolicy
+    marks: Marks = UNMARKED
+    first: bool = False
+    action: int | None = None
+    open: Mapping[LatchKey, AnyLatch] = {}
+    unfit: bool = False
+    xids: Mapping[tuple[int, str], float] = {}
+
+
+class Case(msgspec.Struct, frozen=True):
+    """An open latch of which somebody wants to know what to do, at Unix time `now`; `gpu` is the uuid that commands name."""
+
+    key: LatchKey
+    latch: AnyLatch
+    policy: HealthPolicy
+    gpu: str = ""
+    now: float = 0.0
+    facts: Facts = Facts()
+
 
 Step = Callable[[Any, Any, Context], AnyLatch | None]
 """(latch, observation of one of the kinds that the signal sees, context) → latch."""

@@ -5,13 +5,11 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
+from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
 from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import EndsBy, SignalKind, signal
-from gpu_plugin.health.xid_advice import RESET
+from gpu_plugin.health.signal import Context, EndsBy, SignalKind, signal
 
 NAME = "application-errors"
 

@@ -4,14 +4,12 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, RESET, Latch, LatchKey, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import Context, EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
-from gpu_plugin.health.xid_advice import REBOOT, RESET
 
 RECOVERY = (
     "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "

@@ -1,13 +1,11 @@
 """A GPU's PCIe link: its lanes and its errors."""
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.latch import RESET, Latch, Proof, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
-from gpu_plugin.health.signal import EndsBy, SignalKind, signal
+from gpu_plugin.health.signal import Context, EndsBy, SignalKind, signal
 from gpu_plugin.health.totals import Counted, Counters, counted
-from gpu_plugin.health.xid_advice import RESET
 
 LOOKS = 4  # in a row at too few lanes that are DEGRADED, and at all of them that end it
 REPLAYS = 50  # more than this are too many

@@ -1,11 +1,9 @@
 """Rows of memory that are to be remapped."""
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import NOTHING, Latch, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import NOTHING, RESET, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import EndsBy, SignalKind, signal
-from gpu_plugin.health.xid_advice import RESET
+from gpu_plugin.health.signal import Context, EndsBy, SignalKind, signal
 
 
 @signal(

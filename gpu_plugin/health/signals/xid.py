@@ -7,10 +7,10 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.config.values import spell_duration
-from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
 from gpu_plugin.health.latch import (
     CLEAN_SAMPLES,
+    RESET,
     Latch,
     LatchKey,
     Memory,
@@ -22,11 +22,10 @@ from gpu_plugin.health.latch import (
     merged,
 )
 from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.policy import Judgement, describe
 from gpu_plugin.health.proof import after_recovery, recovered
-from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import Case, Context, EndsBy, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
-from gpu_plugin.health.xid_advice import RESET
-from gpu_plugin.health.xids import Judgement, describe
 
 NAME = "xid"
 

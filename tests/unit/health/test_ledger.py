@@ -5,13 +5,13 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
     DriverEvent,
     EventDelivery,
+    Facts,
     Fault,
     Observation,
     Order,

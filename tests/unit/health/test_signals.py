@@ -8,12 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import LEVEL
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict, shifted
-from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Facts, Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signal import Context
 from gpu_plugin.health.signals import SIGNALS, EndsBy, SignalKind
 from gpu_plugin.health.signals.lost import GONE
 from gpu_plugin.health.signals.orders import Release

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.verdicts import XID_CLASSES, XID_VERDICTS
 from gpu_plugin.health.latch import Proof, Verdict
+from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.xid_table import XidRow, xid_table
-from gpu_plugin.health.xids import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
 from gpu_plugin.sources.xid_table import SHIPPED, read_table, shipped_table
 
 TABLE = shipped_table()
