@@ -15,17 +15,7 @@ from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signal import DEFINED, Case, EndsBy, OperatorInfluence, Signal, SignalKind
 
-__all__ = [
-    "SIGNALS",
-    "EndsBy",
-    "OperatorInfluence",
-    "Signal",
-    "SignalKind",
-    "advice",
-    "shown",
-    "standing",
-    "xid_number",
-]
+__all__ = ["SIGNALS", "EndsBy", "Signal", "SignalKind", "advice", "shown", "standing", "xid_number"]
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
