@@ -65,7 +65,7 @@ def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) 
 
 
 def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
-    unfit, facts = ledger.unfit(gpu.uuid), ledger.facts(gpu.uuid)
+    unfit = ledger.unfit(gpu.uuid)
     stands = ledger.standing(gpu.uuid, None)
     if gpu.unreadable is not None:  # why there was no look at it says more than that there was none
         stands = [one for one in stands if not SIGNALS[one[0].signal].of_process]
@@ -73,7 +73,7 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
     is_released = any(released(latch) for _, latch, _ in open_)
     signals: list[Explained] = []
     for key, latch, verdict in open_:
-        case = Case(key, latch, ledger.policy, gpu.uuid, now, facts)
+        case = Case(key, latch, ledger.policy, gpu.uuid, now, ledger.facts(gpu.uuid))
         signals.append(
             {
                 "name": key.signal,
@@ -162,10 +162,12 @@ def _quiet(signal: Signal, latch: AnyLatch) -> str:
 
 def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) -> str:
     """The recovery that `proof.after_recovery` still waits for."""
-    only = f", counted once {' and '.join(dict.fromkeys(unfit))} {_are(unfit)} over" if unfit else ""
+    names, marks = dict.fromkeys(unfit), latch.recovery.marks
+    only = f", counted once {' and '.join(names)} {'is' if len(names) == 1 else 'are'} over" if names else ""
     if _seen(signal, latch):
-        found = "it was found again" if signal.shown else "its reset was seen"
-        why = "nothing was known of it that a reset would change" if _unmarked(latch) else found
+        why = "it was found again" if signal.shown else "its reset was seen"
+        if marks.energy is None and marks.binding is None:
+            why = "nothing was known of it that a reset would change"
         return f"{_to_go(latch)}{only}: {why}"
     if signal.recovery:
         recovery = signal.recovery.format(reset=how)
@@ -196,11 +198,6 @@ def _shown_by(latch: AnyLatch) -> str:
     return f"; its {counter} shows that where it restarts, else a reboot or a new binding of the driver does"
 
 
-def _unmarked(latch: AnyLatch) -> bool:
-    marks = latch.recovery.marks
-    return marks.energy is None and marks.binding is None
-
-
 def _seen(signal: Signal, latch: AnyLatch) -> bool:
     """Whether the recovery that a latch waits for was seen, and good looks alone are missing."""
     if latch.proof not in RECOVERIES:
@@ -227,10 +224,6 @@ def _missing(latch: AnyLatch, more: str = "") -> str:
 
 def _looks(count: int, more: str = "") -> str:
     return f"{count}{more} good look{'' if count == 1 else 's'}"
-
-
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(set(names)) == 1 else "are"
 
 
 def _reset_of(gpu: str, *, released: bool) -> str:

@@ -55,7 +55,6 @@ class HealthLedger:
         record = self._records.setdefault(uuid, GpuRecord(facts))
         record.facts = facts
         record.mig_devices = mig_devices or {}
-        record.devices = frozenset(record.mig_devices.values())
 
     def observe(self, uuid: str, seen: Observation, now: float) -> tuple[Transition, ...]:
         """Takes in one observation of a watched GPU at Unix time `now`. Returns the verdicts it changed."""
@@ -261,7 +260,7 @@ class HealthLedger:
         return [
             (key, latch, verdict)
             for key, latch in record.latches.items()
-            if device is None or key.device in ("", device) or key.device not in record.devices
+            if device is None or key.device in ("", device) or key.device not in record.mig_devices.values()
             if (verdict := self._standing(key, latch)) is not Verdict.OK
         ]
 

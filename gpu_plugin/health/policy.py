@@ -222,12 +222,12 @@ def _with_rules(own: Judgement, row: XidRow) -> Judgement:
     beside = (row.beside.signal, VERDICTS[row.beside.verdict]) if row.beside else None
     if row.escalate:
         to = VERDICTS[row.escalate.to]
-        return replace(own, beside=beside, raised=to, count=row.escalate.count, within=row.escalate.seconds)
+        return replace(own, beside=beside, raised=to, count=row.escalate.count, within=float(row.escalate.within))
     if row.brings:
-        brings = frozenset(row.brings.xids), row.brings.seconds
+        brings = frozenset(row.brings.xids), float(row.brings.within)
         return replace(own, beside=beside, raised=VERDICTS[row.brings.verdict], brings=brings)
     if row.follows:
-        return replace(own, beside=beside, raised=VERDICTS[row.verdict_without_cause], follows=row.follows_seconds)
+        return replace(own, beside=beside, raised=VERDICTS[row.verdict_without_cause], follows=float(row.follows))
     return replace(own, beside=beside)
 
 

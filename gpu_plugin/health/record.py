@@ -30,7 +30,6 @@ class GpuRecord(msgspec.Struct):
 
     facts: Facts
     mig_devices: MigUuids = msgspec.field(default_factory=dict)
-    devices: frozenset[str] = frozenset()
     latches: dict[LatchKey, AnyLatch] = msgspec.field(default_factory=dict)
     unseen: AnyLatch | None = msgspec.field(default_factory=first_look.unseen)
     marks: Marks = UNMARKED

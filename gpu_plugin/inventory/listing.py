@@ -129,8 +129,8 @@ def _view(standing: ListingInput, resource: Resource) -> ResourceView:
     if any(device.shared == MPS for device in resource.devices):
         access = replace(access, mps=MpsDirectories.of(offer.mps_root, resource.name))
         down = standing.mps_down.get(resource.name, MPS_UNKNOWN)
-    new = ResourceView.of(resource, access, offer.placement, offer.policy, down, standing.cdi)
-    new = new.with_reasons(standing.reasons)
+    new = ResourceView.of(resource, access, offer.placement)
+    new = replace(new, policy=offer.policy, mps_down=down, cdi=standing.cdi).with_reasons(standing.reasons)
     old = standing.views.get(resource.name)
     return old if old == new else new
 

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
-from gpu_plugin.devices.device import Device, Resource, with_reason
-from gpu_plugin.devices.naming import MAX_DEVICE_ID
+from gpu_plugin.devices.device import MAX_DEVICE_ID, Device, Resource, with_reason
 from gpu_plugin.devices.recent_allocations import RecentAllocations
 from gpu_plugin.health.latch import Health
 from gpu_plugin.placement.subsets import Placement
@@ -42,15 +41,7 @@ class ResourceView(msgspec.Struct, frozen=True):
     cdi: "CdiReadiness | None" = None
 
     @classmethod
-    def of(
-        cls,
-        resource: Resource,
-        access: Access,
-        placement: Placement,
-        policy: str = DISTRIBUTED,
-        mps_down: str = "",
-        cdi: "CdiReadiness | None" = None,
-    ) -> "ResourceView":
+    def of(cls, resource: Resource, access: Access, placement: Placement) -> "ResourceView":
         """The view of a resource.
 
         Raises ValueError where a device id occurs twice, which the kubelet would miscount, or is longer than its API allows.
@@ -61,7 +52,7 @@ class ResourceView(msgspec.Struct, frozen=True):
         longest = max(order, key=len, default="")
         if len(longest) > MAX_DEVICE_ID:
             raise ValueError(f"{resource.name}: the device id {longest} has more than {MAX_DEVICE_ID} characters")
-        return cls(resource, order, access, placement, policy, mps_down, cdi)
+        return cls(resource, order, access, placement)
 
     def device(self, identifier: str) -> Device | None:
         """The device of that id, if there is one."""

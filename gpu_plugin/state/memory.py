@@ -5,8 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpu_plugin.devices.device import Resource
-from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.device import Resource, is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
