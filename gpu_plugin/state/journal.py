@@ -8,7 +8,6 @@ elsewhere soon after. Room for it is allocated at the start: a full disk still t
 import logging
 import os
 import re
-import stat
 import threading
 import zlib
 from collections.abc import Iterator
@@ -19,13 +18,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gpu_plugin.runtime.regular_file import open_file
-from gpu_plugin.state.directory import is_named
+from gpu_plugin.state.directory import is_named, open_own
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-MODE = 0o600
 
 PAGE = 4096
 
@@ -182,9 +179,8 @@ class Journal(Generic[T]):
                 return self._descriptor, there.st_size
             self._close()
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        self._descriptor = os.open(self._file, flags, MODE)
-        written = _content(self._descriptor)
+        self._descriptor = open_own(self._file, os.O_RDWR | os.O_CREAT)
+        written = os.pread(self._descriptor, 2 * MAX_BYTES, 0)
         lines, _ = _lines(written)
         self._kept = lines[0] if lines else None
         self._number = max(self._number, lines[0].number if lines else 0)
@@ -210,13 +206,6 @@ def _allocate(descriptor: int, size: int, *wanted: int) -> None:
         with suppress(OSError):
             os.posix_fallocate(descriptor, size, missing)
             return
-
-
-def _content(descriptor: int) -> bytes:
-    """The content of the file. Raises OSError where it is not a regular file."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError("not a regular file")
-    return os.pread(descriptor, 2 * MAX_BYTES, 0)
 
 
 def _check(number: bytes, text: bytes) -> int:
