@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from gpu_plugin.health.hysteresis import Celsius
 from gpu_plugin.health.latch import (
     AnyLatch,
     Latch,
@@ -20,7 +21,6 @@ from gpu_plugin.health.latch import (
     shifted,
     values,
 )
-from gpu_plugin.health.readings import Celsius
 from gpu_plugin.health.signals import SIGNALS
 
 CORRECTED = 1.0

@@ -7,11 +7,10 @@ import msgspec
 
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.hysteresis import Level
+from gpu_plugin.health.hysteresis import Level, Measured, Reading, spelled
 from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, AnyLatch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
-from gpu_plugin.health.readings import Measured, Reading, spelled
 from gpu_plugin.health.signal import Case
 from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing
 from gpu_plugin.health.signals.orders import released

@@ -150,7 +150,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The memory of one signal beside what all latches have. A signal that needs more has a type of its own.
 
     Its fields are what is written down for a restart, by their names; times are declared as `Moment`, durations as `Span`, and
-    a number that may be below 0 as `readings.Celsius`.
+    a number that may be below 0 as `hysteresis.Celsius`.
     """
 
     @property

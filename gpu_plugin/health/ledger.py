@@ -12,7 +12,6 @@ from gpu_plugin.health.record import Changed, GpuRecord, MigUuids
 from gpu_plugin.health.signal import Context
 from gpu_plugin.health.signals import (
     SIGNALS,
-    EndsBy,
     SignalKind,
     advice,
     first_look,
@@ -84,7 +83,7 @@ class HealthLedger:
             self.revision += record.look(seen, now)  # others are to be told
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
-            if signal.ends is EndsBy.RECOVERY and not judged and not event:
+            if signal.recovers and not judged and not event:
                 judged, ctx = True, replace(ctx, unfit=bool(self.unfit(uuid)))
             if signal.parts is None:
                 known = record.latches.get(whole)

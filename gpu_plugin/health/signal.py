@@ -78,22 +78,14 @@ class OperatorInfluence(Enum):
     """Nobody: it tells of a GPU that cannot be served at all."""
 
 
-class EndsBy(Enum):
-    """How a signal's latches end."""
-
-    BY_ITSELF = "by itself"
-    """Its own readings, time, or whoever opened it."""
-    RECOVERY = "recovery"
-    """Proof of a recovery (`proof.after_recovery`). That asks what the readings of others come to: it is judged after them."""
-
-
 class Signal(msgspec.Struct, frozen=True):
     """One signal: what it sees, what it remembers, and what is said of it.
 
     What it is: `step` is its function, `sees` has the kinds of observation that it is shown. `asks` has the fields of a
     Sample that it needs: a faultless look that asked for none of them is not shown to it, and a part that has none of them
     does not support it. `memory` is what a latch of it remembers. `parts` is what tells several latches of one GPU apart
-    (`LatchKey.part`), each judged by itself; None: there is one. `say` and `ends` are as those enums have it.
+    (`LatchKey.part`), each judged by itself; None: there is one. `say` is as that enum has it. `recovers` is whether its latches
+    end by proof of a recovery (`proof.after_recovery`). That asks what the readings of others come to: it is judged after them.
 
     What people are told: `action` is what they are advised to do, with `{gpu}` for the GPU. `clears` is what closes it, where
     that is no recovery. Both may also be made of the case. `recovery` has the recoveries that end it, where they are others
@@ -118,7 +110,7 @@ class Signal(msgspec.Struct, frozen=True):
     answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
     say: OperatorInfluence = OperatorInfluence.OPERATOR
-    ends: EndsBy = EndsBy.BY_ITSELF
+    recovers: bool = False
 
     @property
     def essential(self) -> bool:

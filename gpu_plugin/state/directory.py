@@ -101,14 +101,11 @@ class StateDirectory:
             content = msgspec.json.decode(bounded(file).decode(), type=shape)
         except FileNotFoundError:
             return None
-        except UnfitFileError as error:
+        except (UnfitFileError, ValueError, RecursionError) as error:  # text that is no UTF-8, or no such JSON
             self._tell_unreadable(file, error, keep_aside(file))
             return None
         except OSError as error:
             self._tell_unreadable(file, error, "")
-            return None
-        except (ValueError, RecursionError) as error:  # text that is no UTF-8, or no such JSON
-            self._tell_unreadable(file, error, keep_aside(file))
             return None
         self._unreadable.discard(name)
         return content

@@ -9,7 +9,7 @@ from gpu_plugin.health.hysteresis import MINUTE, lately
 from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
 from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import Context, EndsBy, SignalKind, signal
+from gpu_plugin.health.signal import Context, SignalKind, signal
 
 NAME = "application-errors"
 
@@ -109,7 +109,7 @@ def until(latch: Latch[Errors]) -> float:
     memory=Errors(),
     sees=(Sample, ApplicationError),
     until=until,
-    ends=EndsBy.RECOVERY,
+    recovers=True,
 )
 def application_errors(
     latch: Latch[Errors] | None, seen: Sample | ApplicationError, ctx: Context

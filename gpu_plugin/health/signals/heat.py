@@ -2,10 +2,9 @@
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import Measure, Measured, level, measured
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.readings import Measure, Measured, measured
 from gpu_plugin.health.signal import COOL, Context, SignalKind, signal
 
 SAMPLES = 4  # hot ones in a row that open

@@ -8,7 +8,7 @@ from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, RESET, Latch, LatchKey, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import Context, EndsBy, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
 
 RECOVERY = (
@@ -58,7 +58,7 @@ def reached(latch: Latch[LostMemory]) -> bool:
     REBOOT,
     memory=GONE,
     sees=(Sample, Order),
-    ends=EndsBy.RECOVERY,
+    recovers=True,
     say=OperatorInfluence.NOBODY,
     answers=answering,
     recovery=RECOVERY,

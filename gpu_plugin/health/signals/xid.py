@@ -24,7 +24,7 @@ from gpu_plugin.health.latch import (
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.policy import Judgement, describe
 from gpu_plugin.health.proof import after_recovery, recovered
-from gpu_plugin.health.signal import Case, Context, EndsBy, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
 
 NAME = "xid"
@@ -119,7 +119,7 @@ def advice(case: Case) -> str:
     sees=(Sample, XidEvent),
     until=until,
     parts=re.compile("[0-9]{1,20}"),
-    ends=EndsBy.RECOVERY,
+    recovers=True,
     say=OperatorInfluence.ENABLED,
 )
 def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context) -> Latch[Occurrences] | None:
