@@ -88,18 +88,16 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
         return cls(
             boot_id=boot_id,
             uuid=uuid,
-            signal=key.signal,
             verdict=latch.verdict.name,
             detail=latch.detail,
             since=latch.since,
             proof=latch.proof.value,
-            part=key.part,
-            device=key.device,
             reset=recovery.reset,
             rebound=recovery.rebound,
             overridden=latch.overridden,
             zero=zero,
             memory=msgspec.json.decode(msgspec.json.encode(memory)) if memory.__struct_fields__ else {},
+            **key._asdict(),
             **msgspec.structs.asdict(recovery.marks),
         )
 

@@ -300,11 +300,10 @@ class HealthLedger:
 
     def _transitions(self, uuid: str, record: GpuRecord, changed: Changed) -> tuple[Transition, ...]:
         return tuple(
-            self._transition(uuid, record, key, old) for key, old in changed.items() if self._turned(record, key, old)
+            self._transition(uuid, record, key, old)
+            for key, old in changed.items()
+            if self._standing(key, old) is not self._standing(key, record.latches.get(key))
         )
-
-    def _turned(self, record: GpuRecord, key: LatchKey, old: AnyLatch | None) -> bool:
-        return self._standing(key, old) is not self._standing(key, record.latches.get(key))
 
     def _transition(self, uuid: str, record: GpuRecord, key: LatchKey, old: AnyLatch | None) -> Transition:
         new = record.latches.get(key)

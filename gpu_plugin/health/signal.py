@@ -91,9 +91,8 @@ class Signal(msgspec.Struct, frozen=True):
     that is no recovery. Both may also be made of the case. `recovery` has the recoveries that end it, where they are others
     than its proof asks for, with `{reset}` for the commands; `shown` is what shows those.
 
-    What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `answers` is whether
-    good looks alone are missing of its recovery. `overridable` is whether an operator's override ends it although
-    its verdict is essential.
+    What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `overridable` is whether
+    an operator's override ends it although its verdict is essential.
     """
 
     step: Step
@@ -107,7 +106,6 @@ class Signal(msgspec.Struct, frozen=True):
     shown: str = ""
     overridable: Callable[[Any], bool] | None = None
     until: Callable[[Any], float | None] | None = None
-    answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
     say: OperatorInfluence = OperatorInfluence.OPERATOR
     recovers: bool = False

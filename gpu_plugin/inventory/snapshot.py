@@ -134,7 +134,8 @@ class SnapshotStore:
         hardware is equal.
         """
         old = self.current
-        same = _same(old.resources, resources)
+        same = old.resources.keys() == resources.keys()
+        same = same and all(view is resources[name] for name, view in old.resources.items())
         known = old.hardware if hardware is None or hardware == old.hardware else hardware
         if old.version and same and known is old.hardware:
             return old
@@ -150,7 +151,3 @@ class SnapshotStore:
     def resends(self, resource: str) -> int:
         """How often that was asked for."""
         return self._again[resource]
-
-
-def _same(one: Mapping[str, ResourceView], other: Mapping[str, ResourceView]) -> bool:
-    return one.keys() == other.keys() and all(view is other[name] for name, view in one.items())

@@ -120,9 +120,8 @@ class Journal(Generic[T]):
                     return False
                 _allocate(descriptor, size, max(MIN_ALLOCATION, ALLOCATION_FACTOR * len(line)), end)
                 until = self._used if self._kept is None or start else self._kept.start
-                padded = line + bytes(
-                    max(0, until - end)
-                )  # nothing of an older line is left to be taken for a damaged one
+                # Nothing of an older line is left to be taken for a damaged one
+                padded = line + bytes(max(0, until - end))
                 self._used = max(self._used, start + len(padded))
                 if (written := os.pwrite(descriptor, padded, start)) < len(padded):
                     log.debug("%s: %d of %d bytes were written", self._file, written, len(padded))

@@ -42,11 +42,6 @@ class LostMemory(Memory, frozen=True):
 GONE = LostMemory()
 
 
-def answering(latch: Latch[LostMemory]) -> bool:
-    """Whether good looks alone are missing: it was found again, or nothing was known of it that a reset would change."""
-    return latch.recovery.rebound or latch.recovery.reset
-
-
 def reached(latch: Latch[LostMemory]) -> bool:
     """Whether the last look reached it, so that an operator may override it."""
     return latch.memory.answers
@@ -60,7 +55,6 @@ def reached(latch: Latch[LostMemory]) -> bool:
     sees=(Sample, Order),
     recovers=True,
     say=OperatorInfluence.NOBODY,
-    answers=answering,
     recovery=RECOVERY,
     shown=SHOWN,
     overridable=reached,

@@ -10,8 +10,7 @@ from math import comb
 
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement import shared
-from gpu_plugin.placement.dealing import HAS, ROOM
-from gpu_plugin.placement.shared import POLICIES, Round
+from gpu_plugin.placement.shared import HAS, POLICIES, ROOM, Round
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Subsets, remainder_worths
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import called
