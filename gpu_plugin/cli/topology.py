@@ -16,7 +16,7 @@ from gpu_plugin.runtime.atomic import replace_file
 if TYPE_CHECKING:
     from gpu_plugin.placement.topology import Topology
     from gpu_plugin.placement.views.groups import LinkGroups
-    from gpu_plugin.placement.views.report import HeldBack
+    from gpu_plugin.placement.views.report import Offered
 
 _MODE = 0o644
 
@@ -61,7 +61,7 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         click.echo("\n".join(_text(groups, topology, held_back, scores=as_scores)))
 
 
-def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack]]":
+def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[Offered]]":
     """The node, and the devices held back from pods."""
     if simulate is not None:
         return simulated_node(simulate), ()
@@ -71,7 +71,7 @@ def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldB
     return node, held_back(node, resources)
 
 
-def _text(groups: "LinkGroups", topology: "Topology", held_back: "Sequence[HeldBack]", *, scores: bool) -> list[str]:
+def _text(groups: "LinkGroups", topology: "Topology", held_back: "Sequence[Offered]", *, scores: bool) -> list[str]:
     from gpu_plugin.placement.views import matrix  # noqa: PLC0415
 
     if scores:
@@ -82,10 +82,10 @@ def _text(groups: "LinkGroups", topology: "Topology", held_back: "Sequence[HeldB
     return shown
 
 
-def _draw(groups: "LinkGroups", topology: "Topology", name: str, held_back: "Sequence[HeldBack]", file: str) -> None:
+def _draw(groups: "LinkGroups", topology: "Topology", name: str, held_back: "Sequence[Offered]", file: str) -> None:
     from gpu_plugin.placement.views.picture import picture  # noqa: PLC0415
 
-    drawn = picture(groups, topology, name, {each.uuid: each.reason for each in held_back if each.kind == GPU})
+    drawn = picture(groups, topology, name, {each.visible_id: each.reason for each in held_back if each.kind == GPU})
     if file == "-":
         click.echo(drawn, nl=False)
         return

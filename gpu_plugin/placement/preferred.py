@@ -58,15 +58,11 @@ def preferred(
     free = sorted(order[i] for i in pool - must)
     if size == len(required):
         chosen = required
-    elif any(_part_of_a_gpu(devices[order[i]]) for i in pool):
+    elif any(device.kind != GPU or device.sharing for device in (devices[order[i]] for i in pool)):
         chosen = shared.taken(required, free, size - len(required), devices, policy, placement, budget, trace)
     else:
         chosen = _whole(required, free, size, devices, placement, budget)
     return tuple(devices[at].id for at in sorted(chosen))
-
-
-def _part_of_a_gpu(device: Device) -> bool:
-    return device.kind != GPU or device.sharing is not None
 
 
 def _whole(

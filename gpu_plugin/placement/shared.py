@@ -10,6 +10,7 @@ replica of a GPU or MIG device while there is one left of hardware that it does 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
@@ -183,30 +184,18 @@ class SharedGpu(Share):
         return chosen
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """A GPU as a policy saw it when it began to deal devices.
-
-    Of its `total` devices `load` were given out, `picked` of them to this container; `room` more could be taken. `rank` is what
-    the policy made of that, the lowest the first.
-    """
-
-    uuid: str
-    load: int
-    picked: int
-    room: int
-    total: int
-    rank: Rank
-
-
 class Round(msgspec.Struct):
-    """Devices dealt once: the GPUs in the order of the list, and how many each `gave`.
+    """Devices dealt once: the GPUs in the order of the list as they were then, and how many each `gave`.
 
+    `ranks` is what the policy made of each, the lowest the first, and `totals` how many devices of it there are.
     `passed_over`: some free devices were left out of it, since the container has others of the same hardware. `equal` are GPUs
     that ranked equal when not all of them were needed, and `taken` those that were, as places in the list; `links` is what was
     weighed between them, without GPUs chosen where links decided nothing and the first in the list were taken.
     """
 
-    gpus: Sequence[Seen]
+    gpus: Sequence["SharedGpu"]
+    ranks: Sequence[Rank]
+    totals: Sequence[int]
     passed_over: bool
     gave: Sequence[int] = ()
     equal: Sequence[int] = ()
@@ -217,11 +206,8 @@ class Round(msgspec.Struct):
     def of(cls, gpus: Sequence["SharedGpu"], policy: Policy) -> "Round":
         """What is to be seen of GPUs that are open, before any gives one."""
         totals = [gpu.load + sum([len(part.free) for part in gpu.parts]) for gpu in gpus]
-        seen = [
-            Seen(gpu.uuid, gpu.load, gpu.picked, gpu.room, total, policy.rank(gpu))
-            for gpu, total in zip(gpus, totals, strict=True)
-        ]
-        return cls(seen, any(part.free and not part.room for gpu in gpus for part in gpu.parts))
+        passed_over = any(part.free and not part.room for gpu in gpus for part in gpu.parts)
+        return cls([*map(copy, gpus)], [policy.rank(gpu) for gpu in gpus], totals, passed_over)
 
 
 class Trace(msgspec.Struct):

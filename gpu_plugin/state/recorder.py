@@ -33,11 +33,6 @@ class Known(msgspec.Struct, frozen=True):
     foreign: tuple[Resource, ...] = ()
 
     @property
-    def devices(self) -> tuple[tuple[Resource, ...], tuple[Resource, ...]]:
-        """All that `DEVICES_FILE` is made of."""
-        return self.listed, self.foreign
-
-    @property
     def nothing(self) -> bool:
         """Whether nothing has been learnt yet, and nobody has ordered anything."""
         return not (self.node.gpus or self.evidence or self.revision)
@@ -129,9 +124,10 @@ class Recorder:
             saved = known.nothing or await _done(self._hardware, partial(self._write_durably, known), PATIENCE)
             self._durable = saved
             now = self._known()
+            same = (now.listed, now.foreign) == (known.listed, known.foreign)
             if not (saved and journaled):
                 await self._unsaved.wait(RETRY)
-            elif now.node is known.node and now.revision == known.revision and now.devices == known.devices:
+            elif same and now.node is known.node and now.revision == known.revision:
                 await self._unsaved.wait()
 
     def _write_durably(self, known: Known) -> bool:

@@ -54,10 +54,6 @@ class Offered(msgspec.Struct, frozen=True):
         healthy = replicas if self.healthy else 0
         return replace(self, listed=replicas, healthy=healthy, retired=0, shared=self.shared or TIME_SLICING)
 
-    def held_back(self) -> "HeldBack":
-        """This hardware as an entry of the list of what pods do not get now, with the reason."""
-        return HeldBack(self.kind, self.index, self.visible_id, self.reason)
-
     def devices(self, resource: str) -> Iterator[Device]:
         """This hardware's devices as the daemon has them, retired ones last: these count as given out, whatever their ids are."""
         live = self.ids
@@ -155,34 +151,23 @@ def reported(reply: Mapping[str, Any]) -> tuple[Node, tuple[OfferedResource, ...
     return Node(gpus, links, cliques=cliques), resources
 
 
-class HeldBack(msgspec.Struct, frozen=True):
-    """A GPU or MIG device that pods do not get now, and why. `uuid` is its own."""
-
-    kind: str
-    index: str
-    uuid: str
-    reason: str
-
-
-def held_back(node: Node, resources: Iterable[OfferedResource]) -> list[HeldBack]:
+def held_back(node: Node, resources: Iterable[OfferedResource]) -> list[Offered]:
     """GPUs of which nothing is handed out under any name, and MIG devices of other GPUs that are not."""
-    found = []
+    found: list[Offered] = []
     offered = [each for resource in resources for each in resource.hardware if each.ids]
     for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
         own = [each for each in offered if each.gpu == gpu.uuid]
         if any(each.healthy for each in own):
             sound = {each.visible_id for each in own if each.healthy}
-            parts = {each.visible_id: each for each in own if each.visible_id not in sound}
-            found += [each.held_back() for each in parts.values()]
+            found += {each.visible_id: each for each in own if each.visible_id not in sound}.values()
         else:
-            why = "; ".join(dict.fromkeys(each.reason for each in own)) or _unserved(gpu)
-            found.append(HeldBack(GPU, str(gpu.index), gpu.uuid, why))
+            found.append(_withheld(gpu, "; ".join(dict.fromkeys(each.reason for each in own)) or _unserved(gpu)))
     return found
 
 
-def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedResource) -> list[HeldBack]:
+def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedResource) -> list[Offered]:
     """What of a resource is held back from pods and, where it counts whole GPUs, those of the node that it does not have."""
-    found = [each.held_back() for each in asked.hardware if not each.healthy]
+    found = [each for each in asked.hardware if not each.healthy]
     if asked.hardware and all(each.kind != GPU for each in asked.hardware):
         return found
     others: dict[str, list[str]] = {}
@@ -194,9 +179,12 @@ def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedRes
         if gpu.uuid not in mine:
             names = others.get(gpu.uuid, [])
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            why = f"counted as {names[0]}{more}" if names else _unserved(gpu)
-            found.append(HeldBack(GPU, str(gpu.index), gpu.uuid, why))
+            found.append(_withheld(gpu, f"counted as {names[0]}{more}" if names else _unserved(gpu)))
     return sorted(found, key=lambda each: [int(part) for part in each.index.split(":") if part])
+
+
+def _withheld(gpu: Gpu, reason: str) -> Offered:
+    return Offered(gpu.uuid, gpu.uuid, str(gpu.index), healthy=0, reason=reason)
 
 
 def _unserved(gpu: Gpu) -> str:

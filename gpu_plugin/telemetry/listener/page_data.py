@@ -321,5 +321,5 @@ def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def drawn(report: Mapping[str, Any], name: str) -> str:
     """The picture's SVG; `name` is what the node is called. GPUs that pods do not get now are struck through in it."""
     node, resources = reported(report)
-    struck = {each.uuid: each.reason for each in held_back(node, resources) if each.kind == GPU}
+    struck = {each.visible_id: each.reason for each in held_back(node, resources) if each.kind == GPU}
     return picture(LinkGroups.of(node), Topology.of(node), name, struck)

@@ -12,7 +12,6 @@ from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import LinkGroups
 from gpu_plugin.placement.views.report import (
-    HeldBack,
     Offered,
     OfferedResource,
     held_back,
@@ -144,6 +143,11 @@ def test_sixteen_gpus_of_seven_mig_devices_each_and_64_gpus_fit_a_reply_together
     assert len(json.dumps(report(Node(gpus), [(Resource(NAME, devices), "packed")]))) < 700_000  # it may have 1 MiB
 
 
+def words(items: list[Offered]) -> list[tuple[str, str, str, str]]:
+    assert not any(each.healthy for each in items)
+    return [(each.kind, each.index, each.visible_id, each.reason) for each in items]
+
+
 def test_what_pods_do_not_get_now():
     node = Node(
         tuple(
@@ -169,19 +173,25 @@ def test_what_pods_do_not_get_now():
     cut = OfferedResource("nvidia.com/mig-1g", "distributed", tuple(slices))
     cut_too = OfferedResource("nvidia.com/mig-2g", "distributed", tuple(slices))
     others = [
-        HeldBack("gpu", "2", "GPU-c", "not among the GPUs that are served"),
-        HeldBack("gpu", "4", "GPU-e", "in MIG mode, and no MIG device of it is served"),
-        HeldBack("gpu", "5", "GPU-f", "it does not answer"),
-        HeldBack("gpu", "6", "GPU-g", "not among the GPUs that are served"),
+        ("gpu", "2", "GPU-c", "not among the GPUs that are served"),
+        ("gpu", "4", "GPU-e", "in MIG mode, and no MIG device of it is served"),
+        ("gpu", "5", "GPU-f", "it does not answer"),
+        ("gpu", "6", "GPU-g", "not among the GPUs that are served"),
     ]
-    cordoned, sick = HeldBack("gpu", "1", "GPU-b", "cordoned"), HeldBack("mig", "3:0", "MIG-0", "Xid 94")
-    assert held_back(node, [whole, cut]) == [cordoned, others[0], sick, *others[1:]]
-    counted = HeldBack("gpu", "3", "GPU-d", "counted as nvidia.com/mig-1g and 1 more")
-    lost = HeldBack("gpu", "", "GPU-x", "gone")
+    cordoned, sick = ("gpu", "1", "GPU-b", "cordoned"), ("mig", "3:0", "MIG-0", "Xid 94")
+    assert words(held_back(node, [whole, cut])) == [cordoned, others[0], sick, *others[1:]]
+    counted = ("gpu", "3", "GPU-d", "counted as nvidia.com/mig-1g and 1 more")
+    lost = ("gpu", "", "GPU-x", "gone")
     all_sick = OfferedResource(
         cut.name, cut.policy, tuple(replace(one, healthy=0, reason="cordoned") for one in slices)
     )
-    assert held_back(node, [whole, all_sick])[2] == HeldBack("gpu", "3", "GPU-d", "cordoned")
+    assert words(held_back(node, [whole, all_sick]))[2] == ("gpu", "3", "GPU-d", "cordoned")
     before = OfferedResource("nvidia.com/old", "packed", (Offered("GPU-c", "GPU-c", "2", healthy=0, retired=1),))
-    assert left_out(node, [whole, cut, cut_too, before], whole) == [lost, cordoned, others[0], counted, *others[1:]]
-    assert left_out(node, [whole, cut], cut) == [sick]
+    assert words(left_out(node, [whole, cut, cut_too, before], whole)) == [
+        lost,
+        cordoned,
+        others[0],
+        counted,
+        *others[1:],
+    ]
+    assert words(left_out(node, [whole, cut], cut)) == [sick]
