@@ -67,7 +67,7 @@ class HealthLedger:
         if isinstance(seen, XidEvent):
             aimed = record.aimed(seen, whole_gpu=self.policy.xids.judge(seen.xid).whole_gpu)
             # When it came last, to the second, is what others are judged by
-            self.revision += record.take_xid(seen.xid, aimed, now) and self.policy.xids.heeded(seen.xid)
+            self.revision += record.take_xid(seen.xid, aimed, now) and seen.xid in self.policy.xids.heeded
         ctx = Context(
             now,
             _WHOLE,

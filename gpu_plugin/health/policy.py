@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 
 import msgspec
 from msgspec.structs import replace
@@ -153,33 +152,22 @@ class XidPolicy:
 
     def judge(self, xid: int) -> Judgement:
         """The judgement of this Xid. One that nobody names is DEGRADED, unless the driver asks for more."""
-        return self._judged.get(xid, self._unlisted)
+        return self._judged.get(xid) or self._judge(None, None)
 
-    def heeded(self, xid: int) -> bool:
-        """Whether another Xid means more or less where this one comes with it."""
-        return xid in self._heeded
+    @cached_property
+    def heeded(self) -> frozenset[int]:
+        """The Xids with which another one means more or less."""
+        return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings[0])
 
     @cached_property
     def swayed(self) -> frozenset[str]:
         """The Xids, as `LatchKey.part` has them, that mean more or less where another one comes with them."""
         return frozenset(str(xid) for xid, judged in self._judged.items() if judged.follows or judged.brings)
 
-    def describe(self, xid: int) -> str:
-        """An Xid with its name, such as `Xid 79 (GPU has fallen off the bus)`."""
-        return describe(xid, self.judge(xid).name)
-
     @cached_property
     def _judged(self) -> Mapping[int, Judgement]:
         named = {*self.table, *self.numbers, *self.disabled.numbers, *self.enabled.numbers, *self.critical}
-        return MappingProxyType({xid: self._judge(self.table.get(xid), self._by_number(xid)) for xid in named})
-
-    @cached_property
-    def _heeded(self) -> frozenset[int]:
-        return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings[0])
-
-    @cached_property
-    def _unlisted(self) -> Judgement:
-        return self._judge(None, None)
+        return {xid: self._judge(self.table.get(xid), self._by_number(xid)) for xid in named}
 
     def _judge(self, row: XidRow | None, named: Verdict | None) -> Judgement:
         asked = named if named is not None else self._by_word(Proof(row.recovery) if row else None)

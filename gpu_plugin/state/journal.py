@@ -155,11 +155,6 @@ class Journal(Generic[T]):
         finally:
             self._lock.release()
 
-    def close(self) -> None:
-        """Lets go of the file."""
-        with self._lock:
-            self._close()
-
     def _place(self, length: int, size: int) -> int:
         """Where a line of this length begins in a file of this size: in the half where the line in force is not, if it fits."""
         if self._kept is None or length <= self._kept.start:

@@ -18,7 +18,7 @@ from gpu_plugin.health.observation import (
     Sample,
     XidEvent,
 )
-from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.policy import HealthPolicy, describe
 from gpu_plugin.health.record import REMEMBER_XIDS, GpuRecord
 from gpu_plugin.health.signals import SIGNALS
 from tests.unit.health.ledgers import (
@@ -110,7 +110,7 @@ def test_a_reason_names_every_fault_once_the_oldest_first():
 
 
 def name(xid: int) -> str:
-    return GUARDED.xids.describe(xid)
+    return describe(xid, GUARDED.xids.judge(xid).name)
 
 
 def test_a_fault_that_the_driver_has_no_words_for_still_has_a_reason():

@@ -177,8 +177,8 @@ def test_a_file_that_is_no_table_is_told_with_its_name(tmp_path):
 
 
 def test_an_xid_is_described_in_words_where_there_are_some():
-    assert policy().describe(79) == "Xid 79 (GPU has fallen off the bus)"
-    assert policy().describe(BEYOND) == describe(BEYOND) == "Xid 9999"
+    assert describe(79, policy().judge(79).name) == "Xid 79 (GPU has fallen off the bus)"
+    assert describe(BEYOND) == "Xid 9999"
 
 
 # The lists of the environment

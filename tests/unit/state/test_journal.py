@@ -25,7 +25,7 @@ def file(tmp_path):
 def journal(file):
     made: Journal[Word] = Journal(file, Word)
     yield made
-    made.close()
+    made._close()
 
 
 def read(file):
@@ -81,7 +81,7 @@ def test_a_full_disk_takes_as_many_words_as_there_are(journal, file, monkeypatch
     again: Journal[Word] = Journal(file, Word)  # the next process
     assert again.append(Word(200))
     assert read(file) == Word(200)
-    again.close()
+    again._close()
 
 
 def test_a_word_that_a_full_disk_has_no_room_for_is_no_success_and_costs_no_other(journal, file, monkeypatch):
@@ -122,8 +122,8 @@ def test_a_write_that_ends_anywhere_leaves_this_word_or_the_one_before(journal, 
         again: Journal[Word] = Journal(file, Word)
         assert again.append(Word(3))
         assert read(file) == Word(3)
-        again.close()
-        journal.close()
+        again._close()
+        journal._close()
 
 
 def told(whole):
@@ -147,7 +147,7 @@ def test_every_byte_that_is_not_what_was_written_costs_one_word_at_most_and_is_s
         again: Journal[Word] = Journal(file, Word)
         assert again.append(Word(3))
         assert read(file) == Word(3)
-        again.close()
+        again._close()
 
 
 def test_cut_at_every_length_it_has_this_word_or_the_one_before_and_takes_the_next(journal, file):
@@ -161,7 +161,7 @@ def test_cut_at_every_length_it_has_this_word_or_the_one_before_and_takes_the_ne
         again: Journal[Word] = Journal(file, Word)
         assert again.append(Word(3))
         assert read(file) == Word(3)
-        again.close()
+        again._close()
 
 
 @pytest.mark.parametrize(
