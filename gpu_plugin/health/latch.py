@@ -97,12 +97,8 @@ class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
         energy, taken = (kept.energy, kept.taken) if seen.energy is None else (seen.energy, now)
         ecc = kept.ecc if seen.ecc_uncorrected is None else seen.ecc_uncorrected
         counting = self.counting if seen.counting is None else seen.counting
-        same = (self.energy, self.ecc, self.binding, self.counting, self.suspended)
-        return (
-            self
-            if (energy, ecc, binding, counting, suspended) == same
-            else Marks(energy, ecc, binding, counting, taken, suspended)
-        )
+        changed = Marks(energy, ecc, binding, counting, taken, suspended)
+        return self if replace(changed, taken=self.taken) == self else changed
 
     def completed(self, seen: Sample, now: float) -> "Marks":
         """The marks with what is unknown as of this sample; what is known stays, so that a change since still shows."""

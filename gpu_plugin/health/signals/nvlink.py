@@ -113,8 +113,6 @@ def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> L
 
 
 def _mask(links: Sequence[bool]) -> int:
-    if all(links):
-        return (1 << len(links)) - 1
     return sum(1 << at for at, up in enumerate(links) if up)
 
 
