@@ -48,13 +48,13 @@ class Criterion(Enum):
 class Subsets(msgspec.Struct, frozen=True):
     """What is known of every set, by mask.
 
-    `score` is the total over its pairs; `nearness` is the greater, the less their total NUMA distance is, `remainder` the better
-    pods to come are served if the set stays free, `evenness` the more evenly it lies on NUMA nodes. `best_first` are the masks
-    of each size by falling score, and those of one score from the lowest positions on. `uniform`: no pair differs from another
-    in anything, so that any set is as good as any other.
+    `bits` are the bits of the positions; `score` is the total over a set's pairs; `nearness` is the greater, the less their
+    total NUMA distance is, `remainder` the better pods to come are served if the set stays free, `evenness` the more evenly it
+    lies on NUMA nodes. `best_first` are the masks of each size by falling score, and those of one score from the lowest
+    positions on. `uniform`: no pair differs from another in anything, so that any set is as good as any other.
     """
 
-    count: int
+    bits: tuple[int, ...]
     score: "array[int]"
     nearness: "array[int]"
     remainder: "array[int]"
@@ -71,7 +71,7 @@ class Subsets(msgspec.Struct, frozen=True):
         score = _totals(topology.scores)
         distance = _totals(topology.distances)
         return cls(
-            count,
+            tuple(1 << count - 1 - at for at in range(count)),
             array("I", score),
             array("I", [distance[-1] - each for each in distance]),
             array("I", _remainders(topology, score)),
@@ -97,7 +97,7 @@ class Subsets(msgspec.Struct, frozen=True):
             left = available ^ mask
             return self.score[mask], self.remainder[left], self.nearness[mask], self.evenness[left], mask
 
-        looked_at = self._every & ~available | required
+        looked_at = sum(self.bits) & ~available | required
         sets = (mask for mask in self.best_first[best.bit_count()] if mask & looked_at == required)
         second = max((mask for mask in sets if mask != best), key=rank)
         compared = zip(Criterion, rank(best), rank(second), strict=True)
@@ -109,11 +109,11 @@ class Subsets(msgspec.Struct, frozen=True):
         missing = size - required.bit_count()
         score, order = self.score, self.best_first[size]
         if comb(free.bit_count(), missing) * _ROOM <= len(order):
-            bits = [1 << at for at in range(self.count) if free >> at & 1]
+            bits = [bit for bit in self.bits if free & bit]
             candidates = [required | sum(chosen) for chosen in combinations(bits, missing)]
             return _greatest(candidates, [score[mask] for mask in candidates])
         ties: list[int] = []
-        looked_at = self._every & ~available | required
+        looked_at = sum(self.bits) & ~available | required
         for start in range(0, len(order), _CHUNK):
             if expired():
                 return None
@@ -123,17 +123,13 @@ class Subsets(msgspec.Struct, frozen=True):
                 return [mask for mask in ties if score[mask] == top]
         return ties
 
-    @property
-    def _every(self) -> int:
-        return (1 << self.count) - 1
-
     def mask(self, gpus: Iterable[int]) -> int:
-        """The set of these positions."""
-        return sum(1 << self.count - 1 - at for at in gpus)
+        """The set of these positions, each there once."""
+        return sum(map(self.bits.__getitem__, gpus))
 
     def gpus(self, mask: int) -> tuple[int, ...]:
         """The positions of a set, ascending."""
-        return tuple(at for at in range(self.count) if mask >> self.count - 1 - at & 1)
+        return tuple([at for at, bit in enumerate(self.bits) if mask & bit])
 
 
 class Placement(msgspec.Struct, frozen=True):
