@@ -124,10 +124,9 @@ class XidList(msgspec.Struct, frozen=True):
 def parse_xid_list(text: str) -> XidList:
     """Reads `all`, `xids` and numbers, separated by commas, in any case; what is none of these is in `malformed`."""
     items = [item.strip().lower() for item in text.split(",") if item.strip()]
-    words = {"all", "xids"}
-    numbers = frozenset(int(item) for item in items if item.isascii() and item.isdigit() and len(item) <= 20)
-    malformed = tuple(i for i in items if i not in words and not (i.isascii() and i.isdigit() and len(i) <= 20))
-    return XidList("all" in items, "xids" in items, numbers, malformed)
+    digits = [item for item in items if item.isascii() and item.isdigit() and len(item) <= 20]
+    malformed = tuple(item for item in items if item not in {"all", "xids", *digits})
+    return XidList("all" in items, "xids" in items, frozenset(map(int, digits)), malformed)
 
 
 _NO_XIDS = XidList()
