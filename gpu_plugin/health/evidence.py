@@ -84,7 +84,8 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
     @classmethod
     def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: AnyLatch, zero: float | None = None) -> "Evidence":
         """A latch of a GPU."""
-        recovery, memory = latch.recovery, _written(latch)
+        recovery, memory = latch.recovery, latch.memory
+        memory = memory.stored() if latch.verdict is Verdict.OK else memory.stored_open()
         return cls(
             boot_id=boot_id,
             uuid=uuid,
@@ -179,11 +180,6 @@ def marks_news(marks: Marks) -> tuple[object, ...]:
     """
     energy = None if marks.energy is None else marks.energy.bit_length()
     return marks.ecc, marks.binding, marks.counting, energy
-
-
-def _written(latch: AnyLatch) -> Memory:
-    memory: Memory = latch.memory
-    return memory.stored() if latch.verdict is Verdict.OK else memory.stored_open()
 
 
 def _memory(entry: Evidence) -> Memory:

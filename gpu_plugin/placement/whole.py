@@ -122,7 +122,7 @@ def _chosen(
     if subsets.uniform:
         rest = sorted(pool - must)[: size - len(must)]
         return Choice(tuple(sorted((*must, *rest))), How.FIRST_OF_EQUALS)
-    expired = budget.deadline() if budget else _never
+    expired = budget.deadline() if budget else lambda: False
     best = subsets.best(subsets.mask(pool), subsets.mask(must), size, expired)
     if best is None:
         return Choice(_searched(placement, pool, must, size), How.TOO_LATE)
@@ -191,7 +191,3 @@ def _bettered(weights: Sequence[Sequence[int]], chosen: list[int], fixed: int, f
             break
         chosen[at] = one
     return chosen
-
-
-def _never() -> bool:
-    return False
