@@ -3,8 +3,6 @@
 import logging
 from collections.abc import Iterable
 
-import msgspec
-
 from gpu_plugin.devices.device import Resource, is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
@@ -15,10 +13,10 @@ from gpu_plugin.state.records import (
     GPUS_FILE,
     HEALTH_FILE,
     JOURNAL_FILE,
+    KNOWN,
     DeviceMemory,
     GpuMemory,
     HealthMemory,
-    KnownGpu,
     WrittenHealth,
     by_name,
     entry,
@@ -83,7 +81,7 @@ class Memory:
         memory = self._state.read(GPUS_FILE, GpuMemory)
         if memory is None or memory.boot_id != self._boot_id:
             return ()
-        return tuple(Gpu(**msgspec.structs.asdict(known)) for known in memory.gpus)
+        return memory.gpus
 
     def listed(self) -> tuple[Resource, ...]:
         """Resources and devices that an earlier process of this boot listed: a pod may hold each of them."""
@@ -129,16 +127,14 @@ class Memory:
         While no GPU has been found, what is remembered of GPUs and devices is left as it is.
         """
         boot_id = self._boot_id
-        known = tuple(
-            msgspec.convert(gpu, KnownGpu, from_attributes=True) for gpu in node.gpus if not is_placeholder(gpu.uuid)
-        )
+        known = [{name: getattr(gpu, name) for name in KNOWN} for gpu in node.gpus if not is_placeholder(gpu.uuid)]
         devices = DeviceMemory(boot_id, by_name(listed), by_name(foreign))
         health = self._health  # which may be newer than `evidence` by now, and must not be unsaid
         if health is None or health.boot_id != boot_id:  # the journal could not be written
             health = HealthMemory(boot_id, evidence, self._sequence + 1)
         wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
-            wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: devices}
+            wanted |= {GPUS_FILE: {"boot_id": boot_id, "gpus": known}, DEVICES_FILE: devices}
         all_written = True
         for name, content in wanted.items():
             if self._holds(name, content):

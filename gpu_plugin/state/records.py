@@ -8,7 +8,7 @@ import msgspec
 from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.devices.node import MigDevice
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 
 HEALTH_FILE = "health.json"
@@ -37,24 +37,15 @@ class HealthMemory(msgspec.Struct, Generic[E], frozen=True):
 WrittenHealth = HealthMemory[msgspec.Raw]
 
 
-class KnownGpu(msgspec.Struct, frozen=True):
-    """A GPU as `GPUS_FILE` remembers it: enough to list it again when the driver cannot describe it."""
-
-    uuid: str
-    index: int
-    minor: int | None = None
-    pci_bus_id: str = ""
-    model: str = ""
-    numa_node: int | None = None
-    mig_enabled: bool = False
-    mig_devices: tuple[MigDevice, ...] = ()
+KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enabled", "mig_devices")
+"""What `GPUS_FILE` remembers of a `Gpu`: enough to list it again when the driver cannot describe it."""
 
 
 class GpuMemory(msgspec.Struct, frozen=True):
     """The content of `GPUS_FILE`."""
 
     boot_id: str
-    gpus: tuple[KnownGpu, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
 
 
 class ListedDevice(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.sources.source import CHOICE_FILE, ChosenFile
 from gpu_plugin.state.directory import MAX_BYTES, StateDirectory
@@ -19,7 +20,6 @@ from gpu_plugin.state.records import (
     DeviceMemory,
     GpuMemory,
     HealthMemory,
-    KnownGpu,
     ListedDevice,
 )
 
@@ -251,7 +251,7 @@ def test_that_others_may_write_in_the_directory_is_said(state, caplog, permitted
 def known():
     """What a daemon writes down of a node, in each of its files."""
     sick = Evidence("boot", "GPU-1", "xid", "FATAL", "Xid 79: é", 1.7e9, memory={"times": [1.7e9]})
-    gpu = KnownGpu("GPU-1", 0, 0, "00000000:3B:00.0", "NVIDIA H100 80GB HBM3", 0)
+    gpu = Gpu("GPU-1", 0, 0, "00000000:3B:00.0", "NVIDIA H100 80GB HBM3", numa_node=0)
     device = ListedDevice("GPU-1", "GPU-1", "GPU-1", "0", "gpu", numa=(0,))
     return [
         (HEALTH_FILE, HealthMemory("boot", (sick,), 7)),
