@@ -4,14 +4,13 @@ Sources: pkg/kubelet/cm/devicemanager/manager.go (CleanupPluginDirectory, writeC
 checkpoint/checkpoint.go.
 """
 
-import base64
-import json
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
+
+from gpu_plugin.runtime.atomic import replace_file
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 
@@ -19,11 +18,21 @@ CHECKPOINT = "kubelet_internal_checkpoint"
 class Entry(msgspec.Struct, frozen=True):
     """What one container of a pod has of one resource: ids by NUMA node (-1: none known), and the plugin's answer, encoded."""
 
-    uid: str
-    container: str
-    resource: str
-    ids: Mapping[int, Sequence[str]]
-    answer: bytes = b""
+    uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    ids: Mapping[int, Sequence[str]] = msgspec.field(name="DeviceIDs")
+    answer: bytes = msgspec.field(name="AllocResp")
+
+
+class _Data(msgspec.Struct, frozen=True, rename={"entries": "PodDeviceEntries", "registered": "RegisteredDevices"}):
+    entries: Sequence[Entry] | None
+    registered: Mapping[str, Sequence[str]]
+
+
+class _Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
+    data: _Data
+    checksum: int
 
 
 def write_checkpoint(directory: Path, entries: Iterable[Entry], registered: Mapping[str, Collection[str]]) -> None:
@@ -32,51 +41,25 @@ def write_checkpoint(directory: Path, entries: Iterable[Entry], registered: Mapp
     The form is that of 1.20 and later (checkpoint/checkpoint.go: PodDevicesEntry, checkpointData, Data). A kubelet's checksum
     is FNV-1a, 32 bits, of Go's rendering of its structures; here it is that of the data as JSON.
     """
-    data = {
-        "PodDeviceEntries": [
-            {
-                "PodUID": entry.uid,
-                "ContainerName": entry.container,
-                "ResourceName": entry.resource,
-                "DeviceIDs": {str(node): list(ids) for node, ids in entry.ids.items()},
-                "AllocResp": base64.b64encode(entry.answer).decode(),
-            }
-            for entry in entries
-        ]
-        or None,
-        "RegisteredDevices": {name: sorted(ids) for name, ids in registered.items()},
-    }
-    fresh = directory / f".{CHECKPOINT}"
-    fresh.touch(mode=0o600)
-    fresh.write_text(json.dumps({"Data": data, "Checksum": _checksum(data)}))
-    fresh.replace(directory / CHECKPOINT)
+    data = _Data(list(entries) or None, {name: sorted(ids) for name, ids in registered.items()})
+    content = msgspec.json.encode(_Checkpoint(data, _checksum(data)))
+    replace_file(directory / CHECKPOINT, content, 0o600)
 
 
-def read_checkpoint(directory: Path) -> tuple[list[Entry], list[str]]:
+def read_checkpoint(directory: Path) -> tuple[Sequence[Entry], list[str]]:
     """What pods have, and which resources there were. A file that is damaged or missing is an empty one, as to a kubelet."""
     try:
-        content = json.loads((directory / CHECKPOINT).read_bytes())
-        data = content["Data"]
-        if content["Checksum"] != _checksum(data):
-            return [], []
-        entries = [
-            Entry(
-                each["PodUID"],
-                each["ContainerName"],
-                each["ResourceName"],
-                {int(node): tuple(ids) for node, ids in each["DeviceIDs"].items()},
-                base64.b64decode(each["AllocResp"]),
-            )
-            for each in data["PodDeviceEntries"] or ()
-        ]
-        return entries, list(data["RegisteredDevices"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = msgspec.json.decode((directory / CHECKPOINT).read_bytes(), type=_Checkpoint)
+    except (OSError, ValueError):
         return [], []
+    if content.checksum != _checksum(content.data):
+        return [], []
+    return content.data.entries or [], list(content.data.registered)
 
 
-def _checksum(data: Any) -> int:
+def _checksum(data: _Data) -> int:
     value = 0x811C9DC5
-    for byte in json.dumps(data, sort_keys=True).encode():
+    for byte in msgspec.json.encode(data):
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
     return value
 
