@@ -9,16 +9,16 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from gpu_plugin.simulation.demo import scenario
 from gpu_plugin.simulation.demo.daemon_process import daemon_process
 from gpu_plugin.simulation.profile import Profile, load
-from gpu_plugin.simulation.stand_in_kubelet import Generation, NumaPolicy, StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 
 PROFILE = "hgx-h100"
-GENERATION: Generation = "1.36"
-NUMA_POLICY: NumaPolicy = "best-effort"
+GENERATION: Final = "1.36"
+NUMA_POLICY: Final = "best-effort"
 
 LONGEST_TEMPORARY = 50
 """Characters of the temporary directory's parent that leave room for socket names: a socket's path has 107 bytes."""

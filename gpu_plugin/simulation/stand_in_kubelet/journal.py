@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -39,13 +39,13 @@ class Event(msgspec.Struct, frozen=True):
     maps the device ids of a list that are new or whose health differs from the list before to what they are now.
     """
 
-    at: float
     kind: EventKind
     resource: str = ""
     endpoint: str = ""
     pid: int = 0
     text: str = ""
     changed: Mapping[str, str] = msgspec.field(default_factory=dict)
+    at: float = msgspec.field(default_factory=time.perf_counter)
 
 
 class Journal:
@@ -56,20 +56,9 @@ class Journal:
         self.violations: list[str] = []
         self._changed = asyncio.Event()
 
-    def note(
-        self,
-        kind: EventKind,
-        resource: str = "",
-        *,
-        endpoint: str = "",
-        pid: int = 0,
-        text: str = "",
-        changed: Mapping[str, str] | None = None,
-        at: float | None = None,
-    ) -> None:
-        """Records an event and wakes everybody who waits."""
-        moment = time.perf_counter() if at is None else at
-        self.events.append(Event(moment, kind, resource, endpoint, pid, text, changed or {}))
+    def note(self, kind: EventKind, resource: str = "", **more: Any) -> None:
+        """Records an event, with these more of its fields, and wakes everybody who waits."""
+        self.events.append(Event(kind, resource, **more))
         self.wake()
 
     def breach(self, resource: str, text: str) -> None:

@@ -5,13 +5,12 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError, PodAdmission
 from gpu_plugin.simulation.stand_in_kubelet.checkpoint import CheckpointKeeper
 from gpu_plugin.simulation.stand_in_kubelet.client import DropKind
-from gpu_plugin.simulation.stand_in_kubelet.device_table import Claims, KubeletPanicError, ResourceState, list_panic
+from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, list_panic
 from gpu_plugin.simulation.stand_in_kubelet.directory import clean, read_checkpoint
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
@@ -95,8 +94,7 @@ class StandInKubelet:
         self._servers: list[SocketServer] = []
         self._sources: asyncio.TimerHandle | None = None
         self._strict = strict
-        self._panics = 0
-        self._last_panic = ""
+        self._panics: list[str] = []
 
     @property
     def resources(self) -> Mapping[str, ResourceState]:
@@ -164,28 +162,18 @@ class StandInKubelet:
         if was:
             self._journal.note(EventKind.STOPPED, text="in order" if orderly else "killed")
 
-    async def restart(
-        self,
-        *,
-        orderly: bool = True,
-        pause: float = 0.0,
-        bind_to_listen: float = 0.0,
-        runtime_ready: float = RUNTIME_READY,
-        sources_ready: float = 0.0,
-    ) -> None:
+    async def restart(self, *, orderly: bool = True, pause: float = 0.0, **start: float) -> None:
         """Stops, stays away for `pause` seconds, and starts; the other arguments are those of `start`."""
         await self.stop(orderly=orderly)
         if pause:
             await asyncio.sleep(pause)
-        await self.start(bind_to_listen=bind_to_listen, runtime_ready=runtime_ready, sources_ready=sources_ready)
+        await self.start(**start)
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def wait_for(self, predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
@@ -227,13 +215,13 @@ class StandInKubelet:
             raise KubeletPanicError(self.panicked)
         if not self.running:
             raise RuntimeError(f"the stand-in kubelet does not run, so pod {pod} cannot be admitted: start it first")
-        panics = self._panics
+        panics = len(self._panics)
         try:
             return await self._admission.admit(pod, containers or (Container("main", limits or {}),), start=start)
         except AdmissionError as error:
-            if self._panics == panics:
+            if len(self._panics) == panics:
                 raise
-            raise KubeletPanicError(self._last_panic) from error
+            raise KubeletPanicError(self._panics[-1]) from error
 
     def release(self, pod: str) -> None:
         """The pod ended: PodResources has it no more, and no plugin is told. Raises KeyError if unknown.
@@ -324,14 +312,14 @@ class StandInKubelet:
             self._journal.breach(resource, f"device ids {sorted(lost)}, held by pods, are not listed after a restart")
         if gone - allocated - in_flight:
             self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - allocated - in_flight)))
-        if cause := list_panic(state, gone, Claims(allocated, in_flight), self._policy, strict=self._strict):
+        if cause := list_panic(state, gone, allocated, in_flight, self._policy, strict=self._strict):
             self._panic(cause)
         self._write_checkpoint()
 
     def _panic(self, cause: str) -> None:
         """What a nil dereference does to a kubelet: everything is dropped at once and its sockets are left dead."""
-        self.panicked = self._last_panic = cause
-        self._panics += 1
+        self.panicked = cause
+        self._panics.append(cause)
         self._drop(orderly=False)
         self._journal.note(EventKind.PANICKED, text=cause)
 

@@ -16,13 +16,7 @@ import msgspec
 
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DropKind, PluginClient
-from gpu_plugin.simulation.stand_in_kubelet.device_table import (
-    ListedDevice,
-    ResourceState,
-    list_breaches,
-    missing,
-    parse,
-)
+from gpu_plugin.simulation.stand_in_kubelet.device_table import ListedDevice, ResourceState, list_breaches, parse
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 
 Generation = Literal["1.36", "1.37"]
@@ -203,16 +197,16 @@ class PluginRegistry:
         except ValueError as error:
             self._journal.breach(resource, f"a list that cannot be read: {error}")
             return []
-        for breach in list_breaches(devices, before, again=self._list_again):
+        for breach in list_breaches(devices, before, self._list_again):
             self._journal.breach(resource, breach)
         state = self._table(resource)
-        gone = missing(state.devices, devices)
+        had = state.devices
         changed = state.replace(devices)
         text = f"{state.allocatable} healthy of {state.capacity}"
         self._journal.note(
             EventKind.LIST, resource, endpoint=client.path, pid=client.pid, text=text, changed=changed, at=arrived
         )
-        self._list_received(resource, gone)
+        self._list_received(resource, had.keys() - state.devices.keys())
         return devices
 
     def _table(self, resource: str) -> ResourceState:
