@@ -153,7 +153,8 @@ class PluginRegistry:
                 "close the old transports before registering again",
             )
         self._journal.note(EventKind.STREAM_OPENED, resource, endpoint=client.path, pid=client.pid)
-        self._count_streams(resource, opening=client)
+        client.watching = True
+        self._count_streams(resource)
         before: list[ListedDevice] | None = None
 
         def receive(data: bytes, arrived: float) -> None:
@@ -164,7 +165,8 @@ class PluginRegistry:
             end = await client.watch(receive)
         finally:
             self._count_streams(resource)
-        self._journal.note(EventKind.STREAM_ENDED, resource, endpoint=client.path, pid=client.pid, text=str(end))
+        text = end.code if end.code == "OK" else f"{end.code}: {end.description}"
+        self._journal.note(EventKind.STREAM_ENDED, resource, endpoint=client.path, pid=client.pid, text=text)
         if end.code == "ResourceExhausted":
             self._journal.breach(resource, f"list over {wire.MAX_MESSAGE_BYTES} bytes: {end.description}")
         if not self._stopping:
@@ -220,9 +222,9 @@ class PluginRegistry:
         state = self.tables[endpoint.client.resource]
         state.endpoint, state.stopped_at = endpoint.client.path, None
 
-    def _count_streams(self, resource: str, opening: PluginClient | None = None) -> None:
+    def _count_streams(self, resource: str) -> None:
         if resource in self.tables:
-            self.tables[resource].streams = len({*self._watching(resource), *([opening] if opening else [])})
+            self.tables[resource].streams = len(self._watching(resource))
 
 
 def _process(client: PluginClient) -> int | str:
