@@ -121,23 +121,24 @@ class SimulatedDriver(Session):
         """Percent now; NOT_SUPPORTED in MIG mode."""
         index = self._reach("utilization", handle)
         busy = self._node.condition(index).utilization
-        return supported("utilization", busy if self._node.mig_partition(index) is None else None)
+        return supported("utilization", busy if self._node.mig_devices(index) is None else None)
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """The profile's (current, pending), until the GPU is repartitioned."""
         index = self._reach("mig_mode", handle)
         built = supported("mig_mode", self._profile.gpus[index].mig_mode)
-        enabled = int(self._node.mig_partition(index) is not None)
+        enabled = int(self._node.mig_devices(index) is not None)
         return built if built[0] == enabled else (enabled, enabled)
 
     def max_mig_devices(self, handle: Handle) -> int:
         """0 outside MIG mode, and for parts that have none: NVML gives no error here."""
-        return COMPUTE_SLICES if self._node.mig_partition(self._reach("max_mig_devices", handle)) else 0
+        index = self._reach("max_mig_devices", handle)
+        return 0 if self._node.mig_devices(index) is None else COMPUTE_SLICES
 
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """NOT_SUPPORTED outside MIG mode; NOT_FOUND for an index without a device, INVALID_ARGUMENT beyond the last one."""
         gpu = self._reach("mig_handle", handle)
-        devices = supported("mig_handle", self._node.mig_partition(gpu)).devices
+        devices = supported("mig_handle", self._node.mig_devices(gpu))
         if not 0 <= index < COMPUTE_SLICES:
             raise refused("mig_handle", Return.INVALID_ARGUMENT)
         if index >= len(devices):
@@ -279,8 +280,7 @@ class SimulatedDriver(Session):
 
     def _is_partitioned(self, index: int) -> bool:
         """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""
-        partition = self._node.mig_partition(index)
-        return partition is not None and bool(partition.devices)
+        return bool(self._node.mig_devices(index))
 
     def _remotes(self, index: int) -> tuple[str | None, ...]:
         """The far end of each of a GPU's links; None of one that is inactive."""

@@ -18,34 +18,15 @@ _MAX_BYTES = 4 * 1024 * 1024
 """Of the file: 64 GPUs take some 100 KiB."""
 
 
-class SavedGpu(Condition, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU, with `hung_until` on the wall clock.
-
-    `mig` are the profiles that it was partitioned into, None out of MIG mode; left out: as the node's profile says.
-    """
-
-    mig: list[str] | msgspec.UnsetType | None = msgspec.UNSET
-
-    @classmethod
-    def of(cls, condition: Condition, hung_until: float | None, mig: list[str] | None) -> "SavedGpu":
-        """What is to be kept of this condition."""
-        return cls(**msgspec.structs.asdict(condition) | {"hung_until": hung_until, "mig": mig})
-
-    def condition(self, hung_until: float | None) -> Condition:
-        """The condition as it was kept."""
-        kept = {name: getattr(self, name) for name in Condition.__struct_fields__}
-        return Condition(**kept | {"hung_until": hung_until})
-
-
 class SavedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file."""
+    """The content of the file: GPUs with `hung_until` on the wall clock."""
 
     profile: str
     boot_id: str
-    gpus: list[SavedGpu]
+    gpus: list[Condition]
 
 
-def read(file: Path, profile: Profile, *, keep: bool = False) -> SavedNode | None:
+def read(file: Path, profile: Profile, *, keep: bool) -> SavedNode | None:
     """What the file remembers of this very node; None, with a warning where it should, to start fresh.
 
     `keep`: one that cannot be understood is set aside, since the file is written next.

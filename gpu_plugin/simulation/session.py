@@ -112,8 +112,7 @@ class Session(Driver):
         self._begin(call, gpu if known else None)
         if known:
             self._check_answers(call, gpu)
-            partition = self._node.mig_partition(gpu)
-            for each in partition.devices if partition else ():
+            for each in self._node.mig_devices(gpu) or ():
                 if each.number * _MIG_STRIDE == number:
                     return each
         raise refused(call, Return.INVALID_ARGUMENT)
