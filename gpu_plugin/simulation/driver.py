@@ -17,8 +17,7 @@ from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
 from gpu_plugin.simulation.profile import GpuProfile
-from gpu_plugin.simulation.refusals import refused, supported
-from gpu_plugin.simulation.session import Session, answered, gpu_of_mig, mig_handle
+from gpu_plugin.simulation.session import Session, answered, gpu_of_mig, mig_handle, refused, supported
 
 _OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE, FI_REMAPPED_COR, FI_REMAPPED_UNC)
 
@@ -210,8 +209,7 @@ class SimulatedDriver(Session):
     def common_ancestor(self, one: Handle, other: Handle) -> int:
         """The profile's; both GPUs must answer. UNKNOWN where the place of one of them cannot be read."""
         low = self._reach("common_ancestor", one)
-        high = self._index("common_ancestor", other)
-        self._check_answers("common_ancestor", high)
+        high = self._answering("common_ancestor", other)
         if any(self._node.condition(index).topology for index in (low, high)):
             raise refused("common_ancestor", Return.UNKNOWN)
         return self._profile.ancestor(low, high)

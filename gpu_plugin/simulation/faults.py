@@ -1,5 +1,6 @@
 """Faults: what `gpu-plugin fault` can do to a simulated node. A new one is a function and its line in `FAULTS`."""
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -136,9 +137,9 @@ def _reboot(node: SimulatedNode, value: object) -> str:
 
 def _init_error(node: SimulatedNode, value: object, times: object = None) -> str:
     code = whole(1, Return.UNKNOWN)("init-error", value)
-    many = None if times is None else whole(1, _MANY_TIMES)(TIMES, times)
-    node.refusals.add("open", code, None, many)
-    often = "until the daemon ends" if many is None else "once" if many == 1 else f"{many} times"
+    many = math.inf if times is None else whole(1, _MANY_TIMES)(TIMES, times)
+    node.refuse("open", code, times=many)
+    often = "until the daemon ends" if times is None else "once" if many == 1 else f"{many} times"
     return f"its driver refuses to be opened with {code}, {often}"
 
 

@@ -1,5 +1,6 @@
 """The hardware of a simulated node: what changes while it runs, what a fault does to it, and what outlives the daemon."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +14,13 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_GET_GPU_RECOVERY_ACTION, EventType, Return
+from gpu_plugin.nvml.port import NVML_FUNCTIONS
 from gpu_plugin.simulation import condition
-from gpu_plugin.simulation.compute_modes import SimulatedComputeModes
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.event_sets import EventSets, PostedEvent
 from gpu_plugin.simulation.mig import MigInstance, capability_nodes, lay_out
 from gpu_plugin.simulation.profile import GpuProfile, Profile, mig_uuid
-from gpu_plugin.simulation.refusals import Refusals
-from gpu_plugin.simulation.saved import SavedNode, read, write
+from gpu_plugin.simulation.saved import SavedNode, SimulatedComputeModes, read, write
 
 STATE_FILE = "simulated-node.json"
 
@@ -34,6 +34,15 @@ class SimulatedMigDevice(msgspec.Struct, frozen=True):
     number: int
     uuid: str
     instance: MigInstance
+
+
+class _Refusal(msgspec.Struct):
+    """A driver call that is to fail with `code`, so many times more: of one GPU, or for None of any and where it is no GPU's."""
+
+    call: str
+    code: int
+    gpu: int | None
+    left: float
 
 
 class SimulatedNode:
@@ -66,8 +75,7 @@ class SimulatedNode:
         self._sessions = 0
         self._read: dict[int, int] = {}
         self._dips: dict[int, int] = {}
-        self.refusals = Refusals()
-        self.refuse = self.refusals.add
+        self.refusals: list[_Refusal] = []
         self._last_mig_device = 0
         saved = read(state / STATE_FILE, profile, keep=keep) if state else None
         now, wall = clock(), wall_clock()
@@ -165,7 +173,28 @@ class SimulatedNode:
             nodes |= capability_nodes(built.minor, [each.instance for each in self.mig_devices(gpu) or ()])
         return nodes
 
+    def refusal(self, call: str, gpu: int | None) -> int | None:
+        """The code with which this call is to fail, using up one of its times; None lets it pass."""
+        with self._changed:
+            for refusal in self.refusals:
+                if refusal.call == call and refusal.gpu in (None, gpu):
+                    refusal.left -= 1
+                    if not refusal.left:
+                        self.refusals.remove(refusal)
+                    return refusal.code
+        return None
+
     # Faults
+
+    def refuse(self, call: str, code: int, gpu: int | None = None, times: float = math.inf) -> None:
+        """Makes a driver call, by its name in the port, fail with `code`, so many times.
+
+        Of one GPU or, for None, of any and of calls that are no GPU's. It comes before whatever else would happen to the call.
+        """
+        if call not in NVML_FUNCTIONS:
+            raise ValueError(f"{call}: no such driver call")
+        with self._changed:
+            self.refusals.append(_Refusal(call, code, gpu, times))
 
     def post(
         self,
