@@ -268,20 +268,15 @@ class Scenario:
         """Tells the daemon, as `gpu-plugin fault` does; gives the list that shows `health` and its seconds from then."""
         mark = len(self._kubelet.events)
         uuid = self._profile.gpus[gpu].uuid
-
-        def tell() -> float:
-            applied = time.perf_counter()
-            control.request(self._state, "fault", gpu=gpu, **fault)
-            return applied
-
+        told = time.perf_counter()
         try:
-            applied = await asyncio.to_thread(tell)
+            await asyncio.to_thread(control.request, self._state, "fault", gpu=gpu, **fault)
         except control.ControlError as error:
             raise StepFailedError(f"the daemon takes the fault {fault} of GPU {gpu}: {error}") from error
         event = await self._until(lambda: self._event(EventKind.LIST, mark), f"GPU {gpu} becomes {health} on {fault}")
         if event.changed != {uuid: health}:
             raise StepFailedError(f"{fault} makes GPU {gpu} {health} and no other: the list changed {event.changed}")
-        return event, event.at - applied
+        return event, event.at - told
 
     async def _admitted(self, name: str, count: int) -> Admission:
         try:

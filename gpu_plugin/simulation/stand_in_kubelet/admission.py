@@ -15,12 +15,12 @@ from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet import topology
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError
 from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, admission_panic
-from gpu_plugin.simulation.stand_in_kubelet.directory import Entry
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.pods import (
     Admission,
     Allocation,
     Container,
+    Entry,
     Pod,
     conflicts,
     edits,

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError, PodAdmission
-from gpu_plugin.simulation.stand_in_kubelet.checkpoint import CheckpointKeeper
+from gpu_plugin.simulation.stand_in_kubelet.checkpoint import CheckpointKeeper, clean, read_checkpoint
 from gpu_plugin.simulation.stand_in_kubelet.client import DropKind
 from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, list_panic
-from gpu_plugin.simulation.stand_in_kubelet.directory import clean, read_checkpoint
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
 from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container
@@ -86,9 +85,7 @@ class StandInKubelet:
         )
         self._registration = RegistrationService(self._journal, directory, self._connect)
         self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._asked)
-        self._checkpoint = CheckpointKeeper(
-            directory, self._journal, self._admission, self._pod_resources, lambda: self._registry.tables
-        )
+        self._checkpoint = CheckpointKeeper(directory, self._journal, self._admission, self._pod_resources)
         self.events, self.violations = self._journal.events, self._journal.violations
         self.registrations, self.pods = self._registration.counts, self._admission.pods
         self._servers: list[SocketServer] = []
@@ -358,4 +355,4 @@ class StandInKubelet:
 
     def _write_checkpoint(self) -> None:
         if self.running:
-            self._checkpoint.write()
+            self._checkpoint.write(self._registry.tables)

@@ -85,6 +85,16 @@ class Pod(msgspec.Struct):
         return {i for allocated in self.allocated.values() if resource in allocated for i in allocated[resource].ids}
 
 
+class Entry(msgspec.Struct, frozen=True):
+    """What one container of a pod has of one resource: ids by NUMA node (-1: none known), and the plugin's answer, encoded."""
+
+    uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    ids: Mapping[int, Sequence[str]] = msgspec.field(name="DeviceIDs")
+    answer: bytes = msgspec.field(name="AllocResp")
+
+
 def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:
     """A container response as plain data."""
     return ContainerEdits(
