@@ -74,17 +74,6 @@ def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subpro
         raise NotStartedError(f"{control[0]} cannot be started: {error.strerror}") from None
 
 
-def answer(command: str, status: int, output: bytes) -> str:
-    """What the daemon answered, in one line.
-
-    Raises MpsError where the program ended with another status than 0, as where there is no daemon.
-    """
-    said = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
-    if status:
-        raise MpsError(f"its control answers {command!r} with status {status}: {said or 'no word'}")
-    return said
-
-
 def unanswered(command: str, patience: float) -> MpsError:
     """The error for a daemon that has not answered a command within `patience` seconds."""
     return MpsError(f"its control has not answered {command!r} for {patience:g} s")
@@ -100,10 +89,10 @@ def ask(control: Sequence[str], pipe: str, command: str, patience: float) -> str
 
 
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
-    """What a client that was just started answers to a command. Blocks for `patience` seconds at most; then it is killed.
+    """What a client that was just started answers to a command, in one line. Blocks for up to `patience` seconds, then kills it.
 
     Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be. Raises MpsError
-    where the daemon is not there, or does not answer in time.
+    where the daemon is not there, which is another status than 0, or does not answer in time.
     """
     until = time.monotonic() + patience
     with client as process:
@@ -119,7 +108,10 @@ def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) ->
             raise unanswered(command, patience) from None
         finally:
             process.kill()
-    return answer(command, status, output)
+    said = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
+    if status:
+        raise MpsError(f"its control answers {command!r} with status {status}: {said or 'no word'}")
+    return said
 
 
 def _read(descriptor: int, until: float) -> bytes:
