@@ -241,7 +241,7 @@ class SimulatedDriver(Session):
             raise refused("register_events", Return.INVALID_ARGUMENT)
         if mask & ~known:
             raise refused("register_events", Return.NOT_SUPPORTED)
-        if not self._node.events.register(index, mask, events):
+        if not self._node.events.register(index, handle, mask, events):
             raise refused("register_events", Return.INVALID_ARGUMENT)
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
@@ -255,8 +255,7 @@ class SimulatedDriver(Session):
             raise refused("wait", Return.INVALID_ARGUMENT if self._opened else Return.UNINITIALIZED) from None
         if not event:
             raise refused("wait", Return.TIMEOUT)
-        handle = self._handle_of(event.gpu)
-        return Event(handle, event.kind, event.data, event.gpu_instance, event.compute_instance)
+        return event
 
     def _field(self, index: int, field: Field) -> int | NvmlError:
         built, now = self._profile.gpus[index], self._node.condition(index)

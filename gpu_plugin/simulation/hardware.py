@@ -17,7 +17,7 @@ from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_GET_GPU_RECOVERY_ACTION,
 from gpu_plugin.nvml.port import NVML_FUNCTIONS
 from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.condition import Condition
-from gpu_plugin.simulation.event_sets import EventSets, PostedEvent
+from gpu_plugin.simulation.event_sets import EventSets
 from gpu_plugin.simulation.mig import MigInstance, capability_nodes, lay_out
 from gpu_plugin.simulation.profile import GpuProfile, Profile, mig_uuid
 from gpu_plugin.simulation.saved import SavedNode, SimulatedComputeModes, read, write
@@ -210,7 +210,7 @@ class SimulatedNode:
         """
         if not (kind & (self.profile.gpus[gpu].event_types or 0)) or self.condition(gpu).vanished:
             return 0
-        return self.events.post(PostedEvent(gpu, kind, data, gpu_instance, compute_instance))
+        return self.events.post(gpu, kind, data, gpu_instance, compute_instance)
 
     def raise_xid(
         self,

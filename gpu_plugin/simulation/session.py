@@ -137,9 +137,6 @@ class Session(Driver):
 
     def _handle(self, call: str, index: int) -> Handle:
         self._check_answers(call, index)
-        return self._handle_of(index)
-
-    def _handle_of(self, index: int) -> Handle:
         return Handle(_FIRST_HANDLE + self._gpus.index(index) * _HANDLE_STRIDE)
 
     def _check_answers(self, call: str, index: int) -> None:

@@ -80,17 +80,7 @@ def run(out: TextIO) -> int:
 
 
 async def _until_told(out: TextIO) -> int:
-    this, terminated = asyncio.current_task(), asyncio.Event()
-    assert this
-
-    def terminate() -> None:
-        terminated.set()
-        this.cancel()
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
-    try:
-        return await play(out)
-    except asyncio.CancelledError:
-        if terminated.is_set():
-            return 128 + signal.SIGTERM
-        raise  # Ctrl-C
+    playing = asyncio.create_task(play(out))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
+    await asyncio.wait([playing])
+    return 128 + signal.SIGTERM if playing.cancelled() else playing.result()
