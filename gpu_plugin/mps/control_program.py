@@ -33,7 +33,7 @@ _MAX_READ = 64 * 1024
 def find_program(roots: Sequence[str], path: str | None = None, more: str = "") -> str:
     """The control program: under one of these driver roots, else on `path` (None: $PATH).
 
-    Raises MpsError where it is nowhere, with the places that were looked at; `more` is what else can be done about it.
+    Raises NotStartedError where it is nowhere, with the places that were looked at; `more` is what else can be done about it.
     """
     places = [f"{root.rstrip('/')}/usr/bin/{PROGRAM}" for root in roots if root.rstrip("/")]
     for place in places:
@@ -41,7 +41,9 @@ def find_program(roots: Sequence[str], path: str | None = None, more: str = "") 
             return place
     found = shutil.which(PROGRAM, path=path)
     if found is None:
-        raise MpsError(f"no {PROGRAM} at {', '.join([*places, '$PATH'])}; install the driver's compute utilities{more}")
+        raise NotStartedError(
+            f"no {PROGRAM} at {', '.join([*places, '$PATH'])}; install the driver's compute utilities{more}"
+        )
     return found
 
 

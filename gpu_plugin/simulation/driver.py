@@ -98,13 +98,12 @@ class SimulatedDriver(Session):
 
     def handle_by_uuid(self, uuid: str) -> Handle:
         """NOT_FOUND for a uuid that is no GPU's."""
-        return self._look_up("handle_by_uuid", lambda gpu: gpu.uuid == uuid)
+        gpus = (index for index, gpu in enumerate(self._profile.gpus) if gpu.uuid == uuid)
+        return self._look_up("handle_by_uuid", next(gpus, None))
 
     def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
         """NOT_FOUND for a bus id that is no GPU's; in any case, and with a domain of four digits too, as NVML takes it."""
-        domain, _, rest = bus_id.partition(":")
-        wanted = f"{domain:0>8}:{rest}".upper()
-        return self._look_up("handle_by_pci_bus_id", lambda gpu: gpu.pci_bus_id == wanted)
+        return self._look_up("handle_by_pci_bus_id", self._profile.at(bus_id))
 
     def uuid(self, handle: Handle) -> str:
         found = self._mig_device("uuid", handle)
@@ -179,7 +178,7 @@ class SimulatedDriver(Session):
         """NOT_SUPPORTED too while the GPU is partitioned into MIG devices."""
         index = self._reach("remapped_rows", handle)
         rows = condition.remapped_rows(self._profile.gpus[index], self._node.condition(index))
-        return supported("remapped_rows", None if self._is_partitioned(index) else rows)
+        return supported("remapped_rows", None if self._node.mig_devices(index) else rows)
 
     def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
         """A link that leads nowhere is inactive."""
@@ -269,15 +268,11 @@ class SimulatedDriver(Session):
                 value = int(links[field.scope] is not None)
         elif field.number == FI_TOTAL_ENERGY_CONSUMPTION and field.number in built.fields:
             value = self._node.energy(index)
-        elif field.number in _OF_ROWS and self._is_partitioned(index):
+        elif field.number in _OF_ROWS and self._node.mig_devices(index):
             value = None
         else:
             value = condition.field_value(built, now, field.number)
         return refused("field_values", Return.NOT_SUPPORTED) if value is None else value
-
-    def _is_partitioned(self, index: int) -> bool:
-        """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""
-        return bool(self._node.mig_devices(index))
 
     def _remotes(self, index: int) -> tuple[str | None, ...]:
         """The far end of each of a GPU's links; None of one that is inactive."""

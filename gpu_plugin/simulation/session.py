@@ -128,8 +128,7 @@ class Session(Driver):
             self._reach(call, handle)
         return supported(call, found)
 
-    def _look_up(self, call: str, wanted: Callable[[GpuProfile], bool]) -> Handle:
-        index = next((index for index, gpu in enumerate(self._profile.gpus) if wanted(gpu)), None)
+    def _look_up(self, call: str, index: int | None) -> Handle:
         self._begin(call, index)
         if index not in self._departures or self._node.has_gone(index, self._departures[index]):
             raise refused(call, Return.NOT_FOUND)

@@ -255,10 +255,10 @@ class StandInKubelet:
         "close" cuts the connection, "goaway" closes it in order, "rst" resets only the stream and leaves the connection
         open. Raises KeyError when the resource has no stream.
         """
-        ended = sum(event.kind is EventKind.STREAM_ENDED for event in self.events)
+        mark = len(self.events)
         self._registry.drop_stream(resource, how)
         await self.wait_for(
-            lambda: sum(event.kind is EventKind.STREAM_ENDED for event in self.events) > ended,
+            lambda: any(event.kind is EventKind.STREAM_ENDED for event in self.events[mark:]),
             what=f"the end of the ListAndWatch of {resource}",
         )
 
