@@ -81,15 +81,6 @@ def unanswered(command: str, patience: float) -> MpsError:
     return MpsError(f"its control has not answered {command!r} for {patience:g} s")
 
 
-def ask(control: Sequence[str], pipe: str, command: str, patience: float) -> str:
-    """What the daemon with this pipe directory answers to a command. Blocks for `patience` seconds at most.
-
-    Raises NotStartedError where the program cannot be started, and MpsError where the daemon is not there, or does not answer
-    in time.
-    """
-    return answer_of(start_client(control, {"CUDA_MPS_PIPE_DIRECTORY": pipe}), command, patience)
-
-
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
     """What a client that was just started answers to a command, in one line. Blocks for up to `patience` seconds, then kills it.
 
