@@ -54,8 +54,16 @@ def make(node: SimulatedNode, root: Path) -> Path | None:
     if os.geteuid() != 0:
         _log.info("simulated device nodes are not made: only root may make them")
         return None
+    wanted = {
+        folder / path.removeprefix("/dev/"): number for path, number in device_numbers(node.device_nodes()).items()
+    }
     with _making:
-        if not _make_all(folder, node.device_nodes()):
+        _remove_stale(folder, wanted)
+        try:
+            for path, number in wanted.items():
+                _make_one(path, number)
+        except PermissionError as error:
+            _log.info(f"simulated device nodes are not made: {error.filename or folder}: {error.strerror}")
             return None
     node.device_root = root
     return root
@@ -84,19 +92,6 @@ def device_numbers(paths: frozenset[str]) -> dict[str, int]:
             numbers[path] = os.makedev(_OTHER_MAJOR, others)
             others += 1
     return numbers
-
-
-def _make_all(folder: Path, paths: frozenset[str]) -> bool:
-    """Makes these nodes and no others be there; False, with a line in the log, where the process may not."""
-    wanted = {folder / path.removeprefix("/dev/"): number for path, number in device_numbers(paths).items()}
-    _remove_stale(folder, wanted)
-    try:
-        for path, number in wanted.items():
-            _make_one(path, number)
-    except PermissionError as error:
-        _log.info(f"simulated device nodes are not made: {error.filename or folder}: {error.strerror}")
-        return False
-    return True
 
 
 def _make_one(path: Path, number: int) -> None:

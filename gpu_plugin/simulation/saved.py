@@ -88,12 +88,7 @@ class SimulatedComputeModes:
     def get(self, gpu: int) -> int:
         """The GPU's mode."""
         with self._lock:
-            if not self._file:
-                return self._own.get(gpu, 0)
-            try:
-                return self._decode(read_file(self._file, _MAX_BYTES)).get(gpu, 0)
-            except OSError:  # there is none yet, or it is none of ours
-                return 0
+            return (self._modes(self._file) if self._file else self._own).get(gpu, 0)
 
     def set(self, gpu: int, mode: int) -> None:
         """Changes the GPU's mode."""
@@ -104,13 +99,13 @@ class SimulatedComputeModes:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._file.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                modes = self._decode(read_file(self._file, _MAX_BYTES)) if self._file.is_file() else {}
-                saved = _Modes(boot_id=self._boot_id, modes={**modes, gpu: mode})
+                saved = _Modes(boot_id=self._boot_id, modes={**self._modes(self._file), gpu: mode})
                 replace_file(self._file, msgspec.json.encode(saved), 0o644)
 
-    def _decode(self, content: bytes) -> dict[int, int]:
+    def _modes(self, file: Path) -> dict[int, int]:
+        """What the file says of this boot: nothing where there is none yet, or it is none of ours."""
         try:
-            saved = msgspec.json.decode(content.decode(), type=_Modes)
-        except (ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
+            saved = msgspec.json.decode(read_file(file, _MAX_BYTES).decode(), type=_Modes)
+        except (OSError, ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
             return {}
         return saved.modes if saved.boot_id == self._boot_id else {}
