@@ -112,7 +112,11 @@ class PodAdmission:
         return Admission(name, done, time.perf_counter() - begun)
 
     def release(self, name: str) -> None:
-        """The pod ended: nothing runs with its devices any more; no plugin is told. Raises KeyError for an unknown pod."""
+        """The pod ended: PodResources has it no more, and no plugin is told. Raises KeyError for an unknown one.
+
+        Its devices are counted, and stay in the checkpoint, until the kubelet collects them and writes it again: at an
+        admission that asks for devices, or when PodResources was asked and a list came.
+        """
         del self.pods[name]
         self._journal.note(EventKind.RELEASED, text=name)
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError
+
 T = TypeVar("T")
 
 
@@ -49,9 +51,10 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """Events and violations of one kubelet, over all its restarts."""
+    """Events and violations of one kubelet, over all its restarts; `panicked` is the cause of a panic until the next start."""
 
     def __init__(self) -> None:
+        self.panicked = ""
         self.events: list[Event] = []
         self.violations: list[str] = []
         self._changed = asyncio.Event()
@@ -68,18 +71,21 @@ class Journal:
         self.note(EventKind.VIOLATION, resource, text=said)
 
     def wake(self) -> None:
-        """Makes those who wait look again."""
+        """Makes those in `wait_for` look again, also where what they wait for is not an event of the kubelet."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def wait_for(self, predicate: Callable[[], T], timeout: float, what: str = "") -> T:
-        """The first true value of `predicate`, tried now and after each event.
+    async def wait_for(self, predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+        """The first true value of `predicate`, tried now and after every event, never by polling.
 
-        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last.
+        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last, and
+        KubeletPanicError when the kubelet panicked and `predicate` still is not true.
         """
         try:
             async with asyncio.timeout(timeout):
                 while not (value := predicate()):
+                    if self.panicked:
+                        raise KubeletPanicError(self.panicked)
                     await self._changed.wait()
                 return value
         except TimeoutError:

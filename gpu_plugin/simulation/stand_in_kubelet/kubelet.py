@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError, PodAdmission
 from gpu_plugin.simulation.stand_in_kubelet.checkpoint import CheckpointKeeper, clean, read_checkpoint
@@ -18,8 +18,6 @@ from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, FaultKind
 from gpu_plugin.simulation.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
-
-T = TypeVar("T")
 
 SOCKET = "kubelet.sock"
 DIRECTORY_MODE = 0o750
@@ -47,11 +45,12 @@ class StandInKubelet:
 
     Attributes:
         socket: where plugins register.
-        panicked: the cause of a panic, until the next start; "" while all is well.
         events: everything that happened, in order, over all restarts.
         violations: every breach of the contract by a plugin, over all restarts.
         registrations: counts of Registers by resource name, over all restarts.
         pods: who holds what, by pod name; pods outlive restarts.
+        wait_for, wake: see Journal.
+        release: see PodAdmission.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class StandInKubelet:
         self.pod_resources_socket = (
             default_socket(directory) if pod_resources_socket == "beside" else pod_resources_socket
         )
-        self.panicked = ""
         self.running = False
         self._policy = numa_policy
         self._generation = generation
@@ -87,11 +85,17 @@ class StandInKubelet:
         self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._asked)
         self._checkpoint = CheckpointKeeper(directory, self._journal, self._admission, self._pod_resources)
         self.events, self.violations = self._journal.events, self._journal.violations
+        self.wait_for, self.wake, self.release = self._journal.wait_for, self._journal.wake, self._admission.release
         self.registrations, self.pods = self._registration.counts, self._admission.pods
         self._servers: list[SocketServer] = []
         self._sources: asyncio.TimerHandle | None = None
         self._strict = strict
         self._panics: list[str] = []
+
+    @property
+    def panicked(self) -> str:
+        """The cause of a panic, until the next start; "" while all is well."""
+        return self._journal.panicked
 
     @property
     def resources(self) -> Mapping[str, ResourceState]:
@@ -122,7 +126,7 @@ class StandInKubelet:
         if self.running:
             raise RuntimeError("the stand-in kubelet runs already: stop it first")
         await self._wait_dropped()  # what a panic left
-        self.panicked = ""
+        self._journal.panicked = ""
         self._registry = self._new_registry()
         self._admission.restart([])
         try:
@@ -173,25 +177,6 @@ class StandInKubelet:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def wait_for(self, predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
-        """The first true value of `predicate`, tried now and after every event, never by polling.
-
-        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last, and
-        KubeletPanicError when the kubelet panicked and `predicate` still is not true.
-        """
-
-        def met() -> T:
-            value = predicate()
-            if not value and self.panicked:
-                raise KubeletPanicError(self.panicked)
-            return value
-
-        return await self._journal.wait_for(met, timeout, what)
-
-    def wake(self) -> None:
-        """Makes those in `wait_for` look again, where what they wait for is not an event of the kubelet."""
-        self._journal.wake()
-
     async def admit(
         self,
         pod: str,
@@ -219,14 +204,6 @@ class StandInKubelet:
             if len(self._panics) == panics:
                 raise
             raise KubeletPanicError(self._panics[-1]) from error
-
-    def release(self, pod: str) -> None:
-        """The pod ended: PodResources has it no more, and no plugin is told. Raises KeyError if unknown.
-
-        Its devices are counted, and stay in the checkpoint, until the kubelet collects them and writes it again: at an
-        admission that asks for devices, or when PodResources was asked and a list came.
-        """
-        self._admission.release(pod)
 
     def exit_containers(self, pod: str) -> None:
         """A pod's containers ended while the pod stays: the next `admit` of it checks health and calls no Allocate."""
@@ -315,7 +292,7 @@ class StandInKubelet:
 
     def _panic(self, cause: str) -> None:
         """What a nil dereference does to a kubelet: everything is dropped at once and its sockets are left dead."""
-        self.panicked = cause
+        self._journal.panicked = cause
         self._panics.append(cause)
         self._drop(orderly=False)
         self._journal.note(EventKind.PANICKED, text=cause)
