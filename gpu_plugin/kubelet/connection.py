@@ -6,7 +6,7 @@ import inspect
 import logging
 import struct
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import grpclib.server
@@ -93,7 +93,8 @@ class Requests(grpclib.server.Handler):
         task = self._tasks.get(stream)
         if task is None:
             return
-        begun = inspect.getcoroutinestate(cast("Coroutine[Any, Any, None]", task.get_coro())) != inspect.CORO_CREATED
+        handler: Any = task.get_coro()
+        begun = inspect.getcoroutinestate(handler) != inspect.CORO_CREATED
         super().cancel(stream)
         release = self._releases.pop(stream, None)
         if release is not None and not begun:
