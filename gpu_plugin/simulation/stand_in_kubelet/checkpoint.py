@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.runtime.atomic import replace_file
 from gpu_plugin.simulation.stand_in_kubelet.admission import PodAdmission
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
@@ -76,7 +75,10 @@ class CheckpointKeeper:
         """
         healthy = {name: sorted(state.healthy) for name, state in tables.items()}
         data = _Data(self._admission.entries() or None, healthy)
-        replace_file(self._directory / CHECKPOINT, msgspec.json.encode(_Checkpoint(data, _checksum(data))), 0o600)
+        fresh = self._directory / f".{CHECKPOINT}"
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(msgspec.json.encode(_Checkpoint(data, _checksum(data))))
+        fresh.replace(self._directory / CHECKPOINT)
         self.note()
 
     def note(self) -> None:
