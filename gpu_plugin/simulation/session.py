@@ -90,7 +90,7 @@ class Session(Driver):
             self._sleep(seconds)
         if not ready:
             raise refused(call, Return.UNINITIALIZED)
-        if (code := self._node.refusal(call, gpu)) is not None:
+        if self._node.refusals and (code := self._node.refusal(call, gpu)) is not None:
             raise refused(call, code)
 
     def _reach(self, call: str, handle: Handle) -> int:
