@@ -733,7 +733,11 @@ async def test_an_order_does_not_hold_back_what_no_container_could_use_anyway(
     kubelet, directory, node, monkeypatch, strategy
 ):
     monkeypatch.setattr(cdi_watch, "FIRST_SPECS", 0.05)
-    (directory / "cdi").write_text("no directory, so that no specification is written")
+
+    def build(*_):
+        raise OSError(5, "Input/output error", "/driver-root")
+
+    monkeypatch.setattr(SpecSource, "build", build)
     async with running(directory, node, device_list_strategy=strategy, cdi_dir=str(directory / "cdi")):
         await kubelet.wait_for(healthy(kubelet, 8 if strategy == "envvar" else 0))
         await ask(directory, "cordon", gpu=1)
