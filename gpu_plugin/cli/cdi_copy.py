@@ -10,17 +10,17 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.access.cdi.spec import Edits, Spec, minimum_version
-from gpu_plugin.cdi.source import Roots, SpecSource
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.host.cdi.source import Roots, SpecSource
 from gpu_plugin.host.driver_root import proc
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tegra import TegraSearch
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.library import SONAME
 from gpu_plugin.nvml.platforms.choice import Platform, choose
 from gpu_plugin.nvml.platforms.driver import look
-from gpu_plugin.nvml.port import HostView
 
 NO_MIG = (
     "MIG devices are left out: a node's files do not have their uuids; run `gpu-plugin cdi generate` on the node itself "

@@ -7,18 +7,21 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import anyio
+import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.devices.naming import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Fault, Sample
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import traits
-from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.roster import MAINTENANCE, Released
 from gpu_plugin.nvml.sample import fault
 from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.watched import Probed, Watched
+from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
@@ -177,3 +180,41 @@ def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[
 def in_order(gpus: Iterable[Watched]) -> list[Watched]:
     """By index, as NVML numbers them."""
     return sorted(gpus, key=lambda watched: (watched.gpu.index, watched.gpu.uuid))
+
+
+class HostSight(msgspec.Struct, frozen=True):
+    """What the host said at one time. None: it was not asked, or could not tell."""
+
+    device_nodes: frozenset[str]
+    mig_minors: Mapping[str, int] | None
+    bindings: Mapping[str, int] | None
+    boot_id: str
+
+
+class HostWatch:
+    """Asks the host; while one question is under way there is no other."""
+
+    def __init__(self, host: HostView, calls: DriverCalls) -> None:
+        self._host = host
+        self._asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
+
+    async def see(self, patience: float, *, sliced: bool) -> HostSight | None:
+        """What the host says now, within `patience` seconds; the minors of MIG devices only where GPUs are `sliced`.
+
+        None where it cannot be asked, or takes longer: its answer is then what the next call gives.
+        """
+        host = self._host
+        try:
+            return await self._asking.joined(lambda: _see(host, sliced=sliced), patience)
+        except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
+            log.debug("the host cannot be asked: %r", error)
+            return None
+
+
+def _see(host: HostView, *, sliced: bool) -> HostSight:
+    try:
+        bindings = host.bindings()
+    except OSError as error:
+        log.debug("the driver's bindings cannot be read now: %s", error)
+        bindings = None
+    return HostSight(host.device_nodes(), host.mig_minors() if sliced else None, bindings, host.boot_id())

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from gpu_plugin.devices.node import Link, Pair
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import topology
-from gpu_plugin.nvml.port import Driver, HostView
+from gpu_plugin.nvml.port import Driver
 from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.runtime.slow_call import SlowCall

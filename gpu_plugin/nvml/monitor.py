@@ -17,12 +17,12 @@ import anyio
 
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
-from gpu_plugin.nvml.finding import PROBE_PATIENCE
-from gpu_plugin.nvml.host import HostWatch
+from gpu_plugin.host.view import HostView
+from gpu_plugin.nvml.finding import PROBE_PATIENCE, HostWatch
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.mig import with_caps
 from gpu_plugin.nvml.polling import Poller
-from gpu_plugin.nvml.port import Driver, HostView
+from gpu_plugin.nvml.port import Driver
 from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import PATIENCE, Released, ReleaseError, Roster

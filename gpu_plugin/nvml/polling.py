@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.finding import failed, probing, replaced
-from gpu_plugin.nvml.port import Driver, Handle, HostView
+from gpu_plugin.nvml.port import Driver, Handle
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.sample import Look, look
 from gpu_plugin.nvml.session import DriverCalls, DriverSession

@@ -6,18 +6,15 @@ any thread, as NVML's are. Values are plain: no ctypes leaves the adapter. Every
 Numbers are NVML's own; `devices.nvml_h` has those that are told apart.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, NamedTuple, NewType, ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, NewType, ParamSpec, TypeVar
 
 import msgspec
 
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric
-
-if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.host_files import HostDevices
 
 Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
@@ -339,52 +336,3 @@ class Driver:
     @answered_by("nvmlEventSetWait_v2")
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
         """nvmlEventSetWait_v2. Raises TIMEOUT when nothing came within `timeout_ms` milliseconds."""
-
-
-class HostView(Protocol):
-    """What the node's file system says about GPUs: /sys, /dev, /proc. Real, or a simulated node's."""
-
-    def numa_node(self, pci_bus_id: str) -> int | None:
-        """Sysfs numa_node of a PCI device; None where the file is missing or negative (no node is known)."""
-
-    def pci_path(self, pci_bus_id: str) -> str:
-        """Where a PCI device hangs: its sysfs path with every bridge above it; empty where the host does not say.
-
-        Such as /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0.
-        """
-
-    def machine(self) -> str | None:
-        """The product name that firmware tells (/sys/class/dmi/id/product_name); None where it cannot be read."""
-
-    def pci_class(self, pci_bus_id: str) -> int | None:
-        """The class code of a PCI device, such as 0x030200; None where the host does not say."""
-
-    def pci_config(self, pci_bus_id: str) -> bytes:
-        """The first 256 bytes of a PCI device's configuration space, fewer where that is all the host tells."""
-
-    def numa_distances(self) -> Mapping[tuple[int, int], int]:
-        """The distance of every ordered pair of NUMA nodes, a node and itself included (ACPI SLIT); empty where not known."""
-
-    def device_nodes(self) -> frozenset[str]:
-        """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""
-
-    def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        """Device nodes that GPUs, their features and the DRM have, with their numbers; the DRM's of these GPUs by bus id."""
-
-    def mig_minors(self) -> Mapping[str, int]:
-        """N of /dev/nvidia-caps/nvidia-capN by what it gives access to (/proc/driver/nvidia-caps/mig-minors).
-
-        Such as gpu0/gi2/access and gpu0/gi2/ci0/access, where 0 is the GPU's minor number. Empty where there is no such file;
-        the same object for as long as nothing in it changes.
-        """
-
-    def bindings(self) -> Mapping[str, int]:
-        """The GPUs that the NVIDIA driver is bound to, by PCI bus id as NVML writes it; empty where the host does not say.
-
-        The number is another one whenever the driver was bound again, be it because it was reloaded, or because the GPU was
-        taken off the bus and found again. Numbers of two boots say nothing about each other; each is below 2^63. Raises
-        OSError where the host cannot be asked now.
-        """
-
-    def boot_id(self) -> str:
-        """What changes with every boot (/proc/sys/kernel/random/boot_id)."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder, in_order, merged, released_gpus, with_remembered
-from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Released, Roster
 from gpu_plugin.nvml.session import AS_BEFORE, RETRY_PAUSES, BusyCause, DriverBusy, DriverCalls, DriverSession, Opened

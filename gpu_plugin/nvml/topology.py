@@ -14,7 +14,8 @@ import msgspec
 from gpu_plugin.devices.node import OWN_MESH, Gpu, Link, Pair
 from gpu_plugin.devices.nvml_h import MAX_NVLINKS, FabricState, Return, TopologyLevel
 from gpu_plugin.health.observation import Fabric, Fault
-from gpu_plugin.nvml.port import Driver, Handle, HostView, NvmlError
+from gpu_plugin.host.view import HostView
+from gpu_plugin.nvml.port import Driver, Handle, NvmlError
 from gpu_plugin.nvml.sample import fault
 
 _SAME_NODE = 10  # the distance of a NUMA node to itself (ACPI SLIT; Linux: LOCAL_DISTANCE)

@@ -14,8 +14,9 @@ from msgspec.structs import astuple, replace
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.devices.nvml_h import Threshold
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.mig import GPU_GONE_CODES, read_partition, with_caps, with_partition
-from gpu_plugin.nvml.port import Driver, Field, Handle, HostView, NvmlError, never
+from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, never
 from gpu_plugin.nvml.questions import LINK_FIELDS, PROBED
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from tables.generate import written
 LATER = {
     "elftools": "CDI specifications",
     "gpu_plugin.access.cdi.build": "CDI specifications",
-    "gpu_plugin.cdi.keeper": "CDI specifications",
+    "gpu_plugin.host.cdi.keeper": "CDI specifications",
     "gpu_plugin.cluster.events": "Events of the Kubernetes API",
     "gpu_plugin.cluster.node_api": "the Kubernetes API",
     "gpu_plugin.config.schema": "a config file",

@@ -6,7 +6,7 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.nvml import monitor, session
-from gpu_plugin.nvml.host import HostWatch
+from gpu_plugin.nvml.finding import HostWatch
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.cdi import directory as directory_module
-from gpu_plugin.cdi.directory import OURS, SpecDirectory
+from gpu_plugin.host.cdi import directory as directory_module
+from gpu_plugin.host.cdi.directory import OURS, SpecDirectory
 from gpu_plugin.runtime import atomic
-from tests.unit.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
+from tests.unit.host.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
 TWO = {GPU_FILE: spec(GPU_b=("/dev/nvidia1",))}

@@ -1,18 +1,11 @@
 """What the node's own /sys, /dev and /proc say about its GPUs."""
 
-import logging
 import os
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
-
-from gpu_plugin.nvml.port import HostView
-from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.runtime.slow_call import SlowCall
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
@@ -45,8 +38,57 @@ _MAX_NUMA_NODES = 1024  # as many as any kernel can be built for (CONFIG_NODES_S
 _MIG_MINOR = re.compile(rb"^(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access) ([0-9]+)$", re.MULTILINE)
 
 
+class HostView(Protocol):
+    """What the node's file system says about GPUs: /sys, /dev, /proc. Real, or a simulated node's."""
+
+    def numa_node(self, pci_bus_id: str) -> int | None:
+        """Sysfs numa_node of a PCI device; None where the file is missing or negative (no node is known)."""
+
+    def pci_path(self, pci_bus_id: str) -> str:
+        """Where a PCI device hangs: its sysfs path with every bridge above it; empty where the host does not say.
+
+        Such as /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0.
+        """
+
+    def machine(self) -> str | None:
+        """The product name that firmware tells (/sys/class/dmi/id/product_name); None where it cannot be read."""
+
+    def pci_class(self, pci_bus_id: str) -> int | None:
+        """The class code of a PCI device, such as 0x030200; None where the host does not say."""
+
+    def pci_config(self, pci_bus_id: str) -> bytes:
+        """The first 256 bytes of a PCI device's configuration space, fewer where that is all the host tells."""
+
+    def numa_distances(self) -> Mapping[tuple[int, int], int]:
+        """The distance of every ordered pair of NUMA nodes, a node and itself included (ACPI SLIT); empty where not known."""
+
+    def device_nodes(self) -> frozenset[str]:
+        """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""
+
+    def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
+        """Device nodes that GPUs, their features and the DRM have, with their numbers; the DRM's of these GPUs by bus id."""
+
+    def mig_minors(self) -> Mapping[str, int]:
+        """N of /dev/nvidia-caps/nvidia-capN by what it gives access to (/proc/driver/nvidia-caps/mig-minors).
+
+        Such as gpu0/gi2/access and gpu0/gi2/ci0/access, where 0 is the GPU's minor number. Empty where there is no such file;
+        the same object for as long as nothing in it changes.
+        """
+
+    def bindings(self) -> Mapping[str, int]:
+        """The GPUs that the NVIDIA driver is bound to, by PCI bus id as NVML writes it; empty where the host does not say.
+
+        The number is another one whenever the driver was bound again, be it because it was reloaded, or because the GPU was
+        taken off the bus and found again. Numbers of two boots say nothing about each other; each is below 2^63. Raises
+        OSError where the host cannot be asked now.
+        """
+
+    def boot_id(self) -> str:
+        """What changes with every boot (/proc/sys/kernel/random/boot_id)."""
+
+
 class LinuxHost:
-    """`port.HostView` of this machine. A `roots` entry is a directory whose dev/ may hold the nodes, besides / itself.
+    """`HostView` of this machine. A `roots` entry is a directory whose dev/ may hold the nodes, besides / itself.
 
     Its proc/ is looked into where `procfs` does not say. `own`: / itself counts; it does not where all that is another
     machine's.
@@ -219,44 +261,3 @@ def _listed(text: str) -> list[int]:
             raise ValueError(text)
         numbers.update(range(low, high + 1))
     return sorted(numbers)
-
-
-log = logging.getLogger(__name__)
-
-
-class HostSight(msgspec.Struct, frozen=True):
-    """What the host said at one time. None: it was not asked, or could not tell."""
-
-    device_nodes: frozenset[str]
-    mig_minors: Mapping[str, int] | None
-    bindings: Mapping[str, int] | None
-    boot_id: str
-
-
-class HostWatch:
-    """Asks the host; while one question is under way there is no other."""
-
-    def __init__(self, host: HostView, calls: DriverCalls) -> None:
-        self._host = host
-        self._asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
-
-    async def see(self, patience: float, *, sliced: bool) -> HostSight | None:
-        """What the host says now, within `patience` seconds; the minors of MIG devices only where GPUs are `sliced`.
-
-        None where it cannot be asked, or takes longer: its answer is then what the next call gives.
-        """
-        host = self._host
-        try:
-            return await self._asking.joined(lambda: _see(host, sliced=sliced), patience)
-        except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
-            log.debug("the host cannot be asked: %r", error)
-            return None
-
-
-def _see(host: HostView, *, sliced: bool) -> HostSight:
-    try:
-        bindings = host.bindings()
-    except OSError as error:
-        log.debug("the driver's bindings cannot be read now: %s", error)
-        bindings = None
-    return HostSight(host.device_nodes(), host.mig_minors() if sliced else None, bindings, host.boot_id())

@@ -10,11 +10,11 @@ import pytest
 from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, SpecDevice, made
-from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.host.cdi.source import Request, SpecSource
 from gpu_plugin.host.driver_root import elf
 from gpu_plugin.simulation import driver_files
-from tests.unit.cdi.specs import GPU_FILE, spec
+from tests.unit.host.cdi.specs import GPU_FILE, spec
 
 VERSION = "550.54.15"
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi.spec import DeviceNode, Spec, device_nodes, host_paths
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.nvml.port import HostView
+from gpu_plugin.host.view import HostView
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.build import Built

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.access.cdi.host_files import DeviceFile
-from gpu_plugin.nvml import port
-from gpu_plugin.nvml.host import LinuxHost
+from gpu_plugin.host.view import HostView, LinuxHost
 
 
 @pytest.fixture
@@ -372,7 +371,7 @@ def test_bindings_that_cannot_be_read_now_are_no_missing_gpus(bindings, monkeypa
 
 
 def test_it_is_the_port():
-    view: port.HostView = LinuxHost()
+    view: HostView = LinuxHost()
     assert view.numa_node("ffffffff:ff:1f.7") is None
 
 
