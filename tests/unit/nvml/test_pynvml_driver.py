@@ -647,5 +647,5 @@ def test_a_negative_numa_node_is_passed_on_as_such(driver, library):
 
 def test_its_calls_are_declared_as_the_port_declares_them():
     for name in {call[0] for call in CALLS}:
-        mine, declared = inspect.signature(vars(PynvmlDriver)[name]), inspect.signature(getattr(port.Driver, name))
+        mine, declared = inspect.signature(getattr(PynvmlDriver, name)), inspect.signature(getattr(port.Driver, name))
         assert list(mine.parameters) == list(declared.parameters)  # their types are mypy's business
