@@ -28,8 +28,7 @@ _MIG_MINORS = "driver/nvidia-caps/mig-minors"
 
 _BINDINGS = "bus/pci/drivers/nvidia"
 
-# How sysfs calls a PCI device: domain, bus, device and function, as in 0000:1b:00.0.
-_PCI_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+_PCI_ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 
 _LARGEST = (1 << 63) - 1  # the largest number that any reader of our state file takes for an integer
 _MAX_NUMA_NODES = 1024  # as many as any kernel can be built for (CONFIG_NODES_SHIFT of at most 10)
@@ -51,13 +50,13 @@ class HostView(Protocol):
         """
 
     def machine(self) -> str | None:
-        """The product name that firmware tells (/sys/class/dmi/id/product_name); None where it cannot be read."""
+        """The product name of firmware (/sys/class/dmi/id/product_name); None where it has none, as on many boards for Arm."""
 
     def pci_class(self, pci_bus_id: str) -> int | None:
         """The class code of a PCI device, such as 0x030200; None where the host does not say."""
 
     def pci_config(self, pci_bus_id: str) -> bytes:
-        """The first 256 bytes of a PCI device's configuration space, fewer where that is all the host tells."""
+        """The first 256 bytes of a PCI device's configuration space; 64 without CAP_SYS_ADMIN, none where it has no file."""
 
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
         """The distance of every ordered pair of NUMA nodes, a node and itself included (ACPI SLIT); empty where not known."""
@@ -66,7 +65,7 @@ class HostView(Protocol):
         """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        """Device nodes that GPUs, their features and the DRM have, with their numbers; the DRM's of these GPUs by bus id."""
+        """Device nodes that GPUs, their features and the DRM have, with their numbers, links followed; the DRM's by bus id."""
 
     def mig_minors(self) -> Mapping[str, int]:
         """N of /dev/nvidia-caps/nvidia-capN by what it gives access to (/proc/driver/nvidia-caps/mig-minors).
@@ -104,30 +103,25 @@ class LinuxHost:
         self._mig_minors: tuple[bytes, Mapping[str, int]] = (b"", {})
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """Sysfs's numa_node of a PCI device; None where there is no such file or no such node (-1)."""
         node = self._pci_number(pci_bus_id, "numa_node", 10)
         return None if node is None or node < 0 else node
 
     def pci_path(self, pci_bus_id: str) -> str:
-        """Where sysfs's link to a PCI device leads: the path of all that is above it; empty where there is no such device."""
         try:
             return os.path.realpath(self._pci_device(pci_bus_id), strict=True)
         except (OSError, ValueError):
             return ""
 
     def machine(self) -> str | None:
-        """The product name in the tables of DMI (SMBIOS), which many boards for Arm do not have."""
         try:
             return (self._sysfs / "class/dmi/id/product_name").read_text(errors="replace").strip()
         except OSError:
             return None
 
     def pci_class(self, pci_bus_id: str) -> int | None:
-        """Sysfs's class of a PCI device."""
         return self._pci_number(pci_bus_id, "class", 16)
 
     def pci_config(self, pci_bus_id: str) -> bytes:
-        """Sysfs's config of a PCI device; without CAP_SYS_ADMIN the kernel gives 64 bytes of it."""
         try:
             with (self._pci_device(pci_bus_id) / "config").open("rb") as file:
                 return file.read(256)
@@ -135,11 +129,8 @@ class LinuxHost:
             return b""
 
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
-        """What firmware says of every two NUMA nodes that are online, those without a processor included.
-
-        A node's file has one column for each node that is online, in ascending order (drivers/base/node.c). One that cannot
-        be read, or that nodes came or went under, tells nothing of its node.
-        """
+        # A node's file has one column for each node that is online, in ascending order (drivers/base/node.c). One that cannot
+        # be read, or that nodes came or went under, tells nothing of its node.
         nodes = self._sysfs / "devices/system/node"
         try:
             online = _listed((nodes / "online").read_text())
@@ -156,7 +147,6 @@ class LinuxHost:
         return distances
 
     def device_nodes(self) -> frozenset[str]:
-        """Device nodes that exist here, by their path under /dev, wherever the root that has them is mounted."""
         found: set[str] = set()
         for root in self._roots:
             base = Path(root)
@@ -168,10 +158,6 @@ class LinuxHost:
         return frozenset(found)
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        """Character devices under /dev by path, links among them followed, and the DRM nodes of these PCI devices.
-
-        A node of the first root that has it counts, as with `device_nodes`.
-        """
         from gpu_plugin.access.cdi.host_files import HostDevices  # noqa: PLC0415 - only CDI specifications need it
         from gpu_plugin.host.driver_root.tree import device_at  # noqa: PLC0415
 
@@ -199,10 +185,7 @@ class LinuxHost:
         return tuple(f"/dev/dri/{name}" for name in names if _DRM_NODE.fullmatch(name))
 
     def mig_minors(self) -> Mapping[str, int]:
-        """Minors of the capability nodes of MIG instances, by the driver's names; empty where it lists none.
-
-        A driver lists every instance that there could be, over 4000 lines: they are parsed again only if they changed.
-        """
+        # A driver lists every instance that there could be, over 4000 lines: they are parsed again only if they changed.
         content = b""
         for proc in (self._procfs, *(Path(root, "proc") for root in self._roots if root != "/")):
             try:
@@ -216,23 +199,17 @@ class LinuxHost:
             return self._mig_minors[1]
 
     def bindings(self) -> Mapping[str, int]:
-        """The PCI devices that the NVIDIA driver is bound to, each with the inode number of the link that says so.
-
-        The kernel makes that link when it binds the driver, and numbers what it makes in turn (fs/kernfs), so that none comes
-        twice while anyone remembers it. The link's times are worth nothing here: they are those of the first look at it, and
-        change when the kernel drops what it had cached of it. Raises OSError where it cannot be read now, which says nothing
-        of the GPUs.
-        """
+        # The number is the inode of the link that says so. The kernel makes that when it binds the driver, and numbers what it
+        # makes in turn (fs/kernfs), so that none comes twice while anyone remembers it. The link's times are worth nothing here:
+        # they are those of the first look at it, and change when the kernel drops what it had cached of it.
         try:
             links = os.scandir(self._sysfs / _BINDINGS)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return {}  # a host without the driver, or one that does not show it
         with links:
-            found = ((_PCI_ADDRESS.fullmatch(link.name), link.inode() & _LARGEST) for link in links)
-            return {f"{int(at[1], 16):08X}:{at[2].upper()}": number for at, number in found if at}
+            return {at: link.inode() & _LARGEST for link in links if (at := nvml_bus_id(link.name))}
 
     def boot_id(self) -> str:
-        """The kernel's id of this boot; empty where /proc does not say."""
         try:
             return (self._procfs / "sys/kernel/random/boot_id").read_text().strip()
         except OSError:
@@ -249,6 +226,12 @@ class LinuxHost:
         # NVML writes the PCI domain with eight digits and in capitals, sysfs with at least four and in small letters.
         domain, _, rest = pci_bus_id.lower().partition(":")
         return self._sysfs / "bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
+
+
+def nvml_bus_id(name: str) -> str:
+    """A PCI bus id as NVML writes it, of one as the kernel does (0000:1b:00.0); empty for anything else."""
+    found = _PCI_ADDRESS.fullmatch(name)
+    return f"{int(found[1], 16):08X}:{found[2].upper()}" if found else ""
 
 
 def _listed(text: str) -> list[int]:

@@ -17,6 +17,7 @@ from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
 from gpu_plugin.devices.device import mig_device, whole_gpu
+from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, MigDevice
 
@@ -134,11 +135,7 @@ def _graphics(mig: MigDevice) -> bool:
 
 def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
     """udev's links to the DRM nodes of a PCI device; containers get nodes of these names."""
-    domain, _, rest = pci_bus_id.lower().partition(":")
-    try:
-        prefix = f"/dev/dri/by-path/pci-{int(domain, 16):04x}:{rest}-"  # the kernel's way: four digits, or as many as it takes
-    except ValueError:
-        return []
+    prefix = f"/dev/dri/by-path/pci-{short_bus_id(pci_bus_id)}-"
     return sorted(path for path in nodes if path.startswith(prefix))
 
 

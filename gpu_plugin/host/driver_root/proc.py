@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.host.view import nvml_bus_id
 from gpu_plugin.runtime.regular_file import open_file
 
 _LONGEST = 4096  # bytes of a file that are read; the driver's have some 500
 
 _UUID = re.compile(r"GPU-[0-9A-Za-z-]*[0-9A-Za-z]")
 _MINOR = re.compile(r"[0-9]{1,7}")
-_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 _VERSION = re.compile(r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)*)\s")
 _INSTANCES = "driver/nvidia/capabilities/gpu[0-9]*/mig/gi[0-9]*"
 
@@ -26,7 +26,7 @@ def gpus(proc: Path) -> list[Gpu]:
         said = _information(directory / "information")
         uuid, minor = said.get("GPU UUID", ""), said.get("Device Minor", "")
         if _UUID.fullmatch(uuid) and _MINOR.fullmatch(minor):
-            bus_id = _bus_id(said.get("Bus Location", directory.name))
+            bus_id = nvml_bus_id(said.get("Bus Location", directory.name))
             found.append(
                 Gpu(uuid=uuid, index=len(found), minor=int(minor), pci_bus_id=bus_id, model=said.get("Model", ""))
             )
@@ -59,9 +59,3 @@ def _text(file: Path) -> str:
             return stream.read(_LONGEST).decode(errors="replace")
     except OSError:
         return ""
-
-
-def _bus_id(said: str) -> str:
-    """A bus id as NVML writes it, of one as the driver does (0000:1b:00.0); empty for anything else."""
-    match = _BUS_ID.fullmatch(said)
-    return f"{int(match[1], 16):08X}:{match[2].upper()}" if match else ""
