@@ -4,8 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_plugin.access.node_evidence import ContainerdEvidence, NodeEvidence
-from gpu_plugin.access.strategy_choice import OTHER_SOCKETS, SOCKETS
+from gpu_plugin.access.strategy_choice import OTHER_SOCKETS, SOCKETS, ContainerdEvidence, NodeEvidence
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.host.node_files.kubelet import kubelet_evidence
 from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot, installed

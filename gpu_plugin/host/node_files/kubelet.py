@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from gpu_plugin.access.node_evidence import Gate, KubeletEvidence
+from gpu_plugin.access.strategy_choice import Gate, KubeletEvidence, on_run
 from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot
@@ -74,8 +74,7 @@ def _state(roots: Sequence[tuple[NodeRoot, str]], faults: list[str]) -> str:
 
 def socket_path(endpoint: str) -> str:
     """The path of a Unix socket from an endpoint such as unix:///run/containerd/containerd.sock; /var/run is /run."""
-    path = re.sub("^(?:unix:)?/*(?=/)", "", endpoint)
-    return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
+    return on_run(re.sub("^(?:unix:)?/*(?=/)", "", endpoint))
 
 
 def _configs(roots: Sequence[tuple[NodeRoot, str]], faults: list[str]) -> Sequence[tuple[str, Mapping[str, object]]]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_plugin.access.node_evidence import CONTAINERD, K3S, RKE2, ContainerdEvidence, CrioEvidence, CriSection
+from gpu_plugin.access.strategy_choice import CONTAINERD, K3S, RKE2, ContainerdEvidence, CrioEvidence, CriSection
 from gpu_plugin.host.node_files.root import STATUS, NodeFileError, NodeRoot, inner, switch, table_of, texts
 
 FILES = {

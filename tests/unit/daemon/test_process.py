@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gpu_plugin import control
 from gpu_plugin.access.container import Access
-from gpu_plugin.access.node_evidence import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
+from gpu_plugin.access.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import daemon as daemon_module

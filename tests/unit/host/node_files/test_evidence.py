@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.access.node_evidence import (
+from gpu_plugin.access.strategy_choice import (
     ContainerdEvidence,
     CrioEvidence,
     CriSection,
     Gate,
     KubeletEvidence,
     NodeEvidence,
+    choose,
 )
-from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.host.driver_root import inside
 from gpu_plugin.host.node_files import root
