@@ -17,10 +17,9 @@ from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.nvml.roster import MAINTENANCE, Released
+from gpu_plugin.nvml.roster import MAINTENANCE, Probed, Released, Watched
 from gpu_plugin.nvml.sample import fault
 from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.nvml.watched import Probed, Watched
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Job, settled
 

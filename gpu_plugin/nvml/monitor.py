@@ -25,11 +25,10 @@ from gpu_plugin.nvml.polling import Poller
 from gpu_plugin.nvml.port import Driver
 from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
-from gpu_plugin.nvml.roster import PATIENCE, Released, ReleaseError, Roster
+from gpu_plugin.nvml.roster import PATIENCE, LookResult, Released, ReleaseError, Roster, Watched
 from gpu_plugin.nvml.schedule import Schedule, Turn
 from gpu_plugin.nvml.session import AS_BEFORE, DriverCalls, DriverSession, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
-from gpu_plugin.nvml.watched import LookResult, Watched
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)

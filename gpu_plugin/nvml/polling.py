@@ -10,10 +10,9 @@ from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.finding import failed, probing, replaced
 from gpu_plugin.nvml.port import Driver, Handle
-from gpu_plugin.nvml.roster import Roster
+from gpu_plugin.nvml.roster import LookResult, Probed, Roster, Watched
 from gpu_plugin.nvml.sample import Look, look
 from gpu_plugin.nvml.session import DriverCalls, DriverSession
-from gpu_plugin.nvml.watched import LookResult, Probed, Watched
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)

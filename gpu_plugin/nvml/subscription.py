@@ -28,8 +28,8 @@ from gpu_plugin.nvml.event_set import (
 )
 from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, WaitFailures
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
+from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Job, settled

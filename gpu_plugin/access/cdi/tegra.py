@@ -1,11 +1,14 @@
 """The CDI specification of a Tegra: one device, with what the lists of Linux for Tegra name.
 
-What is given is NVIDIA's in mode csv (nvidia-container-toolkit, internal/platform-support/tegra). Without its hook, a link is
-what it leads to, bound at its own path, and a library is bound besides where a container's dynamic loader looks.
+Lines of a list are `kind, path`, after the mount plugin specification (libnvidia-container, design/mount_plugins.md) and its
+reader in nvidia-container-toolkit (internal/platform-support/tegra/csv). What is given is NVIDIA's in mode csv
+(internal/platform-support/tegra). Without its hook, a link is what it leads to, bound at its own path, and a library is bound
+besides where a container's dynamic loader looks.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -13,10 +16,94 @@ from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi import driver, hooks
 from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
 from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
-from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import TEGRA_GPU
+
+DIRECTORY = "etc/nvidia-container-runtime/host-files-for-container.d"
+
+NAMES = ("devices.csv", "drivers.csv", "l4t.csv")
+"""The lists that every container gets; others, such as cudnn.csv, only images of JetPack 4 (csv.BaseFilesOnly)."""
+
+MAX_BYTES = 1024 * 1024
+MAX_LINES = 10_000
+"""More than any list has: that of a Jetson Orin has 285 lines, in 20 KiB."""
+
+MAX_FAULTS = 20  # faults of one list that are told one by one
+
+
+class Entry(StrEnum):
+    """What a line is about. `lib` is any regular file."""
+
+    DEVICE = "dev"
+    LIBRARY = "lib"
+    DIRECTORY = "dir"
+    LINK = "sym"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line: its kind, and an absolute path, in which *, ? and [...] are as in a shell."""
+
+    kind: Entry
+    path: str
+
+
+class Lines(msgspec.Struct, frozen=True):
+    """The lines of a list, and a sentence for each that is none."""
+
+    lines: tuple[Line, ...] = ()
+    complaints: tuple[str, ...] = ()
+
+
+def parse(name: str, content: bytes) -> Lines:
+    """The lines of the list of this name. What is wrong is left out and said; `content` is at most MAX_BYTES + 1 long."""
+    if len(content) > MAX_BYTES:
+        return Lines(complaints=(f"{name} is left out: it has more than {MAX_BYTES:,} bytes",))
+    rows = content.decode(errors="replace").removesuffix("\n").split("\n")
+    found: dict[Line, None] = {}
+    faults: list[str] = []
+    for number, row in enumerate(rows[:MAX_LINES], 1):
+        text = row.strip()
+        if not text or text.startswith("#"):
+            continue
+        line = _line(text)
+        if isinstance(line, Line):
+            found[line] = None
+        else:
+            faults.append(f"{name}:{number} is left out: {line}")
+    return Lines(tuple(found), tuple(_bounded(name, faults, len(rows))))
+
+
+def _line(text: str) -> Line | str:
+    word, comma, path = (part.strip() for part in text.partition(","))
+    shown = repr(text[:80])
+    if not comma:
+        return f"{shown} is not of the form `kind, path`"
+    if word not in set(Entry):
+        return f"{word[:80]!r} is none of {', '.join(Entry)}"
+    if not path.startswith("/") or not path.isprintable() or "\ufffd" in path:
+        return f"{shown} has no absolute path of printable characters"
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or not parts:
+        return f"{shown} has a path that leads to the root or out of it"
+    return Line(Entry(word), "/" + "/".join(parts))
+
+
+def _bounded(name: str, faults: list[str], rows: int) -> Iterator[str]:
+    yield from faults[:MAX_FAULTS]
+    if len(faults) > MAX_FAULTS:
+        yield f"{name}: {len(faults) - MAX_FAULTS} more lines are left out"
+    if rows > MAX_LINES:
+        yield f"{name} has {rows:,} lines, of which those behind the first {MAX_LINES:,} are left out"
+
+
+def not_found(root: str) -> str:
+    """Why no container can use the GPU where no list is found."""
+    return (
+        f"none of {', '.join(NAMES)} is in /{DIRECTORY}, neither in the driver root {root} nor here: they come with "
+        "nvidia-l4t-init of Linux for Tegra, and are seen here where the host's root is mounted"
+    )
+
 
 RELEASE = "/etc/nv_tegra_release"  # the file by which programs know a Tegra
 MAX_NAMED_PATHS = 3  # paths that a sentence about several names

@@ -10,8 +10,8 @@ from gpu_plugin.nvml.finding import HostWatch
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS
+from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.nvml.session import DriverCalls, DriverSession
-from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.access.cdi import l4t_lists
-from gpu_plugin.access.cdi.l4t_lists import MAX_BYTES, MAX_LINES, Entry, Line, parse
+from gpu_plugin.access.cdi import tegra
+from gpu_plugin.access.cdi.tegra import MAX_BYTES, MAX_LINES, Entry, Line, parse
 
 NAME = "/etc/lists/drivers.csv"
 
@@ -21,7 +21,7 @@ dir,\t/lib//firmware/./tegra23x/
 lib, /a/path,with,commas
 lib, /a/path,with,commas
 """
-    assert parse(NAME, text.encode()) == l4t_lists.Lines((
+    assert parse(NAME, text.encode()) == tegra.Lines((
         Line(Entry.DEVICE, "/dev/nvhost-ctrl-pva0"),
         Line(Entry.DEVICE, "/dev/dri/card*"),
         Line(Entry.LIBRARY, "/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1.1"),
@@ -65,7 +65,7 @@ def test_a_list_that_is_too_large_is_left_out_whole():
     line = b"lib, /a\n"
     most = line + b"#" * (MAX_BYTES - len(line))
     assert len(parse(NAME, most).lines) == 1
-    assert parse(NAME, most + b"#") == l4t_lists.Lines(
+    assert parse(NAME, most + b"#") == tegra.Lines(
         complaints=(f"{NAME} is left out: it has more than 1,048,576 bytes",)
     )
 

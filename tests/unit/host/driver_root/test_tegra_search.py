@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.access.cdi.host_files import DeviceFile, Kind
-from gpu_plugin.access.cdi.l4t_lists import DIRECTORY
 from gpu_plugin.access.cdi.options import CdiOptions
-from gpu_plugin.access.cdi.tegra import tegra_specs
+from gpu_plugin.access.cdi.tegra import DIRECTORY, tegra_specs
 from gpu_plugin.host.driver_root import tegra
 from gpu_plugin.host.driver_root.tegra import TegraSearch, device_file, expand
 from gpu_plugin.host.driver_root.tree import Tree
