@@ -18,7 +18,7 @@ from gpu_plugin.host.driver_root import proc
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tegra import TegraSearch
 from gpu_plugin.host.view import HostView
-from gpu_plugin.nvml.library import SONAME
+from gpu_plugin.nvml.driver import SONAME
 from gpu_plugin.nvml.platforms.choice import Platform, choose
 from gpu_plugin.nvml.platforms.driver import look
 

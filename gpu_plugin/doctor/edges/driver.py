@@ -11,7 +11,7 @@ from gpu_plugin.doctor.facts import Driver, Gpu, KernelModule
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.host.driver_root import proc as driver_proc
 from gpu_plugin.nvml.platforms.choice import Platform
-from gpu_plugin.nvml.platforms.one_device import TegraDriver, WslDriver
+from gpu_plugin.nvml.platforms.driver import TegraDriver, WslDriver
 from gpu_plugin.nvml.port import Driver as Port
 from gpu_plugin.nvml.port import Handle, NvmlError
 

@@ -10,7 +10,7 @@ import pytest
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, MAX_NVLINKS, Return, Threshold, ValueType
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml import library as loader
+from gpu_plugin.nvml import driver as loader
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.driver import PynvmlDriver
 from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
