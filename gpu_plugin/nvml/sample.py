@@ -99,7 +99,7 @@ def look(
     """
     # A partitioned GPU says nothing of its rows until it no longer is.
     unasked = skip.union(REMAP) if gpu.mig_devices else skip
-    asking = plan(gpu.fields, gpu.nvlinks, unasked, full=full, turn=turn)
+    asking = plan(gpu.fields, gpu.nvlinks, unasked, None if full else turn % TURNS)
     seen, unsupported = sample(driver, handle, asking, binding=binding)
     unsupported = frozenset(name for name in unsupported if not _answered(gpu, name))
     if seen.fault:

@@ -1,14 +1,16 @@
 """Everything that a node's files say of its kubelet and its container runtime. Blocks for as long as the disks do."""
 
-import json
 import os
 import posixpath
 import re
 import shlex
+import stat
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from gpu_plugin.access.strategy_choice import (
     CONTAINERD,
@@ -51,25 +53,28 @@ _ASSIGNMENT = re.compile(r"\s*[A-Z_]+=(.*)")
 _TRUE = ("true", "True", "TRUE", "t", "T", "1")  # Go's strconv.ParseBool, which the kubelet reads gates with
 
 
-def kubelet_evidence(roots: Sequence[tuple[NodeRoot, str]], package: str) -> KubeletEvidence:
-    """Looks into the kubelet's directory, which is seen under these roots at these paths: the first that has anything counts.
+def kubelet_evidence(roots: Sequence[NodeRoot], directory: str, package: str) -> KubeletEvidence:
+    """Looks into the kubelet's directory under each of these roots: the first that has anything counts.
 
     The first root is the node's own, whose /etc has the operator's flags. Never raises: what cannot be read is said.
     """
     faults: list[str] = []
     gates: list[Gate] = []
     endpoint = source = ""
-    state = _state(roots, faults)
-    for path, content in _configs(roots, faults):
+    state = _state(roots, directory, faults)
+    for path, written in _read(roots, (f"{directory}/{name}" for name in CONFIGS), MAX_BYTES, faults):
+        try:
+            content = document.parse(written, path).content
+        except ConfigError as error:
+            faults.append(str(error))
+            continue
         gates += _gates_of(content.get("featureGates"), path, faults)
         named = content.get("containerRuntimeEndpoint")
         if isinstance(named, str) and named:
             endpoint, source = named, path
-    flag_files = [
-        _first(roots, FLAGS, MAX_FLAG_BYTES, faults),
-        *(_read(roots[0][0], path, MAX_FLAG_BYTES, faults) for path in EXTRA_FLAGS),
-    ]
-    for path, written in filter(None, flag_files):
+    flag_files = _read(roots, [f"{directory}/{FLAGS}"], MAX_FLAG_BYTES, faults)
+    flag_files += _read(roots[:1], EXTRA_FLAGS, MAX_FLAG_BYTES, faults)
+    for path, written in flag_files:
         for name, value in _flags(written, path, faults):
             if name == "container-runtime-endpoint":
                 endpoint, source = value, path
@@ -79,52 +84,35 @@ def kubelet_evidence(roots: Sequence[tuple[NodeRoot, str]], package: str) -> Kub
     return KubeletEvidence(package, state, tuple(gates), socket_path(endpoint), source, tuple(faults))
 
 
-def _state(roots: Sequence[tuple[NodeRoot, str]], faults: list[str]) -> str:
+def _state(roots: Sequence[NodeRoot], directory: str, faults: list[str]) -> str:
+    kinds = {**dict.fromkeys(STATE_FILES, stat.S_ISREG), STATE_DIRECTORY: stat.S_ISDIR}
+    paths = ((root, f"{directory}/{name}", is_kind) for root in roots for name, is_kind in kinds.items())
     try:
-        for root, directory in roots:
-            for name in STATE_FILES:
-                if root.is_file(f"{directory}/{name}"):
-                    return f"{directory}/{name}"
-            if root.is_directory(f"{directory}/{STATE_DIRECTORY}"):
-                return f"{directory}/{STATE_DIRECTORY}"
+        return next((path for root, path, is_kind in paths if is_kind(root.mode(path))), "")
     except NodeFileError as error:
         faults.append(str(error))
-    return ""
+        return ""
+
+
+def _read(roots: Sequence[NodeRoot], paths: Iterable[str], limit: int, faults: list[str]) -> list[tuple[str, bytes]]:
+    """Those of these files that are there, each by its path and as the first root has it that has one."""
+    found = []
+    for path in paths:
+        for root in roots:
+            try:
+                written = root.read(path, limit)
+            except NodeFileError as error:
+                faults.append(str(error))
+                continue
+            if written is not None:
+                found.append((path, written))
+                break
+    return found
 
 
 def socket_path(endpoint: str) -> str:
     """The path of a Unix socket from an endpoint such as unix:///run/containerd/containerd.sock; /var/run is /run."""
     return on_run(re.sub("^(?:unix:)?/*(?=/)", "", endpoint))
-
-
-def _configs(roots: Sequence[tuple[NodeRoot, str]], faults: list[str]) -> Sequence[tuple[str, Mapping[str, object]]]:
-    found = []
-    for name in CONFIGS:
-        file = _first(roots, name, MAX_BYTES, faults)
-        if file is not None:
-            path, written = file
-            try:
-                found.append((path, document.parse(written, path).content))
-            except ConfigError as error:
-                faults.append(str(error))
-    return found
-
-
-def _first(roots: Sequence[tuple[NodeRoot, str]], name: str, limit: int, faults: list[str]) -> tuple[str, bytes] | None:
-    for root, directory in roots:
-        file = _read(root, f"{directory}/{name}", limit, faults)
-        if file is not None:
-            return file
-    return None
-
-
-def _read(root: NodeRoot, path: str, limit: int, faults: list[str]) -> tuple[str, bytes] | None:
-    try:
-        written = root.read(path, limit)
-    except NodeFileError as error:
-        faults.append(str(error))
-        return None
-    return None if written is None else (path, written)
 
 
 def _gates_of(content: object, path: str, faults: list[str]) -> list[Gate]:
@@ -286,12 +274,9 @@ def _crio_version(root: NodeRoot) -> tuple[str, str]:
         if written is None:
             continue
         try:
-            version = json.loads(written)
-        except (ValueError, RecursionError):
-            version = None
-        if not isinstance(version, str):
-            raise NodeFileError(f"{path} holds no version of CRI-O")
-        return version, path
+            return msgspec.json.decode(written, type=str), path
+        except ValueError:
+            raise NodeFileError(f"{path} holds no version of CRI-O") from None
     return "", ""
 
 
@@ -329,20 +314,14 @@ def look(root: Path, kubelet_directory: str, here: Path = Path("/")) -> NodeEvid
     sockets: tuple[str, ...] = ()
     try:
         packages = installed(node, ("kubelet", *_CONTAINERD_PACKAGES, CRIO_PACKAGE))
-        sockets = tuple(path for path in (*SOCKETS, *OTHER_SOCKETS) if node.is_socket(path))
+        sockets = tuple(path for path in (*SOCKETS, *OTHER_SOCKETS) if stat.S_ISSOCK(node.mode(path)))
     except NodeFileError as error:
         trouble = str(error)
-    containerd: dict[str, ContainerdEvidence] = {}
-    for runtime in FILES:
-        found = containerd_evidence(node, runtime)
-        if found is not None:
-            containerd[runtime] = found
-    roots = [(node, kubelet_directory)]
-    if root != here:
-        roots.append((NodeRoot(here), kubelet_directory))
+    containerd = {runtime: found for runtime in FILES if (found := containerd_evidence(node, runtime)) is not None}
+    roots = [node] if root == here else [node, NodeRoot(here)]
     return NodeEvidence(
         trouble=trouble,
-        kubelet=kubelet_evidence(roots, packages.get("kubelet", "")),
+        kubelet=kubelet_evidence(roots, kubelet_directory, packages.get("kubelet", "")),
         sockets=sockets,
         containerd=containerd,
         containerd_package=next((packages[name] for name in _CONTAINERD_PACKAGES if name in packages), ""),
