@@ -31,6 +31,7 @@ def main(directory: Path) -> None:
     from gpu_plugin.access.cdi.options import CdiOptions  # noqa: PLC0415 - the daemon, too, imports these at the first look
     from gpu_plugin.host.cdi.directory import SpecDirectory  # noqa: PLC0415
     from gpu_plugin.host.cdi.source import Request, SpecSource  # noqa: PLC0415
+    from gpu_plugin.host.driver_root.search import Search  # noqa: PLC0415
 
     root = str(directory / "driver")
     source = SpecSource(SimulatedHost(node), lambda: ((root, ""),))
@@ -53,7 +54,7 @@ def main(directory: Path) -> None:
             {
                 "first_ms": first * 1000,
                 "looks_ms": looks,
-                "searches": source.search.searches,
+                "searches": source._searches[Search].searches,
                 "rewritten": rewritten,
                 "calls": sum(calls.values()) / LOOKS,
                 "devices": len(spec.devices),

@@ -5,7 +5,7 @@ driver asks Windows for the driver store and opens them there.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -181,8 +181,3 @@ def _libraries(files: WslFiles, root: str) -> tuple[list[Library], str, list[str
 
 def _file(each: SeenLibrary) -> str:
     return each.seen.path.rpartition("/")[2]
-
-
-def listed(listing: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The directories of the driver store, in a listing by directory, that have CUDA for Linux."""
-    return [directory for directory in listing if CUDA in listing[directory]]

@@ -31,20 +31,15 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
     def __init__(self, roots: Sequence[tuple[str, str]], *, own: bool = True) -> None:
         self._here = ("",) if own else ()
         super().__init__(roots)
-        self._found = tegra.TegraFiles()
         self._lines: tuple[Line, ...] = ()
 
-    def files(self) -> tegra.TegraFiles:
-        """What there is. Blocks. Raises OSError where a directory cannot be read."""
-        if self._stale:
-            self._found = self._search()
-        return self._with_devices(self._found)
+    def files(self, running: str = "") -> tegra.TegraFiles:
+        """What there is, the device nodes as they are now."""
+        return self._with_devices(super().files(running))
 
-    def _search(self) -> tegra.TegraFiles:
-        self.searches += 1
-        remembered = {tree.root: tree.libraries for tree in self._trees}
-        places = dict.fromkeys((*(seen_at for seen_at, _ in self.roots), *self._here))
-        trees = {root: Tree(root, remembered.get(root, {})) for root in places}
+    def _search(self, running: str) -> tegra.TegraFiles:
+        del running
+        trees = {root: self._tree(root) for root in (*(seen_at for seen_at, _ in self.roots), *self._here)}
         lines, complaints = _first_lists(trees.values())
         seen_at, host = next((each for each in self.roots if os.path.isdir(each[0] or "/")), self.roots[0])  # noqa: PTH112
         tree = trees[seen_at]
