@@ -5,6 +5,7 @@ One GPU that is slow, sick or strange hides no other. What blocks runs on driver
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import anyio
 import msgspec
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from gpu_plugin.devices.naming import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.port import Driver, NvmlError
@@ -78,7 +78,7 @@ class Finder:
                 handle, described = job.done.result()
                 probed.append(Watched(described, handle))
             else:
-                why = failed(error).detail
+                why = fault(error).detail
                 log.error("%s cannot be read: %s", called, why)
                 probed.append(Watched(replace(gpu, unreadable=why), None))
         return probed
@@ -102,11 +102,6 @@ def replaced(gpu: Gpu, uuid: str) -> NvmlError:
     """What is to be said where another GPU is in the place of that one."""
     text = f"not found, another GPU, {uuid}, is at {gpu.pci_bus_id} now"
     return NvmlError(Return.NOT_FOUND, "nvmlDeviceGetHandleByPciBusId_v2", text)
-
-
-def failed(error: BaseException) -> Sample:
-    """The sample that a failed call is."""
-    return fault(error) if isinstance(error, NvmlError) else Sample(fault=Fault.ERROR, detail=repr(error))
 
 
 def distinct(probed: list[Watched]) -> list[Watched]:
@@ -202,9 +197,8 @@ class HostWatch:
 
         None where it cannot be asked, or takes longer: its answer is then what the next call gives.
         """
-        host = self._host
         try:
-            return await self._asking.joined(lambda: _see(host, sliced=sliced), patience)
+            return await self._asking.joined(partial(_see, self._host, sliced=sliced), patience)
         except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
             log.debug("the host cannot be asked: %r", error)
             return None

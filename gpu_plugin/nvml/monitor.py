@@ -214,8 +214,7 @@ class Monitor:
         roster = self._roster
         roster.wanted = roster.wanted.plus(uuids)
         if not await self._brought(lambda: self._reopening.released):
-            blocked_by = self._reopening.blocked_by or self._reopening.holder
-            words = blocked_by.words if blocked_by else "the GPUs' turn has not come yet"
+            words = self._reopening.blocked_by or self._reopening.holder or "the GPUs' turn has not come yet"
             raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {words}")
 
     async def resume(self, uuids: frozenset[str] | None) -> None:

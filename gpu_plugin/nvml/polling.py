@@ -3,15 +3,14 @@
 import logging
 
 import anyio
-from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.host.view import HostView
-from gpu_plugin.nvml.finding import failed, probing, replaced
+from gpu_plugin.nvml.finding import probing, replaced
 from gpu_plugin.nvml.port import Driver, Handle
 from gpu_plugin.nvml.roster import LookResult, Probed, Roster, Watched
-from gpu_plugin.nvml.sample import Look, look
+from gpu_plugin.nvml.sample import Look, fault, look
 from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.runtime.threads import Job, settled
 
@@ -67,7 +66,7 @@ class Poller:
         watched.looking = None
         error = job.done.exception()
         if error is not None:
-            return watched.saw(replace(failed(error), binding=binding), now)
+            return watched.saw(fault(error, binding), now)
         answer: Look | Probed = job.done.result()
         return self._looked(watched, answer, now) if isinstance(answer, Look) else self._probed(watched, *answer, now)
 

@@ -198,8 +198,10 @@ class _Answers:
             self._refusal = error
 
 
-def fault(error: NvmlError, binding: int | None = None) -> Sample:
-    """The sample that a refusal of the driver is."""
+def fault(error: BaseException, binding: int | None = None) -> Sample:
+    """The sample that a failed call is, be it refused by the driver or not."""
+    if not isinstance(error, NvmlError):
+        return Sample(fault=Fault.ERROR, detail=repr(error), binding=binding)
     kind, words = _FAULTS.get(error.code, (Fault.ERROR, "the driver cannot read the GPU"))
     return Sample(fault=kind, detail=f"{words} ({error})", binding=binding)
 

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -61,28 +60,9 @@ class Opened(NamedTuple):
     cuda: tuple[int, int] | None = None
 
 
+NOT_CLOSING = "it does not close"
+
 AS_BEFORE = Opened()  # the driver that was opened before still, or one that nobody has asked yet
-
-
-class BusyCause(Enum):
-    """What keeps the driver from being closed, or opened again; the value says it to people."""
-
-    OPENING = "it does not open"
-    CLOSING = "it does not close"
-    EVENT_WAIT = "it holds the wait for its events"
-    CALL = "a call to it has not come back"
-
-
-class DriverBusy(NamedTuple):
-    """What keeps it, and the uuid of the GPU that the call is about, where it is about one that is known."""
-
-    by: BusyCause
-    gpu: str = ""
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return f"{self.by.value}, about GPU {self.gpu}" if self.gpu else self.by.value
 
 
 class DriverSession:
@@ -116,11 +96,11 @@ class DriverSession:
         return self._opening.back
 
     @property
-    def hanging(self) -> DriverBusy | None:
-        """Which way it hangs; None where it does not."""
+    def hanging(self) -> str:
+        """Which way it hangs, for people; empty where it does not."""
         if self._closing.under_way:
-            return DriverBusy(BusyCause.CLOSING)
-        return DriverBusy(BusyCause.OPENING) if self._opening.under_way else None
+            return NOT_CLOSING
+        return "it does not open" if self._opening.under_way else ""
 
     async def open(self, timeout: float, pauses: tuple[float, ...] = ()) -> Opened:
         """Opens the driver, unless it is open, and asks what it says of itself.

@@ -137,12 +137,19 @@ TRAITS: Mapping[str, Callable[[TraitQuery], Mapping[str, Any]]] = {
 """By what `Gpu.unsettled` calls it, what is asked for, and the fields of a Gpu that it makes. A later one may rest on earlier."""
 
 
-def described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str] = TRAITS) -> Gpu:
+def described(
+    driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str] = TRAITS, level: int = logging.WARNING
+) -> Gpu:
     """The GPU with these traits, as the driver tells them; what it does not tell for the moment is `unsettled`.
 
     Raises NvmlError where the GPU is lost, or must be reset.
     """
-    return _described(driver, handle, gpu, names, logging.WARNING)
+    for name in names:
+        query = TraitQuery(driver, handle, gpu, level)
+        found = TRAITS[name](query)
+        unsettled = gpu.unsettled | {name} if query.open else gpu.unsettled - {name}
+        gpu = replace(gpu, **found, unsettled=unsettled)
+    return gpu
 
 
 def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
@@ -150,7 +157,7 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
     if not gpu.unsettled:
         return gpu
     try:
-        known = _described(driver, handle, gpu, [name for name in TRAITS if name in gpu.unsettled], logging.DEBUG)
+        known = described(driver, handle, gpu, [name for name in TRAITS if name in gpu.unsettled], logging.DEBUG)
     except NvmlError:
         return gpu  # lost meanwhile, as the next look finds
     if known == gpu:
@@ -159,15 +166,6 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
         "GPU %s: the driver now reports %s", gpu.uuid, ", ".join(sorted(gpu.unsettled - known.unsettled)) or "more"
     )
     return known
-
-
-def _described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str], level: int) -> Gpu:
-    for name in names:
-        query = TraitQuery(driver, handle, gpu, level)
-        found = TRAITS[name](query)
-        unsettled = gpu.unsettled | {name} if query.open else gpu.unsettled - {name}
-        gpu = replace(gpu, **found, unsettled=unsettled)
-    return gpu
 
 
 def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "", *, bus_id: str = "") -> tuple[Handle, Gpu]:
