@@ -136,24 +136,21 @@ def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: 
     profile = profile_of(name, attributes, memory_bytes)
     if not profile:
         raise refusal or NvmlError(Return.UNKNOWN, "nvmlDeviceGetName", f"names no MIG profile: {name!r}")
+    whole = "c." not in profile
+    if attributes is not None:
+        whole = attributes.compute_instance_slices == attributes.gpu_instance_slices
     return MigDevice(
         uuid=uuid,
         index=index,
         gpu_instance=gpu_instance,
         compute_instance=compute_instance,
         profile=profile,
-        whole=_whole(profile, attributes),
+        whole=whole,
         memory_bytes=None if attributes is None else attributes.memory_mb << 20,
         gpu_slices=None if attributes is None else attributes.gpu_instance_slices,
         compute_slices=None if attributes is None else attributes.compute_instance_slices,
         engines=None if attributes is None else attributes.engines,
     )
-
-
-def _whole(profile: str, attributes: MigAttributes | None) -> bool:
-    if attributes is None:
-        return "c." not in profile
-    return attributes.compute_instance_slices == attributes.gpu_instance_slices
 
 
 def _gigabytes(memory_mb: int, memory_bytes: int | None) -> int:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fabric, Fault, Sample
-from gpu_plugin.nvml.event_set import Registered
+from gpu_plugin.nvml.events import Registered
 from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, with_partition
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.sample import Look

@@ -1,6 +1,7 @@
 """The driver as this process has it open: the way there and back, one attempt at a time, however long it hangs."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -132,16 +133,16 @@ class DriverSession:
 
     async def _open_again(self, timeout: float, pauses: tuple[float, ...]) -> None:
         until = anyio.current_time() + timeout
-        for pause in pauses:
-            left = until - anyio.current_time()
+        for pause in (*pauses, math.inf):
             try:
-                return await self._open(max(0.0, left), timeout)
+                await self._open(max(0.0, until - anyio.current_time()), timeout)
             except NvmlError as error:
                 if until - anyio.current_time() <= pause:
                     raise
                 log.debug("the driver cannot be opened, trying again in %g s: %s", pause, error)
                 await anyio.sleep(pause)
-        return await self._open(max(0.0, until - anyio.current_time()), timeout)
+            else:
+                return
 
     async def _open(self, left: float, timeout: float) -> None:
         """One attempt, for as long as is `left` of the `timeout`."""

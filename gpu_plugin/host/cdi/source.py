@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi.spec import DeviceNode, Spec, device_nodes, host_paths
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.host.driver_root.tree import device_at
 from gpu_plugin.host.view import HostView
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class SpecSource:
         """Whether a device node has the numbers that a specification gives it; it may give none."""
         if not node.major and not node.minor:
             return True
-        return any(_numbers(path) == (node.major, node.minor) for path in self._seen_as(node.host_path or node.path))
+        there = filter(None, map(device_at, self._seen_as(node.host_path or node.path)))
+        return any((found.major, found.minor) == (node.major, node.minor) for found in there)
 
     def _hook(self, hook: str) -> tuple[str, str]:
         """NVIDIA's hook if it is on the host, else none, and a sentence that says so."""
@@ -122,12 +124,3 @@ class SpecSource:
         ]
         on_host = any(seen_at == host for seen_at, host in self.roots)
         return [*inside, host_path] if on_host or host_path.startswith("/dev/") else inside
-
-
-def _numbers(path: str) -> tuple[int, int] | None:
-    """Major and minor number of the device that a path leads to; None where there is none."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - some hundred of them while the start waits
-    except OSError:
-        return None
-    return os.major(status.st_rdev), os.minor(status.st_rdev)

@@ -16,6 +16,8 @@ MAX_NAMES = 200_000  # names in one directory that are read at most
 Stamp = tuple[int, int, int] | None
 """What a directory is known by: device, inode and time of the last change in ns; None for one that is not there."""
 
+_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFSOCK: Kind.SOCKET, stat.S_IFDIR: Kind.DIRECTORY}
+
 Identity = tuple[int, int, int, int]  # what a file is known by: device, inode, time of the last change in ns, and size
 
 
@@ -69,7 +71,7 @@ class Tree(msgspec.Struct):
         if target is None:
             return Seen(path, Kind.MISSING)
         try:
-            kind = _kind(os.lstat(target).st_mode)
+            kind = _KINDS.get(stat.S_IFMT(os.lstat(target).st_mode), Kind.OTHER)
         except OSError:
             return Seen(path, Kind.MISSING)
         return Seen(path, kind, target.removeprefix(self.root))
@@ -143,14 +145,6 @@ def device_at(path: str) -> DeviceFile | None:
         return None
     numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
     return DeviceFile(*numbers, status.st_mode & 0o777, status.st_gid, "b" if stat.S_ISBLK(status.st_mode) else "c")
-
-
-def _kind(mode: int) -> Kind:
-    if stat.S_ISREG(mode):
-        return Kind.FILE
-    if stat.S_ISSOCK(mode):
-        return Kind.SOCKET
-    return Kind.DIRECTORY if stat.S_ISDIR(mode) else Kind.OTHER
 
 
 Files = TypeVar("Files")

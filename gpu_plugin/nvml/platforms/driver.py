@@ -23,15 +23,14 @@ _WINDOWS_DRIVER = (
 
 
 class OneDeviceDriver(Driver):
-    """`port.Driver` of a node with one device of this uuid, at index 0; what else NVML can be asked is NOT_SUPPORTED.
+    """`port.Driver` of a node with one device, at index 0; what else NVML can be asked is NOT_SUPPORTED.
 
     None of these platforms tells of its GPUs' health, memory, place or events, to NVIDIA's plugin either.
     """
 
     why_unanswered = "not known on this platform"
-
-    def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
+    only = ""
+    """Its uuid."""
 
     def open(self) -> None:
         """Nothing needs to be opened."""
@@ -55,14 +54,14 @@ class OneDeviceDriver(Driver):
 
     def handle_by_uuid(self, uuid: str) -> Handle:
         """The device's handle. NOT_FOUND for any uuid but its own."""
-        if uuid != self._uuid:
+        if uuid != self.only:
             raise NvmlError(Return.NOT_FOUND, "handle_by_uuid")
         return _ONLY
 
     def uuid(self, handle: Handle) -> str:
         """The device's uuid, whatever the handle: there is no other."""
         del handle
-        return self._uuid
+        return self.only
 
 
 class WslDriver(OneDeviceDriver):
@@ -71,8 +70,9 @@ class WslDriver(OneDeviceDriver):
     Whether there is any, NVML knows: a Windows host has /dev/dxg and libdxcore.so for GPUs of every make.
     """
 
+    only = WSL_GPUS
+
     def __init__(self, nvml: Driver) -> None:
-        super().__init__(WSL_GPUS)
         self._nvml = nvml
         self._count = 0
 
@@ -101,8 +101,7 @@ class WslDriver(OneDeviceDriver):
 class TegraDriver(OneDeviceDriver):
     """The GPU that is part of a Tegra chip."""
 
-    def __init__(self) -> None:
-        super().__init__(TEGRA_GPU)
+    only = TEGRA_GPU
 
 
 _DXCORE = tuple(f"{directory}/{DXCORE}" for directory in DXCORE_DIRECTORIES)
