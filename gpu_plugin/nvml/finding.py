@@ -5,7 +5,6 @@ One GPU that is slow, sick or strange hides no other. What blocks runs on driver
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 import anyio
 import msgspec
@@ -20,7 +19,6 @@ from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.roster import MAINTENANCE, Probed, Released, Watched
 from gpu_plugin.nvml.sample import fault
 from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
@@ -185,26 +183,8 @@ class HostSight(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-class HostWatch:
-    """Asks the host; while one question is under way there is no other."""
-
-    def __init__(self, host: HostView, calls: DriverCalls) -> None:
-        self._host = host
-        self._asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
-
-    async def see(self, patience: float, *, sliced: bool) -> HostSight | None:
-        """What the host says now, within `patience` seconds; the minors of MIG devices only where GPUs are `sliced`.
-
-        None where it cannot be asked, or takes longer: its answer is then what the next call gives.
-        """
-        try:
-            return await self._asking.joined(partial(_see, self._host, sliced=sliced), patience)
-        except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
-            log.debug("the host cannot be asked: %r", error)
-            return None
-
-
-def _see(host: HostView, *, sliced: bool) -> HostSight:
+def see_host(host: HostView, *, sliced: bool) -> HostSight:
+    """Asks the host, for the minors of MIG devices only where GPUs are `sliced`. Blocks."""
     try:
         bindings = host.bindings()
     except OSError as error:
