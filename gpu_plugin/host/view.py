@@ -2,13 +2,16 @@
 
 import os
 import re
+import stat
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
+    from gpu_plugin.access.cdi.host_files import HostDevices
 
 # Every node under /dev that a container could be given on account of a GPU, as patterns under a root.
 _NODE_PATTERNS = (
@@ -147,34 +150,26 @@ class LinuxHost:
         return distances
 
     def device_nodes(self) -> frozenset[str]:
-        found: set[str] = set()
-        for root in self._roots:
-            base = Path(root)
-            for pattern in _NODE_PATTERNS:
-                try:
-                    found.update(f"/{p.relative_to(base)}" for p in base.glob(pattern) if p.is_char_device())
-                except OSError:
-                    continue  # an unreadable directory has no nodes for us
-        return frozenset(found)
+        return frozenset(name for name, _ in self._characters(_NODE_PATTERNS))
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        from gpu_plugin.access.cdi.host_files import HostDevices  # noqa: PLC0415 - only CDI specifications need it
-        from gpu_plugin.host.driver_root.tree import device_at  # noqa: PLC0415
+        from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices  # noqa: PLC0415 - only CDI specifications need it
 
         nodes: dict[str, DeviceFile] = {}
-        for root in self._roots:
-            base = Path(root)
-            for pattern in (*_NODE_PATTERNS, *_DRM_PATTERNS):
-                try:
-                    paths = sorted(base.glob(pattern))
-                except OSError:
-                    continue
-                for path in paths:
-                    name = f"/{path.relative_to(base)}"
-                    if name not in nodes and (known := device_at(str(path))) and known.type == "c":
-                        nodes[name] = known
+        for name, status in self._characters((*_NODE_PATTERNS, *_DRM_PATTERNS)):
+            numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+            nodes.setdefault(name, DeviceFile(*numbers, status.st_mode & 0o777, status.st_gid))
         drm = {bus_id: self._drm(bus_id) for bus_id in pci_bus_ids if bus_id}
         return HostDevices(nodes, {bus_id: found for bus_id, found in drm.items() if found})
+
+    def _characters(self, patterns: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
+        """Character devices under the roots, each by its path on the host."""
+        for root, pattern in product(self._roots, patterns):
+            with suppress(OSError):  # an unreadable directory has no nodes for us
+                for path in sorted(Path(root).glob(pattern)):
+                    with suppress(OSError):
+                        if stat.S_ISCHR((status := path.stat()).st_mode):
+                            yield f"/{path.relative_to(root)}", status
 
     def _drm(self, pci_bus_id: str) -> tuple[str, ...]:
         """Paths of a PCI device's DRM nodes, such as /dev/dri/card1 and /dev/dri/renderD128."""

@@ -7,7 +7,7 @@ besides where a container's dynamic loader looks.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -48,17 +48,13 @@ class Line(msgspec.Struct, frozen=True):
     path: str
 
 
-class Lines(msgspec.Struct, frozen=True):
-    """The lines of a list, and a sentence for each that is none."""
+def parse(name: str, content: bytes) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+    """The lines of the list of this name, each once, and a sentence for each that is none, which is left out.
 
-    lines: tuple[Line, ...] = ()
-    complaints: tuple[str, ...] = ()
-
-
-def parse(name: str, content: bytes) -> Lines:
-    """The lines of the list of this name. What is wrong is left out and said; `content` is at most MAX_BYTES + 1 long."""
+    `content` is at most MAX_BYTES + 1 long.
+    """
     if len(content) > MAX_BYTES:
-        return Lines(complaints=(f"{name} is left out: it has more than {MAX_BYTES:,} bytes",))
+        return (), (f"{name} is left out: it has more than {MAX_BYTES:,} bytes",)
     rows = content.decode(errors="replace").removesuffix("\n").split("\n")
     found: dict[Line, None] = {}
     faults: list[str] = []
@@ -71,7 +67,13 @@ def parse(name: str, content: bytes) -> Lines:
             found[line] = None
         else:
             faults.append(f"{name}:{number} is left out: {line}")
-    return Lines(tuple(found), tuple(_bounded(name, faults, len(rows))))
+    complaints = faults[:MAX_FAULTS]
+    if len(faults) > MAX_FAULTS:
+        complaints.append(f"{name}: {len(faults) - MAX_FAULTS} more lines are left out")
+    if len(rows) > MAX_LINES:
+        behind = f"those behind the first {MAX_LINES:,} are left out"
+        complaints.append(f"{name} has {len(rows):,} lines, of which {behind}")
+    return tuple(found), tuple(complaints)
 
 
 def _line(text: str) -> Line | str:
@@ -87,14 +89,6 @@ def _line(text: str) -> Line | str:
     if ".." in parts or not parts:
         return f"{shown} has a path that leads to the root or out of it"
     return Line(Entry(word), "/" + "/".join(parts))
-
-
-def _bounded(name: str, faults: list[str], rows: int) -> Iterator[str]:
-    yield from faults[:MAX_FAULTS]
-    if len(faults) > MAX_FAULTS:
-        yield f"{name}: {len(faults) - MAX_FAULTS} more lines are left out"
-    if rows > MAX_LINES:
-        yield f"{name} has {rows:,} lines, of which those behind the first {MAX_LINES:,} are left out"
 
 
 def not_found(root: str) -> str:

@@ -81,25 +81,25 @@ def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
         there = tree.names([tegra.DIRECTORY]).get(tegra.DIRECTORY, ())
         for name in tegra.NAMES:
             if name in there:
-                parsed = _list(tree, f"/{tegra.DIRECTORY}/{name}")
-                lines |= dict.fromkeys(parsed.lines)
-                complaints += parsed.complaints
+                parsed, faults = _list(tree, f"/{tegra.DIRECTORY}/{name}")
+                lines |= dict.fromkeys(parsed)
+                complaints += faults
         if lines:
             break
     return list(lines), complaints
 
 
-def _list(tree: Tree, path: str) -> tegra.Lines:
+def _list(tree: Tree, path: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     seen = tree.look(path)
     if seen.kind is not Kind.FILE:
-        return tegra.Lines(complaints=(f"{path} is left out: it is not a regular file ({seen.kind})",))
+        return (), (f"{path} is left out: it is not a regular file ({seen.kind})",)
     file = tree.root + seen.target
     tree.stamps[file] = stamp(file)
     try:
         with open_file(file) as stream:
             return tegra.parse(path, stream.read(tegra.MAX_BYTES + 1))
     except OSError as error:
-        return tegra.Lines(complaints=(f"{path} is left out: {error.strerror}",))
+        return (), (f"{path} is left out: {error.strerror}",)
 
 
 def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:
