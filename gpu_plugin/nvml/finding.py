@@ -5,6 +5,7 @@ One GPU that is slow, sick or strange hides no other. What blocks runs on driver
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import anyio
 import msgspec
@@ -12,10 +13,9 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.naming import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import traits
-from gpu_plugin.nvml.port import Driver, NvmlError
+from gpu_plugin.nvml.port import Driver
 from gpu_plugin.nvml.roster import MAINTENANCE, Probed, Released, Watched
 from gpu_plugin.nvml.sample import fault
 from gpu_plugin.nvml.session import DriverCalls
@@ -84,22 +84,8 @@ class Finder:
 
 def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Callable[[], Probed]:
     """A probe of a GPU: by its uuid, where it has one, else by its index; `by_bus_id`: by its bus id, touching no other."""
-    named = not is_placeholder(gpu.uuid)
-
-    def probed() -> Probed:
-        known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if by_bus_id else ""
-        handle, found = traits.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
-        if named and found.uuid != gpu.uuid:
-            raise replaced(gpu, found.uuid)
-        return handle, found
-
-    return probed
-
-
-def replaced(gpu: Gpu, uuid: str) -> NvmlError:
-    """What is to be said where another GPU is in the place of that one."""
-    text = f"not found, another GPU, {uuid}, is at {gpu.pci_bus_id} now"
-    return NvmlError(Return.NOT_FOUND, "nvmlDeviceGetHandleByPciBusId_v2", text)
+    known, bus_id = "" if is_placeholder(gpu.uuid) else gpu.uuid, gpu.pci_bus_id if by_bus_id else ""
+    return partial(traits.probe_gpu, driver, host, gpu.index, known, bus_id=bus_id)
 
 
 def distinct(probed: list[Watched]) -> list[Watched]:

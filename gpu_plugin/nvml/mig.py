@@ -57,7 +57,13 @@ def read_partition(
     before = {(device.index, device.uuid): device for device in known}
     devices: dict[str, MigDevice] = {}
     unreadable: dict[int, str] = {}
-    for index in range(_indices(driver, handle)):
+    try:
+        indices = driver.max_mig_devices(handle)
+    except NvmlError as error:
+        if not error.unsupported:
+            raise
+        indices = 0  # the driver does not know of any
+    for index in range(indices):
         try:
             mig = driver.mig_handle(handle, index)
         except NvmlError as error:
@@ -107,16 +113,6 @@ def profile_of(name: str, attributes: MigAttributes | None, memory_bytes: int | 
     compute, slices = attributes.compute_instance_slices, attributes.gpu_instance_slices
     size = f"{slices}g.{_gigabytes(attributes.memory_mb, memory_bytes)}gb"
     return size if compute == slices else f"{compute}c.{size}"
-
-
-def _indices(driver: Driver, handle: Handle) -> int:
-    """How many MIG indices there are to ask for; none where the driver does not know of any."""
-    try:
-        return driver.max_mig_devices(handle)
-    except NvmlError as error:
-        if error.unsupported:
-            return 0
-        raise
 
 
 def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: int | None) -> MigDevice:
