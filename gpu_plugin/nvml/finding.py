@@ -42,20 +42,20 @@ class Finder:
         Of one that cannot be read, the log names the GPU that had its index `before`.
         """
         placeholders = [Gpu(uuid=placeholder(index), index=index) for index in range(count)]
-        names = {gpu.index: f"before: {gpu.uuid}" for gpu in before if not is_placeholder(gpu.uuid)}
-        return distinct(await self._all(placeholders, patience, [names.get(gpu.index, "") for gpu in placeholders]))
+        names = {placeholder(gpu.index): f" (before: {gpu.uuid})" for gpu in before if not is_placeholder(gpu.uuid)}
+        return distinct(await self._all(placeholders, patience, names))
 
     async def by_bus_id(self, gpus: Iterable[Gpu], patience: float) -> list[Watched]:
         """These GPUs, each reached by its PCI bus id, which touches no other."""
         asked = list(gpus)
-        return await self._all(asked, patience, [gpu.uuid for gpu in asked], by_bus_id=True)
+        return await self._all(asked, patience, {gpu.uuid: f" ({gpu.uuid})" for gpu in asked}, by_bus_id=True)
 
     def forget(self) -> None:
         """The driver was closed: what is still to be answered means nothing to the next one."""
         self._out.clear()
 
     async def _all(
-        self, asked: Sequence[Gpu], patience: float, names: Sequence[str], *, by_bus_id: bool = False
+        self, asked: Sequence[Gpu], patience: float, names: Mapping[str, str], *, by_bus_id: bool = False
     ) -> list[Watched]:
         for gpu in asked:  # one that was given up on is not asked again beside it: its answer counts whenever it comes
             if (gpu, by_bus_id) not in self._out:
@@ -63,8 +63,8 @@ class Finder:
                 self._out[gpu, by_bus_id] = self._calls.begin(probe)
         until = anyio.current_time() + patience
         probed: list[Watched] = []
-        for gpu, name in zip(asked, names, strict=True):
-            job, called = self._out[gpu, by_bus_id], f"GPU {gpu.index} ({name})" if name else f"GPU {gpu.index}"
+        for gpu in asked:
+            job, called = self._out[gpu, by_bus_id], f"GPU {gpu.index}{names.get(gpu.uuid, '')}"
             if not await settled(job, max(0.0, until - anyio.current_time())):
                 why = f"the driver has not described it within {patience:g} s"
                 log.error("%s: %s", called, why)

@@ -14,7 +14,7 @@ from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi import driver, hooks
 from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
-from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
+from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
 from gpu_plugin.devices.device import mig_device, whole_gpu
 from gpu_plugin.devices.gpu_names import short_bus_id
@@ -149,20 +149,20 @@ def _why_missing(gpu: Gpu, gone: Sequence[str]) -> str:
 def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
     root = options.driver_root
     control = tuple(nodes.of(path) for path in nodes.there(CONTROL_NODES))
-    made_hooks: tuple[Hook, ...] = ()
-    environment: tuple[str, ...] = (HIDDEN,)
     left_out = (driver.STORAGE, driver.SOCKET) if NO_SOCKETS in options.feature_flags else (driver.STORAGE,)
     placed = [file for file in files.files if file.group not in left_out]
     as_socket = {driver.SOCKET: SOCKET_OPTIONS}
     mounts = [bind(root, file.target, file.container_path, as_socket.get(file.group, READ_ONLY)) for file in placed]
-    if options.hook:
-        bound = [bind(root, target, target) for target in dict.fromkeys(each.target for each in files.libraries)]
-        links, targets = hooks.soname_links(files.libraries), [each.target for each in files.libraries]
-        made_hooks = hooks.hooks(options.hook, options.disabled_hooks, links, targets, files.version)
-        environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
-    else:
-        bound = list(loadable(root, files.libraries, files.machine).values())
-    return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=(*bound, *mounts))
+    if not options.hook:
+        bound = loadable(root, files.libraries, files.machine).values()
+        return Edits(env=(HIDDEN,), device_nodes=control, mounts=(*bound, *mounts))
+    targets = [each.target for each in files.libraries]
+    made_hooks = hooks.hooks(
+        options.hook, options.disabled_hooks, hooks.soname_links(files.libraries), targets, files.version
+    )
+    environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
+    mounts = [*(bind(root, target, target) for target in dict.fromkeys(targets)), *mounts]
+    return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=tuple(mounts))
 
 
 def bind(root: str, target: str, container_path: str, options: tuple[str, ...] = READ_ONLY) -> Mount:

@@ -141,7 +141,10 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
     devices = [each.line.path for each in files.looked if each.line.kind is Entry.DEVICE]
     gone = [each.line.path for each in files.looked if each.line.kind is not Entry.DEVICE and not _mounts(each)]
     gone += [path for path in devices if path not in files.nodes]
-    complaints = [*files.complaints, *_left_out(gone, len(files.looked)), *_unreadable(mounted)]
+    complaints = [*files.complaints, *_left_out(gone, len(files.looked))]
+    for each in mounted:
+        if each.library is not None and each.library.fault:  # it is named as libraries are, and is none
+            complaints.append(f"{each.line.path} is given to containers only at that path: {each.library.fault}")
     nodes = Nodes(HostDevices(files.nodes), options)
     trouble = files.fault
     if not trouble and not nodes.there(devices):
@@ -172,13 +175,6 @@ def _left_out(gone: Sequence[str], count: int) -> Iterable[str]:
             f"{len(gone)} of {count} paths in the lists of Linux for Tegra are left out, as they are not there or of another "
             f"kind: {', '.join(gone[:MAX_NAMED_PATHS])}{more}"
         )
-
-
-def _unreadable(mounted: Iterable[Looked]) -> Iterable[str]:
-    """Sentences about files that are named as libraries and are none: containers get them at their own path alone."""
-    for each in mounted:
-        if each.library is not None and each.library.fault:
-            yield f"{each.line.path} is given to containers only at that path: {each.library.fault}"
 
 
 def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
