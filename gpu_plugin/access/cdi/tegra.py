@@ -142,9 +142,10 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
     gone = [each.line.path for each in files.looked if each.line.kind is not Entry.DEVICE and not _mounts(each)]
     gone += [path for path in devices if path not in files.nodes]
     complaints = [*files.complaints, *_left_out(gone, len(files.looked))]
-    for each in mounted:
-        if each.library is not None and each.library.fault:  # it is named as libraries are, and is none
-            complaints.append(f"{each.line.path} is given to containers only at that path: {each.library.fault}")
+    # What is named as libraries are, and is none.
+    named = [(each.line.path, each.library.fault) for each in mounted if each.library is not None]
+    unread = [(path, fault) for path, fault in named if fault]
+    complaints += [f"{path} is given to containers only at that path: {fault}" for path, fault in unread]
     nodes = Nodes(HostDevices(files.nodes), options)
     trouble = files.fault
     if not trouble and not nodes.there(devices):
