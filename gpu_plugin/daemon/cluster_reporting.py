@@ -31,7 +31,7 @@ from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
-from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.runtime.threads import Workers, settled
 from gpu_plugin.state.directory import StateDirectory
 
 if TYPE_CHECKING:
@@ -146,14 +146,14 @@ class ClusterReporting:
 
     async def run(self) -> None:
         """Never returns."""
-        threads = DaemonThreads("cluster-state")
+        threads = Workers("cluster-state")
         try:
             marks = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, OwnMarks), WRITE_PATIENCE)
         except TimeoutError:
             marks = None
 
         async def write_marks(marks: OwnMarks) -> None:
-            await threads.submit(lambda: self._state.write(OWN_MARKS_FILE, marks), WRITE_PATIENCE)
+            await settled(threads.begin(lambda: self._state.write(OWN_MARKS_FILE, marks)), WRITE_PATIENCE)
 
         marks = marks or OwnMarks()
         try:

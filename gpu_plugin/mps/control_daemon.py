@@ -22,7 +22,7 @@ from gpu_plugin.mps import control_program, tether
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import MpsDaemon
-from gpu_plugin.runtime.threads import DaemonThreads, Job, begin
+from gpu_plugin.runtime.threads import Job, answered, begin
 
 log = logging.getLogger(__name__)
 
@@ -99,17 +99,17 @@ class ControlDaemon:
     async def ask(self, command: str, patience: float) -> str:
         """What it answers to a command. Raises MpsError where it is not there, or does not answer within `patience` seconds."""
         process = control_program.start_client(self._control, self.daemon.environment)
-        answered = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
+        said = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
         try:
-            await asyncio.wait([answered.done], timeout=patience)
-            if not answered.done.done():
+            await asyncio.wait([said.done], timeout=patience)
+            if not said.done.done():
                 raise control_program.unanswered(command, patience)
         finally:
-            if not answered.done.done():
+            if not said.done.done():
                 process.kill()
                 with anyio.CancelScope(shield=True):
-                    await asyncio.wait([answered.done], timeout=1)
-        return answered.done.result()
+                    await asyncio.wait([said.done], timeout=1)
+        return said.done.result()
 
     async def end(self, patience: float) -> None:
         """Lets it quit, for at most `patience` seconds, then kills it; nothing of it is left when this returns."""
@@ -164,14 +164,11 @@ class ControlDaemon:
 
 async def end_leftovers(root: Path, resource: str = "") -> list[int]:
     """Kills what daemons under this root have left, of one resource or of all. Gives process ids."""
-    threads = DaemonThreads("mps-processes")
     try:
-        return await threads.run(lambda: _end(mark(root, resource)), _SWEEP_PATIENCE)
+        return await answered(begin(lambda: _end(mark(root, resource)), "mps-processes"), _SWEEP_PATIENCE)
     except (OSError, TimeoutError) as error:
         log.warning("processes of MPS daemons under %s may be left: %s", root, error)
         return []
-    finally:
-        threads.close()
 
 
 def mark(root: Path, resource: str = "") -> str:

@@ -96,53 +96,6 @@ async def answered(job: Job[T], patience: float) -> T:
     return job.done.result()
 
 
-class DaemonThreads:
-    """Runs calls one after the other on a daemon thread called `name`, and on a fresh one once a call is given up on."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._queue: queue.SimpleQueue[Job[Any] | None] | None = None
-
-    async def submit(self, call: Callable[[], T], patience: float) -> Job[T]:
-        """Starts a call and gives it `patience` seconds; it may still be under way when this returns."""
-        job = Job(call, asyncio.get_running_loop())
-        if self._queue is None:
-            fresh: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
-            try:
-                threading.Thread(target=_work, args=(fresh,), name=self._name, daemon=True).start()
-            except RuntimeError as error:
-                job.fail(error)
-                return job
-            self._queue = fresh
-        mine = self._queue
-        mine.put(job)
-        try:
-            await settled(job, patience)
-        finally:
-            if not job.done.done() and self._queue is mine:
-                self._queue = None
-                mine.put(None)  # the thread ends itself if the call ever comes back
-        return job
-
-    async def run(self, call: Callable[[], T], timeout: float) -> T:
-        """The call's result. Raises what the call raises, and NoAnswerError after `timeout` seconds."""
-        job = await self.submit(call, timeout)
-        if not job.done.done():
-            raise NoAnswerError(timeout)
-        return job.done.result()
-
-    def close(self) -> None:
-        """Lets the idle thread end; a hung one is a daemon and ends with the process."""
-        if self._queue is not None:
-            self._queue.put(None)
-            self._queue = None
-
-
-def _work(jobs: "queue.SimpleQueue[Job[Any] | None]") -> None:
-    while (job := jobs.get()) is not None:
-        job.run()
-
-
 STALL = 0.02
 """Seconds for which every worker stays in its call, while other calls wait, before those get workers of their own."""
 
@@ -179,6 +132,10 @@ class Workers:
             if not self._watching:
                 self._watch(loop)
         return job
+
+    async def run(self, call: Callable[[], T], patience: float) -> T:
+        """The call's result. Raises what the call raises, and NoAnswerError after `patience` seconds; it goes on then."""
+        return await answered(self.begin(call), patience)
 
     def close(self) -> None:
         """Lets every thread end: at once, or after the call that it is in; one that hangs ends with the process."""

@@ -17,7 +17,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.written import differing, written
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
-from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.sources.source import ConfigSource
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Configuration:
         `take` applies settings whole, or raises ConfigError and has changed nothing. What cannot be read or taken is said
         once, and the settings of before stay in force. `was_read` is called after each attempt, whatever came of it.
         """
-        threads = DaemonThreads("configuration")
+        threads = Workers("configuration")
         try:
             await self._keep(threads)
             while True:
@@ -124,7 +124,7 @@ class Configuration:
         finally:
             threads.close()
 
-    async def _read(self, threads: DaemonThreads, take: Callable[[Settings], None]) -> None:
+    async def _read(self, threads: Workers, take: Callable[[Settings], None]) -> None:
         path = self._source.current()
         try:
             new = await _resolved(threads, self._resolve, path)
@@ -159,7 +159,7 @@ class Configuration:
         else:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: valid, and it changes nothing")
 
-    async def _keep(self, threads: DaemonThreads) -> None:
+    async def _keep(self, threads: Workers) -> None:
         """Has the choice of the file in force outlive the process: it is taken again while the node's label is not known."""
         try:
             self._kept = await threads.run(partial(self._source.keep, self._file), PATIENCE)
@@ -247,7 +247,7 @@ async def begin_with(
         return settings, source
     log.info("waiting for the label %s of node %s to choose the configuration", settings.node_label, settings.node_name)
     wait.source = source
-    bell, threads = Pulse(), DaemonThreads("configuration")
+    bell, threads = Pulse(), Workers("configuration")
     changed = True
     found: list[Settings] = []
 
@@ -298,7 +298,7 @@ async def begin_with(
     return (found[0], source) if found else None
 
 
-async def _resolved(threads: DaemonThreads, resolve: Resolve, path: Path | None) -> Settings:
+async def _resolved(threads: Workers, resolve: Resolve, path: Path | None) -> Settings:
     try:
         return await threads.run(partial(resolve, path), PATIENCE)
     except TimeoutError:

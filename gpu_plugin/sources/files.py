@@ -19,7 +19,7 @@ import msgspec
 from gpu_plugin.runtime.inotify import Event, Inotify, Mask
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
-from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.runtime.threads import Workers
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ class FileWatcher(Generic[T]):
 
     async def run(self) -> None:
         """Looks at once, then for ever."""
-        threads = DaemonThreads("configuration-files")
+        threads = Workers("configuration-files")
         try:
             with Directories(self.notify) as directories:
                 async with anyio.create_task_group() as tasks:
@@ -234,7 +234,7 @@ class FileWatcher(Generic[T]):
         finally:
             threads.close()
 
-    async def _look_once(self, threads: DaemonThreads, directories: Directories) -> None:
+    async def _look_once(self, threads: Workers, directories: Directories) -> None:
         try:
             sight = await threads.run(self._look, PATIENCE)
             if directories.arm(sight.places):  # what happened there before it was watched was not heard
