@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.watch import CdiWatch
@@ -41,12 +41,11 @@ from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import wire
-from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
+from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import Endpoints
-from gpu_plugin.kubelet.holders import Pods
-from gpu_plugin.kubelet.pod_listing import pods
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.runtime.pulse import Pulse
@@ -82,7 +81,8 @@ class Daemon:
         self._state = StateDirectory(Path(self.settings.state_dir))
         self._memory = Memory(self._state, hardware.host.boot_id())
         self._recorder = Recorder(self._memory, self._known, lambda: self._health.ledger.revision)
-        self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._observe)
+        self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
+        self._pods = FaultingPods(self._attribution.newest_pods, lambda: self.store.current, self._observe)
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
         self._health.reports.subscribe(self._events.health)
         self._operations = Operations(self._health, lambda: self._now.monitor, self._recorder.written)
@@ -90,9 +90,7 @@ class Daemon:
         self._offering = Offering(
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
-        self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
         self._counts = KubeletCounts()
-        self._call_times = CallTimes(lambda: self.settings.nvml_timeout)
         self._cluster = ClusterReporting(
             settings=lambda: self.settings,
             health=self._health,
@@ -123,25 +121,13 @@ class Daemon:
             labels=self._labels,
             events=self._events,
             memory=self._memory,
-            call_times=self._call_times,
-        )
-        self._view = NodeView(
-            now=self._now,
-            configuration=configuration,
-            store=self.store,
-            inventory=self._inventory,
-            health=self._health,
-            operations=self._operations,
-            registrations=self._registrations,
             recorder=self._recorder,
-            events=self._events.store,
-            cluster=self._cluster,
-            labels=self._labels,
-            holding_pods=self._holding_pods,
+            registrations=self._registrations,
             attribution=self._attribution,
             counts=self._counts,
-            call_times=self._call_times,
+            call_times=CallTimes(lambda: self.settings.nvml_timeout),
         )
+        self._view = NodeView(**asdict(self._discovery))
 
     @property
     def settings(self) -> Settings:
@@ -315,10 +301,6 @@ class Daemon:
 
     def _observe(self, uuid: str, error: ApplicationError) -> None:
         self._health.observe(uuid, error)
-
-    async def _holding_pods(self) -> Pods | None:
-        held = await self._attribution.newest()
-        return None if held is None else pods(held)
 
     def _page(self) -> "Source":
         from gpu_plugin.telemetry.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it

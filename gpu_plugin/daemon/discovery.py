@@ -6,31 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 import anyio
-import msgspec
 
-from gpu_plugin.cdi.watch import CdiWatch
-from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.daemon.cluster_reporting import ClusterReporting
-from gpu_plugin.daemon.event_log import EventLog
-from gpu_plugin.daemon.hardware import Hardware
-from gpu_plugin.daemon.health_watch import HealthWatch
-from gpu_plugin.daemon.node_view import Now
-from gpu_plugin.daemon.offering import Offering
-from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.daemon.node_view import Parts
 from gpu_plugin.devices.naming import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
-from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.sources.list_strategy import tell
-from gpu_plugin.state.memory import Memory
 from gpu_plugin.telemetry.logs import configure, know
 
 log = logging.getLogger(__name__)
@@ -40,25 +27,11 @@ class NoDriverError(Exception):
     """There is nothing to serve and the operator wants to hear of it at once: what to do, then why, a line each."""
 
 
-class Discovery(msgspec.Struct, frozen=True, kw_only=True):
+class Discovery(Parts, frozen=True, kw_only=True):
     """Finds the GPUs, and has every part follow what is found and what the settings ask for.
 
     What cannot be offered changes nothing: what was served before is still served.
     """
-
-    now: Now
-    configuration: Configuration
-    hardware: Hardware
-    health: HealthWatch
-    operations: Operations
-    inventory: Inventory
-    offering: Offering
-    cluster: ClusterReporting
-    specs: CdiWatch
-    labels: NodeLabels
-    events: EventLog
-    memory: Memory
-    call_times: CallTimes
 
     @property
     def settings(self) -> Settings:

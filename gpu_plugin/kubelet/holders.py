@@ -21,9 +21,6 @@ PATIENCE = 2.0
 OFF_LOOP_DEVICES = 4_000
 """From so many devices on (2 µs each) the word of the witnesses is weighed on a thread, so that the loop runs on."""
 
-Pods = Mapping[tuple[str, str], frozenset[str]]
-"""Pods, as namespace/name, by the (resource, device id) that they hold."""
-
 NOTHING: Mapping[Key, float] = {}
 
 T = TypeVar("T")
