@@ -14,8 +14,9 @@ from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.runtime.inotify import ANY, Place, route
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
-from gpu_plugin.sources.files import ABSENT, ANY, FileWatcher, Observed, Place, fingerprint, route, watch_file
+from gpu_plugin.sources.files import ABSENT, FileWatcher, Observed, fingerprint, watch_file
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
 
 log = logging.getLogger(__name__)
