@@ -1,6 +1,5 @@
 """What is offered, kept true to what pods hold and to the MPS daemons' state: the edges around the inventory."""
 
-import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.listing import Judgement, ListingInput, judge
+from gpu_plugin.inventory.listing import judge
 from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.holders import Holders
@@ -22,6 +21,7 @@ from gpu_plugin.kubelet.list_resend import ListResend
 from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,6 @@ HOLDERS_SOON = 0.2
 
 HOLDERS_CHECK = 30.0
 """Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
-
-OFF_LOOP_DEVICES = 4_000
-"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
 
 TIMER_SLACK = 0.01
 """Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
@@ -182,10 +179,7 @@ class Offering:
             if self._inventory.judged.asked is not about:
                 return
             standing = self._inventory.standing(holding.allocated, asked, holding.listed)
-            if last or standing.devices < OFF_LOOP_DEVICES:
-                judged = judge(standing)
-            else:
-                judged = await anyio.to_thread.run_sync(_judge_apart, standing, abandon_on_cancel=True)
+            judged = await computed(judge, standing, apart=not last and standing.devices >= OFF_LOOP_DEVICES)
             lists = store.current.resources
             before = {name: view.resource for name, view in lists.items()}
             foreign = self._inventory.foreign
@@ -289,19 +283,6 @@ class _Waiting:
         """Counts a question. Returns whether this is the one at which the wait is to be logged."""
         self._questions = self._questions + 1 if waits else 0
         return self._questions == UNANSWERED_LIMIT
-
-
-def _judge_apart(standing: ListingInput) -> Judgement:
-    """`judge` on a thread, without the search for cycles.
-
-    What it makes, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all devices
-    because of so much, which takes 0.1 s in which the event loop stands still.
-    """
-    gc.disable()
-    try:
-        return judge(standing)
-    finally:
-        gc.enable()
 
 
 def _counted(listed: Sequence[Device]) -> str:

@@ -5,21 +5,18 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import anyio.to_thread
+import anyio
 
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
 from gpu_plugin.kubelet.socket import identity
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Workers, computed
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Seconds that each witness may take."""
-
-OFF_LOOP_DEVICES = 4_000
-"""From so many devices on (2 µs each) the word of the witnesses is weighed on a thread, so that the loop runs on."""
 
 NOTHING: Mapping[Key, float] = {}
 
@@ -54,10 +51,8 @@ class Holders:
         after = await self._written()
         entries, writing = (None, None) if after is None else after
         said = KubeletReadings(kubelet, listed, None if before is None else before[0], entries, writing)
-        if len(listed or ()) + len(entries or ()) >= OFF_LOOP_DEVICES:
-            holding, self._history = await anyio.to_thread.run_sync(weigh, self._history, said, awaited)
-        else:
-            holding, self._history = weigh(self._history, said, awaited)
+        many = len(listed or ()) + len(entries or ()) >= OFF_LOOP_DEVICES
+        holding, self._history = await computed(weigh, self._history, said, awaited, apart=many)
         return holding
 
     async def _answer(self, question: Awaitable[T]) -> T | None:

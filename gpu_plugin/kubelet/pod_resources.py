@@ -1,12 +1,10 @@
 """One question to the kubelet's PodResources service: which devices do pods hold now, and which pods are they."""
 
-import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
 from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
@@ -14,6 +12,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from gpu_plugin.kubelet import pod_listing, wire
 from gpu_plugin.kubelet.bounded_channel import BoundedChannel
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
+from gpu_plugin.runtime.threads import computed
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """What is read of one answer at most: the usual limit of the Go clients of this service."""
@@ -81,11 +80,8 @@ async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[byte
         nonlocal outcome
         try:
             answer = await _call(socket, timeout, method)
-            if len(answer) < OFF_LOOP_BYTES:
-                outcome = decode(answer)
-            else:
-                with anyio.fail_after(timeout):  # what is left behind ends by itself: the answer is not endless
-                    outcome = await anyio.to_thread.run_sync(_apart, decode, answer, abandon_on_cancel=True)
+            with anyio.fail_after(timeout):  # what is left behind ends by itself: the answer is not endless
+                outcome = await computed(decode, answer, apart=len(answer) >= OFF_LOOP_BYTES)
         except TimeoutError:
             outcome = PodResourcesError(f"the answer of {socket} could not be read within {timeout:g} s")
         except ValueError as error:
@@ -102,15 +98,6 @@ async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[byte
     if isinstance(outcome, PodResourcesError):
         raise outcome
     return outcome
-
-
-def _apart(decode: Callable[[bytes], T], answer: bytes) -> T:
-    """The same on a thread, and without the search for cycles, for which the loop would stand still for 0.1 s."""
-    gc.disable()
-    try:
-        return decode(answer)
-    finally:
-        gc.enable()
 
 
 async def _call(socket: Path, timeout: float, method: str) -> bytes:

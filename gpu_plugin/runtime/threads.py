@@ -6,16 +6,19 @@ a daemon, and one that does not come back is left behind and replaced.
 
 import asyncio
 import collections
+import gc
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import anyio
+import anyio.to_thread
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +101,29 @@ async def answered(job: Job[T], patience: float) -> T:
 
 STALL = 0.02
 """Seconds for which every worker stays in its call, while other calls wait, before those get workers of their own."""
+
+
+OFF_LOOP_DEVICES = 4_000
+"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
+
+
+async def computed(call: Callable[[*Ts], T], *args: *Ts, apart: bool) -> T:
+    """What a call brings that computes and waits for nothing, made on a thread where that is `apart`, so that the loop runs on.
+
+    What it makes there, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all
+    devices because of so much, which takes 0.1 s in which the event loop stands still. So it does not look meanwhile.
+    """
+    return (
+        await anyio.to_thread.run_sync(_without_cycles, call, *args, abandon_on_cancel=True) if apart else call(*args)
+    )
+
+
+def _without_cycles(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    gc.disable()
+    try:
+        return call(*args)
+    finally:
+        gc.enable()
 
 
 class Workers:
