@@ -101,11 +101,11 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
     looking = "the node's files are looked at for --device-list-strategy auto"
     listener.begin(settings.http_address, lambda: _awaiting(looking))
     strategy = ListStrategy()
-    settings = await strategy.settle(settings)
+    settings = await strategy.settled(settings)
     require_functions(settings)
     tell_settings(settings, source.current())
     tell(settings)
-    configuration = Configuration(settings, source, _checked(strategy.settling(resolve)), UNCHANGEABLE)
+    configuration = Configuration(settings, source, _checked(resolve), UNCHANGEABLE, strategy.settled)
     return await Daemon(configuration, hardware_for(settings), listener).run()
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -58,11 +58,22 @@ _KEYS = {option.name: option.file for option in OPTIONS} | {
 class Configuration:
     """Which settings are in force, where they come from, and whether newer ones were refused."""
 
-    def __init__(self, settings: Settings, source: ConfigSource, resolve: Resolve, unchangeable: Sequence[str]) -> None:
-        """Takes what to begin with, how to resolve newer settings, and the names of those that a restart takes."""
+    def __init__(
+        self,
+        settings: Settings,
+        source: ConfigSource,
+        resolve: Resolve,
+        unchangeable: Sequence[str],
+        settled: Callable[[Settings], Awaitable[Settings]] | None = None,
+    ) -> None:
+        """Takes what to begin with, how to resolve newer settings, and the names of those that a restart takes.
+
+        `settled` replaces what newer settings leave to the node.
+        """
         self.settings = settings
         self._source = source
         self._resolve = resolve
+        self._settled = settled
         self._unchangeable = (*unchangeable, *SOURCES)
         self._asked = False
         self._bell = Pulse()
@@ -128,6 +139,8 @@ class Configuration:
         path = self._source.current()
         try:
             new = await _resolved(threads, self._resolve, path)
+            if self._settled is not None:
+                new = await self._settled(new)
             kept = [name for name in self._unchangeable if getattr(new, name) != getattr(self.settings, name)]
             if kept:
                 raise ConfigError(f"{path or 'the configuration'}: {_for_a_restart(kept, self.settings, new)}")
