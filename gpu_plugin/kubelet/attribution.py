@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice, Pods, pods
 from gpu_plugin.kubelet.socket import Identity, identity
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
@@ -147,7 +148,7 @@ class PodAttribution:
         socket = self._socket()
         try:
             self._holders = await pod_resources.holders(socket, PATIENCE, self._holders)
-        except pod_resources.PodResourcesError as error:
+        except CallError as error:
             self.failures += 1
             if str(error) != self.trouble:
                 log.warning("which pods hold which devices is not known: %s; asking again now and then", error)

@@ -18,10 +18,11 @@ import msgspec
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
 from gpu_plugin.kubelet.feed import ListFeed
-from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
@@ -114,7 +115,7 @@ class ResourceEndpoint:
                     trouble = f"{why}, so it knows no device of this resource; registering again"
                 else:
                     self._log.info("%s: %s; registering again", self.resource, why)
-            except RegistrationError as error:
+            except CallError as error:
                 self._unheard = False
                 trouble = f"registration failed: {error}"
             except OSError as error:
@@ -156,7 +157,7 @@ class ResourceEndpoint:
         """One incarnation for this kubelet: returns why it is over.
 
         Raises:
-            RegistrationError: the kubelet did not take us.
+            CallError: the kubelet did not take us.
             OSError: the socket cannot be made.
         """
         remove_stale(self._directory)
@@ -194,7 +195,7 @@ class ResourceEndpoint:
         Returns which kubelet it was.
 
         Raises:
-            RegistrationError: the kubelet did not take us.
+            CallError: the kubelet did not take us.
             OSError: our socket went, and cannot be made again.
         """
         dialled: Identity | None = None
@@ -204,7 +205,7 @@ class ResourceEndpoint:
             dialled = identity(kubelet_socket)
             return server.listening
 
-        failure: RegistrationError | OSError | None = None
+        failure: CallError | OSError | None = None
 
         async def keep_in_place() -> None:
             nonlocal failure
@@ -219,20 +220,13 @@ class ResourceEndpoint:
                         tasks.cancel_scope.cancel()
                         return
 
-        async def attempt() -> None:
-            # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows that,
-            # and whoever runs on in that task stands half cancelled.
-            nonlocal failure
-            try:
-                await register(kubelet_socket, name, self.resource, listening)
-            except RegistrationError as error:
-                failure = error
-            finally:
-                tasks.cancel_scope.cancel()
-
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_in_place)
-            tasks.start_soon(attempt)
+            try:
+                await register(kubelet_socket, name, self.resource, listening)
+            except CallError as error:
+                failure = error
+            tasks.cancel_scope.cancel()
         self._counts.registrations[self.resource, ACCEPTED if failure is None else FAILED] += 1
         if failure is not None:
             raise failure

@@ -8,6 +8,7 @@ from typing import TypeVar
 import anyio
 
 from gpu_plugin.kubelet import checkpoint, pod_resources
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
 from gpu_plugin.kubelet.socket import identity
 from gpu_plugin.runtime.slow_call import SlowCall
@@ -58,7 +59,7 @@ class Holders:
     async def _answer(self, question: Awaitable[T]) -> T | None:
         try:
             listed = await question
-        except pod_resources.PodResourcesError as error:
+        except CallError as error:
             if str(error) != self._no_answer:
                 log.warning("PodResources does not say which devices pods hold: %s", error)
             self._no_answer = str(error)

@@ -16,6 +16,7 @@ import msgspec
 
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
@@ -177,7 +178,7 @@ class TakeoverWatch:
             return
         try:
             allocatable = await pod_resources.allocatable(self._socket(), PATIENCE)
-        except pod_resources.PodResourcesError as error:
+        except CallError as error:
             log.debug("whether the kubelet still has our devices is not known: %s", error)
             return
         after = self._served()

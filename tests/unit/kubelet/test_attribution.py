@@ -11,8 +11,8 @@ from gpu_plugin.kubelet.attribution import (
     STALE,
     PodAttribution,
 )
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice, pods
-from gpu_plugin.kubelet.pod_resources import PodResourcesError
 from gpu_plugin.simulation.stand_in_kubelet import Container, StandInKubelet
 from tests.unit.simulation.stand_in_kubelet.fake_plugin import healthy, plugin
 
@@ -42,7 +42,7 @@ class Kubelet:
         self.began.set()
         await self.gate.wait()
         if isinstance(self.answer, str):
-            raise PodResourcesError(self.answer)
+            raise CallError(self.answer)
         return before if self.answer == before else dict(self.answer)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet import holders as holders_module
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.checkpoint import NAME
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.simulation.stand_in_kubelet import Container
@@ -81,7 +82,7 @@ def listed(monkeypatch):
 
     async def allocated(_, __):
         if said["now"] is None:
-            raise pod_resources.PodResourcesError("away")
+            raise CallError("away")
         answer = frozenset(said["now"])
         said["meanwhile"]()
         return answer

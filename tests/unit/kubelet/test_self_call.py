@@ -73,13 +73,13 @@ async def test_no_connection_is_left_behind(directory):
 @pytest.mark.parametrize("patience", [0.05])
 async def test_what_is_told_of_a_server_that_does_not_answer(directory, patience):
     path = directory / "x.sock"
-    assert await self_call(path, patience) == "no connection: No such file or directory"
+    assert await self_call(path, patience) == f"nobody answers on {path}: No such file or directory"
     path.write_text("")
-    assert await self_call(path, patience) == "no connection: Connection refused"
+    assert await self_call(path, patience) == f"nobody answers on {path}: Connection refused"
     path.unlink()
     conversations = []
     server = await asyncio.start_unix_server(lambda *streams: conversations.append(streams), path)
-    assert await self_call(path, patience) == "no answer within 0.05 s"
+    assert await self_call(path, patience) == "it did not answer within 0.05 s"
     server.close()
     path.unlink(missing_ok=True)
     hang_up = await asyncio.start_unix_server(lambda _, writer: writer.transport.abort(), path)
