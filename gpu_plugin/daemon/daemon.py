@@ -23,11 +23,13 @@ import anyio
 import anyio.abc
 from msgspec.structs import asdict, replace
 
-from gpu_plugin import __version__, control
+from gpu_plugin import __version__
 from gpu_plugin.cdi.watch import CdiWatch
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.control import SOCKET
+from gpu_plugin.control.server import Verb, serve, serve_refusals
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.discovery import Discovery, NoDriverError
 from gpu_plugin.daemon.event_log import ORDERS, EventLog
@@ -213,7 +215,7 @@ class Daemon:
                     log.warning("waiting: %s", why)
                 if self._lock.has_state and not self._now.waits_for:  # else the other one answers there
                     make_way(self.settings)
-                    refusals = control.serve_refusals(
+                    refusals = serve_refusals(
                         Path(self.settings.state_dir),
                         lambda: f"this daemon waits: {self._now.waits_for}",
                         {"status": self._view.waiting},
@@ -273,15 +275,15 @@ class Daemon:
         while True:
             make_way(self.settings)
             try:
-                async with control.serve(Path(self.settings.state_dir), verbs) as door:
-                    while door.stands:
+                async with serve(Path(self.settings.state_dir), verbs) as stands:
+                    while stands():
                         await self._commands_look.wait(LONGEST_RETRY)
                 log.warning("the control socket was removed, renamed or replaced: it is made again")
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
                 await anyio.sleep(LONGEST_RETRY)
 
-    def _then_look(self, verb: control.Verb) -> control.Verb:
+    def _then_look(self, verb: Verb) -> Verb:
         """The verb, after which the GPUs are looked at: whatever it did to them need not wait for their turn."""
 
         async def acted(request: Mapping[str, object]) -> Mapping[str, object]:
@@ -335,4 +337,4 @@ class Daemon:
 
 def make_way(settings: Settings) -> None:
     """Puts aside what stands in the control socket's place and is none."""
-    set_aside(Path(settings.state_dir) / control.SOCKET, stat.S_ISSOCK)
+    set_aside(Path(settings.state_dir) / SOCKET, stat.S_ISSOCK)

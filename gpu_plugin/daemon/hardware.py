@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin import control
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.control.server import Verb
 from gpu_plugin.nvml.port import Driver, HostView
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Hardware(msgspec.Struct, frozen=True):
     driver: Driver
     host: HostView
     dev_root: str
-    verbs: Mapping[str, control.Verb] = msgspec.field(default_factory=dict)
+    verbs: Mapping[str, Verb] = msgspec.field(default_factory=dict)
     driver_roots: Callable[[], Sequence[tuple[str, str]]] = tuple
     library: Callable[[], str] = str
     keep: Callable[[], object] = tuple

@@ -3,8 +3,9 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control import RefusedError
+from gpu_plugin.control.server import Verb
 from gpu_plugin.daemon.health_watch import EVERY_GPU, HealthWatch
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
@@ -34,7 +35,7 @@ class Operations:
         self._all_released = False
 
     @property
-    def verbs(self) -> Mapping[str, control.Verb]:
+    def verbs(self) -> Mapping[str, Verb]:
         """The verbs by name. `gpu` in a request is an index or a uuid."""
         return {
             "explain": self.explain,
@@ -124,7 +125,7 @@ class Operations:
             if (monitor := self._monitor()) is not None:
                 await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
         except ReleaseError as error:
-            raise control.RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
+            raise RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
         how = "gpu-plugin resume" if request.get("gpu") is None else f"gpu-plugin resume --gpu {gpus[0].uuid}"
         text = f"{_names(gpus)}: released, and held back. " + (
             "NVML is shut down: GPUs can be reset, and the driver replaced."
@@ -194,7 +195,7 @@ class Operations:
             if any(mig.uuid == asked for mig in gpu.mig_devices):
                 raise ConfigError(f"{asked} is a MIG device of GPU {gpu.index}: name the GPU")
         if not gpus:
-            raise control.RefusedError(
+            raise RefusedError(
                 f"GPU {asked}: no GPU of this node is known yet: the driver does not work, or finds none"
             )
         named = "has this index" if isinstance(asked, int) else "has this name"
@@ -265,7 +266,7 @@ class Operations:
         """
         if await self._saved():
             return {"done": outcome + advice, "outcome": outcome}
-        raise control.RefusedError(
+        raise RefusedError(
             f"{outcome.removesuffix('.')}. But this could not be written down, and a restart of the daemon forgets it: "
             "see that there is room in the state directory, then give the order again"
         )
