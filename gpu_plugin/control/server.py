@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import stat
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.control import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
+from gpu_plugin.runtime.peer import peer_of
 
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
 """Takes a request's fields, gives the reply's.
@@ -28,9 +28,6 @@ else is a fault of ours.
 _SECONDS_TO_ASK = 5.0
 """How long a client may take to send its line or fetch its reply: it is a local program, and has it ready."""
 
-_PEERCRED = struct.Struct("3i")
-"""struct ucred of unix(7): pid, uid, gid."""
-
 _BACKLOG = 1024
 """Connections that may wait to be accepted, as far as the kernel lets them (net.core.somaxconn)."""
 
@@ -38,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
-    """Who asks, as the kernel knows it (SO_PEERCRED, unix(7)): a process of another container has the id 0."""
+    """Who asks, as `peer_of` tells it."""
 
     pid: int = 0
     uid: int = -1
@@ -146,8 +143,7 @@ async def _converse(
 
 def _peer(writer: asyncio.StreamWriter) -> Peer:
     try:
-        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-        pid, uid, _ = _PEERCRED.unpack(credentials)
+        pid, uid = peer_of(writer.get_extra_info("socket"))
     except OSError:
         return Peer()
     try:

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import stat
-import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ import msgspec
 
 from gpu_plugin.config.times import utc
 from gpu_plugin.kubelet.socket import PREFIX
+from gpu_plugin.runtime.peer import peer_of
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.regular_file import UnfitFileError, kind, open_file
 from gpu_plugin.state.directory import Identity, identity, is_named, set_aside
@@ -35,8 +35,6 @@ RETRY = 0.25
 
 _MODE = 0o600
 _MAX_BYTES = 4096
-_PEERCRED = struct.Struct("3i")
-"""struct ucred of unix(7): pid, uid, gid."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -213,8 +211,7 @@ def _listener(path: Path) -> int:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         probe.connect(str(path))
-        pid: int = _PEERCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))[0]
-        return pid
+        return peer_of(probe)[0]
 
 
 def _kept(descriptor: int, ours: Callable[[], bool]) -> bool:
