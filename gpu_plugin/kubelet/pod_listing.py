@@ -62,11 +62,6 @@ def _devices(data: bytes, container: Span) -> list[tuple[bytes, int, int]]:
     ]
 
 
-def decode_allocated(data: bytes) -> frozenset[tuple[str, str]]:
-    """The pairs of resource name and device id in a ListPodResourcesResponse. Raises ValueError as `decode_holders`."""
-    return frozenset(decode_holders(data))
-
-
 def pods(by_device: HoldersByDevice) -> Pods:
     """The pods, as namespace/name, that hold each device."""
     named: dict[frozenset[Holder], frozenset[str]] = {}

@@ -29,7 +29,9 @@ async def allocated(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, 
         CallError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within `timeout`
             seconds, or answers something else.
     """
-    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, pod_listing.decode_allocated)
+    return await _ask(
+        socket, timeout, wire.POD_RESOURCES_LIST, lambda data: frozenset(pod_listing.decode_holders(data))
+    )
 
 
 async def holders(socket: Path, timeout: float = 5.0, before: HoldersByDevice | None = None) -> HoldersByDevice:

@@ -32,7 +32,7 @@ def listed(cluster: Cluster) -> frozenset[tuple[str, str]]:
 
 def named(pod: Pod) -> set[str]:
     """Device ids that the checkpoint has for a pod."""
-    entries = checkpoint.entries(DEVICE_PLUGINS) or {}
+    entries, _ = checkpoint.read(DEVICE_PLUGINS)
     return {identifier for (_, identifier), uids in entries.items() if pod.uid in uids}
 
 

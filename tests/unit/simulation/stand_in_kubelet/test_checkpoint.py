@@ -41,7 +41,7 @@ def content(kubelet):
 
 
 def named(kubelet):
-    return {identifier for _, identifier in checkpoint.entries(kubelet.directory) or ()}
+    return {identifier for _, identifier in checkpoint.read(kubelet.directory)[0]}
 
 
 async def test_it_has_the_form_of_1_20_and_later(kubelet):
