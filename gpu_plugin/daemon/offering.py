@@ -62,7 +62,7 @@ class Offering:
         inventory: Inventory,
         settings: Callable[[], Settings],
         published: Callable[[], None],
-        heard: Callable[[str], bool] = lambda _: True,
+        heard: Callable[[str], bool],
     ) -> None:
         """Takes how to learn the settings in force (which sockets to ask), and what to call when the lists may be others.
 
@@ -199,14 +199,9 @@ class Offering:
             self._tell_resources(before)
             again = ""
         else:
-            again = self._again.due(
-                kept,
-                store.current.resources,
-                asked,
-                ready=store.recent.begun(kept),
-                answered=holding.answered,
-                heard=self._heard,
-            )
+            heard = filter(self._heard, store.current.resources)
+            begun = store.recent.begun(kept)
+            again = self._again.due(kept, heard, asked, ready=begun, answered=holding.answered)
         if again:
             store.resend(again)
         self._writes = bool(kept) and (changed or bool(again))

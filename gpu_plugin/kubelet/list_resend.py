@@ -1,6 +1,6 @@
 """When a list is sent again although nothing in it has changed: so that the kubelet writes its checkpoint. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -28,23 +28,22 @@ class ListResend(msgspec.Struct):
     def due(
         self,
         kept: AbstractSet[tuple[str, str]],
-        served: Iterable[str],
+        heard: Iterable[str],
         now: float,
         *,
         ready: AbstractSet[tuple[str, str]] = frozenset(),
         answered: bool = True,
-        heard: Callable[[str], bool] = lambda _: True,
     ) -> str:
         """The resource whose list is to be sent again now; empty for none.
 
-        `kept` is what keeps hardware back until the checkpoint is written, by resource name and device id; `served` are the
-        resources that have lists, any of which will do that is `heard`: registered, and its stream open. `now` is in seconds of
-        a steady clock, `answered` whether PodResources did. What was not kept the last time either is waited for: PodResources
-        has only just been asked about it, and a list that is on its way may do. `ready` is what no list before now does for.
+        `kept` is what keeps hardware back until the checkpoint is written, by resource name and device id; `heard` are the
+        resources whose lists the kubelet hears, any of which will do. `now` is in seconds of a steady clock, `answered` whether
+        PodResources did. What was not kept the last time either is waited for: PodResources has only just been asked about it,
+        and a list that is on its way may do. `ready` is what no list before now does for.
         """
         if answered or kept != self.before:
             self.unanswered = 0
-        name = min(filter(heard, served), default="")
+        name = min(heard, default="")
         stayed, self.before = kept & (self.before | ready), kept
         if not stayed or not name or now - self.last < RESEND_INTERVAL or self.unanswered >= UNANSWERED:
             return ""
