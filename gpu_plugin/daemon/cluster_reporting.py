@@ -35,7 +35,6 @@ from gpu_plugin.runtime.threads import Workers, settled
 from gpu_plugin.state.directory import StateDirectory
 
 if TYPE_CHECKING:
-    from gpu_plugin.cluster.correlation import Object
     from gpu_plugin.cluster.events import EventWriter
     from gpu_plugin.cluster.node_api import NodeApi
     from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper, Seen
@@ -102,11 +101,14 @@ class ClusterReporting:
         settings, now = self._settings(), self._wall()
         if settings.node_events or settings.pod_events:
             from gpu_plugin.cluster import health_news  # noqa: PLC0415 - for those alone who report
+            from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
 
             _, events = self._writer()
-            if settings.node_events and (
-                news := health_news.on_node(change, self._health.gpus, self._about_node(), now)
-            ):
+            name, _ = self._reaching
+            about = Object(
+                "Node", name, uid=name
+            )  # the uid of the kubelet's own Events about it (pkg/kubelet, nodeRef)
+            if settings.node_events and (news := health_news.on_node(change, self._health.gpus, about, now)):
                 events.tell(news)
             if settings.pod_events and health_news.concerns_pods(change):
                 self._changes.append((change, now))
@@ -213,13 +215,6 @@ class ClusterReporting:
         from gpu_plugin.cluster.node_state import Seen  # noqa: PLC0415
 
         return Seen(fitness_of(self._health.ledger, self._health.gpus), self._trouble() or "")
-
-    def _about_node(self) -> "Object":
-        """The Node, by the uid that the kubelet's own Events about it have: its name (pkg/kubelet, nodeRef)."""
-        from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415 - as above
-
-        name, _ = self._reaching
-        return Object("Node", name, uid=name)
 
     async def _follow_hardware(self) -> None:
         """Has condition and taint looked at again whenever a verdict on any hardware is published as another.

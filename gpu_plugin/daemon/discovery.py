@@ -106,7 +106,7 @@ class Discovery(Parts, frozen=True, kw_only=True):
         if first and node.gpus:
             _tell_hardware(node, self.hardware.library())
         for old, new in _named(self.now.node, node):
-            self.health.rename(old, new)
+            self.health.ledger.rename(old, new)
         found: Offer | None
         self.now.unoffered = ""
         try:

@@ -114,10 +114,6 @@ class HealthWatch:
         self.readings.keep(known)
         self.past = tuple(entry for entry in self.past if entry.uuid not in known)  # for GPUs still to be named
 
-    def rename(self, old: str, new: str) -> None:
-        """A GPU known under a made-up name turned out to be `new`."""
-        self.ledger.rename(old, new)
-
     def observe(self, uuid: str, seen: Observation) -> bool:
         """Takes in one observation and says what it changed. Returns whether another one soon would settle something."""
         if isinstance(seen, Sample):

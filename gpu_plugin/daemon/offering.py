@@ -14,6 +14,7 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import judge
 from gpu_plugin.inventory.offer import Offer
+from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding
@@ -95,7 +96,7 @@ class Offering:
             self._apply(new, Holding(), anyio.current_time())
 
     def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
-        before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
+        before = self._inventory.store.current.resources
         self._inventory.store.recent.seen(holding.listed, holding.writing, asked)
         # What the offer itself retires was not asked about.
         self._inventory.apply(new, holding.of_all, asked, holding.listed)
@@ -106,9 +107,9 @@ class Offering:
         self._tell_resources(before)
         self._unsettled.ring()
 
-    def _tell_resources(self, before: Mapping[str, object]) -> None:
+    def _tell_resources(self, before: Mapping[str, ResourceView]) -> None:
         for name, view in self._inventory.store.current.resources.items():
-            if before.get(name) != view.resource:
+            if name not in before or before[name].resource != view.resource:
                 log.info("%s: %s", name, _counted(view.resource.devices), extra={"resource": name})
         self._published()
 
@@ -180,18 +181,18 @@ class Offering:
                 return
             standing = self._inventory.standing(holding.allocated, asked, holding.listed)
             judged = await computed(judge, standing, apart=not last and standing.devices >= OFF_LOOP_DEVICES)
-            lists = store.current.resources
-            before = {name: view.resource for name, view in lists.items()}
+            before = store.current.resources
             foreign = self._inventory.foreign
             if self._inventory.take(judged, standing):
-                self._have_written(holding, asked, before, changed=store.current.resources is not lists)
+                self._have_written(holding, asked, before)
                 if self._inventory.foreign != foreign:
                     self._published()  # it is to be written down
                 return
 
-    def _have_written(self, holding: Holding, asked: float, before: Mapping[str, object], *, changed: bool) -> None:
-        """Has the kubelet write its checkpoint where something waits for that, and says what has `changed` since `before`."""
+    def _have_written(self, holding: Holding, asked: float, before: Mapping[str, ResourceView]) -> None:
+        """Has the kubelet write its checkpoint where something waits for that, and says what has changed since `before`."""
         store = self._inventory.store
+        changed = store.current.resources is not before
         awaited = self._inventory.judged.awaited
         kept = (holding.written & awaited) | store.recent.unconfirmed(awaited)
         self._say_what_waits(holding, awaited)

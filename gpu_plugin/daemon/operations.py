@@ -47,8 +47,7 @@ class Operations:
 
     def begin(self) -> frozenset[str] | None:
         """The uuids of GPUs that an earlier process had released, as the monitor takes them: None for all of the node."""
-        released = self._health.released()
-        self._all_released = EVERY_GPU in released or self._every_one_released(released)
+        released = self._released()
         return None if self._all_released else released
 
     def booted(self) -> None:
@@ -99,8 +98,8 @@ class Operations:
         if override and (before := self._held_against(gpu)):
             self._health.override(gpu.uuid)
             done.append("what was held against it is overridden: " + _changed(before, self._held_against(gpu)))
-        if done:
-            self._look()
+        if done and (monitor := self._monitor()) is not None:
+            monitor.look_now()
         text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
         standing = self._held_against(gpu)
         if not standing:
@@ -119,8 +118,7 @@ class Operations:
             self._health.observe(gpu.uuid, Order("release"))
         if request.get("gpu") is None:
             self._health.release_all()
-        released = self._health.released()
-        self._all_released = EVERY_GPU in released or self._every_one_released(released)
+        self._released()
         try:
             if (monitor := self._monitor()) is not None:
                 await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
@@ -215,8 +213,11 @@ class Operations:
     def _ordered(self, request: Mapping[str, object]) -> tuple[Gpu, ...]:
         return self._asked(request) if request.get("gpu") is None else (self._one(request),)
 
-    def _every_one_released(self, released: frozenset[str]) -> bool:
-        return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= released
+    def _released(self) -> frozenset[str]:
+        """The uuids of the GPUs that are released; notes whether those are all of the node."""
+        released, gpus = self._health.released(), {gpu.uuid for gpu in self._health.gpus}
+        self._all_released = EVERY_GPU in released or (bool(gpus) and gpus <= released)
+        return released
 
     def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> tuple[str, str] | None:
         """Forgets the cordon that was written down of a GPU that has not been found, or `everything` that was.
@@ -253,11 +254,6 @@ class Operations:
             where = f" (MIG device {key.device})" if key.device else ""
             found.setdefault(f"{latch.detail or key.signal}{where}", verdict)
         return found
-
-    def _look(self) -> None:
-        monitor = self._monitor()
-        if monitor is not None:
-            monitor.look_now()
 
     async def _done(self, outcome: str, advice: str = "") -> Mapping[str, object]:
         """The answer to an order that was obeyed: `done` for who gave it, `outcome` (without advice) to be remembered.

@@ -25,12 +25,19 @@ async def watch(directory: Path, something_happened: Pulse, orphaned: str = UNRE
     It says only that one should look again: a queued event of long ago does no harm to who looks at the present. `orphaned` is
     what it means that the directory was removed where it is mounted from.
     """
-    orphan, heard = OrphanCheck(directory, orphaned), Pulse()
+    heard, was_orphan = Pulse(), False
     with Directories(heard.ring, f"in {directory}") as directories:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(directories.listen)
             while True:
-                orphan.look()
+                if (is_orphan := _is_orphan(directory)) and not was_orphan:
+                    log.error(
+                        "%s was removed on the host, and what is mounted here is only what is left of it: %s until this pod is "
+                        "started again, or the process where it runs without a container",
+                        directory,
+                        orphaned,
+                    )
+                was_orphan = is_orphan
                 while directories.arm(_places(directory)):
                     pass  # what came before it was watched was not heard, and may lead further
                 something_happened.ring()
@@ -44,26 +51,9 @@ def _places(directory: Path) -> AbstractSet[Place]:
     }
 
 
-class OrphanCheck:
-    """Whether a directory was removed that is still mounted here: nothing that is made in its place will ever be seen."""
-
-    def __init__(self, directory: Path, means: str = UNREACHABLE) -> None:
-        self._directory = directory
-        self._means = means
-        self._was = False
-
-    def look(self) -> bool:
-        """Says once that it was, and returns whether it is."""
-        try:
-            now = self._directory.stat().st_nlink == 0
-        except OSError:
-            now = False
-        if now and not self._was:
-            log.error(
-                "%s was removed on the host, and what is mounted here is only what is left of it: %s until this pod is started "
-                "again, or the process where it runs without a container",
-                self._directory,
-                self._means,
-            )
-        self._was = now
-        return now
+def _is_orphan(directory: Path) -> bool:
+    """Whether it was removed and is still mounted here: nothing that is made in its place will ever be seen."""
+    try:
+        return directory.stat().st_nlink == 0
+    except OSError:
+        return False

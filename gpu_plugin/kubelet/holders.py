@@ -1,12 +1,12 @@
 """Which devices pods hold, by the word of two witnesses: PodResources, and the kubelet's checkpoint."""
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 
+from gpu_plugin.devices.retirement import Allocated
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
@@ -20,8 +20,6 @@ PATIENCE = 2.0
 """Seconds that each witness may take."""
 
 NOTHING: Mapping[Key, float] = {}
-
-T = TypeVar("T")
 
 Written = tuple[Entries, checkpoint.Writing]
 """What the checkpoint says, and which writing of it that is."""
@@ -46,7 +44,7 @@ class Holders:
         """What pods hold or may hold. `socket` is that of PodResources, `awaited` as for `weigh`."""
         before = await self._written()
         kubelet = identity(socket)
-        listed = await self._answer(pod_resources.allocated(socket, PATIENCE))
+        listed = await self._listed(socket)
         if kubelet != identity(socket):
             kubelet = None
         after = await self._written()
@@ -56,9 +54,9 @@ class Holders:
         holding, self._history = await computed(weigh, self._history, said, awaited, apart=many)
         return holding
 
-    async def _answer(self, question: Awaitable[T]) -> T | None:
+    async def _listed(self, socket: Path) -> Allocated | None:
         try:
-            listed = await question
+            listed = await pod_resources.allocated(socket, PATIENCE)
         except CallError as error:
             if str(error) != self._no_answer:
                 log.warning("PodResources does not say which devices pods hold: %s", error)
