@@ -17,8 +17,7 @@ from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.kubelet.holding import Holding
-from gpu_plugin.kubelet.list_resend import ListResend
+from gpu_plugin.kubelet.holding import Holding, ListResend
 from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.runtime.pulse import Pulse

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.runtime.atomic import replace_file
-from gpu_plugin.runtime.regular_file import read_file
+from gpu_plugin.runtime.regular_file import read_file, replace_file
 
 STATE_FILE = "simulated-compute-modes.json"
 

@@ -1,6 +1,6 @@
 """When a list is sent again although nothing in it has changed."""
 
-from gpu_plugin.kubelet.list_resend import RESEND_INTERVAL, UNANSWERED, ListResend
+from gpu_plugin.kubelet.holding import RESEND_INTERVAL, UNANSWERED, ListResend
 
 ONE, OTHER = {("r/mig", "MIG-1")}, {("r/mig", "MIG-2")}
 
