@@ -1,5 +1,6 @@
 """The settings in force: read again on a thread, applied whole or not at all, and what became of the last attempt."""
 
+import asyncio
 import json
 import logging
 import time
@@ -260,17 +261,11 @@ async def begin_with(
         return settings, source
     log.info("waiting for the label %s of node %s to choose the configuration", settings.node_label, settings.node_name)
     wait.source = source
-    bell, threads = Pulse(), Workers("configuration")
-    changed = True
+    asked, threads = asyncio.Event(), Workers("configuration")
+    asked.set()
     found: list[Settings] = []
 
-    def ask() -> None:
-        nonlocal changed
-        changed = True
-        bell.ring()
-
     async def read() -> None:
-        nonlocal changed
         with anyio.move_on_after(CHOSEN_WITHIN) as patience:
             await source.settled()
         if patience.cancelled_caught:
@@ -281,10 +276,8 @@ async def begin_with(
             await source.settled()
             wait.failed = ()
         while not found:
-            if not changed:
-                await bell.wait()
-                continue
-            changed = False
+            await asked.wait()
+            asked.clear()
             try:
                 found.append(await _resolved(threads, resolve, source.current()))
             except ConfigError as error:
@@ -295,7 +288,7 @@ async def begin_with(
 
     def look_again() -> None:
         source.look_again()
-        ask()
+        asked.set()
 
     async def stop() -> None:
         await told_to_stop(look_again)
@@ -304,7 +297,7 @@ async def begin_with(
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop)
-            tasks.start_soon(source.run, ask)
+            tasks.start_soon(source.run, asked.set)
             tasks.start_soon(read)
     finally:
         threads.close()

@@ -5,6 +5,7 @@ point elsewhere; directories go and come. So nothing that is heard is believed: 
 again, and to hear more, along the way as it leads now. A look now and then makes up for what is not heard.
 """
 
+import asyncio
 import errno
 import logging
 import os
@@ -16,7 +17,6 @@ import anyio
 import msgspec
 
 from gpu_plugin.runtime.inotify import Directories, Place, route
-from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 from gpu_plugin.runtime.threads import Workers
 
@@ -79,14 +79,12 @@ class FileWatcher(Generic[T]):
         """`look` runs on a thread and may block; `take` gets all that it sees, on the event loop, changed or not."""
         self._look = look
         self._take = take
-        self._notified = False
-        self._bell = Pulse()
+        self._notified = asyncio.Event()
         self._patient = True
 
     def notify(self) -> None:
         """Something that `look` depends on changed. From the event loop's thread only."""
-        self._notified = True
-        self._bell.ring()
+        self._notified.set()
 
     async def run(self) -> None:
         """Looks at once, then for ever."""
@@ -96,7 +94,7 @@ class FileWatcher(Generic[T]):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(directories.listen)
                     while True:
-                        self._notified = False
+                        self._notified.clear()
                         await self._look_once(threads, directories)
                         await self._wait()
         finally:
@@ -119,11 +117,11 @@ class FileWatcher(Generic[T]):
         self._take(sight.seen)
 
     async def _wait(self) -> None:
-        if not self._notified:
-            await self._bell.wait(POLL_INTERVAL)
+        with anyio.move_on_after(POLL_INTERVAL):
+            await self._notified.wait()
         until = anyio.current_time() + LONGEST_SETTLE
-        while self._notified and anyio.current_time() < until:
-            self._notified = False
+        while self._notified.is_set() and anyio.current_time() < until:
+            self._notified.clear()
             await anyio.sleep(SETTLE)
 
 
