@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_plugin.config.socket_path import room
+from gpu_plugin.runtime.peer import listening
 
 SOCKET = "control.sock"
 
@@ -134,14 +135,10 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
 def answers(state_dir: Path) -> bool:
     """Whether a daemon uses this state directory: something takes connections on its control socket. Blocks, but not for long."""
     try:
-        with socket.socket(socket.AF_UNIX) as probe, opened(state_dir) as directory:
-            probe.setblocking(False)
-            probe.connect(address_of(state_dir, directory))
-    except BlockingIOError:  # too busy to accept, and therefore there
-        return True
+        with opened(state_dir) as directory:
+            return listening(address_of(state_dir, directory))
     except OSError:
         return False
-    return True
 
 
 def _connect(connection: socket.socket, address: str, deadline: float) -> None:

@@ -160,7 +160,7 @@ class ClusterReporting:
         marks = marks or OwnMarks()
         try:
             if not _reports(self._settings()):
-                self._cordons.lift()
+                self._cordons.take(None)
             while not _reports(self._settings()) and marks == OwnMarks():
                 await self._news.wait()
             while not self._has_client():
@@ -191,16 +191,15 @@ class ClusterReporting:
 
     def _has_client(self) -> bool:
         """Whether there are a client and a Node's name to ask about; logs once why not."""
+        before, self._client = self._client, ""
         try:
             require_client("reporting to the cluster", ", or switch it off")
             if not self._reaching[0]:
                 raise ConfigError("reporting to the cluster needs the Node's name: set --node-name (NODE_NAME)")
         except ConfigError as error:
-            if not self._client:
-                log.error("%s", error)  # noqa: TRY400 - the sentence is for people
             self._client = str(error)
-        else:
-            self._client = ""
+            if not before:
+                log.error("%s", error)  # noqa: TRY400 - the sentence is for people
         return not self._client
 
     def _asked(self) -> "EnabledReports":
@@ -253,7 +252,7 @@ class ClusterReporting:
         """Obeys the annotation while the settings ask for that; what it cordoned is lifted once they do not."""
         while True:
             if not self._settings().cordon_annotation:
-                self._cordons.lift()
+                self._cordons.take(None)
                 await self._news.wait()
                 continue
             self._cordons.wait()
@@ -293,13 +292,9 @@ class AnnotatedCordons:
         return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._meant.complaints)
 
     def take(self, value: str | None) -> None:
-        """Takes the annotation's value, None where there is none, and settles."""
+        """Takes the annotation's value, None where there is none or it has no say, and settles."""
         self._value, self._known = value, True
         self.settle()
-
-    def lift(self) -> None:
-        """The annotation has no say: what it cordoned is lifted."""
-        self.take(None)
 
     def wait(self) -> None:
         """The annotation has a say from now on, and is not known yet: what it cordoned before stands."""

@@ -1,6 +1,7 @@
 """What is offered, kept true to what pods hold and to the MPS daemons' state: the edges around the inventory."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -72,8 +73,7 @@ class Offering:
         self._settings = settings
         self._published = published
         self._heard = heard
-        self._unanswered = _Waiting()
-        self._unread = _Waiting()
+        self._unanswered: Counter[str] = Counter()
         self._writes = False
         self._unsettled = Pulse()
         self._next: Offer | None = None
@@ -208,14 +208,14 @@ class Offering:
 
     def _say_what_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
         """Says once that capacity may not come back while a witness stays silent; and again after it has not been so."""
-        if self._unread.lasts(waits=holding.writing is None and self._unproved(holding, awaited)):
+        if self._lasts("checkpoint", waits=holding.writing is None and self._unproved(holding, awaited)):
             log.warning(
                 "hardware is kept back for pods that may have ended: the kubelet's checkpoint %s cannot be read: %s. "
                 "It comes back once that can be read: PodResources does not list what plain init containers have",
                 Path(self._settings().socket_dir) / checkpoint.NAME,
                 self._holders.unread,
             )
-        if self._unanswered.lasts(waits=bool(awaited) and not holding.answered):
+        if self._lasts("PodResources", waits=bool(awaited) and not holding.answered):
             log.warning(
                 "hardware is kept back for pods that may have ended: without PodResources the kubelet does not say so. "
                 "It comes back once PodResources answers at %s. Otherwise it does once the kubelet has admitted another pod "
@@ -224,6 +224,11 @@ class Offering:
                 self._settings().effective_pod_resources_socket,
                 Path(self._settings().socket_dir) / checkpoint.NAME,
             )
+
+    def _lasts(self, witness: str, *, waits: bool) -> bool:
+        """Counts a question that a witness left unanswered, in a row. Whether the wait is to be logged at this one."""
+        self._unanswered[witness] = self._unanswered[witness] + 1 if waits else 0
+        return self._unanswered[witness] == UNANSWERED_LIMIT
 
     def _unproved(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> bool:
         """Whether something waits that is not known to be a pod's."""
@@ -266,18 +271,6 @@ class Offering:
                 await self._inventory.store.changed.wait(MPS_POLL)
         finally:
             watch.close()
-
-
-class _Waiting:
-    """A count of questions in a row that left something unanswered."""
-
-    def __init__(self) -> None:
-        self._questions = 0
-
-    def lasts(self, *, waits: bool) -> bool:
-        """Counts a question. Returns whether this is the one at which the wait is to be logged."""
-        self._questions = self._questions + 1 if waits else 0
-        return self._questions == UNANSWERED_LIMIT
 
 
 def _counted(listed: Sequence[Device]) -> str:

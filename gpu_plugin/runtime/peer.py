@@ -1,5 +1,6 @@
 """Who is at the other end of a Unix socket."""
 
+import errno
 import socket
 import struct
 
@@ -14,3 +15,9 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
     """
     pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
+
+
+def listening(path: str) -> bool:
+    """Whether somebody takes connections on a socket, or would, were it not too busy. Blocks, but not for long."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(path) in (0, errno.EAGAIN)

@@ -197,18 +197,14 @@ class Configuration:
         """
         wanted = self._source.wanted()
         return {
-            "file": _name(self._file),
+            "file": str(self._file or ""),
             "since": self._since,
-            "wanted": _name(wanted) if wanted != self._file else "",
+            "wanted": str(wanted or "") if wanted != self._file else "",
             "refused": self._refused or self._source.complaint,
             "faults": list(self._faults or filter(None, [self._source.complaint])),
             "unheard": self._source.unheard,
             "reloads": dict(self._reloads),
         }
-
-
-def _name(path: Path | None) -> str:
-    return str(path) if path else ""
 
 
 def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:

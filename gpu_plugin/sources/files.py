@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import anyio
-import msgspec
 
 from gpu_plugin.runtime.inotify import Directories, Place, route
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
@@ -65,18 +64,14 @@ def fingerprint(path: Path) -> str:
         return f"unreadable: {errno.errorcode.get(error.errno or 0, error.errno)}"
 
 
-class Observed(msgspec.Struct, Generic[T], frozen=True):
-    """What was seen, and all the places where a change could make it another."""
-
-    seen: T
-    places: frozenset[Place]
-
-
 class FileWatcher(Generic[T]):
     """Looks again whenever there may be something new to see, once what happens has calmed down, and now and then anyway."""
 
-    def __init__(self, look: Callable[[], Observed[T]], take: Callable[[T], None]) -> None:
-        """`look` runs on a thread and may block; `take` gets all that it sees, on the event loop, changed or not."""
+    def __init__(self, look: Callable[[], tuple[T, frozenset[Place]]], take: Callable[[T], None]) -> None:
+        """`look` runs on a thread and may block; it gives what it sees, and all the places where a change could make that another.
+
+        `take` gets all that it sees, on the event loop, changed or not.
+        """
         self._look = look
         self._take = take
         self._notified = asyncio.Event()
@@ -102,10 +97,10 @@ class FileWatcher(Generic[T]):
 
     async def _look_once(self, threads: Workers, directories: Directories) -> None:
         try:
-            sight = await threads.run(self._look, PATIENCE)
-            if directories.arm(sight.places):  # what happened there before it was watched was not heard
-                sight = await threads.run(self._look, PATIENCE)
-                directories.arm(sight.places)
+            seen, places = await threads.run(self._look, PATIENCE)
+            if directories.arm(places):  # what happened there before it was watched was not heard
+                seen, places = await threads.run(self._look, PATIENCE)
+                directories.arm(places)
         except TimeoutError:
             if self._patient:
                 log.warning(
@@ -114,7 +109,7 @@ class FileWatcher(Generic[T]):
             self._patient = False
             return
         self._patient = True
-        self._take(sight.seen)
+        self._take(seen)
 
     async def _wait(self) -> None:
         with anyio.move_on_after(POLL_INTERVAL):
@@ -139,4 +134,4 @@ async def watch_file(path: Path, changed: Callable[[], None], known: str | None 
             last = seen
             changed()
 
-    await FileWatcher(lambda: Observed(fingerprint(path), route(path)), take).run()
+    await FileWatcher(lambda: (fingerprint(path), route(path)), take).run()

@@ -16,7 +16,7 @@ from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.runtime.inotify import ANY, Place, route
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
-from gpu_plugin.sources.files import ABSENT, FileWatcher, Observed, fingerprint, watch_file
+from gpu_plugin.sources.files import ABSENT, FileWatcher, fingerprint, watch_file
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
 
 log = logging.getLogger(__name__)
@@ -202,8 +202,8 @@ class ConfigSource:
                     await answered.wait()
             await watcher.run()
 
-    def _look(self) -> Observed[tuple[str, str, Choice, str]]:
-        """Why the label is not known, its value, the choice, and the fingerprint of that file. Blocks."""
+    def _look(self) -> tuple[tuple[str, str, Choice, str], frozenset[Place]]:
+        """Why the label is not known, its value, the choice, and the fingerprint of that file; where that may change. Blocks."""
         settings, label_unknown, label = self._settings, self.unknown, self._label or ""
         self._recall()
         directory = Path(settings.config_file_srcdir)
@@ -215,7 +215,7 @@ class ConfigSource:
         if choice.file:
             places |= route(directory / choice.file)
             content = fingerprint(directory / choice.file)
-        return Observed((label_unknown, label, choice, content), places)
+        return (label_unknown, label, choice, content), places
 
     def _recall(self) -> None:
         if not self._recalled:

@@ -10,11 +10,11 @@ import anyio
 from msgspec.structs import replace
 
 from gpu_plugin.doctor.edges.directories import directory
-from gpu_plugin.doctor.edges.sockets import listening
 from gpu_plugin.doctor.facts import KubeletDirectory, PodResources
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.socket import PREFIX
+from gpu_plugin.runtime.peer import listening
 
 _CHECKPOINT = "kubelet_internal_checkpoint"
 """Where the kubelet writes down which devices it gave away (pkg/kubelet/cm/devicemanager)."""

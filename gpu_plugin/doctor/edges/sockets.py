@@ -1,6 +1,5 @@
 """Who listens on a Unix socket. Nothing is asked of them that they would remember."""
 
-import errno
 import os
 import socket
 import stat
@@ -41,12 +40,6 @@ def look(path: str, patience: float) -> Socket:
             return Socket(path, error=error.strerror or str(error), http2=False)
         pid, _ = peer_of(connection)
         return Socket(path, http2=_begins_as_http2(connection), pid=pid, program=name_of(pid))
-
-
-def listening(path: str) -> bool:
-    """Whether somebody takes connections on a socket. Blocks, but not for long."""
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
-        return probe.connect_ex(path) in (0, errno.EAGAIN)
 
 
 def _begins_as_http2(connection: socket.socket) -> bool:
