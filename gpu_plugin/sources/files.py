@@ -68,7 +68,7 @@ class FileWatcher(Generic[T]):
     """Looks again whenever there may be something new to see, once what happens has calmed down, and now and then anyway."""
 
     def __init__(self, look: Callable[[], tuple[T, frozenset[Place]]], take: Callable[[T], None]) -> None:
-        """`look` runs on a thread and may block; it gives what it sees, and all the places where a change could make that another.
+        """`look` runs on a thread and may block; it gives what it sees, and all places where a change could make it another.
 
         `take` gets all that it sees, on the event loop, changed or not.
         """
