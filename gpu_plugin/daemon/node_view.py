@@ -29,7 +29,6 @@ from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.health.explain import explain
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet.attribution import PodAttribution
@@ -345,7 +344,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
             node=self.configuration.settings.node_name or socket.gethostname(),
             status=status,
             troubles=node_status.troubles(status),
-            explained=explain(self.health.ledger, self.health.gpus, self.health.now())["gpus"],
+            explained=self.operations.explained()["gpus"],
             topology=self._topology(),
             events=[msgspec.to_builtins(event) for event in newest],
             held=held,
