@@ -45,7 +45,7 @@ from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoint import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints, Shared
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.nvml.call_times import CallTimes
@@ -251,9 +251,8 @@ class Daemon:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
         registered = self._specs.registered.set
-        await Endpoints(
-            self.store, registration, directory, self._look, registered, self._registrations, self._counts
-        ).run()
+        shared = Shared(self.store, registration, directory, self._look, registered, self._registrations, self._counts)
+        await Endpoints(shared).run()
 
     async def _watch_plugins(self) -> None:
         from gpu_plugin.kubelet.takeover import TakeoverWatch  # noqa: PLC0415 - pods need not wait for it

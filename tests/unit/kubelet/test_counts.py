@@ -58,10 +58,10 @@ async def test_a_failed_registration_and_the_one_after_it(directory):  # noqa: F
         async with serving(directory) as plugin:
             await kubelet.wait_for(registered(kubelet))
             with anyio.fail_after(5):
-                while not plugin.endpoint._counts.registrations[GPU, ACCEPTED]:  # its answer is on the way
+                while not plugin.endpoint._shared.counts.registrations[GPU, ACCEPTED]:  # its answer is on the way
                     await plugin.look.wait(0.01)
-            told = plugin.endpoint._counts.as_data()["resources"][GPU]
+            told = plugin.endpoint._shared.counts.as_data()["resources"][GPU]
     assert told["registrations"] == {"accepted": 1, "failed": 1}
     assert told["streams"] == 1
     assert told["lists"] >= 1
-    assert plugin.endpoint._counts.as_data()["resources"][GPU]["streams"] == 0, "it ended with the endpoint"
+    assert plugin.endpoint._shared.counts.as_data()["resources"][GPU]["streams"] == 0, "it ended with the endpoint"

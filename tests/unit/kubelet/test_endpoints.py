@@ -8,7 +8,7 @@ from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint as endpoint_module
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoint import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints, Shared
 from gpu_plugin.kubelet.registration import register
 from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.serving import devices, view
@@ -21,7 +21,7 @@ async def serving_all(directory, store):
     look = Pulse()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch, directory, look)
-        tasks.start_soon(Endpoints(store, directory / "kubelet.sock", directory, look).run)
+        tasks.start_soon(Endpoints(Shared(store, directory / "kubelet.sock", directory, look)).run)
         yield
         tasks.cancel_scope.cancel()
 
