@@ -4,7 +4,6 @@ A resource is ready while its supervisor holds the lock that `readiness` looks a
 time: daemons that are wanted as they are run on, the others end before new ones start, since a GPU has one daemon.
 """
 
-import asyncio
 import logging
 import os
 import random
@@ -36,9 +35,11 @@ from gpu_plugin.mps.plan import (
 from gpu_plugin.mps.readiness import Mark, ReadyMark
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.threads import begin, settled
 
 log = logging.getLogger(__name__)
+
+_LOCK_RETRY = 0.25
+"""Seconds between two tries to take the lock of the MPS root: a process that ends tells no other one of it."""
 
 
 class Tempo(msgspec.Struct, frozen=True):
@@ -108,9 +109,7 @@ class Supervisor:
         Raises MpsError where the MPS root cannot be used.
         """
         async with self._sole_supervisor():
-            left = await end_leftovers(self._root)
-            if left:
-                log.warning("killed what an earlier gpu-plugin mps left: processes %s", left)
+            await end_leftovers(self._root)
             self._modes.recall()
             try:
                 async with anyio.create_task_group() as tasks:
@@ -132,16 +131,12 @@ class Supervisor:
         """Holds the lock of the MPS root, once whoever has it lets go."""
         directories.make_directory(self._root)
         path = self._root / readiness.SUPERVISOR
-        descriptor = readiness.lock(path)
-        if descriptor is None:
-            log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
-            job = begin(lambda: readiness.wait_for_lock(path), "mps-lock")
-            try:
-                await settled(job)
-            except BaseException:
-                job.done.add_done_callback(_let_go)  # it may still get the lock, with nobody left to want it
-                raise
-            descriptor = job.done.result()
+        said = False
+        while (descriptor := readiness.lock(path)) is None:
+            if not said:
+                log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
+                said = True
+            await anyio.sleep(_LOCK_RETRY)
         try:
             yield
         finally:
@@ -212,7 +207,7 @@ class Supervisor:
         """
         control = ControlDaemon(daemon, self._root, self._control())
         try:
-            await control.end_leftovers()
+            await end_leftovers(self._root, daemon.resource)
             shm = Path(shm_directory(str(self._root)))
             directories.make(self._root, Path(daemon.pipe), Path(daemon.log), shm)
             self._warn_of(directories.shm_fault(shm, self._shm) if self._shm else "")
@@ -327,9 +322,3 @@ class Supervisor:
         mark.up(
             Mark(pid=control.pid, since=since, replicas=daemon.replicas, gpus=daemon.gpus, confirmed=time.monotonic())
         )
-
-
-def _let_go(got: "asyncio.Future[int]") -> None:
-    """Closes a lock file that was got too late."""
-    if not got.cancelled() and got.exception() is None:
-        os.close(got.result())
