@@ -119,7 +119,10 @@ class Discovery(Parts, frozen=True, kw_only=True):
             self.now.unoffered = str(error)
             found = None if first else without_gone(self.inventory.offer, node)
         if self.now.node.links and node.links != self.now.node.links:
-            _tell_links(self.now.node, node)
+            from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+
+            if changed := changed_links(self.now.node, node):
+                log.info("links between GPUs have changed: %s", changed)
         self.now.node = node
         self.health.watch(node.gpus)
         self.inventory.found(node.gpus)
@@ -172,10 +175,3 @@ def _tell_hardware(node: Node, library: str) -> None:
     version = node.driver_version or "of an unknown version"
     fields = {"driver": node.driver_version, "library": library, "model": ", ".join(models)}
     log.info("driver %s, library %s, GPUs: %s", version, library or "not known", told, extra=fields)
-
-
-def _tell_links(before: Node, after: Node) -> None:
-    from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
-
-    if changed := changed_links(before, after):
-        log.info("links between GPUs have changed: %s", changed)

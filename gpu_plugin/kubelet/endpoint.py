@@ -99,25 +99,23 @@ class ResourceEndpoint:
         while True:
             seen = self._kubelet()
             self._works_since = None
-            trouble = ""
+            trouble, unheard = "", False
             try:
                 kubelet = await self._kubelet_present()
                 if kubelet != seen:  # it was waited for
                     seen = kubelet
                     backoff.succeeded()
                 why = await self._serve(kubelet)
-                if self._unheard:
+                unheard = self._unheard
+                if unheard:
                     trouble = f"{why}, so it knows no device of this resource; registering again"
                 else:
                     self._log.info("%s: %s; registering again", self.resource, why)
             except CallError as error:
-                self._unheard = False
                 trouble = f"registration failed: {error}"
             except OSError as error:
-                self._unheard = False
                 trouble = f"cannot serve in {self._shared.directory}: {error}"
             except Exception:
-                self._unheard = False
                 fields = {"resource": self.resource}
                 log.exception("%s: serving failed unexpectedly; starting again", self.resource, extra=fields)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
@@ -126,7 +124,7 @@ class ResourceEndpoint:
                     logging.DEBUG if trouble == self._trouble else logging.WARNING, "%s: %s", self.resource, trouble
                 )
                 self._registrations.away(self.resource, trouble)
-            self._trouble = trouble
+            self._trouble, self._unheard = trouble, unheard
             now = anyio.current_time()
             worked_for = 0.0 if self._works_since is None else now - self._works_since
             pause = backoff.failed(now, random.random(), worked_for)  # noqa: S311 - spreads retries, keeps no secret

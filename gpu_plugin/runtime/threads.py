@@ -49,13 +49,10 @@ class Job(Generic[T]):
         except Exception as raised:  # noqa: BLE001 - it is raised again where the call was asked for
             error = raised
         with suppress(RuntimeError):  # the loop has closed: the process is leaving, nobody wants the outcome
-            self._loop.call_soon_threadsafe(self._settle, outcome, error)
+            self._loop.call_soon_threadsafe(self.settle, outcome, error)
 
-    def fail(self, error: BaseException) -> None:
-        """Gives a call that cannot be made its outcome. From the event loop's thread."""
-        self._settle(None, error)
-
-    def _settle(self, outcome: Any, error: BaseException | None) -> None:
+    def settle(self, outcome: Any, error: BaseException | None) -> None:
+        """Gives the call its outcome, also one that cannot be made. From the event loop's thread."""
         if self.done.done():
             return
         if error is None:
@@ -71,7 +68,7 @@ def begin(call: Callable[[], T], name: str) -> Job[T]:
     try:
         threading.Thread(target=job.run, name=name, daemon=True).start()
     except RuntimeError as error:  # the process may have no more threads: that is the call's outcome
-        job.fail(error)
+        job.settle(None, error)
     return job
 
 
@@ -189,7 +186,7 @@ class Workers:
             threading.Thread(target=self._work, args=(mine, loop), name=self._name, daemon=True).start()
         except RuntimeError as error:
             self._busy.discard(mine)
-            job.fail(error)
+            job.settle(None, error)
 
     def _give(self, mine: "queue.SimpleQueue[Job[Any] | None]", job: Job[Any]) -> None:
         self._begun += 1

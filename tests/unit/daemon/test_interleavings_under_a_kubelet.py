@@ -81,7 +81,7 @@ class OnTheLoop:
             read = call()
         except checkpoint.CheckpointError as error:
             await anyio.sleep(after)
-            job.fail(error)
+            job.settle(None, error)
         else:
             await anyio.sleep(after)
             job.done.set_result(read)
