@@ -57,10 +57,7 @@ def lock(path: Path) -> int | None:
 
     Raises MpsError where the file cannot be made or opened.
     """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
-    except OSError as error:
-        raise MpsError(f"{path} cannot be opened: {error.strerror}; is --mps-root writable?") from None
+    descriptor = _lock_file(path)
     for _ in range(_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,6 +67,20 @@ def lock(path: Path) -> int | None:
             return descriptor
     os.close(descriptor)
     return None
+
+
+def wait_for_lock(path: Path) -> int:
+    """Takes the lock as `lock` does, and blocks for as long as another process has it."""
+    descriptor = _lock_file(path)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _lock_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+    except OSError as error:
+        raise MpsError(f"{path} cannot be opened: {error.strerror}; is --mps-root writable?") from None
 
 
 class ReadyMark:

@@ -4,6 +4,7 @@ A resource is ready while its supervisor holds the lock that `readiness` looks a
 time: daemons that are wanted as they are run on, the others end before new ones start, since a GPU has one daemon.
 """
 
+import asyncio
 import logging
 import os
 import random
@@ -35,11 +36,9 @@ from gpu_plugin.mps.plan import (
 from gpu_plugin.mps.readiness import Mark, ReadyMark
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import begin, settled
 
 log = logging.getLogger(__name__)
-
-_LOCK_RETRY = 0.25
-"""Seconds between two tries to take the lock of the MPS root: a process that ends tells no other one of it."""
 
 
 class Tempo(msgspec.Struct, frozen=True):
@@ -131,12 +130,16 @@ class Supervisor:
         """Holds the lock of the MPS root, once whoever has it lets go."""
         directories.make_directory(self._root)
         path = self._root / readiness.SUPERVISOR
-        said = False
-        while (descriptor := readiness.lock(path)) is None:
-            if not said:
-                log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
-                said = True
-            await anyio.sleep(_LOCK_RETRY)
+        descriptor = readiness.lock(path)
+        if descriptor is None:
+            log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
+            job = begin(lambda: readiness.wait_for_lock(path), "mps-lock")
+            try:
+                await settled(job)
+            except BaseException:
+                job.done.add_done_callback(_let_go)  # it may still get the lock, with nobody left to want it
+                raise
+            descriptor = job.done.result()
         try:
             yield
         finally:
@@ -322,3 +325,9 @@ class Supervisor:
         mark.up(
             Mark(pid=control.pid, since=since, replicas=daemon.replicas, gpus=daemon.gpus, confirmed=time.monotonic())
         )
+
+
+def _let_go(got: "asyncio.Future[int]") -> None:
+    """Closes a lock file that was got too late."""
+    if not got.cancelled() and got.exception() is None:
+        os.close(got.result())

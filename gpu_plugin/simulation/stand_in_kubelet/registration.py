@@ -1,11 +1,13 @@
 """The kubelet's Registration service, with the ways in which a kubelet can let a plugin down.
 
 Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go (Register): its order of steps and its error texts, which
-are plain Go errors and reach the plugin with status UNKNOWN. The length of a socket's path: sun_path of unix(7).
+are plain Go errors and reach the plugin with status UNKNOWN. Names: pkg/apis/core/v1/helper (IsExtendedResourceName,
+IsQualifiedName) and sun_path of unix(7).
 """
 
 import asyncio
 import os
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,12 +18,16 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DialError
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.server import caller_pid
+
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_MAX_PREFIX = 253
+_MAX_NAME = 63
 
 FaultKind = Literal["refuse", "hang", "reset"]
 
@@ -116,7 +122,7 @@ class RegistrationService:
                 f'requested API version "{request.version}" is not supported by kubelet. '
                 f'Supported version is ["{wire.VERSION}"]',
             )
-        if resource_name_fault(name):
+        if not is_extended_resource_name(name):
             self._journal.breach(name, f"resource name {name!r} is invalid")
             raise GRPCError(Status.UNKNOWN, f'the ResourceName "{name}" is invalid')
         for breach in endpoint_breaches(request.endpoint, str(path)):
@@ -134,6 +140,19 @@ class RegistrationService:
         if fault.kind == "reset":
             stream._stream.connection._transport.abort()  # noqa: SLF001 - grpclib cannot cut a connection
         await asyncio.get_running_loop().create_future()  # until the caller, or this kubelet, goes away
+
+
+def is_extended_resource_name(name: str) -> bool:
+    """Whether the kubelet lets a device plugin register `name`."""
+    if "/" not in name or "kubernetes.io/" in name or name.startswith("requests."):
+        return False
+    prefix, _, rest = f"requests.{name}".partition("/")  # quota keys carry this prefix, so it counts in the length
+    return (
+        len(prefix) <= _MAX_PREFIX
+        and _SUBDOMAIN.fullmatch(prefix) is not None
+        and len(rest) <= _MAX_NAME
+        and _NAME.fullmatch(rest) is not None
+    )
 
 
 def endpoint_breaches(endpoint: str, path: str) -> list[str]:

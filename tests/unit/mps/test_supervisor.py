@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import anyio
 import anyio.lowlevel
@@ -384,6 +385,12 @@ async def test_who_stops_waiting_for_the_lock_does_not_get_it_later(mps, caplog)
     async with mps.supervised(mps.resource(0)):
         await until(lambda: "held by another gpu-plugin mps" in caplog.text)
     os.close(held)
-    again = lock(path)
-    assert again is not None
-    os.close(again)
+    await until(lambda: "mps-lock" not in [thread.name for thread in threading.enumerate()])
+
+    def free() -> bool:
+        again = lock(path)
+        if again is not None:
+            os.close(again)
+        return again is not None
+
+    await until(free)  # the loop may have yet to close what the thread got

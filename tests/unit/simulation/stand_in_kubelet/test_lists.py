@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.kubelet import checkpoint, pod_resources, wire
 from gpu_plugin.simulation.stand_in_kubelet import EventKind
+from gpu_plugin.simulation.stand_in_kubelet.registration import is_extended_resource_name
 
 from .fake_plugin import device, healthy, plugin
 
@@ -126,7 +126,7 @@ async def test_pod_health_follows_the_lists(kubelet):
     ],
 )
 def test_takes_resource_names(name):
-    assert not resource_name_fault(name)
+    assert is_extended_resource_name(name)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_takes_resource_names(name):
     ],
 )
 def test_refuses_resource_names(name):
-    assert resource_name_fault(name)
+    assert not is_extended_resource_name(name)
 
 
 @given(
     st.from_regex(r"[a-z0-9]{1,20}(\.[a-z0-9]{1,9}){0,3}/[A-Za-z0-9]([-A-Za-z0-9_.]{0,60}[A-Za-z0-9])?", fullmatch=True)
 )
 def test_takes_every_qualified_name(name):
-    assert (not resource_name_fault(name)) != name.startswith("requests.") or "kubernetes.io/" in name
+    assert is_extended_resource_name(name) != name.startswith("requests.") or "kubernetes.io/" in name
