@@ -60,7 +60,8 @@ async def call(
         nonlocal outcome
         channel = BoundedChannel(str(socket))
         try:
-            await channel.__connect__()
+            with anyio.fail_after(timeout):
+                await channel.__connect__()
             connected()
             unary: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, method, bytes, bytes)
             outcome = await unary(request, timeout=timeout)
