@@ -10,7 +10,7 @@ import anyio
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.node_view import Parts
-from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.device import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
 from gpu_plugin.nvml.monitor import Monitor
