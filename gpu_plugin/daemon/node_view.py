@@ -16,7 +16,6 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from gpu_plugin import __version__
-from gpu_plugin.cdi.watch import CdiWatch
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -29,6 +28,7 @@ from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.host.cdi.watch import CdiWatch
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet.attribution import PodAttribution
