@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.cluster.rates import TokenBucket
 from gpu_plugin.config.times import rfc3339
+from gpu_plugin.runtime.rates import TokenBucket
 
 # Different messages (defaultAggregateMaxEvents), and seconds that they are apart at most (defaultAggregateIntervalInSeconds).
 SIMILAR = 10

@@ -13,8 +13,8 @@ import msgspec
 
 from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
 from gpu_plugin.cluster.node_api import Condition
-from gpu_plugin.cluster.rates import TokenBucket
 from gpu_plugin.config.times import rfc3339
+from gpu_plugin.runtime.rates import TokenBucket
 
 CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"
