@@ -14,7 +14,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 
 if TYPE_CHECKING:
-    from gpu_plugin.uninstall.traces import Removal
+    from gpu_plugin.cli.uninstall.traces import Removal
 
 POLL_INTERVAL = 0.5
 """Seconds between two looks whether the daemon has ended."""
@@ -64,10 +64,10 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
 
 
 def _running(settings: Settings, *, mps: bool) -> bool:
+    from gpu_plugin.cli.uninstall.mps_traces import supervised  # noqa: PLC0415
+    from gpu_plugin.cli.uninstall.traces import running  # noqa: PLC0415
     from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - usage and help need none of it
     from gpu_plugin.state.node_lock import NodeLock  # noqa: PLC0415
-    from gpu_plugin.uninstall.mps_traces import supervised  # noqa: PLC0415
-    from gpu_plugin.uninstall.traces import running  # noqa: PLC0415
 
     if mps:
         return supervised(root_here(settings.mps_root))
@@ -79,12 +79,12 @@ def _running(settings: Settings, *, mps: bool) -> bool:
 
 
 def _remove(settings: Settings) -> "Removal":
-    from gpu_plugin.uninstall.traces import remove_traces  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.cli.uninstall.traces import remove_traces  # noqa: PLC0415 - usage and help need none of it
 
     state, specs, sockets = Path(settings.state_dir), Path(settings.cdi_dir), Path(settings.socket_dir)
 
     def take_back() -> None:
-        from gpu_plugin.uninstall.node_marks import take_back  # noqa: PLC0415 - as above
+        from gpu_plugin.cli.uninstall.node_marks import take_back  # noqa: PLC0415 - as above
 
         for sentence in take_back(state, settings.node_name, settings.kubeconfig):
             click.echo(sentence, err=True)
@@ -93,8 +93,8 @@ def _remove(settings: Settings) -> "Removal":
 
 
 def _remove_mps(settings: Settings) -> "Removal":
+    from gpu_plugin.cli.uninstall.mps_traces import remove_mps_traces  # noqa: PLC0415
     from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - as above
-    from gpu_plugin.uninstall.mps_traces import remove_mps_traces  # noqa: PLC0415
 
     return remove_mps_traces(root_here(settings.mps_root))
 

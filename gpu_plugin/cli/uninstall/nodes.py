@@ -5,9 +5,7 @@ from typing import Any
 
 import anyio
 
-from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.daemonset import DaemonSets
-from gpu_plugin.uninstall.template import (
+from gpu_plugin.cli.uninstall.template import (
     ForeignDaemonSetError,
     cleanup_daemonset,
     cleanup_name,
@@ -15,6 +13,8 @@ from gpu_plugin.uninstall.template import (
     progress,
     restored,
 )
+from gpu_plugin.cluster.connection import UnreachableError
+from gpu_plugin.cluster.daemonset import DaemonSets
 
 POLL_INTERVAL = 1.0
 """Seconds between two looks at how far it is."""

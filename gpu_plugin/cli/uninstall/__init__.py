@@ -35,13 +35,13 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
 
     import anyio.abc  # noqa: PLC0415
 
+    from gpu_plugin.cli.uninstall.nodes import clean  # noqa: PLC0415
+    from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
     from gpu_plugin.runtime.signals import told_to_stop  # noqa: PLC0415
     from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
-    from gpu_plugin.uninstall.nodes import clean  # noqa: PLC0415
-    from gpu_plugin.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415
 
     failed: list[str] = []
 

@@ -13,12 +13,12 @@ import msgspec
 from gpu_plugin import __version__, control
 from gpu_plugin.cdi.directory import SpecDirectory
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
+from gpu_plugin.daemon.state_files import FILES as KEPT_FILES
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.runtime.atomic import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
 from gpu_plugin.state.node_lock import FILE as LOCK_FILE
 from gpu_plugin.state.node_lock import NodeLock
-from gpu_plugin.uninstall.state_files import FILES as KEPT_FILES
 
 FILES = (*KEPT_FILES, LOCK_FILE)
 """What a daemon writes in its state directory, besides its control socket."""

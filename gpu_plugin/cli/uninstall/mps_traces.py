@@ -6,9 +6,9 @@ import shutil
 import socket
 from pathlib import Path
 
+from gpu_plugin.cli.uninstall.traces import Removal, remove_empty
 from gpu_plugin.devices.mps_paths import CONTROL, LOG, PIPE, STARTED, shm_directory
 from gpu_plugin.mps import compute_modes, readiness
-from gpu_plugin.uninstall.traces import Removal, remove_empty
 
 _PARTS = {PIPE, LOG, readiness.READY, readiness.DOWN, STARTED}
 """All that supervisors put into a resource's directory; the last one is NVIDIA's."""
