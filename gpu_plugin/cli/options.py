@@ -10,9 +10,9 @@ import click
 from gpu_plugin.config import document, values
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import OPTIONS, Option
+from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import chosen, resolve
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import HEADINGS, OPTIONS, Settings
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.runtime.regular_file import open_file
 
@@ -76,75 +76,6 @@ def refusal(error: ConfigError) -> click.UsageError:
     return click.UsageError("\n".join(faults), click.get_current_context())
 
 
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "GPUs": (
-        "mig_strategy",
-        "include_gpus",
-        "exclude_gpus",
-        "device_discovery_strategy",
-        "simulate",
-        "fail_on_init_error",
-    ),
-    "What a container gets": (
-        "device_list_strategy",
-        "device_id_strategy",
-        "pass_device_specs",
-        "gdrcopy_enabled",
-        "gds_enabled",
-        "mofed_enabled",
-        "imex_channel_ids",
-        "imex_required",
-        "shared_devices_allocation_policy",
-        "mps_root",
-    ),
-    "CDI": (
-        "cdi_dir",
-        "cdi_annotation_prefix",
-        "nvidia_cdi_hook_path",
-        "cdi_feature_flags",
-        "cdi_disable_hooks",
-        "cdi_remove_on_exit",
-    ),
-    "Driver and directories": (
-        "driver_root",
-        "driver_root_ctr_path",
-        "dev_root",
-        "state_dir",
-        "device_plugin_dir",
-        "kubelet_socket",
-        "pod_resources_socket",
-    ),
-    "Health": ("health_poll_interval", "nvml_timeout", "temperature_recovery", "flap_guard", "vanished_gpu_retention"),
-    "Configuration": (
-        "config_file",
-        "config_file_srcdir",
-        "default_config",
-        "fallback_strategies",
-        "node_name",
-        "node_label",
-        "kubeconfig",
-    ),
-    "Logs and probes": (
-        "log_format",
-        "log_level",
-        "http_address",
-        "pod_metrics",
-        "status_page",
-        "status_page_hosts",
-        "event_loop",
-    ),
-    "The Kubernetes Node": (
-        "node_events",
-        "pod_events",
-        "node_condition",
-        "node_taint",
-        "cordon_annotation",
-        "node_labels",
-        "features_dir",
-    ),
-}
-"""Options by name under the headings of help, in the order they are shown."""
-
 _DURATION = re.compile(r"\d+(ms|s|m|h)")
 
 
@@ -173,9 +104,10 @@ class Grouped(OneDash):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes them."""
         records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
-        known = {name for names in SECTIONS.values() for name in names}
-        sections = {title: [records[name] for name in names if name in records] for title, names in SECTIONS.items()}
-        sections["Options"] = [record for name, record in records.items() if name not in known]
+        headings = {option.name: option.heading for option in OPTIONS}
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*HEADINGS, "Options")}
+        for name, record in records.items():
+            sections[headings.get(str(name), "Options")].append(record)
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
@@ -183,7 +115,7 @@ class Grouped(OneDash):
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command every flag of `options.OPTIONS`."""
+    """Gives a command every flag of `settings.OPTIONS`."""
     for option in reversed(OPTIONS):
         if option.flags:
             command = _flag(option)(command)

@@ -11,9 +11,8 @@ import click
 from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
 from gpu_plugin.config.document import MAX_BYTES, Document, at, parse
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.sharing import SECTIONS
 from gpu_plugin.config.written import written
 

@@ -7,8 +7,8 @@ import msgspec
 
 from gpu_plugin.config.document import Document, at
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import OPTIONS, Option
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.options import Option
+from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.config.values import AUTO

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpu_plugin.config.options import OPTIONS
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.sharing import MPS, SECTIONS, NamePattern, SharedResource
 from gpu_plugin.config.values import spell_duration
 

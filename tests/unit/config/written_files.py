@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpu_plugin.config import values
 from gpu_plugin.config.choices import HEALTH_SIGNALS
-from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"

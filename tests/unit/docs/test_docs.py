@@ -12,7 +12,7 @@ import yaml
 from deploy import choices
 from gpu_plugin.cli import VERBS
 from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, HEALTH_SIGNALS, MIG_STRATEGIES
-from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.doctor.registry import CHECKS
 from gpu_plugin.simulation.profile import names
