@@ -18,8 +18,8 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.runtime.printable import encodable, printable
 
 if TYPE_CHECKING:
+    from gpu_plugin.doctor.check import Finding
     from gpu_plugin.doctor.facts import Known
-    from gpu_plugin.doctor.finding import Finding
 
 _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
 
@@ -87,7 +87,7 @@ def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) ->
 
     `columns` is how wide a line may be, None for as wide as it is.
     """
-    from gpu_plugin.doctor.finding import Status  # noqa: PLC0415 - as above
+    from gpu_plugin.doctor.check import Status  # noqa: PLC0415 - as above
 
     label = max(len(name) for name, _ in found) + 2
     head = max(len(status) for status in Status) + 2

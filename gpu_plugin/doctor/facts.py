@@ -136,7 +136,6 @@ class Directory(msgspec.Struct, frozen=True):
     read_only: bool = False
     removed: bool = False
     mode: int = 0o755
-    owner: int = 0
     mount: str = "/"
     filesystem: str = ""
     free_bytes: int = -1

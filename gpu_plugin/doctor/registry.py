@@ -5,9 +5,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from gpu_plugin.doctor import checks
-from gpu_plugin.doctor.check import NAMES, Check, check
+from gpu_plugin.doctor.check import NAMES, Check, Finding, UnseenError, check, warning
 from gpu_plugin.doctor.facts import Facts
-from gpu_plugin.doctor.finding import Finding, warning
 
 for _module in iter_modules(checks.__path__):
     import_module(f"{checks.__name__}.{_module.name}")
@@ -27,6 +26,8 @@ def examine(name: str, facts: Facts) -> Sequence[Finding]:
     """What one check finds."""
     try:
         found = CHECKS[name](facts)
+    except UnseenError as error:
+        found = error.finding
     except Exception as error:  # noqa: BLE001 - whatever it is, it is said
         found = warning(
             f"this check failed on what it saw: {type(error).__name__}: {error}",

@@ -1,9 +1,8 @@
 """Whether the NVLink fabric of a node with NVSwitches is ready: before that, CUDA fails with error 802."""
 
 from gpu_plugin.devices.nvml_h import FabricState
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import FabricManager, Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, unseen, warning
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals.fabric import judge
 
@@ -44,11 +43,9 @@ def fabric_manager(facts: Facts) -> Finding | list[Finding]:
 
 def _by_traces(facts: Facts, switches: int) -> Finding:
     there = f"{switches} NVSwitches" if switches else "GPUs that lead to NVSwitches"
-    known = facts.fabric_manager
     if facts.simulated:
         return skipped(f"the simulated node has {there}, and no fabric manager of its own")
-    if isinstance(known, Unknown):
-        return unseen("the fabric manager", known)
+    known = seen(facts.fabric_manager, "the fabric manager")
     if trace := _trace(known):
         return ok(f"it runs ({trace})")
     if isinstance(facts.process, Unknown) or not facts.process.host_processes:

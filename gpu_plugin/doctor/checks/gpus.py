@@ -1,9 +1,8 @@
 """Whether the driver has every GPU that is on the PCI bus, and each answers."""
 
 from gpu_plugin.devices.gpu_names import short_bus_id
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, ok, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Pci, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, warning
 
 
 @check("gpus")
