@@ -4,20 +4,20 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
+from gpu_plugin.access import cdi_names
+from gpu_plugin.access.cdi import spec as document
+from gpu_plugin.access.cdi.build import Built
+from gpu_plugin.access.cdi.spec import Spec, json_schema, to_json
+from gpu_plugin.cdi.directory import SpecDirectory
+from gpu_plugin.cli.cdi_files import Judged, found, gone, judge, judge_content, judged
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
 from gpu_plugin.runtime.printable import printable
-
-if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.build import Built
-    from gpu_plugin.access.cdi.spec import Spec
-    from gpu_plugin.cli.cdi_files import Judged
 
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
 """Where runtimes look for specifications (CDI's specification); in the later ones those that win."""
@@ -88,8 +88,6 @@ def command() -> None:
 @with_hidden_options
 def generate(root: str | None, form: str, device_class: str, output: Path | None, **given: object) -> int:
     """Prints or writes specifications."""
-    from gpu_plugin.access import cdi_names  # noqa: PLC0415 - usage and help need none of it
-
     if output is not None and _given("form", "device_class"):
         raise click.UsageError("--output writes every class, as JSON: leave --format and --class out")
     if device_class not in cdi_names.CLASSES:
@@ -110,9 +108,9 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
     return 0
 
 
-def _built(flags: Mapping[str, object], root: str | None) -> "Built":
+def _built(flags: Mapping[str, object], root: str | None) -> Built:
     """The specifications of what flags and `root` name; what was left out is said on standard error."""
-    from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415 - 100 ms for those alone who make specifications
 
     context = click.get_current_context()
     try:
@@ -135,8 +133,7 @@ def _missing(missing: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{name} is left out: {why}" for name, why in missing.items())
 
 
-def _text(spec: "Spec", form: str) -> str:
-    from gpu_plugin.access.cdi.spec import to_json  # noqa: PLC0415
+def _text(spec: Spec, form: str) -> str:
 
     written = to_json(spec).decode()
     if form == "json":
@@ -146,8 +143,7 @@ def _text(spec: "Spec", form: str) -> str:
     return str(yaml.safe_dump(json.loads(written), sort_keys=False, width=120))
 
 
-def _write(output: Path, specs: "Mapping[str, Spec]") -> None:
-    from gpu_plugin.cdi.directory import SpecDirectory  # noqa: PLC0415
+def _write(output: Path, specs: Mapping[str, Spec]) -> None:
 
     outcome = SpecDirectory(output).write(specs)
     for name in outcome.changed:
@@ -170,8 +166,6 @@ def _write(output: Path, specs: "Mapping[str, Spec]") -> None:
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of objects instead of a line each.")
 def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str | None, as_json: bool) -> int:  # noqa: FBT001 - click hands it over so
     """Prints every device's qualified name."""
-    from gpu_plugin.cli.cdi_files import found  # noqa: PLC0415 - usage and help need none of it
-
     files = _judged(directories, root, simulate)
     known = found(files)
     faults = [f"{printable(each.file)}: {fault}" for each in files for fault in _faults(each, known.conflicts)]
@@ -213,12 +207,8 @@ def validate(
 ) -> int:
     """Prints a verdict on each file."""
     if schema:
-        from gpu_plugin.access.cdi.spec import json_schema  # noqa: PLC0415
-
         click.echo(json.dumps(json_schema(), indent=2))
         return 0
-    from gpu_plugin.access.cdi import spec as document  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_files import found, gone  # noqa: PLC0415
 
     judged = _named(files, simulate) if files else _judged(directories, root, simulate)
     if not judged:
@@ -251,11 +241,8 @@ def _none_in(directories: tuple[Path, ...], root: str | None) -> str:
     return f"there is no specification in {places}"
 
 
-def _judged(directories: tuple[Path, ...], root: str | None, simulate: str | None) -> "list[Judged]":
+def _judged(directories: tuple[Path, ...], root: str | None, simulate: str | None) -> list[Judged]:
     """The specifications in directories, or those of a simulated node, judged."""
-    from gpu_plugin.access.cdi.spec import to_json  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_files import Judged, judge_content, judged  # noqa: PLC0415
-
     if simulate is None:
         return judged(directories or DIRECTORIES, _below(root), named=bool(directories))
     if directories:
@@ -264,16 +251,14 @@ def _judged(directories: tuple[Path, ...], root: str | None, simulate: str | Non
     return [Judged(name, *judge_content(to_json(spec))) for name, spec in specs]
 
 
-def _named(files: tuple[Path, ...], simulate: str | None) -> "list[Judged]":
+def _named(files: tuple[Path, ...], simulate: str | None) -> list[Judged]:
     """The files that the operator names, judged; they need not be where runtimes look."""
-    from gpu_plugin.cli.cdi_files import Judged, judge  # noqa: PLC0415
-
     if simulate is not None:
         raise click.UsageError("--simulate makes specifications, and FILE names others: leave one of them out")
     return [Judged(str(file), *judge(file)) for file in files]
 
 
-def _faults(each: "Judged", conflicts: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _faults(each: Judged, conflicts: Mapping[str, tuple[str, ...]]) -> list[str]:
     return [*each.faults, *map(printable, conflicts.get(each.file, ()))]
 
 
@@ -286,8 +271,6 @@ def _faults(each: "Judged", conflicts: Mapping[str, tuple[str, ...]]) -> list[st
 )  # fmt: skip
 def remove(directory: Path) -> int:
     """Removes our files and no other."""
-    from gpu_plugin.cdi.directory import SpecDirectory  # noqa: PLC0415
-
     outcome = SpecDirectory(directory).remove()
     for name in outcome.changed:
         click.echo(f"{directory / name}: removed")

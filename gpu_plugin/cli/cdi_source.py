@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -16,13 +15,15 @@ from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.cdi.directory import said
 from gpu_plugin.cdi.source import Request, SpecSource
+from gpu_plugin.cli.cdi_copy import Copy, CopySource, copied_node
+from gpu_plugin.cli.topology_source import simulated_hardware
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan, served_gpus
+from gpu_plugin.nvml.host import LinuxHost
 from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-
-if TYPE_CHECKING:
-    from gpu_plugin.cli.cdi_copy import Copy
+from gpu_plugin.nvml.traits import probe_gpu
 
 
 class _Subject(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ class _Subject(msgspec.Struct, frozen=True):
     host: HostView
     roots: tuple[tuple[str, str], ...]
     dev_root: str = ""
-    copy: "Copy | None" = None
+    copy: Copy | None = None
     complaints: tuple[str, ...] = ()
 
 
@@ -64,7 +65,6 @@ def _made(subject: _Subject, request: Request) -> Built:
     copy = subject.copy
     if copy is None:
         return SpecSource(subject.host, lambda: subject.roots).build(request)
-    from gpu_plugin.cli.cdi_copy import CopySource  # noqa: PLC0415 - only who has a copy of a node needs it
 
     request = msgspec.structs.replace(request, options=replace(request.options, hook=copy.hook_here))
     return copy.as_on_node(CopySource(subject.host, lambda: subject.roots).build(request))
@@ -83,9 +83,6 @@ def _subject(settings: Settings, root: str | None) -> Iterator[_Subject]:
 
 def _copied(settings: Settings, root: str) -> _Subject:
     """The node of a directory, or a simulated one with the driver of that directory."""
-    from gpu_plugin.cli.cdi_copy import Copy, copied_node  # noqa: PLC0415 - only who has a copy of a node needs it
-    from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
-
     copy = Copy.of(root, settings)
     roots = ((copy.driver, copy.driver),)  # as the copy has them, which is how sentences should
     if settings.simulate:
@@ -107,14 +104,12 @@ def _simulated(settings: Settings, made: Path) -> _Subject:
 
 
 def _simulated_node(settings: Settings) -> tuple[Node, HostView]:
-    from gpu_plugin.cli.topology_source import simulated_hardware  # noqa: PLC0415 - only who simulates needs it
 
     driver, host = simulated_hardware(settings.simulate)
     return _probed(driver, host), host
 
 
 def _live(settings: Settings) -> _Subject:
-    from gpu_plugin.daemon.hardware import hardware_for  # noqa: PLC0415 - only a real node needs it
 
     hardware = hardware_for(settings)
     try:
@@ -129,7 +124,6 @@ def _live(settings: Settings) -> _Subject:
 
 
 def _probed(driver: Driver, host: HostView) -> Node:
-    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
 
     driver.open()
     try:

@@ -10,8 +10,12 @@ import click
 
 from gpu_plugin.cli.output import NO_DAEMON, SUCCESS, displayable, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.times import utc
-from gpu_plugin.state.event_store import KEPT, KINDS
+from gpu_plugin.config.values import duration
+from gpu_plugin.devices.gpu_names import named
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.state.event_store import FILE, KEPT, KINDS, lost_lines, recollect
 
 DAY = 86400
 
@@ -22,8 +26,6 @@ def moment(text: str, now: float, after: float | None = None) -> float:
     A time of day is the latest that has been or, where `after` is given, the first from then on. All of it in UTC; `now` and
     `after` are Unix times in seconds. Raises ValueError for what is none of these.
     """
-    from gpu_plugin.config.values import duration  # noqa: PLC0415 - usage and help need none of it
-
     try:
         return now - duration(0, 366 * DAY)(text)
     except ValueError:
@@ -135,11 +137,6 @@ def _moment(option: str, text: str | None, now: float, after: float | None = Non
 def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[str, Any]]:
     """Events of the file in the state directory. Raises `silent` where it cannot be read either."""
     import msgspec  # noqa: PLC0415 - usage and help need none of it
-
-    from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
-    from gpu_plugin.devices.gpu_names import named  # noqa: PLC0415
-    from gpu_plugin.devices.node import Gpu  # noqa: PLC0415
-    from gpu_plugin.state.event_store import FILE, lost_lines, recollect  # noqa: PLC0415
 
     try:
         events, unreadable = recollect(state_dir)

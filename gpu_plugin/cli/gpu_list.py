@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -11,9 +10,8 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import is_bus_id, named
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.sharing import REPLICA
-
-if TYPE_CHECKING:
-    from gpu_plugin.placement.views.report import Offered
+from gpu_plugin.placement.views.groups import called, mig_spans
+from gpu_plugin.placement.views.report import Offered
 
 ALL = "all"
 
@@ -50,7 +48,7 @@ class Amount(msgspec.Struct, frozen=True):
 class Hardware(msgspec.Struct, frozen=True):
     """What there is to be named: `offered` of the GPUs of a node, and `whose` it is, `this node` or a resource's name."""
 
-    offered: Sequence["Offered"]
+    offered: Sequence[Offered]
     gpus: Sequence[Gpu]
     whose: str
 
@@ -102,7 +100,7 @@ def _meant(option: str, item: str, hardware: Hardware) -> dict[int, Amount]:
     return dict.fromkeys(places, amount)
 
 
-def _is_mig_index(item: str, hardware: Sequence["Offered"]) -> bool:
+def _is_mig_index(item: str, hardware: Sequence[Offered]) -> bool:
     """Whether 0:3 is MIG device 3 of GPU 0, and not three replicas of GPU 0."""
     gpu, colon, _ = item.partition(":")
     partitioned = any(":" in each.index for each in hardware)
@@ -114,7 +112,7 @@ def in_words(count: int) -> str:
     return "1 replica" if count == 1 else f"{count} replicas"
 
 
-def _no_id(piece: "Offered", uuid: str) -> str:
+def _no_id(piece: Offered, uuid: str) -> str:
     if not piece.shared:
         return f"{piece.name} is given out once, so that its only id is {piece.visible_id}"
     if uuid != piece.visible_id:
@@ -167,8 +165,6 @@ def _of_gpu(option: str, name: str, hardware: Hardware) -> list[int]:
 
 def _none(option: str, name: str, hardware: Hardware) -> list[int]:
     """Raises UsageError: there is no such hardware, or the name is none."""
-    from gpu_plugin.placement.views.groups import called, mig_spans  # noqa: PLC0415 - usage and help need none of it
-
     gpus = sorted({int(each.index) for each in hardware.offered if each.index.isdecimal()})
     migs = [each.index for each in hardware.offered if ":" in each.index]
     there = [called(gpus)] if gpus else []

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,12 +10,13 @@ from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import daemons_node, simulate_option, simulated_node
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views import matrix
+from gpu_plugin.placement.views.groups import LinkGroups
+from gpu_plugin.placement.views.matrix import pairs_json
+from gpu_plugin.placement.views.picture import picture
+from gpu_plugin.placement.views.report import HeldBack, held_back
 from gpu_plugin.runtime.atomic import replace_file
-
-if TYPE_CHECKING:
-    from gpu_plugin.placement.topology import Topology
-    from gpu_plugin.placement.views.groups import LinkGroups
-    from gpu_plugin.placement.views.report import HeldBack
 
 _MODE = 0o644
 
@@ -47,9 +47,6 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         raise click.UsageError("--svg: name the file, or - for standard output")
     if as_json and as_scores:
         raise click.UsageError("--json has the scores: leave out --scores")
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
-    from gpu_plugin.placement.views.matrix import pairs_json  # noqa: PLC0415
 
     node, held_back = _known(simulate, state_dir)
     groups, topology = LinkGroups.of(node), Topology.of(node)
@@ -61,20 +58,16 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         click.echo("\n".join(_text(groups, topology, held_back, scores=as_scores)))
 
 
-def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack] | None]":
+def _known(simulate: str | None, state_dir: Path) -> tuple[Node, Sequence[HeldBack] | None]:
     """The node, and the devices held back from pods; None where the daemon does not report them."""
     if simulate is not None:
         return simulated_node(simulate), ()
-    from gpu_plugin.placement.views.report import held_back  # noqa: PLC0415 - usage and help need none of it
 
     node, resources = daemons_node(state_dir)
     return node, None if resources is None else held_back(node, resources)
 
 
-def _text(
-    groups: "LinkGroups", topology: "Topology", held_back: "Sequence[HeldBack] | None", *, scores: bool
-) -> list[str]:
-    from gpu_plugin.placement.views import matrix  # noqa: PLC0415
+def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[HeldBack] | None, *, scores: bool) -> list[str]:
 
     if scores:
         return matrix.scores(groups, topology.scores)
@@ -86,8 +79,7 @@ def _text(
     return shown
 
 
-def _draw(groups: "LinkGroups", topology: "Topology", name: str, held_back: "Sequence[HeldBack]", file: str) -> None:
-    from gpu_plugin.placement.views.picture import picture  # noqa: PLC0415
+def _draw(groups: LinkGroups, topology: Topology, name: str, held_back: Sequence[HeldBack], file: str) -> None:
 
     drawn = picture(groups, topology, name, {each.uuid: each.reason for each in held_back if each.kind == GPU})
     if file == "-":

@@ -17,7 +17,6 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.health_watch import EVERY_GPU
-from gpu_plugin.doctor import rights
 from gpu_plugin.doctor.edges import api, host, kubelet, services, sockets
 from gpu_plugin.doctor.edges.clock import clock
 from gpu_plugin.doctor.edges.directories import directory
@@ -252,7 +251,7 @@ class _Gathering:
         return kubelet.pods(self._settings.effective_pod_resources_socket, self._patience * 0.9, time.monotonic)
 
     def _api(self) -> Api:
-        asked = rights.needed(self._settings)
+        asked = api.needed(self._settings)
         return anyio.run(api.rights, self._settings.kubeconfig, asked, time.monotonic) if asked else Api()
 
     def _mps(self) -> Mps:
