@@ -46,7 +46,7 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
         return 0
     settings = _settings(given_flags(given))
     if mps and not settings.mps_root:
-        raise click.UsageError("--mps: needs --mps-root", click.get_current_context())
+        raise click.UsageError("--mps: needs --mps-root")
     if wait:
         while _running(settings, mps=mps):
             time.sleep(POLL_INTERVAL)  # a process that is not ours tells nobody of its end

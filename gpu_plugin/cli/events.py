@@ -84,7 +84,7 @@ def command(
     begin = _moment("--since", since, now)
     end = _moment("--until", until, now, begin)
     if begin is not None and end is not None and end < begin:
-        raise click.UsageError("--until is before --since: no time is between them", click.get_current_context())
+        raise click.UsageError("--until is before --since: no time is between them")
     status = SUCCESS
     try:
         reply = ask(state_dir, "events", gpu)
@@ -131,7 +131,7 @@ def _moment(option: str, text: str | None, now: float, after: float | None = Non
     try:
         return None if text is None else moment(text, now, after)
     except ValueError as error:
-        raise click.UsageError(f"{option}: {error}", click.get_current_context()) from None
+        raise click.UsageError(f"{option}: {error}") from None
 
 
 def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[str, Any]]:
@@ -152,6 +152,6 @@ def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[st
         try:
             wanted = named(gpu, tuple(seen.values()))
         except ConfigError as error:
-            raise click.UsageError(str(error), click.get_current_context()) from None
+            raise click.UsageError(str(error)) from None
         events = [event for event in events if wanted is not None and event.uuid == wanted.uuid]
     return [msgspec.to_builtins(event) for event in events]

@@ -70,10 +70,18 @@ def given_flags(given: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def seconds(option: str, written: str, low: float, high: float) -> float:
+    """The duration that an option was given. Raises UsageError for what is none, or not between these seconds."""
+    try:
+        return values.duration(low, high)(written)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from None
+
+
 def refusal(error: ConfigError) -> click.UsageError:
     """What a verb ends with whose configuration is refused: every fault of it, a line each."""
     faults = [" ".join(str(each).split()) for each in error.faults or (error,)]
-    return click.UsageError("\n".join(faults), click.get_current_context())
+    return click.UsageError("\n".join(faults))
 
 
 _DURATION = re.compile(r"\d+(ms|s|m|h)")

@@ -39,7 +39,7 @@ def simulated_node(profile: str) -> Node:
     try:
         driver, host = simulated_hardware(profile)
     except ConfigError as error:
-        raise click.UsageError(f"--simulate: {error}", click.get_current_context()) from None
+        raise click.UsageError(f"--simulate: {error}") from None
     driver.open()
     try:
         probed = [probe_gpu(driver, host, index) for index in range(driver.device_count())]
