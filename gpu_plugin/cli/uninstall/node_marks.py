@@ -1,10 +1,11 @@
 """What the plugin wrote on its Node and outlives it: condition, taint, labels; and their removal."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.labels.keeper import LABELS_FILE, Applied
@@ -18,59 +19,50 @@ PATIENCE = 15.0
 """Seconds for all of it: who uninstalls waits."""
 
 
+class _Mark(msgspec.Struct, frozen=True):
+    """What is on a Node, empty for one whose name is not known; the command that takes it back, and what asks the API for it."""
+
+    node: str
+    what: str
+    command: str
+    take: Callable[[NodeApi], Awaitable[object]]
+
+
 def take_back(state_dir: Path, node_name: str, kubeconfig: str) -> list[str]:
     """Takes back what is remembered in the state directory. Blocks. Returns a sentence for each thing, gone or still there."""
     state = StateDirectory(state_dir)
     written = state.read(OWN_MARKS_FILE, OwnMarks) or OwnMarks()
     applied = state.read(LABELS_FILE, Applied) or Applied()
-    marks = [name for name, there in (("condition", written.condition), ("taint", written.taint)) if there]
-    nodes = dict.fromkeys(marks, node_name) | ({"labels": applied.node} if applied.labels else {})
-    if not nodes:
-        return []
-    return list(_sentences(nodes, anyio.run(_taken, nodes, kubeconfig), applied))
-
-
-async def _taken(nodes: dict[str, str], kubeconfig: str) -> dict[str, str]:
-    """Why each mark is still there; empty for those that are gone."""
-    why = dict.fromkeys(nodes, f"the Kubernetes API did not answer within {PATIENCE:g} s")
-    with anyio.move_on_after(PATIENCE):
-        for mark, node in nodes.items():
-            try:
-                await _take(mark, node, kubeconfig)
-            except (UnreachableError, ConfigError) as error:
-                why[mark] = str(error)
-            else:
-                why[mark] = ""
-    return why
-
-
-async def _take(mark: str, node: str, kubeconfig: str) -> None:
-    require_client("reporting to the cluster", "")
-    if not node:
-        raise ConfigError("the Node's name is not known: set --node-name (NODE_NAME)")
-    api = NodeApi(node, kubeconfig)
-    if mark == "condition":
-        await api.apply_condition(None)
-    elif mark == "taint":
-        await api.set_taint(TAINT, "")
-    else:
-        await api.apply_labels({})
-
-
-def _sentences(nodes: dict[str, str], why: dict[str, str], applied: Applied) -> Iterator[str]:
-    names = {"condition": f"the condition {CONDITION}", "taint": f"the taint {TAINT}", "labels": "the labels"}
-    for mark, node in nodes.items():
-        if not why[mark]:
-            yield f"node {node}: {names[mark]}: taken back"
-        else:
-            yield f"node {node or 'NODE'}: {names[mark]}: not taken back: {why[mark]}; run: {_command(mark, node, applied)}"
-
-
-def _command(mark: str, node: str, applied: Applied) -> str:
-    name = shlex.quote(node or "NODE")
-    if mark == "condition":
+    named = shlex.quote(node_name or "NODE")
+    marks = []
+    if written.condition:
         patch = f'{{"status": {{"conditions": [{{"$patch": "delete", "type": "{CONDITION}"}}]}}}}'
-        return f"kubectl patch node {name} --subresource=status -p '{patch}'"
-    if mark == "taint":
-        return f"kubectl taint node {name} {TAINT}-"
-    return applied.removal
+        command = f"kubectl patch node {named} --subresource=status -p '{patch}'"
+        marks.append(_Mark(node_name, f"the condition {CONDITION}", command, lambda api: api.apply_condition(None)))
+    if written.taint:
+        command = f"kubectl taint node {named} {TAINT}-"
+        marks.append(_Mark(node_name, f"the taint {TAINT}", command, lambda api: api.set_taint(TAINT, "")))
+    if applied.labels:
+        marks.append(_Mark(applied.node, "the labels", applied.removal, lambda api: api.apply_labels({})))
+    return anyio.run(_taken, marks, kubeconfig) if marks else []
+
+
+async def _taken(marks: Sequence[_Mark], kubeconfig: str) -> list[str]:
+    why = [f"the Kubernetes API did not answer within {PATIENCE:g} s"] * len(marks)
+    with anyio.move_on_after(PATIENCE):
+        for at, mark in enumerate(marks):
+            try:
+                require_client("reporting to the cluster", "")
+                if not mark.node:
+                    raise ConfigError("the Node's name is not known: set --node-name (NODE_NAME)")
+                await mark.take(NodeApi(mark.node, kubeconfig))
+            except (UnreachableError, ConfigError) as error:
+                why[at] = str(error)
+            else:
+                why[at] = ""
+    return [
+        f"node {mark.node or 'NODE'}: {mark.what}: not taken back: {each}; run: {mark.command}"
+        if each
+        else f"node {mark.node}: {mark.what}: taken back"
+        for mark, each in zip(marks, why, strict=True)
+    ]
