@@ -190,7 +190,6 @@ def answer_to(what: Served, asked: Request) -> Answer:
 
 
 def _whole(what: Served, asked: Request, groups: LinkGroups, topology: Topology) -> Answer:
-
     hardware = what.resource.hardware
     places = {topology.position[hardware[at].gpu]: at for at in asked.available}
     must = [topology.position[hardware[at].gpu] for at in asked.must]
@@ -203,7 +202,6 @@ def _whole(what: Served, asked: Request, groups: LinkGroups, topology: Topology)
 
 
 def _shared(what: Served, asked: Request, groups: LinkGroups, topology: Topology) -> Answer:
-
     hardware, policy = what.resource.hardware, what.resource.policy
     devices = what.resource.devices
     order = {device.id: at for at, device in enumerate(devices)}

@@ -104,13 +104,11 @@ def _simulated(settings: Settings, made: Path) -> _Subject:
 
 
 def _simulated_node(settings: Settings) -> tuple[Node, HostView]:
-
     driver, host = simulated_hardware(settings.simulate)
     return _probed(driver, host), host
 
 
 def _live(settings: Settings) -> _Subject:
-
     hardware = hardware_for(settings)
     try:
         node = _probed(hardware.driver, hardware.host)
@@ -124,7 +122,6 @@ def _live(settings: Settings) -> _Subject:
 
 
 def _probed(driver: Driver, host: HostView) -> Node:
-
     driver.open()
     try:
         gpus = tuple(probe_gpu(driver, host, index)[1] for index in range(driver.device_count()))

@@ -68,7 +68,6 @@ def _known(simulate: str | None, state_dir: Path) -> tuple[Node, Sequence[HeldBa
 
 
 def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[HeldBack] | None, *, scores: bool) -> list[str]:
-
     if scores:
         return matrix.scores(groups, topology.scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
@@ -80,7 +79,6 @@ def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[HeldBack] 
 
 
 def _draw(groups: LinkGroups, topology: Topology, name: str, held_back: Sequence[HeldBack], file: str) -> None:
-
     drawn = picture(groups, topology, name, {each.uuid: each.reason for each in held_back if each.kind == GPU})
     if file == "-":
         click.echo(drawn, nl=False)
