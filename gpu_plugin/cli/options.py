@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,11 @@ def read_document(file: str | Path, named_by: str = "") -> Document:
 def read_written(file: str | Path, named_by: str = "") -> bytes:
     """As much of a config file as tells that it is too long. Raises ConfigError where it cannot be read, as `read_document`."""
     try:
-        return regular_file(file)
+        with open_file(file, null=True) as stream:
+            return stream.read(document.MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)  # a name with a zero byte is a ValueError
         raise ConfigError.of([Fault(reason or "cannot be read", f"{named_by}{file}")]) from None
-
-
-def regular_file(file: str | Path) -> bytes:
-    """The first bytes of a regular file or of /dev/null, one more than a config file has. Raises OSError or ValueError."""
-    with open_file(file, null=True) as stream:
-        return stream.read(document.MAX_BYTES + 1)
 
 
 def given_flags(given: Mapping[str, object]) -> dict[str, object]:
@@ -87,27 +83,16 @@ def refusal(error: ConfigError) -> click.UsageError:
 _DURATION = re.compile(r"\d+(ms|s|m|h)")
 
 
-class OneDash(click.Command):
-    """A command that takes long options behind one dash, as Go's flag package and so NVIDIA's plugin do: -mig-strategy=single."""
+class Grouped(click.Command):
+    """A command whose help has the options of `run` under headings, and its own under Options.
+
+    It takes long options behind one dash, as Go's flag package and so NVIDIA's plugin do: -mig-strategy=single.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses them, each as if it had two dashes."""
         names = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
         return super().parse_args(ctx, with_two_dashes(args, names))
-
-
-def with_two_dashes(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """Arguments, where -name and -name=value have two dashes if --name is among `names`; none after --."""
-    end = args.index("--") if "--" in args else len(args)
-    long = [
-        f"-{arg}" if arg.startswith("-") and f"-{arg.partition('=')[0]}" in names and arg not in names else arg
-        for arg in args[:end]
-    ]
-    return [*long, *args[end:]]
-
-
-class Grouped(OneDash):
-    """A command whose help has the options of `run` under headings, and its own under Options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes them."""
@@ -122,23 +107,28 @@ class Grouped(OneDash):
                     formatter.write_dl(rows)
 
 
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command every flag of `settings.OPTIONS`."""
+def with_two_dashes(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Arguments, where -name and -name=value have two dashes if --name is among `names`; none after --."""
+    end = args.index("--") if "--" in args else len(args)
+    long = [
+        f"-{arg}" if arg.startswith("-") and f"-{arg.partition('=')[0]}" in names and arg not in names else arg
+        for arg in args[:end]
+    ]
+    return [*long, *args[end:]]
+
+
+def with_options(command: Callable[..., Any], *, hidden: bool = False) -> Callable[..., Any]:
+    """Gives a command every flag of `settings.OPTIONS`; without a word in its help where they are `hidden`."""
     for option in reversed(OPTIONS):
         if option.flags:
-            command = _flag(option)(command)
+            command = _flag(option, hidden=hidden)(command)
     return command
 
 
-def with_hidden_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command those flags without a word in its help."""
-    for option in reversed(OPTIONS):
-        if option.flags:
-            command = _flag(option, hidden=True)(command)
-    return command
+with_hidden_options = partial(with_options, hidden=True)
 
 
-def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
+def _flag(option: Option, *, hidden: bool) -> Callable[[Any], Any]:
     names = [f"--{flag}" for flag in option.flags]
     envs = ", ".join(f"${env}" for env in option.envs)
     default = "" if option.default in (None, "") else f" [default: {str(option.default).lower()}]"

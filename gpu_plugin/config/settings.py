@@ -372,5 +372,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OPTIONS = declared(Settings.__struct_fields__)
+DEFAULTS = Settings()
 
 _COMPARED_FIELDS = tuple(name for name in Settings.__struct_fields__ if name != "remarks")

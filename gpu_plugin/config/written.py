@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.settings import DEFAULTS, OPTIONS, Settings
 from gpu_plugin.config.sharing import MPS, SECTIONS, NamePattern, SharedResource
 from gpu_plugin.config.values import spell_duration
 
@@ -64,8 +64,7 @@ def differing(settings: Settings) -> list[str]:
     found = []
     for option in OPTIONS:
         value = getattr(settings, option.name)
-        default = None if option.default is None else option.parse(option.default)
-        if value != default:
+        if value != getattr(DEFAULTS, option.name):
             name = option.file or (f"--{option.flags[0]}" if option.flags else option.envs[0])
             found.append(f"{name}: {_in_words(plain(value))}")
     for key, patterns in (("resources.gpus", settings.gpu_names), ("resources.mig", settings.mig_names)):

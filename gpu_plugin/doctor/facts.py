@@ -280,7 +280,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pci: Known[Pci]
     nodes: Known[DeviceNodes]
     kubelet_directory: Known[KubeletDirectory]
-    kubelet_socket: Known[Socket] | None
+    kubelet_socket: Known[Socket] | None = None
     pod_resources: Known[PodResources]
     evidence: Known[NodeEvidence]
     cdi_directory: Known[Directory]

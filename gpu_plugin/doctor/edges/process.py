@@ -21,9 +21,9 @@ def process(proc: Path = Path("/proc"), sys: Path = Path("/sys"), environ: Mappi
         no_new_privileges=status.get("NoNewPrivs") == "1",
         contained=inside,
         read_only_root=bool(os.statvfs("/").f_flag & os.ST_RDONLY),
-        selinux=_selinux(sys),
+        selinux={"1": "enforcing", "0": "permissive"}.get(_line(sys / "fs/selinux/enforce"), ""),
         label=_line(proc / "self/attr/current"),
-        host_processes=not inside or _comm(proc, 1) == _INIT,
+        host_processes=not inside or name_of(1, proc) == _INIT,
     )
 
 
@@ -33,7 +33,7 @@ def processes(names: tuple[str, ...], proc: Path = Path("/proc")) -> tuple[tuple
     for entry in os.scandir(proc):
         if entry.name.isdecimal():
             pid = int(entry.name)
-            name = _comm(proc, pid)
+            name = name_of(pid, proc)
             if name.startswith(names):
                 found.append((pid, name))
     return tuple(sorted(found))
@@ -41,16 +41,7 @@ def processes(names: tuple[str, ...], proc: Path = Path("/proc")) -> tuple[tuple
 
 def name_of(pid: int, proc: Path = Path("/proc")) -> str:
     """A process's name; empty where it cannot be seen."""
-    return _comm(proc, pid) if pid else ""
-
-
-def _comm(proc: Path, pid: int) -> str:
     return _line(proc / str(pid) / "comm")
-
-
-def _selinux(sys: Path) -> str:
-    said = _line(sys / "fs/selinux/enforce")
-    return {"1": "enforcing", "0": "permissive"}.get(said, "")
 
 
 def _line(file: Path) -> str:

@@ -54,10 +54,10 @@ HANGING_FILE = """
 import os, sys
 from gpu_plugin.cli import main, options
 
-def opened(file, *_):
+def opened(file, **_):
     os.close(os.open(file, os.O_RDONLY))  # a pipe that nobody writes to holds whoever opens it so
 
-options.regular_file = opened
+options.open_file = opened
 sys.exit(main(sys.argv[1:]))
 """
 
