@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from gpu_plugin.cli.gpu_list import Amount, Hardware, amounts, in_words
+from gpu_plugin.cli.gpu_list import Amount, Hardware, amounts
+from gpu_plugin.cli.output import counted
 from gpu_plugin.cli.topology_source import daemons_node, simulated_node
 from gpu_plugin.config.sharing import DISTRIBUTED, TIME_SLICING
 from gpu_plugin.devices.device import GPU
@@ -117,7 +118,7 @@ def _required(wanted: Mapping[int, Amount], free: Ids, resource: OfferedResource
             raise click.UsageError(f"--must: not all of {', '.join(amount.ids)} are available")
         if asked > there:
             name = f"{hardware[at].name}, of which {there} {_are(there)} available"
-            raise click.UsageError(f"--must: {in_words(asked)} of {name}")
+            raise click.UsageError(f"--must: {counted(asked, 'replica')} of {name}")
     required = {
         at: (amount if amount != Amount() else Amount(1)).of(free[at]) for at, amount in wanted.items() if at in free
     }

@@ -69,26 +69,22 @@ class Copy(msgspec.Struct, frozen=True):
         return replace(built, specs={name: self._renamed(spec) for name, spec in built.specs.items()})
 
     def _renamed(self, spec: Spec) -> Spec:
-        devices = tuple(
-            msgspec.structs.replace(device, container_edits=self._edits(device.container_edits))
-            for device in spec.devices
-        )
-        renamed = msgspec.structs.replace(spec, devices=devices, container_edits=self._edits(spec.container_edits))
-        return msgspec.structs.replace(renamed, cdi_version=minimum_version(renamed))
+        devices = tuple(replace(each, container_edits=self._edits(each.container_edits)) for each in spec.devices)
+        renamed = replace(spec, devices=devices, container_edits=self._edits(spec.container_edits))
+        return replace(renamed, cdi_version=minimum_version(renamed))
 
     def _edits(self, edits: Edits) -> Edits:
-        change = msgspec.structs.replace
-        return change(
+        return replace(
             edits,
             device_nodes=tuple(
-                change(node, host_path=f"{self.host_dev}{node.path}" if self.host_dev else "")
+                replace(node, host_path=f"{self.host_dev}{node.path}" if self.host_dev else "")
                 for node in edits.device_nodes
             ),
             mounts=tuple(
-                change(mount, host_path=f"{self.host_driver}{mount.host_path.removeprefix(self.driver)}")
+                replace(mount, host_path=f"{self.host_driver}{mount.host_path.removeprefix(self.driver)}")
                 for mount in edits.mounts
             ),
-            hooks=tuple(change(hook, path=self.hook) for hook in edits.hooks),
+            hooks=tuple(replace(hook, path=self.hook) for hook in edits.hooks),
         )
 
 

@@ -54,20 +54,15 @@ def built(settings: Settings, root: str | None) -> Built:
         wanted = cdi_options(settings, plan_access(settings, node, subject.dev_root))
         asked = (*plan(node, settings).warnings, *access_warnings(settings, node), *ignored_options(settings))
         request = Request(served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *asked))
+        copy = subject.copy
+        if copy is not None:
+            request = replace(request, options=replace(request.options, hook=copy.hook_here))
+        source = (SpecSource if copy is None else CopySource)(subject.host, lambda: subject.roots)
         try:
-            return _made(subject, request)
+            made = source.build(request)
         except OSError as error:
             raise click.ClickException(said(error)) from None
-
-
-def _made(subject: _Subject, request: Request) -> Built:
-    """The specifications of a subject. Raises OSError where its files cannot be read."""
-    copy = subject.copy
-    if copy is None:
-        return SpecSource(subject.host, lambda: subject.roots).build(request)
-
-    request = msgspec.structs.replace(request, options=replace(request.options, hook=copy.hook_here))
-    return copy.as_on_node(CopySource(subject.host, lambda: subject.roots).build(request))
+        return made if copy is None else copy.as_on_node(made)
 
 
 @contextmanager

@@ -111,6 +111,11 @@ def _fitted(cell: str, width: int) -> str:
     return cell if len(cell) <= width else f"{cell[: width - 3]}..."
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of something, such as 1 node or 2 nodes."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def displayable(data: Any) -> Any:
     """Data with each text in it as a terminal may show it."""
     if isinstance(data, str):

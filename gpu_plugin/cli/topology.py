@@ -83,16 +83,11 @@ def _draw(groups: LinkGroups, topology: Topology, name: str, held_back: Sequence
     if file == "-":
         click.echo(drawn, nl=False)
         return
+    path = Path(file).resolve()  # what a link leads to is replaced, not the link
     try:
-        _write(Path(file), drawn)
+        if path.exists() and not path.is_file():
+            raise OSError("it exists and is not a regular file; name another one, or - for standard output")
+        replace_file(path, drawn.encode(), _MODE)
     except OSError as error:
         raise click.ClickException(f"--svg: {file} cannot be written: {error.strerror or error}") from None
     click.echo(f"{file}: written", err=True)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replaces a file whole, or leaves it as it is. Raises OSError where that cannot be."""
-    file = path.resolve()  # what a link leads to is replaced, not the link
-    if file.exists() and not file.is_file():
-        raise OSError("it exists and is not a regular file; name another one, or - for standard output")
-    replace_file(file, text.encode(), _MODE)

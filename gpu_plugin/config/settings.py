@@ -10,9 +10,8 @@ from gpu_plugin.config.device_names import selected_gpus
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.options import declared, option
 from gpu_plugin.config.places import STATE_DIR
-from gpu_plugin.config.sharing import DISTRIBUTED, NamePattern, SharedResource
+from gpu_plugin.config.sharing import DISTRIBUTED, NamePattern, SharedResource, Verdicts
 from gpu_plugin.config.values import Auto
-from gpu_plugin.config.verdicts import Verdicts
 
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 """Where the kubelet looks for device plugins, whatever its own --root-dir (pkg/kubelet, DevicePluginPath)."""

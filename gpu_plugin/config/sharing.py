@@ -1,4 +1,4 @@
-"""What the config file asks for beyond single values: shared devices, names by pattern. Immutable, already checked."""
+"""What the config file asks for beyond single values: shared devices, names by pattern, verdicts. Immutable, already checked."""
 
 import msgspec
 
@@ -60,3 +60,11 @@ class NamePattern(msgspec.Struct, frozen=True):
 
     pattern: str
     name: str
+
+
+class Verdicts(msgspec.Struct, frozen=True):
+    """The operator's own words, which `health_section` lists: on Xids, on classes of Xids, and on health signals, by name."""
+
+    xids: tuple[tuple[int, str], ...] = ()
+    xid_classes: tuple[tuple[str, str], ...] = ()
+    signals: tuple[tuple[str, str], ...] = ()

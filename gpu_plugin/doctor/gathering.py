@@ -17,7 +17,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.health_watch import EVERY_GPU
-from gpu_plugin.doctor.edges import api, host, kubelet, services, sockets
+from gpu_plugin.doctor.edges import api, host, kubelet, sockets
 from gpu_plugin.doctor.edges.clock import clock
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.driver import described, kernel_module, opened
@@ -118,8 +118,8 @@ class _Gathering:
             "state": partial(directory, settings.state_dir),
             "features": partial(directory, settings.features_dir),
             "clock": clock,
-            "fabric_manager": partial(services.fabric_manager, (f"{places.root}/", *self._roots), places.proc),
-            "mps": lambda: services.mps(str(root_here(root)) if (root := settings.mps_root) else "", places.proc),
+            "fabric_manager": partial(host.fabric_manager, (f"{places.root}/", *self._roots), places.proc),
+            "mps": lambda: host.mps(str(root_here(root)) if (root := settings.mps_root) else "", places.proc),
             "pod_resources": partial(
                 kubelet.pods, settings.effective_pod_resources_socket, self._patience * 0.9, time.monotonic
             ),

@@ -1,4 +1,7 @@
-"""NVIDIA's devices on the PCI bus and under /dev. Blocks; opening a GPU's node wakes the GPU, which can take seconds."""
+"""NVIDIA's devices on the PCI bus and under /dev, and traces of its services: the fabric manager, and MPS daemons.
+
+Blocks; opening a GPU's node wakes the GPU, which can take seconds.
+"""
 
 import os
 import re
@@ -6,7 +9,11 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpu_plugin.doctor.facts import DeviceNode, Pci
+from gpu_plugin.devices.mps_paths import CONTROL as MPS_CONTROL
+from gpu_plugin.devices.mps_paths import PIPE
+from gpu_plugin.doctor.edges.process import processes
+from gpu_plugin.doctor.edges.sockets import listening
+from gpu_plugin.doctor.facts import DeviceNode, FabricManager, Mps, Pci
 
 # PCI code and ID assignment specification
 _NVIDIA = 0x10DE  # vendor
@@ -19,6 +26,13 @@ CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 """Nodes that CUDA opens beside those of GPUs."""
 
 _CHANNELS = "dev/nvidia-caps-imex-channels"
+
+_FABRIC_MANAGER = "nv-fabricmanage"  # the first 15 characters of its name
+_FABRIC_SOCKET = "run/nvidia-fabricmanager/socket"
+_MPS = "nvidia-cuda-mps"
+
+_MAX_DIRECTORIES = 64
+"""Directories of MPS daemons that are looked at."""
 
 
 def pci(sys: Path = Path("/sys")) -> Pci:
@@ -74,3 +88,23 @@ def device_node(path: str, root: str = "") -> DeviceNode:
     except OSError as error:
         return DeviceNode(path, True, *numbers, mode, error.errno or 0, error.strerror or str(error))
     return DeviceNode(path, True, *numbers, mode, 0)
+
+
+def fabric_manager(roots: Iterable[str], proc: Path = Path("/proc")) -> FabricManager:
+    """Traces of nvidia-fabricmanager: a process, or its socket under one of these roots."""
+    running = tuple(pid for pid, _ in processes((_FABRIC_MANAGER,), proc))
+    for root in roots:
+        path = Path(root, _FABRIC_SOCKET)
+        try:
+            if stat.S_ISSOCK(path.stat().st_mode):
+                return FabricManager(running, str(path))
+        except OSError:
+            continue
+    return FabricManager(running)
+
+
+def mps(root: str, proc: Path = Path("/proc")) -> Mps:
+    """Traces of MPS daemons: their processes, and what is below the MPS root, empty for none."""
+    controls = sorted(Path(root).glob(f"*.*/*/{PIPE}/{MPS_CONTROL}"))[:_MAX_DIRECTORIES] if root else ()
+    found = {str(each.parent.parent): listening(os.fspath(each)) for each in controls}
+    return Mps(processes((_MPS,), proc), found, root)

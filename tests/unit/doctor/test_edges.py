@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from gpu_plugin.doctor.edges import api, host, kubelet, services, sockets
+from gpu_plugin.doctor.edges import api, host, kubelet, sockets
 from gpu_plugin.doctor.edges import clock as clocks
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.driver import kernel_module
@@ -252,7 +252,7 @@ def test_fabric_manager(short_path):
     run = short_path / "root/run/nvidia-fabricmanager"
     run.mkdir(parents=True)
     with closing(listen(run / "socket")):
-        seen = services.fabric_manager(("/nonexistent", str(short_path / "root")), short_path / "proc")
+        seen = host.fabric_manager(("/nonexistent", str(short_path / "root")), short_path / "proc")
     assert (seen.processes, seen.socket) == ((7,), str(run / "socket"))
 
 
@@ -263,9 +263,9 @@ def test_mps(short_path):
     listen(down / "pipe/control").close()
     (short_path / "proc").mkdir()
     with closing(listen(up / "pipe/control")):
-        seen = services.mps(str(short_path / "m"), short_path / "proc")
+        seen = host.mps(str(short_path / "m"), short_path / "proc")
     assert seen.directories == {str(up): True, str(down): False}
-    assert services.mps("", short_path / "proc").directories == {}
+    assert host.mps("", short_path / "proc").directories == {}
 
 
 RIGHTS = (

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.verdicts import XID_CLASSES, XID_VERDICTS
+from gpu_plugin.config.health_section import XID_CLASSES, XID_VERDICTS
 from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.xid_table import XidRow, xid_table
