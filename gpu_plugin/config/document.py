@@ -102,7 +102,7 @@ def parse(written: bytes, source: str, limits: Limits = CONFIG_FILE) -> Document
     try:
         loader, root = _composed(text, limits)
     except yaml.reader.ReaderError as error:
-        reason = f"the character #x{_code(error.character):04x} is not allowed in YAML"
+        reason = f"the character #x{error.character:04x} is not allowed in YAML"
         raise ConfigError.of([Fault(reason, source, text.count("\n", 0, error.position) + 1)]) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
@@ -329,10 +329,6 @@ def _without_tabs(text: str) -> str:
             return text
         return text.replace("\t", " ")
     return text
-
-
-def _code(character: object) -> int:
-    return ord(character) if isinstance(character, str) else int(str(character))
 
 
 def _reason(error: Any) -> str:
