@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import anyio
 import click
+import msgspec
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cli.options import given_flags, read_written, seconds, settings_without_file, with_hidden_options
@@ -115,12 +116,7 @@ def _as_data(found: Sequence[tuple[str, Finding]], settings: Settings) -> dict[s
         "node": settings.node_name or socket.gethostname(),
         "healthy": not any(each.status == "failed" for _, each in found),
         "findings": [
-            {
-                "check": name,
-                "status": str(each.status),
-                "found": encodable(each.found),
-                "remedy": encodable(each.remedy),
-            }
+            {"check": name} | {key: encodable(text) for key, text in msgspec.to_builtins(each).items()}
             for name, each in found
         ],
     }

@@ -29,10 +29,11 @@ class DeviceChoice(msgspec.Struct, frozen=True):
         return not self.count and not self.listed
 
 
-class MpsLimits(msgspec.Struct, frozen=True):
+class MpsLimits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What each client of an MPS daemon may use at most; None: an equal share among the replicas.
 
-    `active_thread_percentage` is 1 to 100; `pinned_memory` is MiB of device memory.
+    `active_thread_percentage` is 1 to 100; `pinned_memory` is MiB of device memory. A file has
+    those that are given, with its own spelling.
     """
 
     active_thread_percentage: float | None = None

@@ -2,7 +2,7 @@
 
 from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
-from gpu_plugin.doctor.facts import FabricManager, Facts, Unknown
+from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals.fabric import judge
 
@@ -46,7 +46,7 @@ def _by_traces(facts: Facts, switches: int) -> Finding:
     if facts.simulated:
         return skipped(f"the simulated node has {there}, and no fabric manager of its own")
     known = seen(facts.fabric_manager, "the fabric manager")
-    if trace := _trace(known):
+    if trace := f"process {known.processes[0]}" if known.processes else known.socket:
         return ok(f"it runs ({trace})")
     if isinstance(facts.process, Unknown) or not facts.process.host_processes:
         return note(
@@ -54,7 +54,3 @@ def _by_traces(facts: Facts, switches: int) -> Finding:
             f"systemctl status nvidia-fabricmanager on the node. {_START}",
         )
     return failed(f"the node has {there}, and nvidia-fabricmanager does not run: CUDA fails with error 802", _START)
-
-
-def _trace(known: FabricManager) -> str:
-    return f"process {known.processes[0]}" if known.processes else known.socket
