@@ -60,11 +60,6 @@ def served(state_dir: Path, name: str | None, replicas: int | None, policy: str 
         ClickException: no daemon answers, or one that does not say what it serves, or it serves nothing yet.
     """
     node, resources = daemons_node(state_dir)
-    if resources is None:
-        raise click.ClickException(
-            "the running daemon is of an earlier version, which does not say what it serves: restart it with this version, "
-            "or name a simulated node with --simulate"
-        )
     if not resources:
         raise click.ClickException("the running daemon serves no resource of this node yet: its log says why")
     found = _resource(name, resources)

@@ -9,7 +9,6 @@ import click
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import daemons_node, simulate_option, simulated_node
 from gpu_plugin.devices.device import GPU
-from gpu_plugin.devices.node import Node
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import matrix
 from gpu_plugin.placement.views.groups import LinkGroups
@@ -48,32 +47,22 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
     if as_json and as_scores:
         raise click.UsageError("--json has the scores: leave out --scores")
 
-    node, held_back = _known(simulate, state_dir)
+    node, resources = daemons_node(state_dir) if simulate is None else (simulated_node(simulate), ())
+    kept = held_back(node, resources) if simulate is None else []
     groups, topology = LinkGroups.of(node), Topology.of(node)
     if svg is not None:
-        _draw(groups, topology, simulate or "", held_back or (), svg)
+        _draw(groups, topology, simulate or "", kept, svg)
     if as_json:
         click.echo(json.dumps(pairs_json(groups, topology), indent=2))
     elif svg != "-":
-        click.echo("\n".join(_text(groups, topology, held_back, scores=as_scores)))
+        click.echo("\n".join(_text(groups, topology, kept, scores=as_scores)))
 
 
-def _known(simulate: str | None, state_dir: Path) -> tuple[Node, Sequence[HeldBack] | None]:
-    """The node, and the devices held back from pods; None where the daemon does not report them."""
-    if simulate is not None:
-        return simulated_node(simulate), ()
-
-    node, resources = daemons_node(state_dir)
-    return node, None if resources is None else held_back(node, resources)
-
-
-def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[HeldBack] | None, *, scores: bool) -> list[str]:
+def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[HeldBack], *, scores: bool) -> list[str]:
     if scores:
         return matrix.scores(groups, topology.scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
-    if held_back is None:
-        shown.append("What is held back from pods is not known: the running daemon is of an earlier version.")
-    elif held_back:
+    if held_back:
         shown.append(f"Held back from pods: {matrix.held_back_words(held_back)}")
     return shown
 

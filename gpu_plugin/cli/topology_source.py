@@ -50,8 +50,8 @@ def simulated_node(profile: str) -> Node:
         driver.close()
 
 
-def daemons_node(state_dir: Path) -> tuple[Node, tuple[OfferedResource, ...] | None]:
-    """The node that the daemon of `state_dir` knows, and what is served of it; None where the daemon does not say.
+def daemons_node(state_dir: Path) -> tuple[Node, tuple[OfferedResource, ...]]:
+    """The node that the daemon of `state_dir` knows, and what is served of it.
 
     Raises:
         ClickException: no daemon answers, it is of another version, or it knows no GPU.
@@ -63,4 +63,6 @@ def daemons_node(state_dir: Path) -> tuple[Node, tuple[OfferedResource, ...] | N
         raise NoDaemon(f"the running daemon is of another version: {error}") from None
     if not node.gpus:
         raise click.ClickException("the running daemon knows no GPU of this node yet: its log says why")
+    if resources is None:
+        raise NoDaemon("the running daemon is of another version: it does not say what it serves")
     return node, resources

@@ -454,8 +454,8 @@ class TestRunningDaemon:
         assert (status, "the running daemon serves no resource of this node yet: its log says why" in err) == (1, True)
         del told["resources"]
         status, out, err = ask("--size", 1)
-        assert (status, out) == (1, "")
-        assert "the running daemon is of an earlier version, which does not say what it serves" in err
+        assert (status, out) == (3, "")
+        assert "the running daemon is of another version: it does not say what it serves" in err
 
     def test_what_is_gone_from_the_node_cannot_be_chosen(self, serves, ask):
         node = simulated_node("t4-4")
