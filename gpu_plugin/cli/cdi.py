@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi import spec as document
 from gpu_plugin.access.cdi.build import Built
-from gpu_plugin.access.cdi.spec import Spec, json_schema, to_json
+from gpu_plugin.access.cdi.spec import json_schema, to_json
 from gpu_plugin.cdi.directory import Outcome, SpecDirectory
 from gpu_plugin.cli.cdi_files import Judged, found, gone, judge, judge_content, judged
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
@@ -105,7 +105,12 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
         raise click.ClickException(
             f"this node has nothing of class {device_class}" + (f", or {wanted} does not ask for it" if wanted else "")
         )
-    click.echo(_text(spec, form), nl=False)
+    written = to_json(spec).decode()
+    if form == "yaml":
+        import yaml  # noqa: PLC0415 - paid for only by those who ask for it
+
+        written = yaml.safe_dump(json.loads(written), sort_keys=False, width=120)
+    click.echo(written, nl=False)
     return 0
 
 
@@ -124,15 +129,6 @@ def _built(flags: Mapping[str, object], root: str | None) -> Built:
     if made.trouble:
         raise click.ClickException(made.trouble)
     return made
-
-
-def _text(spec: Spec, form: str) -> str:
-    written = to_json(spec).decode()
-    if form == "json":
-        return written
-    import yaml  # noqa: PLC0415
-
-    return str(yaml.safe_dump(json.loads(written), sort_keys=False, width=120))
 
 
 @command.command(

@@ -114,17 +114,13 @@ def command(
 def lines(events: Sequence[dict[str, Any]], columns: int | None = None) -> Iterator[str]:
     """Events as text, a line each, longer where the terminal is narrower."""
     for event in events:
-        text = f"{utc(event['at'])}  {event['kind']:<13}  {_stopped(event['text'])}"
+        said = event["text"] if event["text"].endswith("...") else event["text"].removesuffix(".")  # more may follow
+        text = f"{utc(event['at'])}  {event['kind']:<13}  {said}"
         if event.get("reason"):
             text += f"; reason: {event['reason']}"
         if event.get("by"):
             text += f"; by {event['by']}"
         yield from wrapped(text, " " * 25, columns)
-
-
-def _stopped(text: str) -> str:
-    """A sentence without its full stop, so that more may follow; what shows that it was cut stays."""
-    return text if text.endswith("...") else text.removesuffix(".")
 
 
 def _moment(option: str, text: str | None, now: float, after: float | None = None) -> float | None:

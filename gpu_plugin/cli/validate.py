@@ -57,9 +57,14 @@ def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environmen
     verdicts = [_judge(file, flags, environ) for file in files or ("",)]
     if as_json:
         click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=2))
-    else:
-        for verdict in verdicts:
-            _print(verdict)
+    for verdict in () if as_json else verdicts:
+        for fault in verdict.faults:
+            click.echo(str(fault))
+        for warning in verdict.warnings:
+            click.echo(str(warning._replace(reason=f"warning: {warning.reason}")))
+        if not verdict.faults:
+            click.echo(f"{verdict.file}: valid")
+            click.echo(yaml.safe_dump(verdict.config, sort_keys=False, width=120), nl=False)
     return 2 if any(verdict.faults for verdict in verdicts) else 0
 
 
@@ -117,16 +122,6 @@ def _unknown_resources(settings: Settings, document: Document | None) -> list[Fa
                 reason = f"no node counts a device under {name}; there are {names} and {DOMAIN}/mig-..."
                 found.append(document.fault(place, reason))
     return found
-
-
-def _print(verdict: _Verdict) -> None:
-    for fault in verdict.faults:
-        click.echo(str(fault))
-    for warning in verdict.warnings:
-        click.echo(str(warning._replace(reason=f"warning: {warning.reason}")))
-    if not verdict.faults:
-        click.echo(f"{verdict.file}: valid")
-        click.echo(yaml.safe_dump(verdict.config, sort_keys=False, width=120), nl=False)
 
 
 def _as_json(verdict: _Verdict) -> dict[str, object]:

@@ -237,7 +237,8 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
     one, other = first.shared, second.shared
 
     def there() -> str:
-        return _where(document, first.place)
+        line = document.line(first.place)
+        return f"{spell(first.place)} (line {line})" if line else spell(first.place)
 
     if one.strategy != other.strategy:
         if one.name == other.name:
@@ -267,8 +268,3 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
             reason = f"device {name} of {one.name} is in the entry at {there()} already"
             return document.fault((*second.place, "devices", index), reason)
     return None
-
-
-def _where(document: Document, place: Place) -> str:
-    line = document.line(place)
-    return f"{spell(place)} (line {line})" if line else spell(place)

@@ -12,7 +12,8 @@ _INIT = "systemd"
 
 def process(proc: Path = Path("/proc"), sys: Path = Path("/sys"), environ: Mapping[str, str] = os.environ) -> Process:
     """What proc(5) says of this process. Raises OSError or ValueError where it does not say."""
-    status = dict(_fields((proc / "self/status").read_text()))
+    lines = (line.partition(":") for line in (proc / "self/status").read_text().splitlines())
+    status = {key: value.strip() for key, _, value in lines}
     inside = contained(environ)
     return Process(
         uid=os.geteuid(),
@@ -50,8 +51,3 @@ def _line(file: Path) -> str:
         return file.read_bytes()[:4096].decode(errors="replace").rstrip("\0\n").partition("\n")[0]
     except OSError:
         return ""
-
-
-def _fields(text: str) -> list[tuple[str, str]]:
-    parts = (line.partition(":") for line in text.splitlines())
-    return [(key, value.strip()) for key, colon, value in parts if colon]
