@@ -98,7 +98,7 @@ def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
         strategy: what --device-discovery-strategy says.
 
     Raises:
-        ClickException: the files name no GPU.
+        ClickException: the files name no GPU, or those of a WSL node have no NVML, without which it would have none.
     """
     files = Path(root or "/", "proc")
     try:
@@ -107,7 +107,12 @@ def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
         gpus, trouble = (), error
     platform = choose(strategy, look([root or "/"]), lambda: [gpu.model for gpu in gpus] or None).platform
     if platform is Platform.WSL:
-        _need_nvml(root)
+        paths = (f"{root}/{directory}/{SONAME}" for directory in (WSL_LIBRARIES, *LIBRARY_DIRECTORIES))
+        if not any((path := resolve(root, each)) is not None and Path(path).is_file() for each in paths):
+            raise click.ClickException(
+                f"--root: {root or '/'} is a copy of a WSL node and has no {SONAME} where WSL or a distribution puts it: "
+                "copy usr/lib/wsl as a whole"
+            )
         return Node((Gpu(uuid=WSL_GPUS, index=0),)), ()
     if platform is Platform.TEGRA:
         return Node((Gpu(uuid=TEGRA_GPU, index=0),)), ()
@@ -117,13 +122,3 @@ def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
             "GPUs with --simulate"
         )
     return Node(gpus, driver_version=proc.driver_version(files)), (NO_MIG,) if proc.partitioned(files) else ()
-
-
-def _need_nvml(root: str) -> None:
-    """Raises ClickException where a copy of a WSL node lacks NVML's library, without which the node would have no GPU."""
-    paths = (f"{root}/{directory}/{SONAME}" for directory in (WSL_LIBRARIES, *LIBRARY_DIRECTORIES))
-    if not any((path := resolve(root, each)) is not None and Path(path).is_file() for each in paths):
-        raise click.ClickException(
-            f"--root: {root or '/'} is a copy of a WSL node and has no {SONAME} where WSL or a distribution puts it: "
-            "copy usr/lib/wsl as a whole"
-        )

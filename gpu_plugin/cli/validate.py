@@ -16,7 +16,7 @@ from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.names import DOMAIN
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.schema_v1 import FOREIGN
-from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import SECTIONS
 from gpu_plugin.config.sharing_section import resource_name
 from gpu_plugin.config.written import written
@@ -51,9 +51,9 @@ def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environmen
     if not files and not heed_environment:
         raise click.UsageError("name a file, or - for standard input")
     flags = given_flags(given)
-    for option in OPTIONS:
-        if flags.get(option.name) and option.name in {"config_file", "config_file_srcdir"}:
-            raise click.UsageError(f"--{option.flags[0]}: name files without it")
+    for name in ("config_file", "config_file_srcdir"):
+        if flags.get(name):
+            raise click.UsageError(f"--{name.replace('_', '-')}: name files without it")
     verdicts = [_judge(file, flags, environ) for file in files or ("",)]
     if as_json:
         click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=2))
@@ -79,7 +79,7 @@ class _Verdict(NamedTuple):
 
 def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -> _Verdict:
     """A verdict on a file with these flags and variables, or on those alone where there is none."""
-    document = None
+    document = Document({})
     name = file or "flags and environment"
     try:
         if file == "-":
@@ -98,18 +98,14 @@ def _by_line(faults: Iterable[Fault]) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.line)
 
 
-def _without_effect(document: Document | None) -> list[Fault]:
+def _without_effect(document: Document) -> list[Fault]:
     """Keys of the file that have no effect here."""
-    if document is None:
-        return []
     reason = "read by gpu-feature-discovery, not by this plugin"
     return [document.fault(place, reason) for place in FOREIGN if at(document.content, place) is not None]
 
 
-def _unknown_resources(settings: Settings, document: Document | None) -> list[Fault]:
+def _unknown_resources(settings: Settings, document: Document) -> list[Fault]:
     """Resources to be shared that no node has devices of, such as nvidia.com/gpus."""
-    if document is None:
-        return []
     known = {f"{DOMAIN}/gpu", *(pattern.name for pattern in (*settings.gpu_names, *settings.mig_names))}
     found = []
     for section in SECTIONS:
