@@ -60,7 +60,7 @@ def option(
 
 
 def declared(fields: Iterable[str]) -> tuple[Option, ...]:
-    """The options, which these fields were declared as, in their order."""
+    """The options, by the names of the fields that they were declared for: these stand first, in the same order."""
     return tuple(
         msgspec.structs.replace(
             each,

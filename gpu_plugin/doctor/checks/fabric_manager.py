@@ -45,8 +45,7 @@ def _by_traces(facts: Facts, switches: int) -> Finding:
     there = f"{switches} NVSwitches" if switches else "GPUs that lead to NVSwitches"
     if facts.simulated:
         return skipped(f"the simulated node has {there}, and no fabric manager of its own")
-    known = seen(facts.fabric_manager, "the fabric manager")
-    if trace := f"process {known.processes[0]}" if known.processes else known.socket:
+    if trace := seen(facts.fabric_manager, "the fabric manager"):
         return ok(f"it runs ({trace})")
     if isinstance(facts.process, Unknown) or not facts.process.host_processes:
         return note(

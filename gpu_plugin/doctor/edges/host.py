@@ -7,13 +7,14 @@ import os
 import re
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from gpu_plugin.devices.mps_paths import CONTROL as MPS_CONTROL
 from gpu_plugin.devices.mps_paths import PIPE
 from gpu_plugin.doctor.edges.process import processes
 from gpu_plugin.doctor.edges.sockets import listening
-from gpu_plugin.doctor.facts import DeviceNode, FabricManager, Mps, Pci
+from gpu_plugin.doctor.facts import DeviceNode, Mps, Pci
 
 # PCI code and ID assignment specification
 _NVIDIA = 0x10DE  # vendor
@@ -90,17 +91,15 @@ def device_node(path: str, root: str = "") -> DeviceNode:
     return DeviceNode(path, True, *numbers, mode, 0)
 
 
-def fabric_manager(roots: Iterable[str], proc: Path = Path("/proc")) -> FabricManager:
-    """Traces of nvidia-fabricmanager: a process, or its socket under one of these roots."""
-    running = tuple(pid for pid, _ in processes((_FABRIC_MANAGER,), proc))
-    for root in roots:
-        path = Path(root, _FABRIC_SOCKET)
-        try:
-            if stat.S_ISSOCK(path.stat().st_mode):
-                return FabricManager(running, str(path))
-        except OSError:
-            continue
-    return FabricManager(running)
+def fabric_manager(roots: Iterable[str], proc: Path = Path("/proc")) -> str:
+    """A trace of nvidia-fabricmanager: its first process, or else its socket under one of these roots; empty for none."""
+    for pid, _ in processes((_FABRIC_MANAGER,), proc):
+        return f"process {pid}"
+    for path in (Path(root, _FABRIC_SOCKET) for root in roots):
+        with suppress(OSError):
+            if path.is_socket():
+                return str(path)
+    return ""
 
 
 def mps(root: str, proc: Path = Path("/proc")) -> Mps:

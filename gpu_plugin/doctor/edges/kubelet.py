@@ -26,8 +26,9 @@ def kubelet_directory(path: str, registration: str) -> KubeletDirectory:
         return KubeletDirectory(found)
     written, others = False, list[str]()
     with suppress(OSError):  # that it cannot be listed is told by `found`
-        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-            written = written or entry.name == checkpoint.NAME
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        written = any(entry.name == checkpoint.NAME for entry in entries)
+        for entry in entries:
             ours = entry.path == registration or entry.name.startswith(PREFIX) or entry.name == "kubelet.sock"
             is_socket = not entry.is_symlink() and Path(entry.path).is_socket()
             if not ours and len(others) < _MAX_SOCKETS and is_socket and listening(entry.path):

@@ -251,9 +251,13 @@ def test_fabric_manager(short_path):
     write(short_path, "proc/7/comm", "nv-fabricmanage\n")
     run = short_path / "root/run/nvidia-fabricmanager"
     run.mkdir(parents=True)
+    roots = ("/nonexistent", str(short_path / "root"))
+    assert host.fabric_manager(roots, short_path / "proc") == "process 7"
+    (short_path / "proc/7/comm").unlink()
     with closing(listen(run / "socket")):
-        seen = host.fabric_manager(("/nonexistent", str(short_path / "root")), short_path / "proc")
-    assert (seen.processes, seen.socket) == ((7,), str(run / "socket"))
+        assert host.fabric_manager(roots, short_path / "proc") == str(run / "socket")
+    (run / "socket").unlink()
+    assert host.fabric_manager(roots, short_path / "proc") == ""
 
 
 def test_mps(short_path):
