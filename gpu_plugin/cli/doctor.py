@@ -61,8 +61,8 @@ def _found(asked: "_ResolvedSettings", patience: float) -> list[tuple[str, Findi
 
     Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
     """
+    from gpu_plugin.doctor.checks import examined  # noqa: PLC0415
     from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415 - 200 ms that usage and help do without
-    from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
 
     def look() -> list[tuple[str, Finding]]:
         logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order

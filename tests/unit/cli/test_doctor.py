@@ -18,7 +18,7 @@ from gpu_plugin.cli import main
 from gpu_plugin.cli.doctor import lines
 from gpu_plugin.control import protocol
 from gpu_plugin.doctor.check import failed, note, ok, skipped, warning
-from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.doctor.checks import CHECKS
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.doctor.made_up import status

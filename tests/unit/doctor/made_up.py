@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpu_plugin.access.node_evidence import CONTAINERD, ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.cli.options import settings_from
 from gpu_plugin.doctor.check import Status
+from gpu_plugin.doctor.checks import examine
 from gpu_plugin.doctor.facts import (
     Api,
     Clock,
@@ -27,7 +28,6 @@ from gpu_plugin.doctor.facts import (
     Socket,
     Unknown,
 )
-from gpu_plugin.doctor.registry import examine
 from gpu_plugin.health.observation import Fabric
 
 OK, NOTE, WARNING, FAILED, SKIPPED = Status.OK, Status.NOTE, Status.WARNING, Status.FAILED, Status.SKIPPED
