@@ -15,12 +15,12 @@ from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import GPU_RESOURCE
 from gpu_plugin.placement import shared, whole
 from gpu_plugin.placement.preferred import preferred
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.views.groups import LinkGroups
 from gpu_plugin.placement.views.matrix import held_back_words
-from gpu_plugin.placement.views.report import HeldBack, Offered, OfferedResource, left_out
+from gpu_plugin.placement.views.report import Offered, OfferedResource, left_out
 
 Ids = Mapping[int, Sequence[str]]
 """Device ids by the place of their hardware in a resource; no place without any."""
@@ -31,7 +31,7 @@ class Served(msgspec.Struct, frozen=True):
 
     node: Node
     resource: OfferedResource
-    left_out: Sequence[HeldBack] = ()
+    left_out: Sequence[Offered] = ()
     live: bool = False
 
 
@@ -57,7 +57,7 @@ def served(state_dir: Path, name: str | None, replicas: int | None, policy: str 
 
     Raises:
         UsageError: no such resource, or several and none is named.
-        ClickException: no daemon answers, or one that does not say what it serves, or it serves nothing yet.
+        ClickException: no daemon of this version answers, or it serves nothing yet.
     """
     node, resources = daemons_node(state_dir)
     if not resources:
@@ -126,7 +126,7 @@ def _noun(resource: OfferedResource, free: Ids) -> str:
     return "MIG devices" if any(resource.hardware[at].kind != GPU for at in free) else "GPUs"
 
 
-def _check(size: int, available: int, required: int, what: str, left_out: Sequence[HeldBack]) -> None:
+def _check(size: int, available: int, required: int, what: str, left_out: Sequence[Offered]) -> None:
     """Raises UsageError where there is no such set at all."""
     if size > available:
         more = f"; left out: {held_back_words(left_out)}" if left_out else ""
@@ -163,10 +163,10 @@ class Answer(msgspec.Struct, frozen=True):
         """Whether a policy chose, since there were shared GPUs or MIG devices to choose from."""
         return not self.how
 
-    def not_offered(self, what: Served) -> list[HeldBack]:
+    def not_offered(self, what: Served) -> list[Offered]:
         """What was taken to be available although the kubelet would not offer it."""
         asked = {what.resource.hardware[at].visible_id for at in self.asked.available}
-        return [each for each in what.left_out if each.uuid in asked]
+        return [each for each in what.left_out if each.visible_id in asked]
 
 
 def answer_to(what: Served, asked: Request) -> Answer:

@@ -14,7 +14,7 @@ from gpu_plugin.placement.views import matrix
 from gpu_plugin.placement.views.groups import LinkGroups
 from gpu_plugin.placement.views.matrix import pairs_json
 from gpu_plugin.placement.views.picture import picture
-from gpu_plugin.placement.views.report import HeldBack, held_back
+from gpu_plugin.placement.views.report import Offered, held_back
 from gpu_plugin.runtime.atomic import replace_file
 
 _MODE = 0o644
@@ -58,7 +58,7 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         click.echo("\n".join(_text(groups, topology, kept, scores=as_scores)))
 
 
-def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[HeldBack], *, scores: bool) -> list[str]:
+def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[Offered], *, scores: bool) -> list[str]:
     if scores:
         return matrix.scores(groups, topology.scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
@@ -67,13 +67,13 @@ def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[HeldBack],
     return shown
 
 
-def _draw(groups: LinkGroups, topology: Topology, name: str, held_back: Sequence[HeldBack], file: str) -> None:
-    drawn = picture(groups, topology, name, {each.uuid: each.reason for each in held_back if each.kind == GPU})
+def _draw(groups: LinkGroups, topology: Topology, name: str, held_back: Sequence[Offered], file: str) -> None:
+    drawn = picture(groups, topology, name, {each.visible_id: each.reason for each in held_back if each.kind == GPU})
     if file == "-":
         click.echo(drawn, nl=False)
         return
-    path = Path(file).resolve()  # what a link leads to is replaced, not the link
     try:
+        path = Path(file).resolve()  # what a link leads to is replaced, not the link
         if path.exists() and not path.is_file():
             raise OSError("it exists and is not a regular file; name another one, or - for standard output")
         replace_file(path, drawn.encode(), _MODE)

@@ -10,7 +10,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
 from gpu_plugin.nvml.topology import probe_links
 from gpu_plugin.nvml.traits import probe_gpu
-from gpu_plugin.placement.views.report import OfferedResource, reported, reported_resources
+from gpu_plugin.placement.views.report import OfferedResource, reported
 
 if TYPE_CHECKING:
     from gpu_plugin.simulation.driver import SimulatedDriver
@@ -58,11 +58,9 @@ def daemons_node(state_dir: Path) -> tuple[Node, tuple[OfferedResource, ...]]:
     """
     reply = ask(state_dir, "topology", hint=" (or name a simulated node with --simulate)")
     try:
-        node, resources = reported(reply), reported_resources(reply)
+        node, resources = reported(reply)
     except ValueError as error:
         raise NoDaemon(f"the running daemon is of another version: {error}") from None
     if not node.gpus:
         raise click.ClickException("the running daemon knows no GPU of this node yet: its log says why")
-    if resources is None:
-        raise NoDaemon("the running daemon is of another version: it does not say what it serves")
     return node, resources

@@ -15,7 +15,7 @@ from gpu_plugin.cluster.labels.vgpu import VgpuHost
 from gpu_plugin.config.names import DOMAIN
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS, SharedResource
-from gpu_plugin.devices.naming import mig_resource
+from gpu_plugin.devices.device import mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
 

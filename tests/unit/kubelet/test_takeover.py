@@ -24,7 +24,7 @@ from gpu_plugin.kubelet.takeover import (
     TakeoverWatch,
     lost,
 )
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 OURS = {GPU: frozenset({"GPU-0", "GPU-1"})}
