@@ -12,11 +12,11 @@ from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi import spec as document
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.spec import json_schema, to_json
-from gpu_plugin.cdi.directory import Outcome, SpecDirectory
 from gpu_plugin.cli.cdi_files import Judged, found, gone, judge, judge_content, judged
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
+from gpu_plugin.host.cdi.directory import Outcome, SpecDirectory
 from gpu_plugin.runtime.printable import printable
 
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))

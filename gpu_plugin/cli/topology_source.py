@@ -8,7 +8,7 @@ import click
 from gpu_plugin.cli.running_daemon import NoDaemon, ask
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
-from gpu_plugin.nvml.topology import probe_links
+from gpu_plugin.nvml.links import probe_links
 from gpu_plugin.nvml.traits import probe_gpu
 from gpu_plugin.placement.views.report import OfferedResource, reported
 

@@ -18,7 +18,7 @@ from gpu_plugin.cluster.labels.keys import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.devices.node import Node
-from gpu_plugin.nvml.host import LinuxHost
+from gpu_plugin.host.view import LinuxHost
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.directory import StateDirectory
 from tests.unit.cluster.api_server import NODE
