@@ -20,4 +20,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 def listening(path: str) -> bool:
     """Whether somebody takes connections on a socket, or would, were it not too busy. Blocks, but not for long."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        return probe.connect_ex(path) in (0, errno.EAGAIN)
+        try:
+            return probe.connect_ex(path) in (0, errno.EAGAIN)
+        except OSError:  # of a path that is too long for a socket's
+            return False

@@ -63,6 +63,13 @@ def test_a_daemon_that_another_program_runs_keeps_its_directory(root):
     assert foreign.is_dir()
 
 
+def test_below_a_path_that_is_too_long_for_a_socket_nobody_listens(root, tmp_path):
+    deep = tmp_path / ("x" * 100)
+    root.rename(deep)
+    assert remove_mps_traces(deep).left == []
+    assert not deep.exists()
+
+
 def test_what_is_no_resources_stays(root, tmp_path):
     (root / "notes").mkdir()
     for path in ("home/user/pipe", "nvidia.com/gpu/../other/pipe", "nvidia.com/other/thesis"):
