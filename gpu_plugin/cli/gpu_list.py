@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.gpu_names import is_bus_id, named
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.sharing import REPLICA
@@ -98,7 +99,9 @@ def _meant(option: str, item: str, hardware: Hardware) -> dict[int, Amount]:
                 f"{option}: {item}: counts go with replicas, and {offered[at].name} is given out once, with no MIG device here"
             )
         if int(match[2]) > len(offered[at].ids):  # type: ignore[index] # there is a match where there are places
-            raise click.UsageError(f"{option}: {item}: {offered[at].name} has {in_words(len(offered[at].ids))}")
+            raise click.UsageError(
+                f"{option}: {item}: {offered[at].name} has {counted(len(offered[at].ids), 'replica')}"
+            )
     return dict.fromkeys(places, amount)
 
 
@@ -109,17 +112,12 @@ def _is_mig_index(item: str, hardware: Sequence["Offered"]) -> bool:
     return bool(partitioned and colon and _INDEX.fullmatch(item) and not any(each.index == gpu for each in hardware))
 
 
-def in_words(count: int) -> str:
-    """So many replicas, in words."""
-    return "1 replica" if count == 1 else f"{count} replicas"
-
-
 def _no_id(piece: "Offered", uuid: str) -> str:
     if not piece.shared:
         return f"{piece.name} is given out once, so that its only id is {piece.visible_id}"
     if uuid != piece.visible_id:
         return f"an id has the whole uuid, {piece.visible_id}"
-    return f"{piece.name} has {in_words(len(piece.ids))}, numbered from 0"
+    return f"{piece.name} has {counted(len(piece.ids), 'replica')}, numbered from 0"
 
 
 def _named(option: str, name: str, hardware: Hardware) -> list[int]:

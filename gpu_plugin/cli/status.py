@@ -24,6 +24,7 @@ from gpu_plugin.cli.output import (
 )
 from gpu_plugin.cli.running_daemon import ask, state_dir_option
 from gpu_plugin.config.times import duration, utc
+from gpu_plugin.config.words import counted
 from gpu_plugin.daemon.node_status import complaints, unusable
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.telemetry.metrics import metrics
@@ -145,11 +146,11 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     cdi = status["cdi"]
     if cdi is not None:
         trouble = coloured(f"NO DEVICE CAN BE USED: {cdi['trouble']}", "Unhealthy") if cdi["trouble"] else ""
-        yield "CDI", trouble or f"{_count(cdi['devices'], 'device')} in {cdi['directory']}"
+        yield "CDI", trouble or f"{counted(cdi['devices'], 'device')} in {cdi['directory']}"
     cluster = status.get("cluster")
     if cluster is not None:
         cordoned = (
-            f", {_count(len(cluster['cordoned']), 'GPU')} cordoned by its annotation" if cluster["cordoned"] else ""
+            f", {counted(len(cluster['cordoned']), 'GPU')} cordoned by its annotation" if cluster["cordoned"] else ""
         )
         yield "cluster", f"node {cluster['node'] or 'not known'}{cordoned}"
         for trouble in cluster["trouble"]:
@@ -176,7 +177,7 @@ def _registrations(kubelet: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _resource(counts: dict[str, Any]) -> str:
     """How many of a resource's devices are Healthy, which are not, and which are gone but still listed."""
     present = counts["devices"] - counts["retired"]
-    text = f"{counts['healthy']} of {_count(present, 'device')} Healthy"
+    text = f"{counts['healthy']} of {counted(present, 'device')} Healthy"
     if counts["sharing"]:
         text += f", shared by {' and '.join(counts['sharing'])}"
     if unhealthy := present - counts["healthy"]:
@@ -191,10 +192,6 @@ def _some(ids: list[str], count: int) -> str:
     return ", ".join(ids) + (f" and {more} more" if more > 0 else "")
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     """A row for each GPU; below it why it is not well, and what is withheld of it."""
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
@@ -203,7 +200,7 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     widths = [max(map(len, column)) for at, column in enumerate(zip(*rows, strict=True)) if at != model]
     if columns is not None and sum(widths) + NARROWEST + 2 * len(widths) > columns:
         for cells, gpu in zip(rows[1:], gpus, strict=True):
-            cells[held_by] = _count(len(gpu["holders"]), "pod") if gpu["holders"] else cells[held_by]
+            cells[held_by] = counted(len(gpu["holders"]), "pod") if gpu["holders"] else cells[held_by]
     shown = table(rows, columns, (model, since))
     yield shown[0]
     for gpu, row in zip(gpus, shown[1:], strict=True):

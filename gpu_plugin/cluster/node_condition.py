@@ -15,6 +15,7 @@ from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
 from gpu_plugin.cluster.node_api import Condition
 from gpu_plugin.cluster.rates import TokenBucket
 from gpu_plugin.config.times import rfc3339
+from gpu_plugin.config.words import are, shortened
 
 CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"
@@ -68,7 +69,7 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> ConditionCon
         if age < PATIENCE:
             return None
         return ConditionContent(
-            "Unknown", "DriverUnavailable", _short(trouble or "no GPU is known yet", LONGEST_MESSAGE), trouble
+            "Unknown", "DriverUnavailable", shortened(trouble or "no GPU is known yet", LONGEST_MESSAGE), trouble
         )
     worst = next((each for each in _RANK if any(gpu.fitness is each for gpu in gpus)), None)
     if worst is None:
@@ -78,10 +79,10 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> ConditionCon
     status, reason, words = _SAYS[worst]
     told = [gpu for gpu in gpus if gpu.fitness is worst]
     more = f"; and {len(told) - MAX_NAMED_GPUS} more" if len(told) > MAX_NAMED_GPUS else ""
-    listed = "; ".join(_short(_one(gpu), LONGEST_OF_ONE) for gpu in told[:MAX_NAMED_GPUS])
-    message = f"{len(told)} of {len(gpus)} GPUs {'is' if len(told) == 1 else 'are'} {words}: {listed}{more}"
+    listed = "; ".join(shortened(_one(gpu), LONGEST_OF_ONE) for gpu in told[:MAX_NAMED_GPUS])
+    message = f"{len(told)} of {len(gpus)} GPUs {are(len(told))} {words}: {listed}{more}"
     return ConditionContent(
-        status, reason, _short(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told)
+        status, reason, shortened(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told)
     )
 
 
@@ -149,7 +150,3 @@ def parsed(text: str | None) -> float:
 def _one(gpu: GpuFitness) -> str:
     why = "; ".join(gpu.why)
     return f"{gpu.name}: {why}{f' ({gpu.action})' if gpu.action else ''}"
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."

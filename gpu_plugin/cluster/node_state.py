@@ -13,13 +13,10 @@ from gpu_plugin.cluster.gpu_fitness import GpuFitness
 from gpu_plugin.cluster.node_api import NodeApi, NodeState
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, ConditionContent, tainted, wanted
 from gpu_plugin.cluster.own_marks import OwnMarks
-from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
+from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
-
-START_SPREAD = 10.0
-"""Seconds over which nodes that begin together spread their first requests."""
 
 LOOK = 15.0
 """Seconds between two looks at what is wanted where nobody says that it has changed; they ask nobody."""

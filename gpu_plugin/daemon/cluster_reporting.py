@@ -29,6 +29,7 @@ from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals.orders import ANNOTATED
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
+from gpu_plugin.runtime.backoff import START_SPREAD
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
 from gpu_plugin.runtime.threads import DaemonThreads
@@ -47,9 +48,6 @@ MAX_CHANGES = 64
 
 MAX_PODS = 64
 """Pods that are told of one change at most."""
-
-START_SPREAD = 10.0
-"""Seconds over which nodes that begin together spread their first question for the annotation; what was cordoned stands."""
 
 WRITE_PATIENCE = 5.0
 """Seconds that the state directory may take: a dead disk holds no more than its thread."""

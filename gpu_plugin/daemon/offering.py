@@ -11,6 +11,7 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import Judgement, ListingInput, judge
@@ -22,6 +23,7 @@ from gpu_plugin.kubelet.list_resend import ListResend
 from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +35,6 @@ HOLDERS_SOON = 0.2
 
 HOLDERS_CHECK = 30.0
 """Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
-
-OFF_LOOP_DEVICES = 4_000
-"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
 
 TIMER_SLACK = 0.01
 """Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
@@ -312,7 +311,7 @@ def _counted(listed: Sequence[Device]) -> str:
     parts = (
         [f"{healthy} Healthy"] + [f"{unhealthy} Unhealthy"] * bool(unhealthy) + [f"{retired} retired"] * bool(retired)
     )
-    return f"{len(listed)} {'device' if len(listed) == 1 else 'devices'}: {', '.join(parts)}"
+    return f"{counted(len(listed), 'device')}: {', '.join(parts)}"
 
 
 def _held_back(resources: Iterable[Resource]) -> Iterable[str]:

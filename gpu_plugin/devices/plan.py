@@ -10,6 +10,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.names import DOMAIN, resource_name_fault
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
+from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, withhold
 from gpu_plugin.devices.gpu_names import matches, selected, unmatched
 from gpu_plugin.devices.naming import MAX_LIST_BYTES, first_few, mig_resource
@@ -67,7 +68,7 @@ def plan(node: Node, settings: Settings) -> Plan:
     known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
     gpus = served_gpus(node, settings)
     warnings = [
-        f"{first_few(items)} on the list of GPUs to {word} {'is' if len(items) == 1 else 'are'} none of this node's GPUs"
+        f"{first_few(items)} on the list of GPUs to {word} {are(len(items))} none of this node's GPUs"
         for word, listed in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
         if (items := unmatched(known, listed))
     ]

@@ -11,15 +11,12 @@ from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
 from gpu_plugin.kubelet.socket import identity
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Workers
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Seconds that each witness may take."""
-
-OFF_LOOP_DEVICES = 4_000
-"""From so many devices on (2 µs each) the word of the witnesses is weighed on a thread, so that the loop runs on."""
 
 Pods = Mapping[tuple[str, str], frozenset[str]]
 """Pods, as namespace/name, by the (resource, device id) that they hold."""

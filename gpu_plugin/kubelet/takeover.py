@@ -19,6 +19,7 @@ from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,6 @@ PATIENCE = 2.0
 
 UNREAD = 30.0
 """Seconds for which a kubelet that still has what it had from us is taken to have read no newer list: its disk may be slow."""
-
-OFF_LOOP_DEVICES = 4_000
-"""From so many devices on (2 µs each) an answer is judged on a thread, so that the loop runs on."""
 
 Ids = Mapping[str, frozenset[str]]
 """Device ids by resource name."""

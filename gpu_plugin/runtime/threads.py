@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+OFF_LOOP_DEVICES = 4_000
+"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
+
 
 class NoAnswerError(TimeoutError):
     """A call has not come back within the seconds that it was given. A TimeoutError of the call's own is none of these."""

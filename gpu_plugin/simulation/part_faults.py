@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.nvml_h import (
     FI_GET_GPU_RECOVERY_ACTION,
     FI_MEMORY_TEMP,
@@ -87,7 +88,7 @@ def _ecc_uncorrected(node: SimulatedNode, gpu: int, value: object) -> str:
     require(node, gpu, "ecc-uncorrected", node.profile.gpus[gpu].ecc, "counts no memory errors")
     node.grow(gpu, "ecc_uncorrected", errors)
     node.post(gpu, EventType.DOUBLE_BIT_ECC)
-    return f"{errors} more uncorrected memory error{'' if errors == 1 else 's'}, until reset"
+    return f"{counted(errors, 'more uncorrected memory error')}, until reset"
 
 
 def _ecc_cleared(node: SimulatedNode, gpu: int, value: object) -> str:

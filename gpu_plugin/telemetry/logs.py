@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gpu_plugin.config.times import rfc3339_milliseconds
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.runtime.printable import encodable, printable
 from gpu_plugin.telemetry.log_writer import LogWriter, to_descriptor
@@ -162,7 +163,6 @@ def _writes(stream: TextIO) -> Callable[[bytes], None]:
 
 
 def _dropped_line(count: int) -> str:
-    lines = "1 log line was" if count == 1 else f"{count} log lines were"
-    words = f"{lines} dropped: standard error did not take them"
+    words = f"{counted(count, 'log line')} {'was' if count == 1 else 'were'} dropped: standard error did not take them"
     record = logging.LogRecord(__name__, logging.WARNING, "", 0, words, None, None)
     return next((handler.format(record) for handler in logging.root.handlers if isinstance(handler, _Queued)), words)

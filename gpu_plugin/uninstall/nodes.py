@@ -7,6 +7,7 @@ import anyio
 
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.daemonset import DaemonSets
+from gpu_plugin.config.words import are, counted
 from gpu_plugin.uninstall.template import (
     ForeignDaemonSetError,
     cleanup_daemonset,
@@ -56,7 +57,7 @@ async def clean(
             await daemonsets.create(cleaning)
             deleted = True  # or about to be
             await daemonsets.delete(name)
-        say(f"deleted; cleaning up {_nodes(done[1])}")
+        say(f"deleted; cleaning up {counted(done[1], 'node')}")
         with anyio.move_on_after(timeout):
             while True:
                 now = await _read(daemonsets, cleanup_name(name), say)
@@ -66,7 +67,7 @@ async def clean(
                 seen = progress(now)
                 if seen is not None and seen != done:
                     done = seen
-                    say(f"{done[0]} of {_nodes(done[1])} {'is' if done[1] == 1 else 'are'} clean")
+                    say(f"{done[0]} of {counted(done[1], 'node')} {are(done[1])} clean")
                 if seen is not None and done[0] >= done[1]:
                     break
                 await anyio.sleep(POLL_INTERVAL)
@@ -95,7 +96,3 @@ async def _read(daemonsets: DaemonSets, name: str, say: Callable[[str], object])
         except UnreachableError as error:
             say(f"asking again: {error}")
             await anyio.sleep(POLL_INTERVAL)
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"

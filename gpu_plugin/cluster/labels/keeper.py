@@ -26,7 +26,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.nvml.port import HostView
-from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
+from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import DaemonThreads, Workers
@@ -41,9 +41,6 @@ LABELS_FILE = "labels.json"
 
 SETTLE = 1.0
 """Seconds after news of the node or the settings: a start, or a GPU that is repartitioned, brings several."""
-
-SPREAD = 10.0
-"""Seconds over which a cluster's nodes spread their first request to the API server."""
 
 CHECK = 60.0
 """Seconds between two looks at the file: somebody may have removed it, or recreated the directory."""
@@ -321,7 +318,7 @@ class NodeLabels:
         if wanted != before or now >= self._renew_at:
             if self._spread:
                 self._spread = False
-                await anyio.sleep(SPREAD * self._dice())
+                await anyio.sleep(START_SPREAD * self._dice())
             await self._apply(settings, settings.node_name, wanted)
             self._renew_at = anyio.current_time() + RENEW * (0.9 + 0.2 * self._dice())
             if wanted != before:

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from gpu_plugin.config.words import counted
 from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Sample
@@ -60,4 +61,4 @@ def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:
 
 
 def _words(count: int) -> str:
-    return f"{count} uncorrected memory error{'' if count == 1 else 's'} since the GPU was reset or the driver loaded"
+    return f"{counted(count, 'uncorrected memory error')} since the GPU was reset or the driver loaded"

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
@@ -239,11 +240,11 @@ def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status
     count = len(gpus)
     told = [] if gpus else ["No GPU is known"]
     if states["unhealthy"]:
-        told.append(f"{states['unhealthy']} of {_some(count)} {'is' if states['unhealthy'] == 1 else 'are'} Unhealthy")
+        told.append(f"{states['unhealthy']} of {counted(count, 'GPU')} {are(states['unhealthy'])} Unhealthy")
     if states["degraded"]:
         told.append(f"{states['degraded']} degraded")
     if withheld := sum(gpu["state"] == "healthy" and bool(gpu["withheld"]) for gpu in gpus):
-        told.append(f"{withheld} withheld" if told else f"{withheld} of {_some(count)} withheld")
+        told.append(f"{withheld} withheld" if told else f"{withheld} of {counted(count, 'GPU')} withheld")
     if troubles:
         told.insert(0, troubles[0])
     if others := len(troubles[1:]):
@@ -251,10 +252,6 @@ def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status
     if not told:
         told.append("The GPU is Healthy" if count == 1 else f"All {count} GPUs are Healthy")
     return "; ".join(told) if troubles else ", ".join(told)
-
-
-def _some(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, Any]:

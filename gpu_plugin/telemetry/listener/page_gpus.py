@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from gpu_plugin.config.words import counted
 from gpu_plugin.placement.views.svg import xml
 from gpu_plugin.telemetry.listener.page_pieces import (
     NONE,
@@ -165,7 +166,7 @@ def pods(data: Data) -> str:
         for each in held["containers"]
     ]
     count = len({(each["namespace"], each["pod"]) for each in held["containers"]})
-    summary = f"{count} pod{'' if count == 1 else 's'} hold{'s' if count == 1 else ''} devices"
+    summary = f"{counted(count, 'pod')} hold{'s' if count == 1 else ''} devices"
     more = f'<p class="none">{held["left_out"]} more are left out.</p>' if held["left_out"] else ""
     listed = table("Pods that hold devices", rows, states=(each["state"] for each in held["containers"])) + more
     return f'<details id="pods-all"><summary>{summary}</summary>{listed}</details>'
@@ -184,9 +185,8 @@ def devices(data: Data) -> str:
 
 
 def _devices_of(gpu: Data) -> str:
-    count = gpu["listed"]
     held = "" if gpu["held"] is None else f", {gpu['held']} held"
-    summary = f"GPU {gpu['index']}: {count} device{'' if count == 1 else 's'}{held}"
+    summary = f"GPU {gpu['index']}: {counted(gpu['listed'], 'device')}{held}"
     rows = [*map(_device, gpu["devices"])]
     listed = table(f"Devices of GPU {gpu['index']}", rows) if rows else '<p class="none">None is served.</p>'
     uuid = f'<p class="muted"><code>{xml(gpu["uuid"])}</code></p>'

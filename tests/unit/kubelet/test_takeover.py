@@ -9,7 +9,7 @@ import pytest
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
-from gpu_plugin.kubelet import pod_resources, takeover, wire
+from gpu_plugin.kubelet import pod_resources, wire
 from gpu_plugin.kubelet.pod_listing import decode_allocatable
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.takeover import (
@@ -25,6 +25,7 @@ from gpu_plugin.kubelet.takeover import (
     lost,
 )
 from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 OURS = {GPU: frozenset({"GPU-0", "GPU-1"})}
@@ -284,7 +285,7 @@ async def test_tens_of_thousands_of_devices_are_judged_beside_the_loop(monkeypat
 
     made = List.of
     monkeypatch.setattr(List, "of", counted)
-    watched = Watched(monkeypatch, **{f"d{at}": True for at in range(takeover.OFF_LOOP_DEVICES)})
+    watched = Watched(monkeypatch, **{f"d{at}": True for at in range(OFF_LOOP_DEVICES)})
     await watched.ask("0")
     assert watched.standing.why == OTHERS
     published(watched.store, a=True)
