@@ -18,11 +18,10 @@ from gpu_plugin.cluster.answers import (
     LONGEST_MESSAGE,
     Request,
     Status,
+    ask,
     body,
-    exchange,
     metadata_of,
     pieces,
-    status_of,
 )
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
@@ -190,8 +189,11 @@ class NodeMetadata:
     async def _read(self, client: "httpx2.AsyncClient") -> None:
         headers = metadata_of("PartialObjectMetadata")
         request = Request("GET", f"{NODES}/{self._node_name}", headers, "get", _NEEDED)
-        response, content = await exchange(client, request)
-        if response.status_code == HTTPStatus.NOT_FOUND:
+        try:
+            metadata = msgspec.json.decode(await ask(client, request), type=_Node).metadata
+        except UnreachableError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
             trouble = (
                 f"the Kubernetes API knows no node {self._node_name}, so its labels are not known until it does: is --node-name "
                 "(NODE_NAME) the pod's spec.nodeName?"
@@ -200,10 +202,7 @@ class NodeMetadata:
                 log.warning("%s", trouble)
             self._missing = True
             self._tell_trouble(trouble)
-        elif response.status_code != HTTPStatus.OK:
-            raise request.refused(response.status_code, status_of(content))
         else:
-            metadata = msgspec.json.decode(content, type=_Node).metadata
             self._tell(metadata)
             self._version = metadata.resource_version
 
@@ -227,7 +226,7 @@ class NodeMetadata:
                 return
             if response.status_code != HTTPStatus.OK:
                 with anyio.fail_after(ANSWER_TIMEOUT):
-                    raise watch.refused(response.status_code, status_of(await body(response)))
+                    raise watch.refused(response, await body(response))
             keep_alive(response)
             self._following = True
             if not self._missing:

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ import anyio
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
 from gpu_plugin.cluster.node_metadata import NodeMetadata
-from gpu_plugin.cluster.own_marks import OWN_MARKS_FILE, OwnMarks
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.health_watch import HealthWatch
@@ -34,12 +33,14 @@ from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
 from gpu_plugin.runtime.threads import DaemonThreads
 from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
 
 if TYPE_CHECKING:
     from gpu_plugin.cluster.correlation import Object
     from gpu_plugin.cluster.events import EventWriter
     from gpu_plugin.cluster.node_api import NodeApi
-    from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper, Seen
+    from gpu_plugin.cluster.node_condition import GpuFitness
+    from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper
 
 log = logging.getLogger(__name__)
 
@@ -206,11 +207,10 @@ class ClusterReporting:
         effect = "" if settings.node_taint == "none" else settings.node_taint
         return EnabledReports(settings.node_condition, effect, _reports(settings))
 
-    def _seen(self) -> "Seen":
-        from gpu_plugin.cluster.gpu_fitness import fitness_of  # noqa: PLC0415 - as above
-        from gpu_plugin.cluster.node_state import Seen  # noqa: PLC0415
+    def _seen(self) -> "tuple[Sequence[GpuFitness], str]":
+        from gpu_plugin.cluster.node_condition import fitness_of  # noqa: PLC0415 - as above
 
-        return Seen(fitness_of(self._health.ledger, self._health.gpus), self._trouble() or "")
+        return fitness_of(self._health.ledger, self._health.gpus), self._trouble() or ""
 
     def _about_node(self) -> "Object":
         """The Node, by the uid that the kubelet's own Events about it have: its name (pkg/kubelet, nodeRef)."""

@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
-from gpu_plugin.config.names import DOMAIN
+from gpu_plugin.config.names import DOMAIN, PRESENT, TIMESTAMP
 from gpu_plugin.runtime.atomic import leftovers, replace_file
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 from gpu_plugin.state.directory import StateDirectory

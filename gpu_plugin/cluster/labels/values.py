@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
 from gpu_plugin.cluster.labels.vgpu import VgpuHost
-from gpu_plugin.config.names import DOMAIN
+from gpu_plugin.config.names import DOMAIN, PRESENT, TIMESTAMP, label_key_fault
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.naming import mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
 
-# Characters of a label's value, and of its key after the slash (apimachinery, validation.IsValidLabelValue).
 LONGEST_VALUE = 63
-LONGEST_NAME = 63
+"""Characters of a label's value (apimachinery, validation.IsValidLabelValue)."""
 
 # By PCI class code: a VGA controller, and a 3D one.
 _MODES = {0x030000: "graphics", 0x030200: "compute"}
@@ -40,7 +38,6 @@ _FAMILIES = {
 
 _UNWANTED = re.compile(r"[^A-Za-z0-9_. -]")
 _EDGES = "-_."
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -74,7 +71,9 @@ def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]
             f"{DOMAIN}/gpu.mode": _mode(gpus, host.pci_classes),
             **_clique(node, gpus),
         }
-    return {key: valid(value) for key, value in labels.items() if _valid_key(key)}
+    return {
+        key: valid(value) for key, value in labels.items() if not label_key_fault(key)
+    }  # the driver's name of a MIG profile is part of some
 
 
 def stamped(labels: Mapping[str, str], before: Mapping[str, str], now: float) -> dict[str, str]:
@@ -91,12 +90,6 @@ def sanitised(text: str) -> str:
 def valid(value: str) -> str:
     """The value, or as much of its beginning as Kubernetes takes: 63 characters, a letter or digit first and last."""
     return _UNWANTED.sub("", value).replace(" ", "-").lstrip(_EDGES)[:LONGEST_VALUE].rstrip(_EDGES)
-
-
-def _valid_key(key: str) -> bool:
-    """Whether Kubernetes takes the key: the driver's name of a MIG profile is part of some."""
-    name = key.removeprefix(f"{DOMAIN}/")
-    return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
 def _said(truth: bool) -> str:  # noqa: FBT001

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness, fitness_of
 from gpu_plugin.cluster.node_api import Condition
 from gpu_plugin.cluster.node_condition import (
     BURST,
@@ -15,6 +14,9 @@ from gpu_plugin.cluster.node_condition import (
     SPREAD,
     ConditionClock,
     ConditionContent,
+    Fitness,
+    GpuFitness,
+    fitness_of,
     parsed,
     tainted,
     wanted,

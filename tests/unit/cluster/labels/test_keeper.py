@@ -13,7 +13,7 @@ from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.labels import keeper
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, LONGEST_PAUSE, RENEW, NodeLabels
-from gpu_plugin.cluster.labels.keys import TIMESTAMP
+from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Node
 from gpu_plugin.nvml.host import LinuxHost
