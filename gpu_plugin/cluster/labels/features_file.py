@@ -27,9 +27,6 @@ MAX_BYTES = 64 * 1024
 FEATURES_FILE: Final = "features.json"
 """Its name in the state directory: which files this plugin wrote."""
 
-_NOT_COMPARED = frozenset({PRESENT, TIMESTAMP})
-
-
 _MOST_DIGESTS = 4
 """Of one path: what was written last, and what may still lie there because a write failed, hung, or was cut off by a kill."""
 
@@ -166,11 +163,8 @@ class FeaturesFile:
 
 def same(labels: Mapping[str, str], others: Mapping[str, str]) -> bool:
     """Whether both say the same, whenever they came to be and whoever wrote them."""
-
-    def compared(all_: Mapping[str, str]) -> dict[str, str]:
-        return {key: value for key, value in all_.items() if key not in _NOT_COMPARED}
-
-    return compared(labels) == compared(others)
+    either = {PRESENT: "", TIMESTAMP: ""}
+    return {**labels, **either} == {**others, **either}
 
 
 def _content_of(labels: Mapping[str, str]) -> bytes:
@@ -183,7 +177,7 @@ def _labels_in(content: bytes) -> dict[str, str]:
 
 
 def _only_ours(content: bytes) -> bool:
-    """Whether nobody but this plugin writes such a file: its first versions remembered none.
+    """Whether nobody but this plugin writes such a file: the state directory may have been lost.
 
     GPU Feature Discovery's has no `gpu.present`, and its lines lie in no order.
     """

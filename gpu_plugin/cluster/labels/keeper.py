@@ -16,11 +16,12 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import msgspec
 
+from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -31,6 +32,9 @@ from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import DaemonThreads, Workers
 from gpu_plugin.state.directory import StateDirectory
+
+if TYPE_CHECKING:
+    from gpu_plugin.cluster.node_api import NodeApi
 
 _T = TypeVar("_T")
 
@@ -68,13 +72,6 @@ _REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.U
 """What says of another Node that it is none of ours to change: a right that is missing, or an admission policy."""
 
 
-class LabelApi(Protocol):
-    """As much of `cluster.node_api.NodeApi` as labels need."""
-
-    async def apply_labels(self, labels: Mapping[str, str]) -> None:
-        """Has the Node carry exactly these of our labels. Raises UnreachableError."""
-
-
 class Applied(msgspec.Struct, frozen=True):
     """The labels that the Node of this name was given by the API; none where they were taken back, or never given."""
 
@@ -88,10 +85,9 @@ class Applied(msgspec.Struct, frozen=True):
         return f"kubectl label node {shlex.quote(self.node or 'NODE')} {keys}"
 
 
-def node_api(node_name: str, kubeconfig: str) -> LabelApi:
+def node_api(node_name: str, kubeconfig: str) -> "NodeApi":
     """The Kubernetes API. Raises ConfigError where the client is not installed."""
-    from gpu_plugin.cluster.connection import require_client  # noqa: PLC0415 - only who labels by the API pays for it
-    from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
+    from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415 - only who labels by the API pays for it
 
     require_client("--node-labels=api", ", or use --node-labels=file")
     return NodeApi(node_name, kubeconfig)
@@ -106,7 +102,7 @@ class NodeLabels:
         host: HostView,
         state: StateDirectory,
         *,
-        api: Callable[[str, str], LabelApi] = node_api,
+        api: "Callable[[str, str], NodeApi]" = node_api,
         clock: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
@@ -130,9 +126,10 @@ class NodeLabels:
         self._memory_threads = Workers("labels-memory")
         self._memory: SlowCall[bool] = SlowCall(self._memory_threads.begin)
         self._renew_at = float("-inf")
-        self._apis: dict[tuple[str, str], LabelApi] = {}
+        self._apis: dict[tuple[str, str], NodeApi] = {}
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
-        self._in_vain = ""
+        self._in_vain: tuple[str, UnreachableError] | None = None
+        """The Node that the API server was asked about in vain, and why."""
         self._spread = True
 
     def follow(self, node: Node) -> None:
@@ -179,8 +176,9 @@ class NodeLabels:
             except ConfigError as error:
                 troubles.append(str(error))
                 pause = None
-            except _ApiError as error:
-                troubles.append(str(error))
+            except UnreachableError as error:
+                assert self._in_vain is not None
+                troubles.append(f"node {self._in_vain[0]} cannot be labelled as it should be: {error}")
                 pause = self._backoff.not_before - anyio.current_time()
             if pause is not None:
                 pauses.append(max(0.0, pause))
@@ -222,7 +220,7 @@ class NodeLabels:
             self._directories |= self._files.directories()
             self._recalled = True
         for directory in self._directories - {wanted}:
-            file = self._file(directory)
+            file, removed = FeaturesFile(Path(directory), self._files), False
             try:
                 removed = await self._on_disk(file.path.parent, file.remove)
             except AwayError as error:
@@ -232,11 +230,9 @@ class NodeLabels:
                     file.path,
                     error.strerror,
                 )
-                removed = False
             except _DiskError:
-                if self._files.remembers(file.path):
+                if self._files.remembers(file.path):  # else it is nothing to us, as far as we know
                     raise
-                removed = False  # of a directory that is nothing to us, as far as we know
             self._directories.discard(directory)
             if removed:
                 log.info("%s: the file of labels is removed", directory)
@@ -252,7 +248,7 @@ class NodeLabels:
             return None
         try:
             await self._apply(settings, given.node, {})
-        except _ApiError as error:
+        except UnreachableError as error:
             if error.code == HTTPStatus.NOT_FOUND:
                 log.info("node %s is gone, and the labels that it was given with it", given.node)
             elif renamed and error.code in _REFUSED:
@@ -260,13 +256,11 @@ class NodeLabels:
                     "node %s: the labels that it was given stay there, since the plugin is on node %s now: %s; run: %s",
                     given.node,
                     settings.node_name,
-                    error.why,
+                    error,
                     given.removal,
                 )
             else:
                 raise
-            self._backoff.succeeded()
-            self._in_vain = ""
             await self._given(Applied())
         else:
             log.info("node %s: the labels are taken back", given.node)
@@ -277,7 +271,7 @@ class NodeLabels:
             return None
         labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
         self._directories.add(settings.features_dir)
-        file = self._file(settings.features_dir)
+        file = FeaturesFile(Path(settings.features_dir), self._files)
         wanted = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
         if wanted is not None:
             with suppress(_DiskError):  # said when it is tried again: the Node does not wait for it
@@ -326,35 +320,30 @@ class NodeLabels:
         return self._renew_at - anyio.current_time()
 
     async def _apply(self, settings: Settings, node_name: str, labels: Mapping[str, str]) -> None:
-        """Gives the API server these labels, and remembers so; not before a pause is over. Raises ConfigError and _ApiError."""
-        from gpu_plugin.cluster.connection import UnreachableError  # noqa: PLC0415 - as above
-
-        if self._in_vain and not self._backoff.due(anyio.current_time()):
-            raise _ApiError(self._in_vain)
+        """Gives the API server these labels once a pause is over, and remembers so. Raises ConfigError and UnreachableError."""
+        if self._in_vain is not None and not self._backoff.due(anyio.current_time()):
+            raise self._in_vain[1].with_traceback(None)
         try:
             await self._api(node_name, settings.kubeconfig).apply_labels(labels)
         except UnreachableError as error:
             self._backoff.failed(anyio.current_time(), self._dice())
-            self._in_vain = f"node {node_name} cannot be labelled as it should be: {error}"
-            raise _ApiError(self._in_vain, str(error), error.code) from None
-        self._backoff.succeeded()
-        self._in_vain = ""
+            self._in_vain = node_name, error
+            raise
         await self._given(Applied(node_name, {**labels}) if labels else Applied())
 
     async def _given(self, applied: Applied) -> None:
-        """The API server was given these labels: remembered at once, as far as the state directory does not hang."""
+        """The API server has these labels of ours: remembered at once, as far as the state directory does not hang."""
+        self._backoff.succeeded()
+        self._in_vain = None
         self._applied = applied
         with suppress(_DiskError):
             await self._kept(LABELS_WAIT)
 
-    def _api(self, node_name: str, kubeconfig: str) -> LabelApi:
+    def _api(self, node_name: str, kubeconfig: str) -> "NodeApi":
         """The same for as long as it is about the same Node: it remembers what it has asked of it."""
         if (node_name, kubeconfig) not in self._apis:
             self._apis = {(node_name, kubeconfig): self._make_api(node_name, kubeconfig)}
         return self._apis[node_name, kubeconfig]
-
-    def _file(self, directory: str) -> FeaturesFile:
-        return FeaturesFile(Path(directory), self._files)
 
     async def _on_disk(self, where: Path, call: "Callable[[], _T]") -> "_T":
         """What a call brings. Raises _DiskError, which says where, and AwayError."""
@@ -375,15 +364,6 @@ class NodeLabels:
 
 class _DiskError(Exception):
     """A file or directory cannot be read or written, or does not answer in time; the text says which and why."""
-
-
-class _ApiError(Exception):
-    """The API server was asked in vain: `why` in itself, and `code`, the HTTP status of its answer, 0 where there was none."""
-
-    def __init__(self, text: str, why: str = "", code: int = 0) -> None:
-        super().__init__(text)
-        self.why = why
-        self.code = code
 
 
 def _labels(node: Node, settings: Settings, host: HostView) -> dict[str, str]:

@@ -122,7 +122,7 @@ def test_a_state_directory_that_was_lost_is_mended_by_a_file_that_is_ours_to_the
     (lines(dict(sorted(OURS.items(), reverse=True))), False),
     (lines({key: value for key, value in sorted(OURS.items()) if key != PRESENT}), False),
     (lines(dict(sorted(OURS.items()))) + "# mine\n", False),
-], ids=["as a former version wrote it", "in no order", "GPU Feature Discovery's labels", "with a remark"])  # fmt: skip
+], ids=["as this plugin writes it", "in no order", "GPU Feature Discovery's labels", "with a remark"])  # fmt: skip
 def test_where_nothing_is_remembered_a_file_that_only_this_plugin_writes_is_removed(directory, state, content, removed):
     (directory / "gfd").write_text(content)
     assert begun(directory, state).remove() is removed

@@ -192,7 +192,7 @@ async def test_a_file_of_ours_is_known_again_though_the_state_directory_was_lost
     assert names(bench.features) == []
 
 
-async def test_what_a_version_wrote_that_remembered_nothing_is_removed_where_labels_are_off(bench):
+async def test_what_is_ours_by_its_form_is_removed_where_labels_are_off_and_nothing_is_remembered(bench):
     await bench.keep(ONE)
     (bench.state / FEATURES_FILE).unlink()
     bench.restarted()
