@@ -6,14 +6,13 @@ docs/metrics.md has every one of them.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpu_plugin.telemetry.metrics import gpus, node, served
+from gpu_plugin.telemetry.metrics import gpus, plugin
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS, Family, lines
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:
     """The families that a status makes, always in the same order. What the status does not tell of has none, or no sample."""
-    yield from node.families(status)
-    yield from served.families(status)
+    yield from plugin.families(status)
     yield from gpus.families(status)
 
 

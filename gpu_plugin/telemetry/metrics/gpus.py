@@ -45,13 +45,13 @@ def _health(gpus: Gpus) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_gpu_health",
         "The state that each GPU is in (1) and those it is not in (0). One of whose MIG devices is bad is degraded.",
-        [(f'{labels},state="{state}"', int(state == gpu["state"])) for labels, gpu in gpus for state in STATES],
+        _one_hot(gpus, "state", "state", STATES),
     )
     yield gauge(
         "gpu_plugin_gpu_held_back",
         "Whether nothing but this order of an operator, or another one, keeps a GPU from pods: it has no fault.",
         [
-            (f"{labels},{labelled(by=order)}", int(order in held))
+            (f"{labels},{labelled(by=order)}", order in held)
             for labels, gpu in gpus
             if (held := gpu.get("held_back")) is not None
             for order in ORDERS
@@ -79,7 +79,7 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
         "gpu_plugin_health_signal_supported",
         "Whether a GPU tells what a health signal needs.",
         [
-            (f"{_of(uuid, labels)},{labelled(signal=signal)}", int(supported))
+            (f"{_of(uuid, labels)},{labelled(signal=signal)}", supported)
             for uuid, signals in health["supported"].items()
             for signal, supported in signals.items()
         ],
@@ -134,13 +134,13 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
     read = [(labels, gpu["readings"]) for labels, gpu in gpus if gpu.get("readings")]
     for name, key, about in _PLAIN:
         family = counter if name.endswith("_total") else gauge
-        yield family(_PREFIX + name, about, [(labels, _number(readings.get(key))) for labels, readings in read])
+        yield family(_PREFIX + name, about, [(labels, readings.get(key)) for labels, readings in read])
     for name, label, keys, about in _SEVERAL:
         yield gauge(
             _PREFIX + name,
             about,
             [
-                (f'{labels},{label}="{value}"', _number(readings.get(key)))
+                (f'{labels},{label}="{value}"', readings.get(key))
                 for labels, readings in read
                 for value, key in keys.items()
             ],
@@ -159,7 +159,7 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
         "gpu_plugin_gpu_clocks_event",
         "Whether clocks are limited for this reason.",
         [
-            (f'{labels},reason="{reason}"', int(bool(mask & bit)))
+            (f'{labels},reason="{reason}"', bool(mask & bit))
             for labels, readings in read
             if (mask := readings.get("clocks_events")) is not None
             for reason, bit in CLOCKS_EVENTS.items()
@@ -173,11 +173,7 @@ def _one_hot(read: Gpus, label: str, key: str, known: Sequence[str]) -> Iterator
         if now is None:
             continue
         for value in known if now in known else (*known, now):
-            yield f"{labels},{labelled(**{label: value})}", int(value == now)
-
-
-def _number(value: Any) -> float | None:
-    return int(value) if isinstance(value, bool) else value
+            yield f"{labels},{labelled(**{label: value})}", value == now
 
 
 _PREFIX = "gpu_plugin_gpu_"
