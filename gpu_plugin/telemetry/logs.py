@@ -46,20 +46,9 @@ _AT_WILL = "grpclib.server"
 _CHATTY = ("grpclib", "asyncio", "hpack", "h2", "httpx", "httpcore", "httpx2", "httpcore2")
 
 
-class _Known:
-    """Adds index and bus id to log records that have the uuid of a GPU."""
+_gpus: Mapping[str, tuple[int, str]] = {}
+"""Index and PCI bus id of GPUs, by uuid."""
 
-    def __init__(self) -> None:
-        self.gpus: Mapping[str, tuple[int, str]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        uuid = str(getattr(record, "uuid", ""))
-        if uuid in self.gpus and not hasattr(record, "index"):
-            record.index, record.bus_id = self.gpus[uuid]
-        return True
-
-
-_known = _Known()
 _writer: LogWriter | None = None
 _stream: object = None
 """What the writer writes to."""
@@ -110,7 +99,7 @@ def configure(form: str, level: str) -> None:
     """Sends log lines of `level` (debug, info, warning, error) and above to standard error as `form`, text or json."""
     number = logging.getLevelNamesMapping()[level.upper()]
     handler = _Queued(_standard_error())
-    handler.addFilter(_known.filter)
+    handler.addFilter(_with_gpu)
     handler.setFormatter(_json() if form == "json" else TextFormatter())
     logging.basicConfig(level=number, handlers=[handler], force=True)
     for name in _CHATTY:
@@ -120,7 +109,16 @@ def configure(form: str, level: str) -> None:
 
 def know(gpus: "Iterable[Gpu]") -> None:
     """Takes which index and PCI bus id GPUs have: lines about a uuid have them as fields from now on."""
-    _known.gpus = {gpu.uuid: (gpu.index, short_bus_id(gpu.pci_bus_id)) for gpu in gpus}
+    global _gpus  # noqa: PLW0603 - as the root logger, there is one
+    _gpus = {gpu.uuid: (gpu.index, short_bus_id(gpu.pci_bus_id)) for gpu in gpus}
+
+
+def _with_gpu(record: logging.LogRecord) -> bool:
+    """Adds index and bus id to a record that has the uuid of a GPU."""
+    uuid = str(getattr(record, "uuid", ""))
+    if uuid in _gpus and not hasattr(record, "index"):
+        record.index, record.bus_id = _gpus[uuid]
+    return True
 
 
 def dropped() -> int:

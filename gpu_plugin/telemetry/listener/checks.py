@@ -58,19 +58,18 @@ class LoopLag:
         """The loop turns at this time."""
         if self._last is not None:
             self.lag.observe(max(0.0, now - self._last - BEAT_INTERVAL))
-        if self._last is not None and now - self._last - BEAT_INTERVAL > LATE:
-            self._pauses = [
-                *(pause for pause in self._pauses if now - pause.until <= RECENT),
-                Pause(now - self._last, now),
-            ]
+        self._pauses = self._recent(now)
         self._last = now
 
     def longest(self, now: float) -> Pause | None:
         """The longest recent pause; None where there was none. A loop that has just gone on may not have beaten yet."""
+        return max(self._recent(now), key=lambda pause: pause.seconds, default=None)
+
+    def _recent(self, now: float) -> list[Pause]:
         pauses = [pause for pause in self._pauses if now - pause.until <= RECENT]
         if self._last is not None and now - self._last - BEAT_INTERVAL > LATE:
             pauses.append(Pause(now - self._last, now))
-        return max(pauses, key=lambda pause: pause.seconds, default=None)
+        return pauses
 
 
 class Verdict(msgspec.Struct, frozen=True):
