@@ -7,10 +7,7 @@ import msgspec
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import HOW, named
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.signals.orders import ANNOTATION
 from gpu_plugin.runtime.printable import printable
-
-__all__ = ["ANNOTATION", "Cordoned", "cordoned"]
 
 MAX_NAMES = 256
 """Names that are looked at. A node has 16 GPUs."""

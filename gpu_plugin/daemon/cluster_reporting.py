@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import anyio
 
 from gpu_plugin.cluster.connection import require_client
-from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
+from gpu_plugin.cluster.cordon_annotation import Cordoned, cordoned
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.health.latch import Transition
 from gpu_plugin.health.observation import Order
-from gpu_plugin.health.signals.orders import ANNOTATED
+from gpu_plugin.health.signals.orders import ANNOTATED, ANNOTATION
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.backoff import START_SPREAD
@@ -103,9 +103,7 @@ class ClusterReporting:
             from gpu_plugin.cluster import health_news  # noqa: PLC0415 - for those alone who report
 
             _, events = self._writer()
-            if settings.node_events and (
-                news := health_news.on_node(change, self._health.gpus, self._about_node(), now)
-            ):
+            if settings.node_events and (news := health_news.news(change, self._health.gpus, self._about_node(), now)):
                 events.tell(news)
             if settings.pod_events and health_news.concerns_pods(change):
                 self._changes.append((change, now))
@@ -249,7 +247,7 @@ class ClusterReporting:
             pods = health_news.pods_on(change, allocated, self._store.current)
             for namespace, pod in sorted(pods)[:MAX_PODS]:
                 about = Object("Pod", pod, namespace)
-                if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
+                if (news := health_news.news(change, self._health.gpus, about, at)) is not None:
                     events.tell(news)
 
     async def _follow_annotation(self) -> None:

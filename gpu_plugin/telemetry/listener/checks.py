@@ -1,4 +1,4 @@
-"""What each probe looks at: facts in, lines and a verdict out. Pure; the time is one of the facts.
+"""What each probe looks at: facts in, an answer with a line for each check out. Pure; the time is one of the facts.
 
 The lines are in the form of the Kubernetes API server's /livez?verbose (k8s.io/apiserver, pkg/server/healthz).
 """
@@ -11,6 +11,7 @@ import msgspec
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.kubelet.registrations import ResourceRegistration
 from gpu_plugin.runtime.histogram import Histogram
+from gpu_plugin.telemetry.listener.answer import Answer
 
 BEAT_INTERVAL = 1.0
 """Seconds between two beats of the event loop."""
@@ -72,13 +73,6 @@ class LoopLag:
         return pauses
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """The outcome of all checks of a probe, and the text that says so."""
-
-    passed: bool
-    text: str
-
-
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the daemon. Times are in seconds of the event loop's clock.
 
@@ -105,9 +99,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cdi: str | None = None
 
 
-def live(
-    facts: Facts, now: float, silent: Mapping[str, str], unasked: str = "", paused: Pause | None = None
-) -> Verdict:
+def live(facts: Facts, now: float, silent: Mapping[str, str], unasked: str = "", paused: Pause | None = None) -> Answer:
     """Whether a restart of the process would help, which nothing outside it is a reason for.
 
     An event loop that stands still answers nobody, which is what a prober hears of it. Whoever is answered can only be told
@@ -132,7 +124,7 @@ def live(
     )
 
 
-def ready(facts: Facts, now: float) -> Verdict:
+def ready(facts: Facts, now: float) -> Answer:
     """Whether the kubelet is told of this node's GPUs."""
     if facts.waits_for:
         return _verdict("readyz", [Check("node", facts.waits_for)])
@@ -149,7 +141,7 @@ def ready(facts: Facts, now: float) -> Verdict:
     return _verdict("readyz", checks)
 
 
-def started(facts: Facts, before: bool = False) -> Verdict:  # noqa: FBT001, FBT002 - one of two facts
+def started(facts: Facts, before: bool = False) -> Answer:  # noqa: FBT001, FBT002 - one of two facts
     """Whether the first attempt at the configuration and at the driver is over, whatever came of it.
 
     Without a configuration the driver is not asked, and a restart would bring neither. `before` says whether this has passed
@@ -202,7 +194,7 @@ def _by_resource(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items()))
 
 
-def _verdict(probe: str, checks: Sequence[Check]) -> Verdict:
+def _verdict(probe: str, checks: Sequence[Check]) -> Answer:
     passed = not any(check.fault for check in checks)
     outcome = f"{probe} check {'passed' if passed else 'failed'}"
-    return Verdict(passed, "\n".join((*map(str, checks), outcome, "")))
+    return Answer(200 if passed else 503, "\n".join((*map(str, checks), outcome, "")))

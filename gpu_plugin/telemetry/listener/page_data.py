@@ -285,15 +285,8 @@ def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, An
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "at": event["at"],
-        "kind": event["kind"],
-        "text": event["text"],
-        "gpu": event.get("index"),
-        "verdict": event.get("verdict", ""),
-        "by": event.get("by", ""),
-        "reason": event.get("reason", ""),
-    }
+    told = {key: event.get(key, "") for key in ("at", "kind", "text", "verdict", "by", "reason")}
+    return {**told, "gpu": event.get("index")}
 
 
 def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
