@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-METADATA: Final = "application/json;as={};v=v1;g=meta.k8s.io,application/json"
-"""Metadata alone: a whole Node with its images is some ten times as long. It is asked for of answers to changes, too."""
+METADATA: Final = {"Accept": "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json"}
+"""The header that asks for metadata alone, of answers to changes, too: a whole Node with its images is some ten times as long."""
 
 LONGEST_MESSAGE = 4 * 1024 * 1024
 """Bytes of an object, a list or an event of a watch; etcd holds no object above 1.5 MiB."""
@@ -27,6 +27,15 @@ LONGEST_PIECE = 64 * 1024
 
 _GZIP = 16 + zlib.MAX_WBITS
 """That zlib is to expect gzip's frame (zlib.decompressobj, wbits)."""
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    """What is read of an object's metadata (metav1.ObjectMeta)."""
+
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class Status(msgspec.Struct):
@@ -70,11 +79,6 @@ class Request(msgspec.Struct, frozen=True):
             kind = f"403 {self.verb}"
             says += f"; bind our service account to a ClusterRole that allows {self.needed}"
         return UnreachableError(kind, says, code, status.reason, _retry_after(response.headers))
-
-
-def metadata_of(kind: str) -> dict[str, str]:
-    """The headers that ask for metadata alone; `kind` is PartialObjectMetadata or PartialObjectMetadataList."""
-    return {"Accept": METADATA.format(kind)}
 
 
 async def ask(client: "httpx2.AsyncClient", request: Request) -> bytes:

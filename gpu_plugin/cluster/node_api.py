@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import Request, ask, decoded, metadata_of
+from gpu_plugin.cluster.answers import METADATA, Metadata, Request, ask, decoded
 from gpu_plugin.cluster.connection import UnreachableError, connect
 from gpu_plugin.runtime.backoff import NO_SOONER, Backoff
 
@@ -36,9 +36,9 @@ ATTEMPTS = 4
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 
-_APPLY: Final = {"Content-Type": "application/apply-patch+yaml", **metadata_of("PartialObjectMetadata")}
-_MERGE: Final = {"Content-Type": "application/merge-patch+json", **metadata_of("PartialObjectMetadata")}
-_JSON: Final = {"Content-Type": "application/json", **metadata_of("PartialObjectMetadata")}
+_APPLY: Final = {"Content-Type": "application/apply-patch+yaml", **METADATA}
+_MERGE: Final = {"Content-Type": "application/merge-patch+json", **METADATA}
+_JSON: Final = {"Content-Type": "application/json", **METADATA}
 
 _NODES_RIGHT: Final = "get and patch of nodes in the core API group"
 
@@ -68,11 +68,6 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
     last_transition_time: str | None = ""
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
-    uid: str = ""
-    resource_version: str = ""
-
-
 class _Spec(msgspec.Struct):
     taints: list[Taint] | None = None
 
@@ -84,7 +79,7 @@ class _State(msgspec.Struct):
 class NodeState(msgspec.Struct):
     """As much of a Node as is decided by."""
 
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _State = msgspec.field(default_factory=_State)
 
@@ -205,10 +200,8 @@ class NodeApi:
     async def pod_uid(self, namespace: str, name: str) -> str | None:
         """The uid of a pod, by its metadata alone; None where there is none of that name any more."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        headers = metadata_of("PartialObjectMetadata")
-        content = await self._unless_gone(
-            Request("GET", path, headers, "get pods", "get of pods in the core API group")
-        )
+        request = Request("GET", path, METADATA, "get pods", "get of pods in the core API group")
+        content = await self._unless_gone(request)
         return None if content is None else decoded(content, NodeState).metadata.uid or None
 
     def _path(self) -> str:
@@ -222,8 +215,7 @@ class NodeApi:
     async def _apply_labels(self, labels: Mapping[str, str]) -> None:
         """With the Node's uid: applying to a Node that is gone makes no new one then, and one that was recreated is noticed."""
         if not self._uid:
-            headers = metadata_of("PartialObjectMetadata")
-            request = Request("GET", self._path(), headers, "get", "get of nodes in the core API group")
+            request = Request("GET", self._path(), METADATA, "get", "get of nodes in the core API group")
             self._uid = decoded(await self._ask(request), NodeState).metadata.uid
         metadata = {"name": self.node_name, "uid": self._uid, "labels": {**labels}}
         await self._apply("", "labels", {"metadata": metadata}, _NODES_RIGHT)

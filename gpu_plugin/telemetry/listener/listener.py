@@ -53,12 +53,11 @@ class Listener:
         self,
         facts: "Callable[[], Facts]",
         status: Callable[[], Awaitable[Mapping[str, Any]]],
-        page: "Callable[[], Source] | None" = None,
+        page: "Callable[[], Source]",
     ) -> None:
         """Has probes answered by these facts from now on, scrapes by this status, and the status page by what `page` makes."""
-        if self._probes is not None:
+        if self._probes is not None and self._page is not None:
             self._probes.facts, self._probes.status = facts, status
-        if self._page is not None and page is not None:
             self._page.source = page()
 
     def stop(self) -> None:

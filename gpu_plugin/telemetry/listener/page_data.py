@@ -80,16 +80,9 @@ def awaiting(why: str) -> Mapping[str, Any]:
         "verdict": ATTENTION,
         "headline": "Nothing is served yet",
         "complaints": [{"severity": ATTENTION, "text": why, "gpu": None}],
-        "daemon": None,
-        "driver": None,
-        "configuration": None,
-        "strategy": None,
-        "registrations": [],
-        "resources": [],
-        "gpus": [],
         "pods": {"known": False, "why": "nothing is served yet", "containers": [], "left_out": 0},
-        "links": None,
-        "events": [],
+        **dict.fromkeys(("daemon", "driver", "configuration", "strategy", "links")),
+        **{name: [] for name in ("registrations", "resources", "gpus", "events")},
     }
 
 

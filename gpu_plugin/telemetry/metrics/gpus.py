@@ -21,23 +21,19 @@ def families(status: Mapping[str, Any]) -> Iterator[Family]:
     health = status["health"]
     gpus = [(labelled(uuid=gpu["uuid"], index=gpu["index"]), gpu) for gpu in health["gpus"]]
     labels = {gpu["uuid"]: text for text, gpu in gpus}
-    yield from _what_it_is(gpus, status)
-    yield from _health(gpus)
-    yield from _history(health, labels)
-    yield from _readings(gpus)
-
-
-def _what_it_is(gpus: Gpus, status: Mapping[str, Any]) -> Iterator[Family]:
     driver = status.get("driver", {}).get("version", "")
     yield info(
         "gpu_plugin_gpu_info",
         "What a GPU is.",
         [
-            f"{labels},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
-            for labels, gpu in gpus
+            f"{of},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
+            for of, gpu in gpus
             if "bus_id" in gpu
         ],
     )
+    yield from _health(gpus)
+    yield from _history(health, labels)
+    yield from _readings(gpus)
 
 
 def _health(gpus: Gpus) -> Iterator[Family]:

@@ -283,5 +283,5 @@ async def test_without_an_address_nothing_is_begun(monkeypatch):
     async with anyio.create_task_group() as tasks:
         listener = Listener(tasks)
         listener.begin("", Facts)
-        listener.ask(Facts, _nothing)
+        listener.ask(Facts, _nothing, pytest.fail)
         listener.stop()
