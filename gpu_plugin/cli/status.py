@@ -27,7 +27,7 @@ from gpu_plugin.config.times import duration, utc
 from gpu_plugin.config.words import counted
 from gpu_plugin.daemon.node_status import complaints, unusable
 from gpu_plugin.runtime.printable import printable
-from gpu_plugin.telemetry.metrics import metrics
+from gpu_plugin.telemetry.metrics.families import metrics
 
 _LABEL = 15
 """Columns of what a line is about."""

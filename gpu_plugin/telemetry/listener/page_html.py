@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from gpu_plugin.config.times import rfc3339, utc
 from gpu_plugin.placement.views.svg import xml
 from gpu_plugin.telemetry.listener.page_data import ATTENTION, OK, UNHEALTHY
-from gpu_plugin.telemetry.listener.page_gpus import devices, gpus, pods
-from gpu_plugin.telemetry.listener.page_pieces import (
+from gpu_plugin.telemetry.listener.page_gpus import (
     NONE,
     SIGNS,
     Cell,
     Data,
     badge,
     bus_and_model,
+    devices,
+    gpus,
     moment,
+    pods,
     since,
     table,
 )

@@ -93,8 +93,8 @@ class Probes:
 
     async def _text(self, status: Mapping[str, Any], form: Format) -> str:
         """The metrics as text, made in pieces: between two of them the kubelet's calls are answered."""
-        from gpu_plugin.telemetry.metrics import families  # noqa: PLC0415 - who is not scraped does not pay for it
         from gpu_plugin.telemetry.metrics.exposition import lines  # noqa: PLC0415
+        from gpu_plugin.telemetry.metrics.families import families  # noqa: PLC0415 - who is not scraped does not pay for it
 
         pieces, took = [], 0.0
         began = time.perf_counter()

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.runtime.histogram import Histogram
-from gpu_plugin.telemetry.metrics import families, metrics
 from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, labelled, lines, wanted
+from gpu_plugin.telemetry.metrics.families import families, metrics
 from gpu_plugin.telemetry.metrics.gpus import ORDERS
 from tests.unit.cli.test_status import STATUS
 

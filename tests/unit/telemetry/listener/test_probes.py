@@ -15,8 +15,8 @@ from gpu_plugin.telemetry.listener.answer import Answer, Request
 from gpu_plugin.telemetry.listener.checks import Facts
 from gpu_plugin.telemetry.listener.listener import Listener
 from gpu_plugin.telemetry.listener.probes import Probes
-from gpu_plugin.telemetry.metrics import metrics
 from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS
+from gpu_plugin.telemetry.metrics.families import metrics
 from tests.unit.cli.test_status import STATUS
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, serving

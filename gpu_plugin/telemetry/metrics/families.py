@@ -1,10 +1,14 @@
-"""The metrics of the plugin itself: process, configuration, driver; devices, who holds them, and what the kubelet asks."""
+"""Every metric: of process, configuration, driver; devices, who holds them, and what the kubelet asks; and of the GPUs (`gpus`).
+
+docs/metrics.md has every one of them.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from gpu_plugin.telemetry.metrics.exposition import Family, counter, gauge, histogram, info, labelled
+from gpu_plugin.telemetry.metrics import gpus
+from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS, Family, counter, gauge, histogram, info, labelled, lines
 
 Named = Mapping[str, Mapping[str, Any]]
 """What is said of each resource, or of each call, by its name."""
@@ -14,7 +18,10 @@ KNOWN = 1024
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:
-    """Metric families of the daemon's status but for its GPUs, each made when its turn comes."""
+    """The families that a status makes, always in the same order, each made when its turn comes.
+
+    What the status does not tell of has none, or no sample.
+    """
     counters = status.get("counters", {})
     kubelet = counters.get("kubelet", {})
     yield from _process(status, counters)
@@ -24,6 +31,12 @@ def families(status: Mapping[str, Any]) -> Iterator[Family]:
     yield from _pods(status.get("attribution"))
     yield from _resources(status, {name: {} for name in status["resources"]} | kubelet.get("resources", {}))
     yield from _calls(kubelet.get("methods", {}))
+    yield from gpus.families(status)
+
+
+def metrics(status: Mapping[str, Any]) -> list[str]:
+    """The status in Prometheus' text exposition format 0.0.4, line by line."""
+    return [line for family in families(status) for line in lines(family, PROMETHEUS)]
 
 
 def _process(status: Mapping[str, Any], counters: Mapping[str, Any]) -> Iterator[Family]:
