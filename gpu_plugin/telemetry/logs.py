@@ -1,7 +1,8 @@
 """Log lines on standard error: text for people, JSON for collectors. In UTC, a line each, and never in the way of the event loop.
 
 What a line is about goes along as fields, by logging's `extra`: `log.warning("...", extra={"resource": name})`. JSON lines
-have them beside the message; text lines do not need them, since the message says as much. `FIELDS` are those there are.
+have them beside the message; text lines do not need them, since the message says as much. docs/command-line.md has those there
+are; to a `uuid`, the GPU's `index` and `bus_id` are added where they are known.
 """
 
 import logging
@@ -20,24 +21,6 @@ if TYPE_CHECKING:
 
 TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 JSON = "%(asctime)s %(levelname)s %(name)s %(message)s"
-
-FIELDS = (
-    "uuid",
-    "index",
-    "bus_id",
-    "mig_device",
-    "xid",
-    "signal",
-    "verdict",
-    "resource",
-    "device",
-    "pod",
-    "driver",
-    "library",
-    "model",
-    "event",
-)
-"""What a line may say as fields. With `uuid`, the GPU's `index` and `bus_id` are added where they are known."""
 
 # grpclib's server has a line for each request that a peer gives up, which a peer may do at will.
 _AT_WILL = "grpclib.server"

@@ -24,25 +24,14 @@ from gpu_plugin.telemetry.listener.page_gpus import (
     table,
 )
 
-SECTIONS: Sequence[tuple[str, str]] = (
-    ("complaints", "Needs attention"),
-    ("node", "Node"),
-    ("gpus", "GPUs"),
-    ("pods", "Pods"),
-    ("devices", "Devices"),
-    ("links", "Links"),
-    ("events", "Events"),
-)
-"""The parts that are sections, with their headings."""
-
 
 def page(data: Data, filled: Mapping[str, str], at: float, assets: str) -> str:
     """The whole page: `filled` are its parts, `at` is the Unix time that they are of, `assets` the version of its files."""
-    menu = "".join(f'<li><a href="#{name}-section">{heading}</a></li>' for name, heading in SECTIONS)
+    menu = "".join(f'<li><a href="#{name}-section">{heading}</a></li>' for name, (heading, _) in SECTIONS.items())
     sections = "".join(
         f'<section id="{name}-section" aria-labelledby="{name}-heading"><h2 id="{name}-heading">{heading}</h2>'
         f'<div id="{name}">{filled[name]}</div></section>\n'
-        for name, heading in SECTIONS
+        for name, (heading, _) in SECTIONS.items()
     )
     title = f"{data['headline']} - {data['node'] or 'gpu-plugin'}"
     return f"""<!DOCTYPE html>
@@ -252,14 +241,18 @@ def _event(event: Data) -> Sequence[Cell]:
 _VERDICTS: Mapping[str, str] = {"FATAL": UNHEALTHY, "DEGRADED": ATTENTION, "OK": OK}
 
 
-PARTS: Mapping[str, Callable[[Data], str]] = {
-    "summary": _summary,
-    "complaints": _complaints,
-    "node": _node,
-    "gpus": gpus,
-    "pods": pods,
-    "devices": devices,
-    "links": _links,
-    "events": _events,
+SECTIONS: Mapping[str, tuple[str, Callable[[Data], str]]] = {
+    "complaints": ("Needs attention", _complaints),
+    "node": ("Node", _node),
+    "gpus": ("GPUs", gpus),
+    "pods": ("Pods", pods),
+    "devices": ("Devices", devices),
+    "links": ("Links", _links),
+    "events": ("Events", _events),
+}
+"""The parts that are sections, with their headings and what makes them, by the id of their element."""
+
+PARTS: Mapping[str, Callable[[Data], str]] = {"summary": _summary} | {
+    name: made for name, (_, made) in SECTIONS.items()
 }
 """What makes each part of the page, by the id of its element."""
