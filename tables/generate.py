@@ -10,20 +10,35 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+from gpu_plugin.simulation.profile import parse
 
 PACKAGE = Path(__file__).resolve().parent.parent / "gpu_plugin"
 
 
 def written() -> Mapping[Path, str]:
     """What each JSON file is to hold, by its path."""
-    sources = [PACKAGE / "health" / "xids.yaml", *sorted((PACKAGE / "simulation" / "profiles").glob("*.yaml"))]
-    return {source.with_suffix(".json"): _as_json(source.read_text()) for source in sources}
+    table = PACKAGE / "health" / "xids.yaml"
+    tables = {table: yaml.safe_load(table.read_text())}
+    tables |= {profile: _profile(profile) for profile in sorted((PACKAGE / "simulation" / "profiles").glob("*.yaml"))}
+    return {source.with_suffix(".json"): _as_json(content) for source, content in tables.items()}
 
 
-def _as_json(text: str) -> str:
-    return json.dumps(yaml.safe_load(text), separators=(",", ":"), ensure_ascii=False) + "\n"
+def _profile(source: Path) -> dict[str, Any]:
+    """A simulated node, with the uuid of each GPU written out: to make one takes OpenSSL's hashes, 0.6 MiB and 1.5 ms."""
+    content: dict[str, Any] = yaml.safe_load(source.read_text())
+    named = [gpu.uuid for gpu in parse(content, source.stem).gpus]
+    each = content.get("gpus", [])
+    each += [{} for _ in named[len(each) :]]
+    content["gpus"] = [gpu | {"uuid": uuid} for gpu, uuid in zip(each, named, strict=True)]
+    return content
+
+
+def _as_json(content: Any) -> str:
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def main(arguments: list[str]) -> int:

@@ -40,7 +40,6 @@ from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
@@ -189,7 +188,6 @@ class Daemon:
         unasked = "the driver has not been asked about it yet"
         self._health.remember(self._memory.evidence(), tuple(replace(gpu, unreadable=unasked) for gpu in remembered))
         self._inventory.remember(self._memory.listed(), self._memory.foreign())
-        wire.warm()
         self._inventory.found(self._health.gpus)
         self._now.monitor = self._discovery.monitor(remembered)
         consequence = "a restart forgets what happens"

@@ -25,7 +25,6 @@ from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.health.explain import explain
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.attribution import PodAttribution
@@ -334,7 +333,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             node=self.configuration.settings.node_name or socket.gethostname(),
             status=status,
             troubles=node_status.troubles(status),
-            explained=explain(self.health.ledger, self.health.gpus, self.health.now())["gpus"],
+            explained=self.operations.explained()["gpus"],
             topology=self._topology(),
             events=[msgspec.to_builtins(event) for event in newest],
             held=held,

@@ -20,7 +20,6 @@ from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding
 from gpu_plugin.kubelet.list_resend import ListResend
-from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
@@ -260,6 +259,10 @@ class Offering:
 
     async def watch_mps(self) -> None:
         """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""
+        while not self._inventory.mps_resources:
+            await self._inventory.store.changed.wait()
+        from gpu_plugin.mps.watch import MpsWatch  # noqa: PLC0415 - only who shares by MPS pays for it
+
         watch = MpsWatch()
         try:
             while True:

@@ -156,7 +156,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
 
     def moved(self, zero: float | None) -> "Evidence":
         """The entry as a process with a wall clock of this `zero` would have written it down."""
-        if zero is None or self.zero is None or zero == self.zero or not self.known:
+        if zero is None or self.zero is None or abs(zero - self.zero) < CORRECTED or not self.known:
             return self
         return Evidence.of(self.boot_id, self.uuid, self.key, self.latch(zero), zero)
 

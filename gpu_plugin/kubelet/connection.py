@@ -2,6 +2,7 @@
 
 import asyncio
 import binascii
+import inspect
 import logging
 import struct
 import time
@@ -53,23 +54,23 @@ def _say(why: str) -> None:
 class Requests(grpclib.server.Handler):
     """Handles the requests of a connection, and lets go of each, however it ends."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._releases: dict[Stream, Callable[[], Any]] = {}
+
+    def __gc_collect__(self) -> None:
+        super().__gc_collect__()
+        self._releases = {stream: self._releases[stream] for stream in self._tasks if stream in self._releases}
+
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], Any]) -> None:
         """Begins a request; one whose metadata cannot be read is refused."""
-        released = False
-
-        def release() -> None:
-            nonlocal released
-            if not released:
-                released = True
-                release_stream()
-
         fault = header_fault(headers)
         if fault:
             self._tasks[stream] = self.loop.create_task(_refuse(stream, fault))
+            self._tasks[stream].add_done_callback(lambda _: release_stream())
         else:
-            super().accept(stream, headers, release)
-        # A task that is cancelled before it begins never comes to the end of grpclib's handler, which would let go.
-        self._tasks[stream].add_done_callback(lambda _: release())
+            super().accept(stream, headers, release_stream)
+            self._releases[stream] = release_stream
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Calls once no request is worked on any more; at once where none is."""
@@ -89,8 +90,15 @@ class Requests(grpclib.server.Handler):
 
     def cancel(self, stream: Stream) -> None:
         """The peer has reset the stream; one whose request has ended may be forgotten already."""
-        if stream in self._tasks:
-            super().cancel(stream)
+        task = self._tasks.get(stream)
+        if task is None:
+            return
+        handler: Any = task.get_coro()
+        begun = inspect.getcoroutinestate(handler) != inspect.CORO_CREATED
+        super().cancel(stream)
+        release = self._releases.pop(stream, None)
+        if release is not None and not begun:
+            release()  # grpclib does so at the end of a handler, to which one that never began does not come
 
 
 def header_fault(headers: Iterable[tuple[str, str]]) -> str:

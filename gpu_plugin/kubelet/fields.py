@@ -1,8 +1,11 @@
-"""Reads the fields of protobuf messages where they lie, without building messages of them. Pure.
+"""Reads the fields of protobuf messages where they lie, and writes fields, without building messages of them. Pure.
 
 What the kubelet asks a plugin is nothing but strings, and it waits for each answer; what PodResources answers tells of every
 pod of the node, and of memory, CPUs and claims besides, all of which is stepped over (2 ms for 110 pods with 660 devices;
-betterproto's messages take 100).
+betterproto's messages take 100). Messages as objects would cost each node 5 MiB and 32 ms of its start.
+
+What is written is written as betterproto writes it: a text, number or truth value that is empty, 0 or false is left out, a
+message never is.
 
 Source of the encoding: protobuf.dev/programming-guides/encoding.
 """
@@ -117,3 +120,33 @@ def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise ValueError("a number of more than ten bytes")
+
+
+def message(number: int, payload: bytes) -> bytes:
+    """A message, given as its bytes, as the field `number` (up to 15) of an outer one."""
+    return bytes((number << 3 | BYTES,)) + encoded_varint(len(payload)) + payload
+
+
+def text_field(number: int, value: str) -> bytes:
+    """A text as the field `number`; nothing where it is empty."""
+    return message(number, value.encode()) if value else b""
+
+
+def number_field(number: int, value: int) -> bytes:
+    """An int64 or a truth value as the field `number`; nothing where it is 0 or false. A negative one takes ten bytes."""
+    return bytes((number << 3 | NUMBER,)) + encoded_varint(value & 0xFFFFFFFFFFFFFFFF) if value else b""
+
+
+def entry(number: int, key: str, value: str) -> bytes:
+    """One entry of the map of texts that is the field `number`."""
+    return message(number, text_field(1, key) + text_field(2, value))
+
+
+def encoded_varint(value: int) -> bytes:
+    """A number from 0 on as `varint` reads it."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)

@@ -1,6 +1,6 @@
 """The device plugin API's generated messages, for the kubelet's side of it: the only betterproto import beside theirs.
 
-The daemon does without: it reads and writes with `wire`.
+The daemon does without them, and so without betterproto: it reads and writes with `wire`.
 """
 
 from typing import TypeVar

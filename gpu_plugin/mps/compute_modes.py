@@ -5,8 +5,7 @@ knows. A mode does not outlive the driver, so what another boot wrote down is vo
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 import anyio
 import msgspec
@@ -23,8 +22,6 @@ log = logging.getLogger(__name__)
 FILE = ".compute-modes.json"
 
 _DISK_PATIENCE = 2.0  # seconds for a write
-
-T = TypeVar("T")
 
 
 class _Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +66,13 @@ class ComputeModes:
         A part that has no compute modes stays as it is. Raises MpsError where the driver refuses, or does not answer in time.
         """
         try:
-            mode = await self._run(lambda: self._driver.compute_mode(self._driver.handle_by_uuid(uuid)))
+            reading = self._calls.begin(lambda: self._driver.compute_mode(self._driver.handle_by_uuid(uuid)))
+            mode = await answered(reading, self._timeout)
             if mode == ComputeMode.EXCLUSIVE_PROCESS:
                 return  # set by an earlier supervisor, whose record holds, or by the operator, who wants it so
             self._before[uuid] = mode
             await self._save()
-            await self._set(uuid, ComputeMode.EXCLUSIVE_PROCESS)
+            await self._set(uuid, ComputeMode.EXCLUSIVE_PROCESS, self._timeout)
         except (NvmlError, TimeoutError) as error:
             if isinstance(error, NvmlError) and error.code == Return.NOT_SUPPORTED:
                 log.warning("GPU %s has no compute modes: nothing keeps processes from using it beside MPS", uuid)
@@ -84,7 +82,7 @@ class ComputeModes:
             advice = "; run as root" if isinstance(error, NvmlError) else ""
             raise MpsError(f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}{advice}") from None
 
-    async def restore(self, uuids: Iterable[str], timeout: float | None = None) -> None:
+    async def restore(self, uuids: Iterable[str], timeout: float) -> None:
         """Gives these GPUs their modes back, all at once; what cannot be done now is said and stays written down."""
         changed = [uuid for uuid in uuids if uuid in self._before]
         async with anyio.create_task_group() as group:
@@ -93,7 +91,7 @@ class ComputeModes:
         if changed:
             await self._save()
 
-    async def _restore(self, uuid: str, timeout: float | None) -> None:
+    async def _restore(self, uuid: str, timeout: float) -> None:
         mode = self._before[uuid]
         try:
             await self._set(uuid, mode, timeout)
@@ -102,12 +100,9 @@ class ComputeModes:
         else:
             del self._before[uuid]
 
-    async def _set(self, uuid: str, mode: int, timeout: float | None = None) -> None:
-        await self._run(lambda: self._driver.set_compute_mode(self._driver.handle_by_uuid(uuid), mode), timeout)
-
-    async def _run(self, call: Callable[[], T], timeout: float | None = None) -> T:
-        patience = self._timeout if timeout is None else timeout
-        return await answered(self._calls.begin(call), patience)
+    async def _set(self, uuid: str, mode: int, timeout: float) -> None:
+        setting = self._calls.begin(lambda: self._driver.set_compute_mode(self._driver.handle_by_uuid(uuid), mode))
+        await answered(setting, timeout)
 
     async def _save(self) -> None:
         """Writes down what is to be restored, also when everything ends; a disk that takes long is waited for no longer."""

@@ -22,7 +22,7 @@ from gpu_plugin.mps import control_program, tether
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import MpsDaemon
-from gpu_plugin.runtime.threads import DaemonThreads, Job, begin
+from gpu_plugin.runtime.threads import Job, answered, begin, settled
 
 log = logging.getLogger(__name__)
 
@@ -99,17 +99,16 @@ class ControlDaemon:
     async def ask(self, command: str, patience: float) -> str:
         """What it answers to a command. Raises MpsError where it is not there, or does not answer within `patience` seconds."""
         process = control_program.start_client(self._control, self.daemon.environment)
-        answered = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
+        job = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
         try:
-            await asyncio.wait([answered.done], timeout=patience)
-            if not answered.done.done():
+            if not await settled(job, patience):
                 raise control_program.unanswered(command, patience)
         finally:
-            if not answered.done.done():
+            if not job.done.done():
                 process.kill()
                 with anyio.CancelScope(shield=True):
-                    await asyncio.wait([answered.done], timeout=1)
-        return answered.done.result()
+                    await settled(job, 1)
+        return job.done.result()
 
     async def end(self, patience: float) -> None:
         """Lets it quit, for at most `patience` seconds, then kills it; nothing of it is left when this returns."""
@@ -124,14 +123,8 @@ class ControlDaemon:
                 await asyncio.wait([self._exit.done], timeout=patience)
             if not self._exit.done.done():
                 log.error("%s: its MPS daemon (process %d) cannot be killed", self.daemon.resource, self.pid)
-        await self.end_leftovers()
+        await end_leftovers(self._root, self.daemon.resource)
         self._close_output()
-
-    async def end_leftovers(self) -> None:
-        """Kills what this daemon, or one that was run for the resource before, has left."""
-        left = await end_leftovers(self._root, self.daemon.resource)
-        if left:
-            log.warning("%s: killed what an MPS daemon of it left: processes %s", self.daemon.resource, left)
 
     def _read(self) -> None:
         """Passes on what it says, a line at a time, as debugging; the last line is kept for the reason of its end."""
@@ -162,16 +155,17 @@ class ControlDaemon:
             log.debug("%s: %s", self.daemon.resource, text)
 
 
-async def end_leftovers(root: Path, resource: str = "") -> list[int]:
-    """Kills what daemons under this root have left, of one resource or of all. Gives process ids."""
-    threads = DaemonThreads("mps-processes")
+async def end_leftovers(root: Path, resource: str = "") -> None:
+    """Kills what daemons under this root have left, of one resource or of all, and says so."""
     try:
-        return await threads.run(lambda: _end(mark(root, resource)), _SWEEP_PATIENCE)
+        left = await answered(begin(lambda: _end(mark(root, resource)), "mps-processes"), _SWEEP_PATIENCE)
     except (OSError, TimeoutError) as error:
         log.warning("processes of MPS daemons under %s may be left: %s", root, error)
-        return []
-    finally:
-        threads.close()
+        return
+    if left and resource:
+        log.warning("%s: killed what an MPS daemon of it left: processes %s", resource, left)
+    elif left:
+        log.warning("killed what an earlier gpu-plugin mps left: processes %s", left)
 
 
 def mark(root: Path, resource: str = "") -> str:

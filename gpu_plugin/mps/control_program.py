@@ -33,7 +33,7 @@ _MAX_READ = 64 * 1024
 def find_program(roots: Sequence[str], path: str | None = None, more: str = "") -> str:
     """The control program: under one of these driver roots, else on `path` (None: $PATH).
 
-    Raises MpsError where it is nowhere, with the places that were looked at; `more` is what else can be done about it.
+    Raises NotStartedError where it is nowhere, with the places that were looked at; `more` is what else can be done about it.
     """
     places = [f"{root.rstrip('/')}/usr/bin/{PROGRAM}" for root in roots if root.rstrip("/")]
     for place in places:
@@ -41,7 +41,9 @@ def find_program(roots: Sequence[str], path: str | None = None, more: str = "") 
             return place
     found = shutil.which(PROGRAM, path=path)
     if found is None:
-        raise MpsError(f"no {PROGRAM} at {', '.join([*places, '$PATH'])}; install the driver's compute utilities{more}")
+        raise NotStartedError(
+            f"no {PROGRAM} at {', '.join([*places, '$PATH'])}; install the driver's compute utilities{more}"
+        )
     return found
 
 
@@ -74,36 +76,16 @@ def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subpro
         raise NotStartedError(f"{control[0]} cannot be started: {error.strerror}") from None
 
 
-def answer(command: str, status: int, output: bytes) -> str:
-    """What the daemon answered, in one line.
-
-    Raises MpsError where the program ended with another status than 0, as where there is no daemon.
-    """
-    said = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
-    if status:
-        raise MpsError(f"its control answers {command!r} with status {status}: {said or 'no word'}")
-    return said
-
-
 def unanswered(command: str, patience: float) -> MpsError:
     """The error for a daemon that has not answered a command within `patience` seconds."""
     return MpsError(f"its control has not answered {command!r} for {patience:g} s")
 
 
-def ask(control: Sequence[str], pipe: str, command: str, patience: float) -> str:
-    """What the daemon with this pipe directory answers to a command. Blocks for `patience` seconds at most.
-
-    Raises NotStartedError where the program cannot be started, and MpsError where the daemon is not there, or does not answer
-    in time.
-    """
-    return answer_of(start_client(control, {"CUDA_MPS_PIPE_DIRECTORY": pipe}), command, patience)
-
-
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
-    """What a client that was just started answers to a command. Blocks for `patience` seconds at most; then it is killed.
+    """What a client that was just started answers to a command, in one line. Blocks for up to `patience` seconds, then kills it.
 
     Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be. Raises MpsError
-    where the daemon is not there, or does not answer in time.
+    where the daemon is not there, which is another status than 0, or does not answer in time.
     """
     until = time.monotonic() + patience
     with client as process:
@@ -119,7 +101,10 @@ def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) ->
             raise unanswered(command, patience) from None
         finally:
             process.kill()
-    return answer(command, status, output)
+    said = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
+    if status:
+        raise MpsError(f"its control answers {command!r} with status {status}: {said or 'no word'}")
+    return said
 
 
 def _read(descriptor: int, until: float) -> bytes:

@@ -65,14 +65,10 @@ def make(root: Path, pipe: Path, log: Path, shm: Path) -> None:
 
     Raises MpsError where one of them cannot be made.
     """
-    below = dict.fromkeys(
-        directory
-        for leaf in (pipe, log)
-        for directory in (*reversed(leaf.parents), leaf)
-        if directory.is_relative_to(root)
-    )
-    for directory in below:
-        make_directory(directory)
+    for leaf in (pipe, log):
+        for directory in (*reversed(leaf.parents), leaf):
+            if directory.is_relative_to(root):
+                make_directory(directory)
     if not os.path.ismount(shm):
         make_directory(shm, SHM_MODE)
     if _SELINUX_FILESYSTEM.exists():

@@ -6,4 +6,4 @@ class MpsError(Exception):
 
 
 class NotStartedError(MpsError):
-    """A program cannot be started, which says nothing of the daemon that it was to ask."""
+    """A program is not there or cannot be started, which says nothing of the daemon that it was to ask."""

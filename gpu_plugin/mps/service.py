@@ -4,6 +4,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -81,7 +82,9 @@ class MpsService:
             async with anyio.create_task_group() as self._parts:
                 self._parts.start_soon(self._signals)
                 self._parts.start_soon(forever, "the configuration watch", self._configuration.watch)
-                self._parts.start_soon(forever, "the configuration", self._configure)
+                self._parts.start_soon(
+                    forever, "the configuration", partial(self._configuration.run, self._take_settings)
+                )
                 self._parts.start_soon(self._serve)
         except* (NothingToServeError, ConfigError, MpsError) as group:
             for error in group.exceptions:
@@ -97,9 +100,6 @@ class MpsService:
         await told_to_stop(self._configuration.ask)
         self._told_to_stop = True
         self._parts.cancel_scope.cancel()
-
-    async def _configure(self) -> None:
-        await self._configuration.run(self._take_settings)
 
     def _take_settings(self, new: Settings) -> None:
         self.settings = new

@@ -108,9 +108,7 @@ class Supervisor:
         Raises MpsError where the MPS root cannot be used.
         """
         async with self._sole_supervisor():
-            left = await end_leftovers(self._root)
-            if left:
-                log.warning("killed what an earlier gpu-plugin mps left: processes %s", left)
+            await end_leftovers(self._root)
             self._modes.recall()
             try:
                 async with anyio.create_task_group() as tasks:
@@ -212,7 +210,7 @@ class Supervisor:
         """
         control = ControlDaemon(daemon, self._root, self._control())
         try:
-            await control.end_leftovers()
+            await end_leftovers(self._root, daemon.resource)
             shm = Path(shm_directory(str(self._root)))
             directories.make(self._root, Path(daemon.pipe), Path(daemon.log), shm)
             self._warn_of(directories.shm_fault(shm, self._shm) if self._shm else "")

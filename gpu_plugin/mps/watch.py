@@ -164,10 +164,8 @@ def _locked(path: Path) -> bool:
 def _answer(roots: Sequence[str], pipe: str, signs: Signs, now: float) -> Answer:
     try:
         program = control_program.find_program(roots)
-    except MpsError as error:
-        return Answer(signs, now, unable=str(error))
-    try:
-        said = control_program.ask((program,), pipe, control_program.GET_THREADS, ANSWER)
+        client = control_program.start_client((program,), {"CUDA_MPS_PIPE_DIRECTORY": pipe})
+        said = control_program.answer_of(client, control_program.GET_THREADS, ANSWER)
     except NotStartedError as error:
         return Answer(signs, now, unable=str(error))
     except MpsError as error:

@@ -150,6 +150,7 @@ class Monitor:
         self._schedule.poll_at(anyio.current_time())  # begun again, it does not wait for the next poll
         try:
             while True:
+                await anyio.sleep(LOOK_GAP)
                 turn = self._schedule.take(anyio.current_time())
                 if turn.whole:
                     self._over = None
@@ -165,7 +166,6 @@ class Monitor:
                     self._pause()
                 while (wait := self._schedule.next() - anyio.current_time()) > 0:
                     await self._look.wait(wait)
-                await anyio.sleep(LOOK_GAP)
         finally:
             self._running = False
             self.close()

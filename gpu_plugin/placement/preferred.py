@@ -45,27 +45,27 @@ def preferred(
         always gets the same answer.
     """
     pool, must = set(available), set(must_include)
-    if not possible(pool, must, size) or not all(i in order for i in pool):
+    if not possible(pool, must, size) or not all(map(order.__contains__, pool)):
         return ()
     # What was listed as healthy a moment ago may be so no more, and Allocate would refuse it: it comes last.
-    sound = {i for i in pool if i in must or devices[order[i]].healthy}
+    sound = pool - {i for i in pool - must if devices[order[i]].reason}
     if len(sound) >= size:
         pool = sound
-    elif len(sound) < len(pool):
+    else:
         must = sound
     if trace is not None:
         trace.forced = How.ALL_AVAILABLE if size == len(pool) else How.ALL_REQUIRED if size == len(must) else None
     if size == len(pool):
         return tuple(sorted(pool, key=order.__getitem__))
-    required = sorted(order[i] for i in must)
-    free = sorted(order[i] for i in pool - must)
+    required = sorted(map(order.__getitem__, must))
+    free = sorted(map(order.__getitem__, pool - must))
     if size == len(required):
         chosen = required
-    elif any(_part_of_a_gpu(devices[order[i]]) for i in pool):
+    elif any(map(_part_of_a_gpu, map(devices.__getitem__, (*required, *free)))):
         chosen = shared.taken(required, free, size - len(required), devices, policy, placement, budget, trace)
     else:
         chosen = _whole(required, free, size, devices, placement, budget)
-    return tuple(devices[at].id for at in sorted(chosen))
+    return tuple([devices[at].id for at in sorted(chosen)])
 
 
 def _part_of_a_gpu(device: Device) -> bool:

@@ -49,13 +49,13 @@ Kept = dict[Criterion, list[int]]
 class Subsets(msgspec.Struct, frozen=True):
     """What is known of every set, by mask.
 
-    `score` is the total over its pairs; `nearness` is the greater, the less their total NUMA distance is, `remainder` the better
-    pods to come are served if the set stays free, `evenness` the more evenly it lies on NUMA nodes. `best_first` are the masks
-    of each size by falling score, and those of one score from the lowest positions on. `uniform`: no pair differs from another
-    in anything, so that any set is as good as any other.
+    `bits` are the bits of the positions; `score` is the total over a set's pairs; `nearness` is the greater, the less their
+    total NUMA distance is, `remainder` the better pods to come are served if the set stays free, `evenness` the more evenly it
+    lies on NUMA nodes. `best_first` are the masks of each size by falling score, and those of one score from the lowest
+    positions on. `uniform`: no pair differs from another in anything, so that any set is as good as any other.
     """
 
-    count: int
+    bits: tuple[int, ...]
     score: "array[int]"
     nearness: "array[int]"
     remainder: "array[int]"
@@ -72,7 +72,7 @@ class Subsets(msgspec.Struct, frozen=True):
         score = _totals(topology.scores)
         distance = _totals(topology.distances)
         return cls(
-            count,
+            tuple(1 << count - 1 - at for at in range(count)),
             array("I", score),
             array("I", [distance[-1] - each for each in distance]),
             array("I", _remainders(topology, score)),
@@ -120,13 +120,13 @@ class Subsets(msgspec.Struct, frozen=True):
         missing = size - required.bit_count()
         score, order = self.score, self.best_first[size]
         if comb(free.bit_count(), missing) * _ROOM <= len(order):
-            bits = [1 << at for at in range(self.count) if free >> at & 1]
+            bits = [bit for bit in self.bits if free & bit]
             candidates = [required | sum(chosen) for chosen in combinations(bits, missing)]
             if without is not None:
                 candidates.remove(without)
             return candidates and _greatest(candidates, [score[mask] for mask in candidates])
         ties: list[int] = []
-        looked_at = (1 << self.count) - 1 & ~available | required
+        looked_at = sum(self.bits) & ~available | required
         for start in range(0, len(order), _CHUNK):
             if expired():
                 return None
@@ -139,12 +139,12 @@ class Subsets(msgspec.Struct, frozen=True):
         return ties
 
     def mask(self, gpus: Iterable[int]) -> int:
-        """The set of these positions."""
-        return sum(1 << self.count - 1 - at for at in gpus)
+        """The set of these positions, each there once."""
+        return sum(map(self.bits.__getitem__, gpus))
 
     def gpus(self, mask: int) -> tuple[int, ...]:
         """The positions of a set, ascending."""
-        return tuple(at for at in range(self.count) if mask >> self.count - 1 - at & 1)
+        return tuple([at for at, bit in enumerate(self.bits) if mask & bit])
 
 
 def remainder_worths(topology: Topology, scores: "array[int]") -> "Iterator[tuple[int, array[int]]]":

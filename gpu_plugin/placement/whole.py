@@ -1,6 +1,7 @@
 """Which whole GPUs suit a container best: exactly on nodes of up to 16 GPUs, by a bounded search beyond."""
 
 from collections.abc import Callable, Collection, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 from operator import itemgetter
 
@@ -107,9 +108,9 @@ def _second(trace: Trace, subsets: Subsets) -> None:
         trace.criterion = next(worse, Criterion.POSITIONS)
 
 
-def possible(pool: Collection[object], must: Collection[object], size: int) -> bool:
-    """Whether there is a set of `size` out of `pool` that holds `must`. Both without doubles."""
-    return size >= 1 and len(must) <= size <= len(pool) and all(one in pool for one in must)
+def possible(pool: AbstractSet[object], must: AbstractSet[object], size: int) -> bool:
+    """Whether there is a set of `size` out of `pool` that holds `must`."""
+    return size >= 1 and len(must) <= size <= len(pool) and must <= pool
 
 
 def _chosen(

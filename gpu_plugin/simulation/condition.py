@@ -92,7 +92,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `links_down` are NVLinks by number that are inactive at this end, `fabric` is a key of `FABRICS`, `topology` is `UNREADABLE`
     or `UNKNOWN`. `ecc_uncorrected`, `pcie_replays` count from the last reset. `persistence` is whether the driver keeps the GPU
     initialised with nobody using it; `slow` is how many seconds each call about the GPU takes. `watts` is what it
-    draws, `utilization` is in percent, `memory_used` in bytes.
+    draws, `utilization` is in percent, `memory_used` in bytes. `mig` are the MIG profiles that it is partitioned into, None
+    out of MIG mode.
     """
 
     energy_since: float
@@ -123,6 +124,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     watts: int | None = None
     utilization: int = 0
     memory_used: int = 0
+    mig: tuple[str, ...] | None = None
 
 
 def reset(was: Condition, now: float, *, energy: bool = True) -> Condition:
@@ -174,8 +176,8 @@ def returned(was: Condition, now: float) -> Condition:
 
 
 def healed(was: Condition, now: float) -> Condition:
-    """Repaired, or replaced by a sound one, at `now` on the wall clock: bound again, and nothing is wrong with it."""
-    return Condition(energy_since=now, binding=was.binding + 1)
+    """Repaired, or replaced by a sound one, at `now` on the wall clock: bound again, partitioned as it was, sound else."""
+    return Condition(energy_since=now, binding=was.binding + 1, mig=was.mig)
 
 
 def temperature(built: GpuProfile, now: Condition) -> int:

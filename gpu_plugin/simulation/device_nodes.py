@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.simulation.profile import Profile
 
 MODE = 0o666
 
@@ -38,32 +37,35 @@ _log = logging.getLogger(__name__)
 _making = threading.Lock()
 
 
-def make(profile_or_node: Profile | SimulatedNode, root: Path) -> Path | None:
+def make(node: SimulatedNode, root: Path) -> Path | None:
     """Makes every device node of a simulated /dev under `root`: /dev/nvidia0 as `root`/dev/nvidia0, open to all.
 
-    Gives `root`, the place whose dev/ now holds exactly these; doing it again changes nothing, and nodes left by another
-    profile go. None, with one line in the log, where the process may not make device nodes. The numbers are real ones: on
-    a host with an NVIDIA driver these nodes reach its GPUs. Of a node they are those of its MIG devices too, and `remake`
-    knows where they are.
+    Gives `root`, the place whose dev/ now holds exactly these, which `remake` knows from then on; doing it again changes nothing,
+    and nodes left by another profile go. None, with one line in the log, where the process may not make device nodes. The
+    numbers are real ones: on a host with an NVIDIA driver these nodes reach its GPUs.
 
     Raises:
         ConfigError: `root` is the host's own root, or something there is in the way.
         OSError: `root` cannot be written to.
     """
-    paths = (
-        profile_or_node.device_nodes() if isinstance(profile_or_node, SimulatedNode) else profile_or_node.device_nodes
-    )
     folder = root / "dev"
     if folder.exists() and folder.samefile("/dev"):
         raise ConfigError(f"{folder}: is the host's own /dev: simulated device nodes need a directory of their own")
     if os.geteuid() != 0:
         _log.info("simulated device nodes are not made: only root may make them")
         return None
+    wanted = {
+        folder / path.removeprefix("/dev/"): number for path, number in device_numbers(node.device_nodes()).items()
+    }
     with _making:
-        if not _make_all(folder, paths):
+        _remove_stale(folder, wanted)
+        try:
+            for path, number in wanted.items():
+                _make_one(path, number)
+        except PermissionError as error:
+            _log.info(f"simulated device nodes are not made: {error.filename or folder}: {error.strerror}")
             return None
-    if isinstance(profile_or_node, SimulatedNode):
-        profile_or_node.device_root = root
+    node.device_root = root
     return root
 
 
@@ -90,19 +92,6 @@ def device_numbers(paths: frozenset[str]) -> dict[str, int]:
             numbers[path] = os.makedev(_OTHER_MAJOR, others)
             others += 1
     return numbers
-
-
-def _make_all(folder: Path, paths: frozenset[str]) -> bool:
-    """Makes these nodes and no others be there; False, with a line in the log, where the process may not."""
-    wanted = {folder / path.removeprefix("/dev/"): number for path, number in device_numbers(paths).items()}
-    _remove_stale(folder, wanted)
-    try:
-        for path, number in wanted.items():
-            _make_one(path, number)
-    except PermissionError as error:
-        _log.info(f"simulated device nodes are not made: {error.filename or folder}: {error.strerror}")
-        return False
-    return True
 
 
 def _make_one(path: Path, number: int) -> None:

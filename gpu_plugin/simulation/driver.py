@@ -17,8 +17,7 @@ from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
 from gpu_plugin.simulation.profile import GpuProfile
-from gpu_plugin.simulation.refusals import refused, supported
-from gpu_plugin.simulation.session import Session, answered, gpu_of_mig, mig_handle
+from gpu_plugin.simulation.session import Session, answered, gpu_of_mig, mig_handle, refused, supported
 
 _OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE, FI_REMAPPED_COR, FI_REMAPPED_UNC)
 
@@ -99,13 +98,12 @@ class SimulatedDriver(Session):
 
     def handle_by_uuid(self, uuid: str) -> Handle:
         """NOT_FOUND for a uuid that is no GPU's."""
-        return self._look_up("handle_by_uuid", lambda gpu: gpu.uuid == uuid)
+        gpus = (index for index, gpu in enumerate(self._profile.gpus) if gpu.uuid == uuid)
+        return self._look_up("handle_by_uuid", next(gpus, None))
 
     def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
         """NOT_FOUND for a bus id that is no GPU's; in any case, and with a domain of four digits too, as NVML takes it."""
-        domain, _, rest = bus_id.partition(":")
-        wanted = f"{domain:0>8}:{rest}".upper()
-        return self._look_up("handle_by_pci_bus_id", lambda gpu: gpu.pci_bus_id == wanted)
+        return self._look_up("handle_by_pci_bus_id", self._profile.at(bus_id))
 
     def uuid(self, handle: Handle) -> str:
         found = self._mig_device("uuid", handle)
@@ -121,23 +119,24 @@ class SimulatedDriver(Session):
         """Percent now; NOT_SUPPORTED in MIG mode."""
         index = self._reach("utilization", handle)
         busy = self._node.condition(index).utilization
-        return supported("utilization", busy if self._node.mig_partition(index) is None else None)
+        return supported("utilization", busy if self._node.mig_devices(index) is None else None)
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
         """The profile's (current, pending), until the GPU is repartitioned."""
         index = self._reach("mig_mode", handle)
         built = supported("mig_mode", self._profile.gpus[index].mig_mode)
-        enabled = int(self._node.mig_partition(index) is not None)
+        enabled = int(self._node.mig_devices(index) is not None)
         return built if built[0] == enabled else (enabled, enabled)
 
     def max_mig_devices(self, handle: Handle) -> int:
         """0 outside MIG mode, and for parts that have none: NVML gives no error here."""
-        return COMPUTE_SLICES if self._node.mig_partition(self._reach("max_mig_devices", handle)) else 0
+        index = self._reach("max_mig_devices", handle)
+        return 0 if self._node.mig_devices(index) is None else COMPUTE_SLICES
 
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """NOT_SUPPORTED outside MIG mode; NOT_FOUND for an index without a device, INVALID_ARGUMENT beyond the last one."""
         gpu = self._reach("mig_handle", handle)
-        devices = supported("mig_handle", self._node.mig_partition(gpu)).devices
+        devices = supported("mig_handle", self._node.mig_devices(gpu))
         if not 0 <= index < COMPUTE_SLICES:
             raise refused("mig_handle", Return.INVALID_ARGUMENT)
         if index >= len(devices):
@@ -179,7 +178,7 @@ class SimulatedDriver(Session):
         """NOT_SUPPORTED too while the GPU is partitioned into MIG devices."""
         index = self._reach("remapped_rows", handle)
         rows = condition.remapped_rows(self._profile.gpus[index], self._node.condition(index))
-        return supported("remapped_rows", None if self._is_partitioned(index) else rows)
+        return supported("remapped_rows", None if self._node.mig_devices(index) else rows)
 
     def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
         """A link that leads nowhere is inactive."""
@@ -209,8 +208,7 @@ class SimulatedDriver(Session):
     def common_ancestor(self, one: Handle, other: Handle) -> int:
         """The profile's; both GPUs must answer. UNKNOWN where the place of one of them cannot be read."""
         low = self._reach("common_ancestor", one)
-        high = self._index("common_ancestor", other)
-        self._check_answers("common_ancestor", high)
+        high = self._answering("common_ancestor", other)
         if any(self._node.condition(index).topology for index in (low, high)):
             raise refused("common_ancestor", Return.UNKNOWN)
         return self._profile.ancestor(low, high)
@@ -242,7 +240,7 @@ class SimulatedDriver(Session):
             raise refused("register_events", Return.INVALID_ARGUMENT)
         if mask & ~known:
             raise refused("register_events", Return.NOT_SUPPORTED)
-        if not self._node.events.register(index, mask, events):
+        if not self._node.events.register(index, handle, mask, events):
             raise refused("register_events", Return.INVALID_ARGUMENT)
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
@@ -256,8 +254,7 @@ class SimulatedDriver(Session):
             raise refused("wait", Return.INVALID_ARGUMENT if self._opened else Return.UNINITIALIZED) from None
         if not event:
             raise refused("wait", Return.TIMEOUT)
-        handle = self._handle_of(event.gpu)
-        return Event(handle, event.kind, event.data, event.gpu_instance, event.compute_instance)
+        return event
 
     def _field(self, index: int, field: Field) -> int | NvmlError:
         built, now = self._profile.gpus[index], self._node.condition(index)
@@ -271,16 +268,11 @@ class SimulatedDriver(Session):
                 value = int(links[field.scope] is not None)
         elif field.number == FI_TOTAL_ENERGY_CONSUMPTION and field.number in built.fields:
             value = self._node.energy(index)
-        elif field.number in _OF_ROWS and self._is_partitioned(index):
+        elif field.number in _OF_ROWS and self._node.mig_devices(index):
             value = None
         else:
             value = condition.field_value(built, now, field.number)
         return refused("field_values", Return.NOT_SUPPORTED) if value is None else value
-
-    def _is_partitioned(self, index: int) -> bool:
-        """Whether there are MIG devices of the GPU: it tells nothing of its rows then."""
-        partition = self._node.mig_partition(index)
-        return partition is not None and bool(partition.devices)
 
     def _remotes(self, index: int) -> tuple[str | None, ...]:
         """The far end of each of a GPU's links; None of one that is inactive."""

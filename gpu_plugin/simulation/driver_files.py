@@ -54,24 +54,19 @@ def make(root: Path, version: str) -> Path:
         if path.name not in wanted and path.name not in wanted.values():
             path.unlink()
     for name, soname in wanted.items():
-        content = shared_library(soname)
-        if not _has(libraries / name, content):
-            replace_file(libraries / name, content, 0o644)
+        _put(libraries / name, shared_library(soname), 0o644)
         link = libraries / soname
         if not link.is_symlink() or link.readlink() != Path(name):
             link.unlink(missing_ok=True)
             link.symlink_to(name)
     script = f"#!/bin/sh\necho 'a simulated node with driver {version} has no nvidia-smi'\nexit 1\n".encode()
-    if not _has(programs / "nvidia-smi", script):
-        replace_file(programs / "nvidia-smi", script, 0o755)
+    _put(programs / "nvidia-smi", script, 0o755)
     return root
 
 
-def _has(file: Path, content: bytes) -> bool:
-    try:
-        return file.read_bytes() == content
-    except FileNotFoundError:
-        return False
+def _put(file: Path, content: bytes, mode: int) -> None:
+    if not file.exists() or file.read_bytes() != content:
+        replace_file(file, content, mode)
 
 
 def shared_library(soname: str, machine: str = os.uname().machine) -> bytes:

@@ -5,21 +5,10 @@ import threading
 
 import msgspec
 
-from gpu_plugin.devices.nvml_h import ALL_INSTANCES
-from gpu_plugin.nvml.port import EventSet
+from gpu_plugin.nvml.port import Event, EventSet, Handle
 
 _QUEUE_LENGTH = 1024
 """Events an event set holds while nobody waits; the oldest go first. A bound of our own: NVML documents none."""
-
-
-class PostedEvent(msgspec.Struct, frozen=True):
-    """An event of a GPU by its index on the node; otherwise as nvmlEventData_t has it."""
-
-    gpu: int
-    kind: int
-    data: int
-    gpu_instance: int = ALL_INSTANCES
-    compute_instance: int = ALL_INSTANCES
 
 
 class GpuIsLostError(LookupError):
@@ -27,19 +16,17 @@ class GpuIsLostError(LookupError):
 
 
 class _Listener(msgspec.Struct):
-    """An event set: the mask of each GPU registered in it, its events, and whether a failed registration left it undefined.
+    """An event set: handle and mask of each GPU in it, its events, and whether a failed registration left it undefined.
 
     `gone`: a GPU of it has vanished, and stays lost to it even when it is back. `ready` is how many of the events were there
     before a GPU of it was lost.
     """
 
-    masks: dict[int, int] = msgspec.field(default_factory=dict)
+    gpus: dict[int, tuple[Handle, int]] = msgspec.field(default_factory=dict)
     undefined: bool = False
     gone: bool = False
     ready: int = 0
-    events: collections.deque[PostedEvent] = msgspec.field(
-        default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH)
-    )
+    events: collections.deque[Event] = msgspec.field(default_factory=lambda: collections.deque(maxlen=_QUEUE_LENGTH))
 
 
 class EventSets:
@@ -72,12 +59,13 @@ class EventSets:
             self._listeners.clear()
             self._changed.notify_all()
 
-    def register(self, gpu: int, mask: int, events: EventSet) -> bool:
-        """Adds these kinds of a GPU's events to an event set, from now on; False where there is no such set."""
+    def register(self, gpu: int, handle: Handle, mask: int, events: EventSet) -> bool:
+        """Adds these kinds of a GPU's events to an event set, from now on, with this handle; False where there is no such set."""
         with self._changed:
             if not (listener := self._listeners.get(events)):
                 return False
-            listener.masks[gpu] = listener.masks.get(gpu, 0) | mask
+            _, known = listener.gpus.get(gpu, (handle, 0))
+            listener.gpus[gpu] = handle, known | mask
         return True
 
     def undefine(self, events: EventSet) -> None:
@@ -103,23 +91,22 @@ class EventSets:
         """The GPU has left the bus: a wait for a set that it is in fails from now on (nvml.h); what it has sent is not lost."""
         with self._changed:
             for listener in self._listeners.values():
-                listener.gone |= listener.masks.pop(gpu, None) is not None
+                listener.gone |= listener.gpus.pop(gpu, None) is not None
             self._changed.notify_all()
 
-    def post(self, event: PostedEvent) -> int:
+    def post(self, gpu: int, kind: int, data: int, *instances: int) -> int:
         """Queues an event in every event set that asked for that kind from that GPU; gives how many did."""
+        heard = 0
         with self._changed:
-            asked = [
-                each
-                for each in self._listeners.values()
-                if each.masks.get(event.gpu, 0) & event.kind and not each.undefined
-            ]
-            for listener in asked:
-                listener.events.append(event)
+            for listener in self._listeners.values():
+                handle, mask = listener.gpus.get(gpu, (None, 0))
+                if handle is not None and mask & kind and not listener.undefined:
+                    listener.events.append(Event(handle, kind, data, *instances))
+                    heard += 1
             self._changed.notify_all()
-        return len(asked)
+        return heard
 
-    def next_event(self, events: EventSet, seconds: float) -> PostedEvent | None:
+    def next_event(self, events: EventSet, seconds: float) -> Event | None:
         """The oldest event not fetched yet, waiting for one; None when none came in time.
 
         Raises:
@@ -144,4 +131,4 @@ class EventSets:
             return None
 
     def _report_trouble(self, listener: _Listener) -> bool:
-        return not listener.undefined and (listener.gone or not self._lost.isdisjoint(listener.masks))
+        return not listener.undefined and (listener.gone or not self._lost.isdisjoint(listener.gpus))

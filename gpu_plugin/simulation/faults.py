@@ -1,5 +1,6 @@
 """Faults: what `gpu-plugin fault` can do to a simulated node. A new one is a function and its line in `FAULTS`."""
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -10,7 +11,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, RecoveryAction, Return
 from gpu_plugin.simulation import device_nodes
 from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.simulation.part_faults import PART_FAULTS, Fault, check_flag, integer, mask, require
+from gpu_plugin.simulation.part_faults import MASK, PART_FAULTS, Fault, change, flag, require, whole
 from gpu_plugin.sources.xid_table import shipped_table
 
 _NONE = "none"
@@ -30,8 +31,7 @@ _RECOVERIES = {"reset": int(RecoveryAction.GPU_RESET), "reboot": int(RecoveryAct
 """nvmlDeviceGpuRecoveryAction_t that a driver asks for after a fatal Xid, by what proves that Xid over."""
 
 
-def _xid(node: SimulatedNode, gpu: int, value: object, instance: object = None) -> str:
-    number = integer("xid", value, 1, HIGHEST_XID)
+def _xid(node: SimulatedNode, gpu: int, number: int, instance: object = None) -> str:
     gpu_instance, compute_instance = (ALL_INSTANCES, ALL_INSTANCES) if instance is None else _instances(instance)
     # What is contained in an instance costs its user the work there: a driver asks for nothing of the whole GPU
     action = _recovery_after(number) if instance is None else 0
@@ -50,8 +50,7 @@ def _recovery_after(xid: int) -> int:
     return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict == "fatal" else 0
 
 
-def _event(node: SimulatedNode, gpu: int, value: object) -> str:
-    kind = mask("event", value, 1)
+def _event(node: SimulatedNode, gpu: int, kind: int) -> str:
     if kind & EventType.XID_CRITICAL:
         raise ConfigError(f"event: {kind:#x}: {int(EventType.XID_CRITICAL):#x} is an Xid: ask for xid")
     unknown = kind & ~(node.profile.gpus[gpu].event_types or 0)
@@ -60,36 +59,21 @@ def _event(node: SimulatedNode, gpu: int, value: object) -> str:
     return f"event of type {kind:#x} sent" + ("" if heard else ", and nothing listens for it")
 
 
-def _lost(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("lost", value)
-    node.lose(gpu)
-    return "fell off the bus, until healed"
-
-
-def _vanish(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("vanish", value)
+def _vanish(node: SimulatedNode, gpu: int, _: object) -> str:
     node.vanish(gpu)
     return "gone from its driver, until it returns or is healed"
 
 
-def _return(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("return", value)
+def _return(node: SimulatedNode, gpu: int, _: object) -> str:
     if not node.condition(gpu).vanished:
         raise ConfigError(f"return: GPU {gpu} has not vanished")
     node.bring_back(gpu)
     return "back, for whoever opens the driver from now on"
 
 
-def _hang(node: SimulatedNode, gpu: int, value: object) -> str:
-    seconds = _seconds("hang", value)
+def _hang(node: SimulatedNode, gpu: int, seconds: float) -> str:
     node.hang(gpu, seconds)
     return f"every driver call hangs for {seconds:g} s"
-
-
-def _slow(node: SimulatedNode, gpu: int, value: object) -> str:
-    seconds = _seconds("slow", value)
-    node.change(gpu, slow=seconds)
-    return f"every driver call takes {seconds:g} s, until healed"
 
 
 def _seconds(name: str, value: object) -> float:
@@ -101,76 +85,78 @@ def _seconds(name: str, value: object) -> float:
     return float(value)
 
 
-def _error(node: SimulatedNode, gpu: int, value: object) -> str:
-    code = integer("error", value, Return.SUCCESS, Return.UNKNOWN)
+def _error(node: SimulatedNode, gpu: int, code: int) -> str:
     node.change(gpu, error=code or None)
     return f"every driver call fails with {code}, until healed" if code else "driver calls do not fail"
 
 
-def _mig(node: SimulatedNode, gpu: int, value: object) -> str:
+def _profiles(name: str, value: object) -> list[str] | None:
+    """The MIG profiles that a list of them names; None out of MIG mode."""
     if not isinstance(value, str):
         raise ConfigError(
-            f"mig: {value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor {_EMPTY} nor {_NONE}"
+            f"{name}: {value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor {_EMPTY} nor {_NONE}"
         )
-    profiles = [part.strip() for part in value.split(",")] if value.strip() not in ("", _EMPTY, _NONE) else []
+    if value.strip() == _NONE:
+        return None
+    return [part.strip() for part in value.split(",")] if value.strip() not in ("", _EMPTY) else []
+
+
+def _mig(node: SimulatedNode, gpu: int, profiles: list[str] | None) -> str:
     try:
-        node.partition(gpu, None if value.strip() == _NONE else profiles)
+        node.partition(gpu, profiles)
     except ConfigError as error:
         raise ConfigError(f"mig: {error}") from None
     device_nodes.remake(node)
     node.post(gpu, EventType.MIG_CONFIG_CHANGE, 0)
-    if value.strip() == _NONE:
-        return "out of MIG mode"
-    return f"in MIG mode, partitioned into {', '.join(profiles) or 'nothing'}"
+    return (
+        "out of MIG mode" if profiles is None else f"in MIG mode, partitioned into {', '.join(profiles) or 'nothing'}"
+    )
 
 
-def _reset(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("reset", value)
+def _reset(node: SimulatedNode, gpu: int, _: object) -> str:
     node.reset(gpu)
     off = node.condition(gpu)
     return "reset" + (", and still off the bus" if off.lost or off.vanished else "")
 
 
-def _reset_keeping_energy(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("reset-keeping-energy", value)
+def _reset_keeping_energy(node: SimulatedNode, gpu: int, _: object) -> str:
     node.reset(gpu, energy=False)
     return "reset, and its energy counts on, as where the driver stays loaded"
 
 
-def _heal(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("heal", value)
+def _heal(node: SimulatedNode, gpu: int, _: object) -> str:
     node.heal(gpu)
     return "repaired and reset"
 
 
 def _reboot(node: SimulatedNode, value: object) -> str:
-    check_flag("reboot", value)
+    flag("reboot", value)
     node.reboot()
     return f"rebooted, with boot id {node.boot_id}"
 
 
 def _init_error(node: SimulatedNode, value: object, times: object = None) -> str:
-    code = integer("init-error", value, 1, Return.UNKNOWN)
-    many = None if times is None else integer(TIMES, times, 1, _MANY_TIMES)
-    node.refusals.add("open", code, None, many)
-    often = "until the daemon ends" if many is None else "once" if many == 1 else f"{many} times"
+    code = whole(1, Return.UNKNOWN)("init-error", value)
+    many = math.inf if times is None else whole(1, _MANY_TIMES)(TIMES, times)
+    node.refuse("open", code, times=many)
+    often = "until the daemon ends" if times is None else "once" if many == 1 else f"{many} times"
     return f"its driver refuses to be opened with {code}, {often}"
 
 
 FAULTS: Mapping[str, Fault] = {
-    "xid": _xid,
-    "event": _event,
+    "xid": Fault(whole(1, HIGHEST_XID), _xid),
+    "event": Fault(whole(1, MASK), _event),
     **PART_FAULTS,
-    "lost": _lost,
-    "vanish": _vanish,
-    "return": _return,
-    "hang": _hang,
-    "slow": _slow,
-    "error": _error,
-    "mig": _mig,
-    "reset": _reset,
-    "reset-keeping-energy": _reset_keeping_energy,
-    "heal": _heal,
+    "lost": Fault(flag, change("fell off the bus, until healed", lost=True)),
+    "vanish": Fault(flag, _vanish),
+    "return": Fault(flag, _return),
+    "hang": Fault(_seconds, _hang),
+    "slow": Fault(_seconds, change("every driver call takes {:g} s, until healed", "slow")),
+    "error": Fault(whole(Return.SUCCESS, Return.UNKNOWN), _error),
+    "mig": Fault(_profiles, _mig),
+    "reset": Fault(flag, _reset),
+    "reset-keeping-energy": Fault(flag, _reset_keeping_energy),
+    "heal": Fault(flag, _heal),
 }
 """By the key that asks for it, which is also the flag of `gpu-plugin fault`."""
 
@@ -210,10 +196,12 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
         of_node = partial(_init_error, times=request[TIMES]) if TIMES in request else NODE_FAULTS[name]
         return f"The node: {of_node(node, request[name])}."
     gpu = _find_gpu(node, request.get("gpu"))
-    fault = partial(_xid, instance=request[INSTANCE]) if INSTANCE in request else FAULTS[name]
+    fault = FAULTS[name]
+    if INSTANCE in request:
+        fault = Fault(fault.read, partial(_xid, instance=request[INSTANCE]))
     there = node.profile.gpus[gpu]
     named = called(Gpu(there.uuid, gpu, pci_bus_id=there.pci_bus_id))
-    return f"{named}: {fault(node, gpu, request[name])}."
+    return f"{named}: {fault.apply(node, gpu, name, request[name])}."
 
 
 def _instances(value: object) -> tuple[int, int]:

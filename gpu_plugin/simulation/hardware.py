@@ -1,24 +1,26 @@
 """The hardware of a simulated node: what changes while it runs, what a fault does to it, and what outlives the daemon."""
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_GET_GPU_RECOVERY_ACTION, EventType, Return
+from gpu_plugin.nvml.port import NVML_FUNCTIONS
 from gpu_plugin.simulation import condition
-from gpu_plugin.simulation.compute_modes import SimulatedComputeModes
 from gpu_plugin.simulation.condition import Condition
-from gpu_plugin.simulation.event_sets import EventSets, PostedEvent
+from gpu_plugin.simulation.event_sets import EventSets
 from gpu_plugin.simulation.mig import MigInstance, capability_nodes, lay_out
 from gpu_plugin.simulation.profile import GpuProfile, Profile, mig_uuid
-from gpu_plugin.simulation.refusals import Refusals
-from gpu_plugin.simulation.saved import SavedGpu, SavedNode, read, write
+from gpu_plugin.simulation.saved import SavedNode, SimulatedComputeModes, read, write
 
 STATE_FILE = "simulated-node.json"
 
@@ -34,20 +36,22 @@ class SimulatedMigDevice(msgspec.Struct, frozen=True):
     instance: MigInstance
 
 
-class MigPartition(msgspec.Struct, frozen=True):
-    """How a GPU in MIG mode is partitioned: the profiles asked for, and the MIG devices by MIG index."""
+class _Refusal(msgspec.Struct):
+    """A driver call that is to fail with `code`, so many times more: of one GPU, or for None of any and where it is no GPU's."""
 
-    profiles: tuple[str, ...] = ()
-    devices: tuple[SimulatedMigDevice, ...] = ()
+    call: str
+    code: int
+    gpu: int | None
+    left: float
 
 
 class SimulatedNode:
     """The GPUs of one node, safe from any thread.
 
     `state` is the directory that remembers faults, boot id and energy counters, because hardware does not heal when a
-    daemon restarts; None remembers nothing. `clock` (seconds, never goes back) times hangs; `wall_clock` (seconds since
-    the epoch) carries them and the energy counters over restarts. A GPU is named by its index everywhere. `device_root` is the
-    directory under which its device nodes were made, None where they were not.
+    daemon restarts; None remembers nothing, and without `keep` nothing is written there. `clock` (seconds, never goes back)
+    times hangs; `wall_clock` (seconds since the epoch) carries them and the energy counters over restarts. A GPU is named by its
+    index everywhere. `device_root` is the directory under which its device nodes were made, None where they were not.
     """
 
     def __init__(
@@ -55,12 +59,13 @@ class SimulatedNode:
         profile: Profile,
         state: Path | None = None,
         *,
+        keep: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.profile = profile
         self.device_root: Path | None = None
-        self._file = state / STATE_FILE if state else None
+        self._file = state / STATE_FILE if state and keep else None
         self._clock = clock
         self._wall_clock = wall_clock
         self._changed = threading.Condition()
@@ -70,29 +75,24 @@ class SimulatedNode:
         self._sessions = 0
         self._read: dict[int, int] = {}
         self._dips: dict[int, int] = {}
-        self.refusals = Refusals()
-        self.refuse = self.refusals.add
+        self.refusals: list[_Refusal] = []
         self._last_mig_device = 0
-        saved = read(self._file, profile, keep=True) if self._file else None
+        saved = read(state / STATE_FILE, profile, keep=keep) if state else None
         now, wall = clock(), wall_clock()
         if saved:
             self.boot_id = saved.boot_id
             self._gpus = [
-                was.condition(None if was.hung_until is None else now + was.hung_until - wall) for was in saved.gpus
-            ]
-            ways = [
-                _built(gpu) if was.mig is msgspec.UNSET else was.mig
-                for gpu, was in zip(profile.gpus, saved.gpus, strict=True)
+                replace(was, hung_until=None if was.hung_until is None else now + was.hung_until - wall)
+                for was in saved.gpus
             ]
         else:
             self.boot_id = _new_boot_id()
-            self._gpus = [Condition(energy_since=wall - _LOADED_BEFORE) for _ in profile.gpus]
-            ways = [_built(gpu) for gpu in profile.gpus]
-        self._partitions = [self._partitioned(gpu, way) for gpu, way in zip(profile.gpus, ways, strict=True)]
+            self._gpus = [Condition(energy_since=wall - _LOADED_BEFORE, mig=_built(gpu)) for gpu in profile.gpus]
+        self._mig_devices = [self._partitioned(gpu, was.mig) for gpu, was in zip(profile.gpus, self._gpus, strict=True)]
         if not saved:
             self._save()
         self.compute_modes = SimulatedComputeModes(state, self.boot_id)
-        self._tell_lost()
+        self.events.lose(self._lost())
 
     # What a driver sees
 
@@ -100,12 +100,12 @@ class SimulatedNode:
         """A process has opened the driver, which initialises GPUs that nothing kept initialised until now."""
         with self._changed:
             self._sessions += 1
-            first_session = self._sessions == 1
             asleep = [gpu for gpu, now in enumerate(self._gpus) if not (now.persistence or now.lost or now.vanished)]
-            for gpu in asleep if first_session else ():
+            if self._sessions > 1 or not asleep:
+                return
+        with self._changing():
+            for gpu in asleep:
                 self._gpus[gpu] = condition.initialised(self._gpus[gpu], self._wall_clock())
-        if first_session and asleep:
-            self._save()
 
     def closed(self) -> None:
         """A process that had opened the driver has closed it."""
@@ -152,10 +152,10 @@ class SimulatedNode:
             self._read[gpu] = energy
         return energy
 
-    def mig_partition(self, gpu: int) -> MigPartition | None:
-        """How the GPU is partitioned into MIG devices; None out of MIG mode."""
+    def mig_devices(self, gpu: int) -> tuple[SimulatedMigDevice, ...] | None:
+        """The MIG devices that the GPU is partitioned into, by MIG index; None out of MIG mode."""
         with self._changed:
-            return self._partitions[gpu]
+            return self._mig_devices[gpu]
 
     def bindings(self) -> dict[str, int]:
         """By PCI bus id a number that is another one whenever the driver was bound again; none of a GPU that has vanished."""
@@ -170,11 +170,31 @@ class SimulatedNode:
         """Every path under /dev: the profile's, and the capabilities of the MIG devices that there are."""
         nodes = self.profile.device_nodes
         for gpu, built in enumerate(self.profile.gpus):
-            if partition := self.mig_partition(gpu):
-                nodes |= capability_nodes(built.minor, [each.instance for each in partition.devices])
+            nodes |= capability_nodes(built.minor, [each.instance for each in self.mig_devices(gpu) or ()])
         return nodes
 
+    def refusal(self, call: str, gpu: int | None) -> int | None:
+        """The code with which this call is to fail, using up one of its times; None lets it pass."""
+        with self._changed:
+            for refusal in self.refusals:
+                if refusal.call == call and refusal.gpu in (None, gpu):
+                    refusal.left -= 1
+                    if not refusal.left:
+                        self.refusals.remove(refusal)
+                    return refusal.code
+        return None
+
     # Faults
+
+    def refuse(self, call: str, code: int, gpu: int | None = None, times: float = math.inf) -> None:
+        """Makes a driver call, by its name in the port, fail with `code`, so many times.
+
+        Of one GPU or, for None, of any and of calls that are no GPU's. It comes before whatever else would happen to the call.
+        """
+        if call not in NVML_FUNCTIONS:
+            raise ValueError(f"{call}: no such driver call")
+        with self._changed:
+            self.refusals.append(_Refusal(call, code, gpu, times))
 
     def post(
         self,
@@ -190,7 +210,7 @@ class SimulatedNode:
         """
         if not (kind & (self.profile.gpus[gpu].event_types or 0)) or self.condition(gpu).vanished:
             return 0
-        return self.events.post(PostedEvent(gpu, kind, data, gpu_instance, compute_instance))
+        return self.events.post(gpu, kind, data, gpu_instance, compute_instance)
 
     def raise_xid(
         self,
@@ -205,60 +225,45 @@ class SimulatedNode:
 
         It never does on a GPU that does not tell its recovery action, nor where that was set to none by `set_field`.
         """
-        with self._changed:
+        with self._changing():
             now = self._gpus[gpu]
             asks = (
-                bool(recovery_action)
+                recovery_action
                 and FI_GET_GPU_RECOVERY_ACTION not in now.fields
                 and FI_GET_GPU_RECOVERY_ACTION in self.profile.gpus[gpu].fields
             )
             if asks:
                 self._set(gpu, fields={**now.fields, FI_GET_GPU_RECOVERY_ACTION: recovery_action})
-        heard = self.post(gpu, EventType.XID_CRITICAL, xid, gpu_instance, compute_instance)
-        if asks:
-            self.post(gpu, EventType.GPU_RECOVERY_ACTION)
-            self._save()
+            heard = self.post(gpu, EventType.XID_CRITICAL, xid, gpu_instance, compute_instance)
+            if asks:
+                self.post(gpu, EventType.GPU_RECOVERY_ACTION)
         return heard
 
     def change(self, gpu: int, **changes: Any) -> None:
         """Has these of the GPU's `Condition` be so until changed again, reset where a reset sets them back, or healed."""
-        with self._changed:
+        with self._changing():
             self._set(gpu, **changes)
-        self._tell_lost()
-        self._save()
 
     def dip(self, gpu: int, energy: int) -> None:
         """Has the energy counter be so many mJ less, when it is read next, than it was the last time; it grows on from there."""
         with self._changed:
             self._dips[gpu] = energy
 
-    def grow(self, gpu: int, counter: str, by: int) -> None:
-        """Has a counter of the GPU's `Condition` grow."""
-        with self._changed:
-            self._set(gpu, **{counter: getattr(self._gpus[gpu], counter) + by})
-        self._save()
-
     def set_field(self, gpu: int, number: int, value: int, *, more: bool = False) -> None:
         """Sets a field by its NVML_FI_* id, which the profile must list; or has it grow by the value, for `more`."""
-        with self._changed:
+        with self._changing():
             now = self._gpus[gpu]
             if more:
                 value += condition.field_value(self.profile.gpus[gpu], now, number) or 0
             self._set(gpu, fields={**now.fields, number: value})
-        self._save()
 
     def grow_on_link(self, gpu: int, link: int, number: int, by: int) -> None:
         """Has a field of one of the GPU's NVLinks grow, by its NVML_FI_* id, which the profile must list."""
-        with self._changed:
+        with self._changing():
             now = self._gpus[gpu]
             links = now.link_fields.get(number, {})
             value = by + (condition.link_value(self.profile.gpus[gpu], now, number, link) or 0)
             self._set(gpu, link_fields={**now.link_fields, number: {**links, link: value}})
-        self._save()
-
-    def set_temperature(self, gpu: int, celsius: int) -> None:
-        """The GPU stays at this temperature until changed again or healed."""
-        self.change(gpu, temperature=celsius)
 
     def lose(self, gpu: int) -> None:
         """The GPU falls off the bus, silently: an Xid that a real one may raise is a fault of its own."""
@@ -270,12 +275,11 @@ class SimulatedNode:
 
     def vanish(self, gpu: int) -> None:
         """The driver is unbound from the GPU: who has it open loses it, and who opens it does not find it."""
-        with self._changed:
+        with self._changing():
             if not self._gpus[gpu].vanished:
                 self._departures[gpu] += 1
                 self.events.vanish(gpu)
                 self._set(gpu, vanished=True)
-        self._save()
 
     def bring_back(self, gpu: int) -> None:
         """The driver is bound to a GPU that had vanished; who has the driver open finds it once it is opened again."""
@@ -290,13 +294,10 @@ class SimulatedNode:
 
     def reboot(self) -> None:
         """Boots the node again: every GPU is reset, and back on the bus if it was not."""
-        with self._changed:
+        with self._changing():
             self.boot_id = _new_boot_id()
             self.compute_modes = SimulatedComputeModes(self._file.parent if self._file else None, self.boot_id)
             self._gpus = [condition.booted(was, self._wall_clock()) for was in self._gpus]
-            self._changed.notify_all()
-        self._tell_lost()
-        self._save()
 
     def heal(self, gpu: int) -> None:
         """Repair and reset in one: bound again, idle, its counters at 0, and nothing is wrong with it. Its partition stays."""
@@ -311,34 +312,38 @@ class SimulatedNode:
         built = self.profile.gpus[gpu]
         if built.mig_mode is None or built.mig_profiles is None:
             raise ConfigError(f"{built.name}: the simulated node knows of no MIG profiles for it")
-        with self._changed:
-            self._partitions[gpu] = self._partitioned(built, profiles)
-        self._save()
+        with self._changing():
+            self._mig_devices[gpu] = self._partitioned(built, profiles)
+            self._set(gpu, mig=None if profiles is None else tuple(profiles))
 
     def _become(self, gpu: int, change: Callable[[Condition, float], Condition]) -> None:
-        with self._changed:
+        with self._changing():
             self._gpus[gpu] = change(self._gpus[gpu], self._wall_clock())
             self._dips.pop(gpu, None)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Under it GPUs change; afterwards those who wait are told, and the state file is written."""
+        with self._changed:
+            yield
             self._changed.notify_all()
-        self._tell_lost()
+            self.events.lose(self._lost())
         self._save()
 
-    def _tell_lost(self) -> None:
-        with self._changed:
-            self.events.lose(frozenset(gpu for gpu, now in enumerate(self._gpus) if now.lost))
+    def _lost(self) -> frozenset[int]:
+        return frozenset(gpu for gpu, now in enumerate(self._gpus) if now.lost)
 
     def _set(self, gpu: int, **changes: Any) -> None:
-        self._gpus[gpu] = msgspec.structs.replace(self._gpus[gpu], **changes)
-        self._changed.notify_all()
+        self._gpus[gpu] = replace(self._gpus[gpu], **changes)
 
-    def _partitioned(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> MigPartition | None:
+    def _partitioned(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> tuple[SimulatedMigDevice, ...] | None:
         if profiles is None:
             return None
         devices = []
         for instance in lay_out(gpu.mig_profiles, profiles) if gpu.mig_profiles else ():
             self._last_mig_device += 1
             devices.append(SimulatedMigDevice(self._last_mig_device, mig_uuid(gpu.uuid, instance), instance))
-        return MigPartition(tuple(profiles), tuple(devices))
+        return tuple(devices)
 
     # Memory
 
@@ -357,18 +362,11 @@ class SimulatedNode:
     def _snapshot(self) -> SavedNode:
         with self._changed:
             now, wall = self._clock(), self._wall_clock()
-            return SavedNode(
-                profile=self.profile.name,
-                boot_id=self.boot_id,
-                gpus=[
-                    SavedGpu.of(
-                        gpu,
-                        wall + gpu.hung_until - now if gpu.hung_until and gpu.hung_until > now else None,
-                        None if partition is None else list(partition.profiles),
-                    )
-                    for gpu, partition in zip(self._gpus, self._partitions, strict=True)
-                ],
-            )
+            gpus = [
+                replace(gpu, hung_until=wall + hung - now if (hung := gpu.hung_until or now) > now else None)
+                for gpu in self._gpus
+            ]
+            return SavedNode(profile=self.profile.name, boot_id=self.boot_id, gpus=gpus)
 
 
 def _answers_at(now: Condition, began: float) -> float:
@@ -376,7 +374,7 @@ def _answers_at(now: Condition, began: float) -> float:
     return max(now.hung_until or 0.0, began + (now.slow or 0.0))
 
 
-def _built(gpu: GpuProfile) -> Sequence[str] | None:
+def _built(gpu: GpuProfile) -> tuple[str, ...] | None:
     """What the GPU is partitioned into as it leaves the factory; None out of MIG mode."""
     return gpu.mig or () if gpu.mig_mode is not None and gpu.mig_mode[0] else None
 

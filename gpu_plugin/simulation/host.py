@@ -16,18 +16,17 @@ class SimulatedHost:
 
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
-        self._indices = {gpu.pci_bus_id: index for index, gpu in enumerate(node.profile.gpus)}
         self._mig_minors: Mapping[str, int] = {}
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """The profile's, for a bus id as NVML (00000000:1B:00.0) or sysfs (0000:1b:00.0) writes it; None: not known."""
-        index = self._index(pci_bus_id)
+        """The profile's, for a bus id as `Profile.at` takes it; None: not known."""
+        index = self._node.profile.at(pci_bus_id)
         node = -1 if index is None else self._node.profile.gpus[index].numa_node
         return node if node >= 0 else None
 
     def pci_path(self, pci_bus_id: str) -> str:
         """The profile's, for a bus id as above; empty where it is no GPU's, or the place of the GPU is not known."""
-        index = self._index(pci_bus_id)
+        index = self._node.profile.at(pci_bus_id)
         if index is None or self._node.condition(index).topology == condition.UNKNOWN:
             return ""
         return self._node.profile.pci_paths[index]
@@ -38,7 +37,7 @@ class SimulatedHost:
 
     def pci_class(self, pci_bus_id: str) -> int | None:
         """The profile's, for a bus id as above."""
-        index = self._index(pci_bus_id)
+        index = self._node.profile.at(pci_bus_id)
         return None if index is None else self._node.profile.gpus[index].pci_class
 
     def pci_config(self, pci_bus_id: str) -> bytes:
@@ -78,7 +77,3 @@ class SimulatedHost:
     def boot_id(self) -> str:
         """Changes when the node boots and when its state is gone, and at no other time."""
         return self._node.boot_id
-
-    def _index(self, pci_bus_id: str) -> int | None:
-        domain, _, rest = pci_bus_id.partition(":")
-        return self._indices.get(f"{domain:0>8}:{rest}".upper())

@@ -173,18 +173,13 @@ def _find(model: str, name: str) -> tuple[GpuInstanceProfile, int]:
     form = _NAME.fullmatch(name)
     profile = known.get(name[name.find(".") + 1 :] if form and form[1] else name)
     if form is None or profile is None:
-        raise ConfigError(
-            f"{name}: no such MIG profile; there are {', '.join(known)}, and parts such as 1c.{_part(known)}"
-        )
+        part = next(each.name for each in known.values() if each.compute == 3)
+        raise ConfigError(f"{name}: no such MIG profile; there are {', '.join(known)}, and parts such as 1c.{part}")
     compute = int(form[1] or profile.compute)
     if form[1] and (compute == profile.compute or compute not in _COMPUTE_INSTANCES[profile.compute]):
         sizes = ", ".join(f"{size}c" for size in _COMPUTE_INSTANCES[profile.compute] if size < profile.compute)
         raise ConfigError(f"{name}: {profile.name} {f'has parts of {sizes}' if sizes else 'has no parts'}")
     return profile, compute
-
-
-def _part(known: Mapping[str, GpuInstanceProfile]) -> str:
-    return next(profile.name for profile in known.values() if profile.compute == 3)
 
 
 def _check_room(profiles: Sequence[GpuInstanceProfile]) -> None:

@@ -1,6 +1,7 @@
 """What can go wrong with a part of a simulated GPU: heat, memory, links, and what its driver makes of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.words import counted
@@ -17,16 +18,32 @@ from gpu_plugin.devices.nvml_h import (
 from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE
 from gpu_plugin.simulation.hardware import SimulatedNode
 
-Fault = Callable[[SimulatedNode, int, object], str]
-"""Applies a fault to a GPU by index with the value asked for; gives what was done, to follow "GPU 3 (GPU-...): ".
+Reader = Callable[[str, object], Any]
+"""Gives the value of a fault by the fault's name and what was asked for. Raises ConfigError where it cannot be."""
 
-Raises:
-    ConfigError: the value cannot be, or not on this GPU; nothing was done.
+Effect = Callable[[SimulatedNode, int, Any], str]
+"""Does a fault with its value to a GPU by index; gives what was done, to follow "GPU 3 (GPU-...): ".
+
+Raises ConfigError where it cannot be on this GPU; nothing was done.
 """
 
-_COLDEST = -40
+_LACKS = {
+    "margin": "tells no margin temperature",
+    "clocks_event_reasons": "tells no clocks event reasons",
+    "ecc": "counts no memory errors",
+    "row_remapping": "remaps no memory rows",
+    "page_retirement": "retires no memory pages",
+    "sram_status": "tells nothing of its SRAM",
+    "unrepairable_memory": "tells nothing of unrepairable memory",
+    "pcie_width": "tells nothing of its PCIe link",
+}
+"""By what a GPU's profile may lack (None or False there): what its model does not do."""
+
+MASK = 0xFFFFFFFF
+"""The largest mask of 32 bits."""
+
 _HOTTEST = 200
-"""°C. No sensor says more or less; a slip of the finger does."""
+"""°C. No sensor says more; a slip of the finger does."""
 
 _MANY = 1_000_000
 """More errors than a test counts; a slip of the finger does."""
@@ -51,126 +68,130 @@ RECOVERY_ACTIONS: Mapping[str, int] = {action.name.lower().replace("_", "-"): in
 """nvmlDeviceGpuRecoveryAction_t by the words that `recovery-action` takes for it."""
 
 
-def _temperature(node: SimulatedNode, gpu: int, value: object) -> str:
-    celsius = integer("temperature", value, _COLDEST, _HOTTEST, " °C")
-    node.set_temperature(gpu, celsius)
-    return f"now at {celsius} °C, until healed"
+class Fault:
+    """A fault of a GPU; what it `needs` of the GPU's profile are keys of `_LACKS`, and fields by their NVML_FI_* id."""
+
+    def __init__(self, read: Reader, effect: Effect, *needs: str | int) -> None:
+        self.read = read
+        self.effect = effect
+        self._needs = needs
+
+    def apply(self, node: SimulatedNode, gpu: int, name: str, value: object) -> str:
+        """What its `Effect` gives. Raises as that and the `Reader` do, and where the GPU lacks what it needs."""
+        read, built = self.read(name, value), node.profile.gpus[gpu]
+        for need in self._needs:
+            if isinstance(need, int):
+                require(node, gpu, name, need in built.fields, f"does not have the field that tells it, {need}")
+            else:
+                has = getattr(built, need)
+                require(node, gpu, name, has is not None and has is not False, _LACKS[need])
+        return self.effect(node, gpu, read)
 
 
-def _memory_temperature(node: SimulatedNode, gpu: int, value: object) -> str:
-    celsius = integer("memory-temperature", value, _COLDEST, _HOTTEST, " °C")
-    _set_field(node, gpu, "memory-temperature", FI_MEMORY_TEMP, celsius)
-    return f"its memory is now at {celsius} °C, until healed"
+def require(node: SimulatedNode, gpu: int, name: str, has: object, lacks: str) -> None:
+    """Raises ConfigError unless the GPU `has` what a fault takes; `lacks` says what its model does not do."""
+    if not has:
+        raise ConfigError(f"{name}: {node.profile.gpus[gpu].name}: the simulated one {lacks}")
 
 
-def _margin(node: SimulatedNode, gpu: int, value: object) -> str:
-    celsius = integer("margin", value, -_HOTTEST, _HOTTEST, " °C")
-    require(node, gpu, "margin", node.profile.gpus[gpu].margin is not None, "tells no margin temperature")
-    node.change(gpu, margin=celsius)
-    return f"now {celsius} °C from its temperature limit, until healed"
+# How values are read
 
 
-def _clocks_event_reasons(node: SimulatedNode, gpu: int, value: object) -> str:
-    reasons = mask("clocks-event-reasons", value)
-    require(
-        node,
-        gpu,
-        "clocks-event-reasons",
-        node.profile.gpus[gpu].clocks_event_reasons is not None,
-        "tells no clocks event reasons",
-    )
-    node.change(gpu, clocks_event_reasons=reasons)
-    return f"its clocks event reasons are {reasons:#x}, until healed"
+def whole(low: int, high: int, unit: str = "") -> Reader:
+    """Reads whole numbers from `low` to `high`."""
+
+    def read(name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{name}: {value!r} is not a whole number")
+        if not low <= value <= high:
+            raise ConfigError(f"{name}: {value}: from {low} to {high}{unit}")
+        return value
+
+    return read
 
 
-def _ecc_uncorrected(node: SimulatedNode, gpu: int, value: object) -> str:
-    errors = integer("ecc-uncorrected", value, 1, _MANY)
-    require(node, gpu, "ecc-uncorrected", node.profile.gpus[gpu].ecc, "counts no memory errors")
-    node.grow(gpu, "ecc_uncorrected", errors)
+def flag(name: str, value: object) -> None:
+    """Takes nothing but true."""
+    if value is not True:
+        raise ConfigError(f"{name}: {value!r}: it is either asked for with true or left out")
+
+
+def one_of(words: Collection[str]) -> Reader:
+    """Reads one of these."""
+
+    def read(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ConfigError(f"{name}: {value!r}: one of {', '.join(words)}")
+        return value
+
+    return read
+
+
+# What faults do
+
+
+def change(says: str, *named: str, **others: object) -> Effect:
+    """Has those `named` of the GPU's `Condition` be the value, and these others be so; `says` what was done, with a {} for it."""
+
+    def effect(node: SimulatedNode, gpu: int, value: object) -> str:
+        node.change(gpu, **dict.fromkeys(named, value), **others)
+        return says.format(value)
+
+    return effect
+
+
+def _set_field(says: str, number: int, *, more: bool = False) -> Effect:
+    """Sets a field of the GPU to the value, or has it grow by that for `more`; `says` as with `change`."""
+
+    def effect(node: SimulatedNode, gpu: int, value: int) -> str:
+        node.set_field(gpu, number, value, more=more)
+        return says.format(value)
+
+    return effect
+
+
+def _grow_on_link(says: str, name: str, number: int) -> Effect:
+    """Has a count of the last NVLink that leads anywhere grow; `says` takes the value and the link."""
+
+    def effect(node: SimulatedNode, gpu: int, value: int) -> str:
+        links = [at for at, remote in enumerate(node.profile.remotes[gpu]) if remote is not None]
+        require(node, gpu, name, links, "has no NVLinks")
+        node.grow_on_link(gpu, links[-1], number, value)
+        return says.format(value, links[-1])
+
+    return effect
+
+
+def _ecc_uncorrected(node: SimulatedNode, gpu: int, errors: int) -> str:
+    node.change(gpu, ecc_uncorrected=node.condition(gpu).ecc_uncorrected + errors)
     node.post(gpu, EventType.DOUBLE_BIT_ECC)
     return f"{counted(errors, 'more uncorrected memory error')}, until reset"
 
 
-def _ecc_cleared(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("ecc-cleared", value)
-    require(node, gpu, "ecc-cleared", node.profile.gpus[gpu].ecc, "counts no memory errors")
-    node.change(gpu, ecc_uncorrected=0)
-    return "its count of memory errors is 0 again, without a reset"
-
-
-def _energy_dip(node: SimulatedNode, gpu: int, value: object) -> str:
-    energy = integer("energy-dip", value, 1, _MAX_ENERGY, " mJ")
+def _energy_dip(node: SimulatedNode, gpu: int, energy: int) -> str:
     node.dip(gpu, energy)
     return f"its energy counter is {energy} mJ less at the next reading than at the last, and counts on from there"
 
 
-def _persistence_mode(node: SimulatedNode, gpu: int, value: object) -> str:
-    if value not in PERSISTENCE_MODES:
-        raise ConfigError(f"persistence-mode: {value!r}: one of {', '.join(PERSISTENCE_MODES)}")
-    on = value == PERSISTENCE_MODES[0]
+def _persistence_mode(node: SimulatedNode, gpu: int, mode: str) -> str:
+    on = mode == PERSISTENCE_MODES[0]
     node.change(gpu, persistence=on)
     if on:
         return "persistence mode is on: its counters outlive the processes that have the driver open"
     return "persistence mode is off: its counters begin at 0 when nobody has the driver open any more, until healed"
 
 
-def _remap_pending(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("remap-pending", value)
-    require(node, gpu, "remap-pending", node.profile.gpus[gpu].row_remapping, "remaps no memory rows")
+def _remap_pending(node: SimulatedNode, gpu: int, _: object) -> str:
     node.change(gpu, rows_uncorrectable=node.condition(gpu).rows_uncorrectable + 1, remap_pending=True)
     return "a memory row waits to be remapped, until reset"
 
 
-def _remap_failure(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("remap-failure", value)
-    require(node, gpu, "remap-failure", node.profile.gpus[gpu].row_remapping, "remaps no memory rows")
-    node.change(gpu, remap_failure=True)
-    return "a memory row could not be remapped, until healed"
-
-
-def _retired_pages(node: SimulatedNode, gpu: int, value: object) -> str:
-    pages = integer("retired-pages", value, 0, _MANY)
-    require(node, gpu, "retired-pages", node.profile.gpus[gpu].page_retirement, "retires no memory pages")
-    _set_field(node, gpu, "retired-pages", FI_RETIRED_DBE, pages)
-    return f"{pages} memory pages are retired, until healed"
-
-
-def _retirement_pending(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("retirement-pending", value)
-    require(node, gpu, "retirement-pending", node.profile.gpus[gpu].page_retirement, "retires no memory pages")
-    node.change(gpu, retirement_pending=True)
-    return "a memory page waits to be retired, until reset"
-
-
-def _sram_threshold(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("sram-threshold", value)
-    require(node, gpu, "sram-threshold", node.profile.gpus[gpu].sram_status, "tells nothing of its SRAM")
-    node.change(gpu, sram_threshold=True)
-    return "its SRAM has had more errors than it may, until healed"
-
-
-def _unrepairable_memory(node: SimulatedNode, gpu: int, value: object) -> str:
-    check_flag("unrepairable-memory", value)
-    require(
-        node,
-        gpu,
-        "unrepairable-memory",
-        node.profile.gpus[gpu].unrepairable_memory,
-        "tells nothing of unrepairable memory",
-    )
-    node.change(gpu, unrepairable_memory=True)
-    return "it has memory that cannot be repaired, until healed"
-
-
-def _recovery_action(node: SimulatedNode, gpu: int, value: object) -> str:
-    action = RECOVERY_ACTIONS.get(value) if isinstance(value, str) else None
-    if action is None:
-        raise ConfigError(f"recovery-action: {value!r}: one of {', '.join(RECOVERY_ACTIONS)}")
-    _set_field(node, gpu, "recovery-action", FI_GET_GPU_RECOVERY_ACTION, action)
+def _recovery_action(node: SimulatedNode, gpu: int, action: str) -> str:
+    node.set_field(gpu, FI_GET_GPU_RECOVERY_ACTION, RECOVERY_ACTIONS[action])
     node.post(gpu, EventType.GPU_RECOVERY_ACTION)
-    if not action:
+    if not RECOVERY_ACTIONS[action]:
         return "its driver asks for no recovery, whatever Xid is raised, until reset"
-    return f"its driver asks for {value}, until reset"
+    return f"its driver asks for {action}, until reset"
 
 
 def _nvlink_down(node: SimulatedNode, gpu: int, value: object) -> str:
@@ -185,132 +206,104 @@ def _nvlink_up(node: SimulatedNode, gpu: int, value: object) -> str:
     return f"its NVLink {link} is up"
 
 
-def _nvlink_errors(node: SimulatedNode, gpu: int, value: object) -> str:
-    errors = integer("nvlink-errors", value, 1, _MANY)
-    link = _grow_on_link(node, gpu, "nvlink-errors", FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, errors)
-    return f"{errors} more recoveries of its NVLink {link} failed, until reset"
-
-
-def _nvlink_crc_errors(node: SimulatedNode, gpu: int, value: object) -> str:
-    errors = integer("nvlink-crc-errors", value, 1, _MANY)
-    link = _grow_on_link(node, gpu, "nvlink-crc-errors", FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, errors)
-    return f"{errors} more CRC errors on its NVLink {link}, until reset"
-
-
-def _fabric(node: SimulatedNode, gpu: int, value: object) -> str:
-    if value not in (_COMPLETED, *FABRICS):
-        raise ConfigError(f"fabric: {value!r}: one of {', '.join((_COMPLETED, *FABRICS))}")
-    built = node.profile.gpus[gpu].fabric
-    require(node, gpu, "fabric", built and built.state, "is part of no NVLink fabric")
-    node.change(gpu, fabric=None if value == _COMPLETED else value)
-    return f"its NVLink fabric is {value}" + ("" if value == _COMPLETED else ", until reset")
-
-
-def _topology(node: SimulatedNode, gpu: int, value: object) -> str:
-    if not isinstance(value, str) or value not in TOPOLOGIES:
-        raise ConfigError(f"topology: {value!r}: one of {', '.join(TOPOLOGIES)}")
-    node.change(gpu, topology=value if value in (UNREADABLE, UNKNOWN) else None)
-    return TOPOLOGIES[value]
-
-
-def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
-    widest = node.profile.gpus[gpu].pcie_width or 0
-    require(node, gpu, "pcie-width", widest, "tells nothing of its PCIe link")
-    lanes = integer("pcie-width", value, 1, widest, " lanes")
-    node.change(gpu, pcie_width=lanes)
-    return f"its PCIe link has {lanes} of {widest} lanes, until healed"
-
-
-def _pcie_replays(node: SimulatedNode, gpu: int, value: object) -> str:
-    replays = integer("pcie-replays", value, 1, _MANY)
-    require(node, gpu, "pcie-replays", node.profile.gpus[gpu].pcie_width is not None, "tells nothing of its PCIe link")
-    node.grow(gpu, "pcie_replays", replays)
-    return f"{replays} more replays on its PCIe link, until reset"
-
-
-def _pcie_fatal_errors(node: SimulatedNode, gpu: int, value: object) -> str:
-    errors = integer("pcie-fatal-errors", value, 1, _MANY)
-    _set_field(node, gpu, "pcie-fatal-errors", FI_PCIE_COUNT_FATAL_ERROR, errors, more=True)
-    return f"{errors} more fatal errors on its PCIe link, until reset"
-
-
-def _set_field(node: SimulatedNode, gpu: int, name: str, number: int, value: int, *, more: bool = False) -> None:
-    _require_field(node, gpu, name, number)
-    node.set_field(gpu, number, value, more=more)
-
-
-def _grow_on_link(node: SimulatedNode, gpu: int, name: str, number: int, by: int) -> int:
-    """Has a count of the last NVLink that leads anywhere grow; gives its number."""
-    _require_field(node, gpu, name, number)
-    links = [at for at, remote in enumerate(node.profile.remotes[gpu]) if remote is not None]
-    require(node, gpu, name, links, "has no NVLinks")
-    node.grow_on_link(gpu, links[-1], number, by)
-    return links[-1]
-
-
 def _link(node: SimulatedNode, gpu: int, name: str, value: object) -> int:
     links = node.profile.remotes[gpu]
     require(node, gpu, name, links, "has no NVLinks")
-    link = integer(name, value, 0, len(links) - 1)
+    link = int(whole(0, len(links) - 1)(name, value))
     require(node, gpu, name, links[link], f"has nothing at the other end of its NVLink {link}")
     return link
 
 
-def _require_field(node: SimulatedNode, gpu: int, name: str, number: int) -> None:
-    has = number in node.profile.gpus[gpu].fields
-    require(node, gpu, name, has, f"does not have the field that tells it, {number}")
+def _fabric(node: SimulatedNode, gpu: int, state: str) -> str:
+    built = node.profile.gpus[gpu].fabric
+    require(node, gpu, "fabric", built and built.state, "is part of no NVLink fabric")
+    node.change(gpu, fabric=None if state == _COMPLETED else state)
+    return f"its NVLink fabric is {state}" + ("" if state == _COMPLETED else ", until reset")
 
 
-def require(node: SimulatedNode, gpu: int, name: str, has: object, lacks: str) -> None:
-    """Raises ConfigError unless the GPU `has` what a fault takes; `lacks` says what its model does not do."""
-    if not has:
-        raise ConfigError(f"{name}: {node.profile.gpus[gpu].name}: the simulated one {lacks}")
+def _topology(node: SimulatedNode, gpu: int, place: str) -> str:
+    node.change(gpu, topology=place if place in (UNREADABLE, UNKNOWN) else None)
+    return TOPOLOGIES[place]
 
 
-def integer(name: str, value: object, low: int, high: int, unit: str = "") -> int:
-    """The value, if it is a whole number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name}: {value!r} is not a whole number")
-    if not low <= value <= high:
-        raise ConfigError(f"{name}: {value}: from {low} to {high}{unit}")
-    return value
+def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
+    widest = node.profile.gpus[gpu].pcie_width or 0
+    lanes = whole(1, widest, " lanes")("pcie-width", value)
+    node.change(gpu, pcie_width=lanes)
+    return f"its PCIe link has {lanes} of {widest} lanes, until healed"
 
 
-def mask(name: str, value: object, low: int = 0) -> int:
-    """The value, if it is a mask of 32 bits, and no less than `low`."""
-    return integer(name, value, low, 0xFFFFFFFF)
+def _pcie_replays(node: SimulatedNode, gpu: int, replays: int) -> str:
+    node.change(gpu, pcie_replays=node.condition(gpu).pcie_replays + replays)
+    return f"{replays} more replays on its PCIe link, until reset"
 
 
-def check_flag(name: str, value: object) -> None:
-    """Raises ConfigError unless the value is true."""
-    if value is not True:
-        raise ConfigError(f"{name}: {value!r}: it is either asked for with true or left out")
-
+_CELSIUS, _COUNT = whole(-40, _HOTTEST, " °C"), whole(1, _MANY)
+_LINK_ERRORS, _CRC_ERRORS = FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL
 
 PART_FAULTS: Mapping[str, Fault] = {
-    "temperature": _temperature,
-    "memory-temperature": _memory_temperature,
-    "margin": _margin,
-    "clocks-event-reasons": _clocks_event_reasons,
-    "ecc-uncorrected": _ecc_uncorrected,
-    "ecc-cleared": _ecc_cleared,
-    "energy-dip": _energy_dip,
-    "persistence-mode": _persistence_mode,
-    "remap-pending": _remap_pending,
-    "remap-failure": _remap_failure,
-    "retired-pages": _retired_pages,
-    "retirement-pending": _retirement_pending,
-    "sram-threshold": _sram_threshold,
-    "unrepairable-memory": _unrepairable_memory,
-    "recovery-action": _recovery_action,
-    "nvlink-down": _nvlink_down,
-    "nvlink-up": _nvlink_up,
-    "nvlink-errors": _nvlink_errors,
-    "nvlink-crc-errors": _nvlink_crc_errors,
-    "fabric": _fabric,
-    "topology": _topology,
-    "pcie-width": _pcie_width,
-    "pcie-replays": _pcie_replays,
-    "pcie-fatal-errors": _pcie_fatal_errors,
+    "temperature": Fault(_CELSIUS, change("now at {} °C, until healed", "temperature")),
+    "memory-temperature": Fault(
+        _CELSIUS, _set_field("its memory is now at {} °C, until healed", FI_MEMORY_TEMP), FI_MEMORY_TEMP
+    ),
+    "margin": Fault(
+        whole(-_HOTTEST, _HOTTEST, " °C"),
+        change("now {} °C from its temperature limit, until healed", "margin"),
+        "margin",
+    ),
+    "clocks-event-reasons": Fault(
+        whole(0, MASK),
+        change("its clocks event reasons are {:#x}, until healed", "clocks_event_reasons"),
+        "clocks_event_reasons",
+    ),
+    "ecc-uncorrected": Fault(_COUNT, _ecc_uncorrected, "ecc"),
+    "ecc-cleared": Fault(
+        flag, change("its count of memory errors is 0 again, without a reset", ecc_uncorrected=0), "ecc"
+    ),
+    "energy-dip": Fault(whole(1, _MAX_ENERGY, " mJ"), _energy_dip),
+    "persistence-mode": Fault(one_of(PERSISTENCE_MODES), _persistence_mode),
+    "remap-pending": Fault(flag, _remap_pending, "row_remapping"),
+    "remap-failure": Fault(
+        flag, change("a memory row could not be remapped, until healed", remap_failure=True), "row_remapping"
+    ),
+    "retired-pages": Fault(
+        whole(0, _MANY),
+        _set_field("{} memory pages are retired, until healed", FI_RETIRED_DBE),
+        "page_retirement",
+        FI_RETIRED_DBE,
+    ),
+    "retirement-pending": Fault(
+        flag, change("a memory page waits to be retired, until reset", retirement_pending=True), "page_retirement"
+    ),
+    "sram-threshold": Fault(
+        flag, change("its SRAM has had more errors than it may, until healed", sram_threshold=True), "sram_status"
+    ),
+    "unrepairable-memory": Fault(
+        flag,
+        change("it has memory that cannot be repaired, until healed", unrepairable_memory=True),
+        "unrepairable_memory",
+    ),
+    "recovery-action": Fault(one_of(RECOVERY_ACTIONS), _recovery_action, FI_GET_GPU_RECOVERY_ACTION),
+    "nvlink-down": Fault(lambda _, link: link, _nvlink_down),
+    "nvlink-up": Fault(lambda _, link: link, _nvlink_up),
+    "nvlink-errors": Fault(
+        _COUNT,
+        _grow_on_link("{} more recoveries of its NVLink {} failed, until reset", "nvlink-errors", _LINK_ERRORS),
+        _LINK_ERRORS,
+    ),
+    "nvlink-crc-errors": Fault(
+        _COUNT,
+        _grow_on_link("{} more CRC errors on its NVLink {}, until reset", "nvlink-crc-errors", _CRC_ERRORS),
+        _CRC_ERRORS,
+    ),
+    "fabric": Fault(one_of((_COMPLETED, *FABRICS)), _fabric),
+    "topology": Fault(one_of(TOPOLOGIES), _topology),
+    "pcie-width": Fault(lambda _, lanes: lanes, _pcie_width, "pcie_width"),
+    "pcie-replays": Fault(_COUNT, _pcie_replays, "pcie_width"),
+    "pcie-fatal-errors": Fault(
+        _COUNT,
+        _set_field("{} more fatal errors on its PCIe link, until reset", FI_PCIE_COUNT_FATAL_ERROR, more=True),
+        FI_PCIE_COUNT_FATAL_ERROR,
+    ),
 }
 """By the key that asks for it."""

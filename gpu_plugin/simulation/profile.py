@@ -156,6 +156,12 @@ class Profile(msgspec.Struct, frozen=True):
     numa_distances: dict[tuple[int, int], int]
     device_nodes: frozenset[str]
 
+    def at(self, bus_id: str) -> int | None:
+        """The GPU at a bus id as NVML (00000000:1B:00.0) or sysfs (0000:1b:00.0) writes it, by its index; None: there is none."""
+        domain, _, rest = bus_id.partition(":")
+        wanted = f"{domain:0>8}:{rest}".upper()
+        return next((index for index, gpu in enumerate(self.gpus) if gpu.pci_bus_id == wanted), None)
+
     def ancestor(self, one: int, other: int) -> int:
         """The closest common ancestor of two GPUs by index; INTERNAL of a GPU and itself."""
         return TopologyLevel.INTERNAL if one == other else self.ancestors[min(one, other), max(one, other)]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar, cast
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Handle
+from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Handle, NvmlError
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.hardware import SimulatedMigDevice, SimulatedNode
 from gpu_plugin.simulation.profile import GpuProfile
-from gpu_plugin.simulation.refusals import refused, supported
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _FIRST_HANDLE = 0x7F0000001000
@@ -90,13 +90,18 @@ class Session(Driver):
             self._sleep(seconds)
         if not ready:
             raise refused(call, Return.UNINITIALIZED)
-        if (code := self._node.refusals.take(call, gpu)) is not None:
+        if self._node.refusals and (code := self._node.refusal(call, gpu)) is not None:
             raise refused(call, code)
 
     def _reach(self, call: str, handle: Handle) -> int:
         """What every call about a GPU goes through first; gives its index. Blocks while the GPU hangs."""
         self._begin(call, self._find(handle))
-        index = self._index(call, handle)
+        return self._answering(call, handle)
+
+    def _answering(self, call: str, handle: Handle) -> int:
+        index = self._find(handle)
+        if index is None:
+            raise refused(call, Return.INVALID_ARGUMENT)
         self._check_answers(call, index)
         return index
 
@@ -112,8 +117,7 @@ class Session(Driver):
         self._begin(call, gpu if known else None)
         if known:
             self._check_answers(call, gpu)
-            partition = self._node.mig_partition(gpu)
-            for each in partition.devices if partition else ():
+            for each in self._node.mig_devices(gpu) or ():
                 if each.number * _MIG_STRIDE == number:
                     return each
         raise refused(call, Return.INVALID_ARGUMENT)
@@ -124,36 +128,35 @@ class Session(Driver):
             self._reach(call, handle)
         return supported(call, found)
 
-    def _look_up(self, call: str, wanted: Callable[[GpuProfile], bool]) -> Handle:
-        index = next((index for index, gpu in enumerate(self._profile.gpus) if wanted(gpu)), None)
+    def _look_up(self, call: str, index: int | None) -> Handle:
         self._begin(call, index)
-        if index is None or index not in self._gpus or self._has_gone(index):
+        if index not in self._departures or self._node.has_gone(index, self._departures[index]):
             raise refused(call, Return.NOT_FOUND)
         return self._handle(call, index)
 
     def _handle(self, call: str, index: int) -> Handle:
         self._check_answers(call, index)
-        return self._handle_of(index)
-
-    def _handle_of(self, index: int) -> Handle:
         return Handle(_FIRST_HANDLE + self._gpus.index(index) * _HANDLE_STRIDE)
 
     def _check_answers(self, call: str, index: int) -> None:
         if (code := self._node.failing(index, self._departures.get(index, -1))) is not None:
             raise refused(call, code)
 
-    def _has_gone(self, index: int) -> bool:
-        return self._node.has_gone(index, self._departures.get(index, -1))
-
     def _find(self, handle: Handle) -> int | None:
         number, rest = divmod(handle - _FIRST_HANDLE, _HANDLE_STRIDE)
         return self._gpus[number] if not rest and 0 <= number < len(self._gpus) else None
 
-    def _index(self, call: str, handle: Handle) -> int:
-        index = self._find(handle)
-        if index is None:
-            raise refused(call, Return.INVALID_ARGUMENT)
-        return index
+
+def refused(call: str, code: int) -> NvmlError:
+    """The error of a call that fails with this nvmlReturn_t."""
+    return NvmlError(code, NVML_FUNCTIONS[call])
+
+
+def supported(call: str, value: T | None) -> T:
+    """The value; None is raised as NOT_SUPPORTED."""
+    if value is None:
+        raise refused(call, Return.NOT_SUPPORTED)
+    return value
 
 
 class _Call(Protocol[T_co]):

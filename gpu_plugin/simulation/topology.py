@@ -119,7 +119,17 @@ def pci_paths(pcie: Pcie, buses: Sequence[str]) -> tuple[str, ...]:
     cascade = _merged(len(buses), (*pcie.board, *pcie.switch, *pcie.switches))
     root = _merged(len(buses), (*pcie.board, *pcie.switch, *pcie.switches, *pcie.host_bridge))
     places = [_place(bus) for bus in buses]
-    depths = [_depth(index, switch, cascade, root, places) for index in range(len(buses))]
+
+    def depth(index: int) -> int:
+        """How many bridges lie between the root complex and a GPU."""
+        if cascade.count(cascade[index]) > switch.count(switch[index]):
+            return _CASCADE
+        if switch.count(switch[index]) > 1:
+            return _SWITCH
+        # As in a virtual machine, whose only bus has the GPU on it
+        return _PORT if places[index][1] or root.count(root[index]) > 1 else _NOTHING
+
+    depths = [depth(index) for index in range(len(buses))]
     taken: dict[tuple[str, int], int] = {}
     for index in sorted(set(root)):
         domain, bus, _ = places[index]
@@ -201,22 +211,6 @@ def _merged(count: int, groups: Iterable[Sequence[int]]) -> list[int]:
         joined = {first[index] for index in group}
         first = [min(joined) if each in joined else each for each in first]
     return first
-
-
-def _depth(
-    index: int,
-    switch: Sequence[int],
-    cascade: Sequence[int],
-    root: Sequence[int],
-    places: Sequence[tuple[str, int, str]],
-) -> int:
-    """How many bridges lie between the root complex and a GPU."""
-    if cascade.count(cascade[index]) > switch.count(switch[index]):
-        return _CASCADE
-    if switch.count(switch[index]) > 1:
-        return _SWITCH
-    # As in a virtual machine, whose only bus has the GPU on it
-    return _PORT if places[index][1] or root.count(root[index]) > 1 else _NOTHING
 
 
 def _position(parts: Sequence[int], wholes: Sequence[int], index: int) -> int:

@@ -8,7 +8,7 @@ import anyio
 
 from gpu_plugin.mps.control_daemon import MARK
 from gpu_plugin.mps.readiness import ready
-from gpu_plugin.simulation.compute_modes import STATE_FILE
+from gpu_plugin.simulation.saved import COMPUTE_MODES_FILE
 from tests.node.daemon import GPU, DaemonProcess
 from tests.node.forked import fork
 
@@ -50,7 +50,7 @@ class MpsProcess(DaemonProcess):
     def modes(self):
         """Compute modes by index, but for DEFAULT."""
         try:
-            modes = json.loads((self.state / STATE_FILE).read_bytes())["modes"]
+            modes = json.loads((self.state / COMPUTE_MODES_FILE).read_bytes())["modes"]
         except FileNotFoundError:
             return {}
         return {int(index): mode for index, mode in modes.items() if mode}

@@ -10,6 +10,7 @@ import pytest
 from tables.generate import written
 
 LATER = {
+    "betterproto": "the kubelet's side of its API",
     "elftools": "CDI specifications",
     "gpu_plugin.access.cdi.build": "CDI specifications",
     "gpu_plugin.cdi.keeper": "CDI specifications",
@@ -21,7 +22,8 @@ LATER = {
     "gpu_plugin.cluster.labels.values": "labels of the Node",
     "gpu_plugin.telemetry.listener.page_html": "whoever looks at the status page",
     "gpu_plugin.telemetry.listener.server": "--http-address",
-    "gpu_plugin.mps.supervisor": "MPS daemons",
+    "gpu_plugin.health.explain": "another command",
+    "gpu_plugin.mps": "devices shared by MPS",
     "gpu_plugin.nvml.driver": "the hardware of the node, once it is known which it is",
     "gpu_plugin.simulation": "--simulate",
     "gpu_plugin.telemetry.metrics": "whoever scrapes",

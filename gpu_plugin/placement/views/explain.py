@@ -66,7 +66,7 @@ def _finer_difference(trace: Trace) -> str:
         near, far = topology.distance(trace.choice.gpus), topology.distance(trace.runner_up)
         return f"on nearer NUMA nodes, with distances of {near} in all instead of {far}"
     if trace.criterion is Criterion.EVENNESS:
-        squares, more = (subsets.count**2 - subsets.evenness[mask] for mask in (left, instead))
+        squares, more = (len(subsets.bits) ** 2 - subsets.evenness[mask] for mask in (left, instead))
         return (
             f"what stays free lies more evenly on NUMA nodes: the squares of their counts add up to {squares} "
             f"instead of {more}"

@@ -9,26 +9,19 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from gpu_plugin.simulation.demo import scenario
 from gpu_plugin.simulation.demo.daemon_process import daemon_process
-from gpu_plugin.simulation.profile import Profile, load
-from gpu_plugin.simulation.stand_in_kubelet import Generation, NumaPolicy, StandInKubelet
+from gpu_plugin.simulation.profile import load
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 
 PROFILE = "hgx-h100"
-GENERATION: Generation = "1.36"
-NUMA_POLICY: NumaPolicy = "best-effort"
+GENERATION: Final = "1.36"
+NUMA_POLICY: Final = "best-effort"
 
 LONGEST_TEMPORARY = 50
 """Characters of the temporary directory's parent that leave room for socket names: a socket's path has 107 bytes."""
-
-
-def about(profile: Profile) -> str:
-    """A profile in a sentence."""
-    models = " and ".join(sorted({gpu.name for gpu in profile.gpus}))
-    nodes = len({gpu.numa_node for gpu in profile.gpus})
-    return f"Node {profile.name}: {len(profile.gpus)} x {models} on {nodes} NUMA nodes."
 
 
 async def play(out: TextIO) -> int:
@@ -47,7 +40,12 @@ async def play(out: TextIO) -> int:
         timeline.say(
             "The real gpu-plugin daemon, in a process of its own, on a simulated node under a stand-in kubelet."
         )
-        timeline.say(f"{about(profile)} The kubelet has the rules of {GENERATION}, NUMA policy {NUMA_POLICY}.")
+        models = " and ".join(sorted({gpu.name for gpu in profile.gpus}))
+        nodes = len({gpu.numa_node for gpu in profile.gpus})
+        timeline.say(
+            f"Node {profile.name}: {len(profile.gpus)} x {models} on {nodes} NUMA nodes. "
+            f"The kubelet has the rules of {GENERATION}, NUMA policy {NUMA_POLICY}."
+        )
         timeline.say(
             f"Simulated: the driver and the kubelet. Real: the daemon, its sockets in {directory}, every number."
         )
@@ -80,17 +78,7 @@ def run(out: TextIO) -> int:
 
 
 async def _until_told(out: TextIO) -> int:
-    this, terminated = asyncio.current_task(), asyncio.Event()
-    assert this
-
-    def terminate() -> None:
-        terminated.set()
-        this.cancel()
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
-    try:
-        return await play(out)
-    except asyncio.CancelledError:
-        if terminated.is_set():
-            return 128 + signal.SIGTERM
-        raise  # Ctrl-C
+    playing = asyncio.create_task(play(out))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
+    await asyncio.wait([playing])
+    return 128 + signal.SIGTERM if playing.cancelled() else playing.result()

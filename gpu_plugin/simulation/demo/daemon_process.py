@@ -18,10 +18,9 @@ class DaemonProcess:
     """The daemon as a child process. Its log lines are taken in as they come, and `wake` is called for each."""
 
     def __init__(self, process: asyncio.subprocess.Process, wake: Callable[[], None]) -> None:
-        self.pid = process.pid
         self.messages: list[str] = []
         self.tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL)
-        self._process = process
+        self.process = process
         self._wake = wake
         self._reader = asyncio.create_task(self._read())
 
@@ -30,35 +29,26 @@ class DaemonProcess:
         """Whether the process is over and its whole log read."""
         return self._reader.done()
 
-    @property
-    def status(self) -> int | None:
-        """Exit status; negative for a signal, None while the process runs."""
-        return self._process.returncode
-
     async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for raw in self._process.stdout:
+        assert self.process.stdout is not None
+        async for raw in self.process.stdout:
             line = raw.decode(errors="replace").rstrip()
             self.tail.append(line)
             with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that is no log record has no message
                 self.messages.append(str(json.loads(line)["message"]))
             self._wake()
-        await self._process.wait()
+        await self.process.wait()
         asyncio.get_running_loop().call_soon(self._wake)
-
-    def terminate(self) -> None:
-        """Sends SIGTERM."""
-        self._process.terminate()
 
     async def end(self) -> None:
         """Makes sure that the process is over: in order if it still can, else killed."""
-        if self._process.returncode is None:
-            self._process.terminate()
+        if self.process.returncode is None:
+            self.process.terminate()
         try:
             async with asyncio.timeout(EXIT_SECONDS):
                 await asyncio.shield(self._reader)
         except TimeoutError:
-            self._process.kill()
+            self.process.kill()
             await self._reader
 
 

@@ -243,22 +243,22 @@ class Scenario:
         endpoint = Path(self._kubelet.resources[RESOURCE].endpoint)
         mark = len(self._kubelet.events)
         begun = time.perf_counter()
-        self._daemon.terminate()
+        self._daemon.process.terminate()
         ended = await self._until(lambda: self._event(EventKind.STREAM_ENDED, mark), "SIGTERM ends the stream")
         await self._until(lambda: self._daemon.ended, "SIGTERM ends the daemon")
         took = time.perf_counter() - begun
         left = sorted(
             path.name for path in endpoint.parent.iterdir() if path.is_socket() and path.name != "kubelet.sock"
         )
-        if (ended.text, self._daemon.status, left) != ("OK", 0, []):
+        if (ended.text, self._daemon.process.returncode, left) != ("OK", 0, []):
             raise StepFailedError(
                 "on SIGTERM the stream ends with OK, the process with status 0, and no socket stays: stream "
-                f"{ended.text}, status {self._daemon.status}, sockets {left}"
+                f"{ended.text}, status {self._daemon.process.returncode}, sockets {left}"
             )
         self._timeline.step(
             "SIGTERM",
             f"the stream ended with {ended.text} after {milliseconds(ended.at - begun)}; exit status "
-            f"{self._daemon.status}, socket removed",
+            f"{self._daemon.process.returncode}, socket removed",
             took,
         )
 
@@ -268,20 +268,15 @@ class Scenario:
         """Tells the daemon, as `gpu-plugin fault` does; gives the list that shows `health` and its seconds from then."""
         mark = len(self._kubelet.events)
         uuid = self._profile.gpus[gpu].uuid
-
-        def tell() -> float:
-            applied = time.perf_counter()
-            control.request(self._state, "fault", gpu=gpu, **fault)
-            return applied
-
+        told = time.perf_counter()
         try:
-            applied = await asyncio.to_thread(tell)
+            await asyncio.to_thread(control.request, self._state, "fault", gpu=gpu, **fault)
         except control.ControlError as error:
             raise StepFailedError(f"the daemon takes the fault {fault} of GPU {gpu}: {error}") from error
         event = await self._until(lambda: self._event(EventKind.LIST, mark), f"GPU {gpu} becomes {health} on {fault}")
         if event.changed != {uuid: health}:
             raise StepFailedError(f"{fault} makes GPU {gpu} {health} and no other: the list changed {event.changed}")
-        return event, event.at - applied
+        return event, event.at - told
 
     async def _admitted(self, name: str, count: int) -> Admission:
         try:
@@ -297,7 +292,7 @@ class Scenario:
             raise StepFailedError(str(error)) from None
         found = predicate()
         if not found:
-            raise StepFailedError(f"{what}: the daemon ended instead, with status {self._daemon.status}")
+            raise StepFailedError(f"{what}: the daemon ended instead, with status {self._daemon.process.returncode}")
         return found
 
     def _event(self, kind: EventKind, mark: int = 0) -> Event | None:

@@ -6,14 +6,10 @@ may, and writes down every breach. Tests and the demo run the real plugin under 
 """
 
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError
-from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState
+from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError
 from gpu_plugin.simulation.stand_in_kubelet.journal import Event, EventKind
 from gpu_plugin.simulation.stand_in_kubelet.kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Allocation, Container, Pod
-from gpu_plugin.simulation.stand_in_kubelet.registration import RegistrationCount, is_extended_resource_name
-from gpu_plugin.simulation.stand_in_kubelet.registry import Generation
-from gpu_plugin.simulation.stand_in_kubelet.selection import PreferredAsk
-from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
 
 __all__ = [
     "Admission",
@@ -22,13 +18,7 @@ __all__ = [
     "Container",
     "Event",
     "EventKind",
-    "Generation",
     "KubeletPanicError",
-    "NumaPolicy",
     "Pod",
-    "PreferredAsk",
-    "RegistrationCount",
-    "ResourceState",
     "StandInKubelet",
-    "is_extended_resource_name",
 ]

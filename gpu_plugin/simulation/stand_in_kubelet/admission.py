@@ -10,19 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
 from gpu_plugin.access.container import ContainerEdits
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet import topology
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError
 from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, admission_panic
-from gpu_plugin.simulation.stand_in_kubelet.directory import Entry
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.pods import (
     Admission,
     Allocation,
     Container,
+    Entry,
     Pod,
     conflicts,
     edits,
@@ -30,7 +28,6 @@ from gpu_plugin.simulation.stand_in_kubelet.pods import (
 )
 from gpu_plugin.simulation.stand_in_kubelet.registry import Endpoint, PluginRegistry
 from gpu_plugin.simulation.stand_in_kubelet.selection import (
-    PreferredAsk,
     SelectionError,
     check_serving,
     complete,
@@ -42,8 +39,6 @@ from gpu_plugin.simulation.stand_in_kubelet.topology import Hint, NumaPolicy
 PRE_START_SECONDS = 30.0
 UNEXPECTED = "UnexpectedAdmissionError"
 TOPOLOGY = "TopologyAffinityError"
-
-Answer = tuple[bytes, float]
 
 
 class AdmissionError(Exception):
@@ -101,25 +96,27 @@ class PodAdmission:
             async with self._serial:
                 if not pod.running:  # a running pod has what it needs; nothing is asked of the plugin
                     await self._allocate_pod(pod)
-            pre_start = await self._start(pod) if start else {}
+            if start:
+                await self._start(pod)
         except AdmissionError as error:
             self._journal.note(EventKind.REJECTED, text=f"{name}: {error}")
-            self._discard(pod)
+            self.pods.pop(name, None)
             raise
         except KubeletPanicError:  # the pod and what it holds outlive this kubelet
             raise
         except BaseException:
-            self._discard(pod)
+            self.pods.pop(name, None)
             raise
-        allocated = [allocation for by_resource in pod.allocated.values() for allocation in by_resource.values()]
-        done = tuple(
-            replace(each, pre_start_seconds=pre_start.get((each.container, each.resource), 0.0)) for each in allocated
-        )
+        done = tuple(each for by_resource in pod.allocated.values() for each in by_resource.values())
         self._journal.note(EventKind.ADMITTED, text=name)
         return Admission(name, done, time.perf_counter() - begun)
 
     def release(self, name: str) -> None:
-        """The pod ended: nothing runs with its devices any more; no plugin is told. Raises KeyError for an unknown pod."""
+        """The pod ended: PodResources has it no more, and no plugin is told. Raises KeyError for an unknown one.
+
+        Its devices are counted, and stay in the checkpoint, until the kubelet collects them and writes it again: at an
+        admission that asks for devices, or when PodResources was asked and a list came.
+        """
         del self.pods[name]
         self._journal.note(EventKind.RELEASED, text=name)
 
@@ -172,9 +169,6 @@ class PodAdmission:
                     entry.container, entry.resource, ids, None, None, (), ContainerEdits(), entry.answer, numa
                 )
                 pod.allocated.setdefault(entry.container, {})[entry.resource] = ended
-
-    def _discard(self, pod: Pod) -> None:
-        self.pods.pop(pod.name, None)
 
     async def _allocate_pod(self, pod: Pod) -> None:
         reusable: dict[str, set[str]] = {}
@@ -251,18 +245,15 @@ class PodAdmission:
         state.allocated.update(selection.taken)
         endpoint = self._registry().endpoints.get(resource)
         preferred: tuple[str, ...] = ()
-        preferred_seconds = 0.0
-        ask = selection.ask
-        if ask is not None and (endpoint is None or not endpoint.preferred_available):
-            ask = None
+        ask = selection.ask if endpoint is not None and endpoint.preferred_available else None
         if ask is not None and endpoint is not None:
-            preferred, preferred_seconds = await self._ask_preferred(state, endpoint, ask)
+            preferred = await self._ask_preferred(state, endpoint, ask)
         ids = complete(selection, preferred, self._rng)
         state.allocated.update(ids)
         if endpoint is None:
             self.recount()
             raise SelectionError(f"unknown Device Plugin {resource}")
-        answer, seconds = await self._call_allocate(state, endpoint, ids)
+        answer = await self._call_allocate(state, endpoint, ids)
         responses = messages.decode(messages.AllocateResponse, answer).container_responses
         if len(responses) != 1:
             self._journal.breach(resource, f"Allocate of 1 container answered with {len(responses)} responses")
@@ -284,18 +275,16 @@ class PodAdmission:
             response,
             bytes(responses[0]),
             numa,
-            preferred_seconds,
-            seconds,
         )
         self.known[pod.uid] = pod
 
     async def _ask_preferred(
-        self, state: ResourceState, endpoint: Endpoint, ask: PreferredAsk
-    ) -> tuple[tuple[str, ...], float]:
+        self, state: ResourceState, endpoint: Endpoint, ask: wire.PreferredRequest
+    ) -> tuple[str, ...]:
         container = messages.ContainerPreferredAllocationRequest(list(ask.available), list(ask.must_include), ask.size)
         request = bytes(messages.PreferredAllocationRequest([container]))
         try:
-            data, seconds = await self._call(state, endpoint, wire.PREFERRED, request)
+            data = await self._call(state, endpoint, wire.PREFERRED, request)
         except CallError as error:
             self._journal.breach(state.resource, f"GetPreferredAllocation failed, which fails the pod: {error}")
             raise SelectionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
@@ -303,9 +292,9 @@ class PodAdmission:
         answer = tuple(responses[0].device_ids) if responses else ()
         for breach in preferred_breaches(ask, answer):
             self._journal.breach(state.resource, breach)
-        return answer, seconds
+        return answer
 
-    async def _call_allocate(self, state: ResourceState, endpoint: Endpoint, ids: tuple[str, ...]) -> Answer:
+    async def _call_allocate(self, state: ResourceState, endpoint: Endpoint, ids: tuple[str, ...]) -> bytes:
         request = messages.AllocateRequest([messages.ContainerAllocateRequest(list(ids))])
         keys = [(state.resource, identifier) for identifier in ids]
         self.in_flight.update(keys)
@@ -320,17 +309,13 @@ class PodAdmission:
 
     async def _call(
         self, state: ResourceState, endpoint: Endpoint, method: str, request: bytes, timeout: float | None = None
-    ) -> Answer:
+    ) -> bytes:
         if state.stopped_at is not None:
             raise SelectionError(f"endpoint {endpoint.client.path} has been stopped")
-        begun = time.perf_counter()
-        data = await endpoint.client.call(method, request, timeout=timeout)
-        return data, time.perf_counter() - begun
+        return await endpoint.client.call(method, request, timeout=timeout)
 
-    async def _start(self, pod: Pod) -> dict[tuple[str, str], float]:
-        """Starts the containers; gives the seconds of each PreStartContainer by container and resource."""
-        took = {}
-        for container, allocated in pod.allocated.items():
+    async def _start(self, pod: Pod) -> None:
+        for allocated in pod.allocated.values():
             for resource, allocation in allocated.items():
                 endpoint = self._registry().endpoints.get(resource)
                 if pod.running or endpoint is None or not endpoint.pre_start_required:
@@ -338,12 +323,10 @@ class PodAdmission:
                 request = bytes(messages.PreStartContainerRequest(list(allocation.ids)))
                 state = self._registry().tables[resource]
                 try:
-                    _, seconds = await self._call(state, endpoint, wire.PRE_START, request, PRE_START_SECONDS)
+                    await self._call(state, endpoint, wire.PRE_START, request, PRE_START_SECONDS)
                 except (CallError, SelectionError) as error:
                     if isinstance(error, CallError) and error.code == "DeadlineExceeded":
                         self._journal.breach(resource, f"PreStartContainer took over {PRE_START_SECONDS:g} s")
                     message = f"device plugin PreStartContainer rpc failed with err: {error}"
                     raise AdmissionError(message, "CreateContainerError") from error
-                took[container, resource] = seconds
         pod.running = True
-        return took

@@ -1,39 +1,84 @@
-"""When a kubelet writes its checkpoint, and which lists it is worth sending again for."""
+"""What a kubelet does in its device plugin directory besides listening: it removes sockets, and writes a checkpoint.
 
-from collections.abc import Callable, Mapping
+Sources: pkg/kubelet/cm/devicemanager/manager.go (CleanupPluginDirectory, writeCheckpoint, readCheckpoint) and
+checkpoint/checkpoint.go.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from gpu_plugin.simulation.stand_in_kubelet.admission import PodAdmission
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
-from gpu_plugin.simulation.stand_in_kubelet.directory import write_checkpoint
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, listing
+from gpu_plugin.simulation.stand_in_kubelet.pods import Entry
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+
+
+class _Data(msgspec.Struct, frozen=True, rename={"entries": "PodDeviceEntries", "registered": "RegisteredDevices"}):
+    entries: Sequence[Entry] | None
+    registered: Mapping[str, Sequence[str]]
+
+
+class _Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
+    data: _Data
+    checksum: int
+
+
+def read_checkpoint(directory: Path) -> tuple[Sequence[Entry], list[str]]:
+    """What pods have, and which resources there were. A file that is damaged or missing is an empty one, as to a kubelet."""
+    try:
+        content = msgspec.json.decode((directory / CHECKPOINT).read_bytes(), type=_Checkpoint)
+    except (OSError, ValueError):
+        return [], []
+    if content.checksum != _checksum(content.data):
+        return [], []
+    return content.data.entries or [], list(content.data.registered)
+
+
+def _checksum(data: _Data) -> int:
+    value = 0x811C9DC5
+    for byte in msgspec.json.encode(data):
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
+
+def clean(directory: Path) -> None:
+    """Removes the sockets directly in `directory`, also through links; files, pipes and folders stay."""
+    for entry in list(directory.iterdir()):
+        if entry.is_socket():
+            entry.unlink(missing_ok=True)
 
 
 class CheckpointKeeper:
     """The checkpoint of one kubelet, over all its restarts."""
 
     def __init__(
-        self,
-        directory: Path,
-        journal: Journal,
-        admission: PodAdmission,
-        pod_resources: PodResourcesService,
-        tables: Callable[[], Mapping[str, ResourceState]],
+        self, directory: Path, journal: Journal, admission: PodAdmission, pod_resources: PodResourcesService
     ) -> None:
         self._directory = directory
         self._journal = journal
         self._admission = admission
         self._pod_resources = pod_resources
-        self._tables = tables
         self._written: frozenset[tuple[str, str]] = frozenset()
         self._lists_when_written = 0
         self._repeated_after = 0
 
-    def write(self) -> None:
-        """Writes what pods have, and the healthy devices of each resource."""
-        healthy = {name: state.healthy for name, state in self._tables().items()}
-        write_checkpoint(self._directory, self._admission.entries(), healthy)
+    def write(self, tables: Mapping[str, ResourceState]) -> None:
+        """Writes the file by renaming: what pods have, and the healthy device ids of each resource.
+
+        The form is that of 1.20 and later (checkpoint/checkpoint.go: PodDevicesEntry, checkpointData, Data). A kubelet's checksum
+        is FNV-1a, 32 bits, of Go's rendering of its structures; here it is that of the data as JSON.
+        """
+        healthy = {name: sorted(state.healthy) for name, state in tables.items()}
+        data = _Data(self._admission.entries() or None, healthy)
+        fresh = self._directory / f".{CHECKPOINT}"
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(msgspec.json.encode(_Checkpoint(data, _checksum(data))))
+        fresh.replace(self._directory / CHECKPOINT)
         self.note()
 
     def note(self) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-import msgspec
 from grpclib.client import Channel, Handler
 from grpclib.config import Configuration
 from grpclib.const import Cardinality, Status
@@ -26,12 +25,15 @@ from gpu_plugin.simulation.stand_in_kubelet.server import close_connection, peer
 DropKind = Literal["close", "goaway", "rst"]
 """How a stream is taken from a plugin: the connection cut, closed in order, or only the stream reset."""
 
+_FAILURES = (GRPCError, OSError, StreamTerminatedError, ProtocolError, AssertionError)
+"""What grpclib raises where a call fails, or loses its connection."""
+
 _BACKOFF_FACTOR = 1.6
 _BACKOFF_JITTER = 0.2
 
 
 class CallError(Exception):
-    """A call to a plugin failed; the text is grpc-go's: `rpc error: code = X desc = Y`."""
+    """How a call to a plugin ended: `code` is grpc-go's name; the text is its, too: `rpc error: code = X desc = Y`."""
 
     def __init__(self, code: str, description: str) -> None:
         self.code = code
@@ -41,23 +43,6 @@ class CallError(Exception):
 
 class DialError(Exception):
     """Nobody answered at the endpoint in time."""
-
-
-class StreamEnd(msgspec.Struct, frozen=True):
-    """How a ListAndWatch ended: `code` is grpc-go's name, OK for an end without error, and `description` its text."""
-
-    code: str
-    description: str
-
-    def __str__(self) -> str:
-        return self.code if self.code == "OK" else f"{self.code}: {self.description}"
-
-
-def code_name(status: Status) -> str:
-    """A status as grpc-go spells it: INVALID_ARGUMENT is InvalidArgument."""
-    if status in (Status.OK, Status.CANCELLED):
-        return {Status.OK: "OK", Status.CANCELLED: "Canceled"}[status]
-    return "".join(part.capitalize() for part in status.name.split("_"))
 
 
 class _Protocol(H2Protocol):
@@ -164,28 +149,18 @@ class PluginClient:
             async with self._channel.request(method, Cardinality.UNARY_UNARY, bytes, bytes, timeout=timeout) as stream:
                 await stream.send_message(request, end=True)
                 reply = await stream.recv_message()
-        except GRPCError as error:
-            raise CallError(code_name(error.status), error.message or "") from error
-        except TimeoutError as error:
-            raise CallError("DeadlineExceeded", "context deadline exceeded") from error
-        except OSError as error:
-            raise CallError("Unavailable", self._dialing_failed(error)) from error
-        except (StreamTerminatedError, ProtocolError, AssertionError) as error:
-            raise CallError("Unavailable", self._reading_failed(error)) from error
+        except _FAILURES as error:
+            raise self._end(error) from error
         if reply is None:
             raise CallError("Internal", "cardinality violation: received no response message from non-streaming RPC")
         return reply
 
-    async def watch(self, receive: Callable[[bytes, float], None]) -> StreamEnd:
-        """Runs ListAndWatch to its end. `receive` gets each list's bytes and time.perf_counter() at its arrival."""
-        self.watching = True
-        try:
-            return await self._watch(receive)
-        finally:
-            self.watching = False
-            self._stream_ends = None
+    async def watch(self, receive: Callable[[bytes, float], None]) -> CallError:
+        """Runs ListAndWatch and gives its end, OK for one without error.
 
-    async def _watch(self, receive: Callable[[bytes, float], None]) -> StreamEnd:
+        `receive` gets each list's bytes and time.perf_counter() at its arrival.
+        """
+        self.watching = True
         try:
             async with self._channel.request(wire.LIST_AND_WATCH, Cardinality.UNARY_STREAM, bytes, bytes) as stream:
                 await stream.send_message(wire.EMPTY, end=True)
@@ -207,13 +182,12 @@ class PluginClient:
                     receive(data, arrived)
                 if not stream._trailers_only and h2_stream.trailers is None:  # noqa: SLF001
                     raise GRPCError(Status.INTERNAL, "server closed the stream without sending trailers")
-        except GRPCError as error:
-            return StreamEnd(code_name(error.status), error.message or "")
-        except OSError as error:
-            return StreamEnd("Unavailable", self._dialing_failed(error))
-        except (StreamTerminatedError, ProtocolError, AssertionError) as error:
-            return StreamEnd("Unavailable", self._reading_failed(error))
-        return StreamEnd("OK", "EOF")
+        except _FAILURES as error:
+            return self._end(error)
+        finally:
+            self.watching = False
+            self._stream_ends = None
+        return CallError("OK", "EOF")
 
     def drop_stream(self, how: DropKind) -> None:
         """Ends the ListAndWatch from our side; after "rst" the connection stays open."""
@@ -231,12 +205,19 @@ class PluginClient:
             close_connection(protocol, goaway=goaway)
         self._channel.close()
 
-    def _dialing_failed(self, error: OSError) -> str:
-        reason = (error.strerror or str(error)).lower()
-        return f'connection error: desc = "transport: Error while dialing: dial unix {self.path}: connect: {reason}"'
-
-    def _reading_failed(self, error: Exception) -> str:
-        if "reset by remote party" in str(error):
-            return f"stream terminated by RST_STREAM: {error}"
-        goaway = self._channel.opened[-1].goaway if self._channel.opened else ""
-        return f"error reading from server: EOF{goaway}"
+    def _end(self, error: Exception) -> CallError:
+        if isinstance(error, GRPCError):
+            name = "".join(part.capitalize() for part in error.status.name.split("_")).replace("Cancelled", "Canceled")
+            return CallError(name, error.message or "")  # as grpc-go spells it
+        if isinstance(error, TimeoutError):
+            return CallError("DeadlineExceeded", "context deadline exceeded")
+        if isinstance(error, OSError):
+            reason = (error.strerror or str(error)).lower()
+            text = (
+                f'connection error: desc = "transport: Error while dialing: dial unix {self.path}: connect: {reason}"'
+            )
+        elif "reset by remote party" in str(error):
+            text = f"stream terminated by RST_STREAM: {error}"
+        else:
+            text = f"error reading from server: EOF{self._channel.opened[-1].goaway if self._channel.opened else ''}"
+        return CallError("Unavailable", text)

@@ -6,7 +6,7 @@ and do not ask whether they are there: kubelets from 1.34 to 1.36 dereference ni
 knows when such a pod is admitted again.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -105,8 +105,7 @@ def parse(data: bytes) -> list[ListedDevice]:
 def list_breaches(
     devices: Sequence[ListedDevice],
     before: Sequence[ListedDevice] | None,
-    *,
-    again: Callable[[], bool] = lambda: False,
+    again: Callable[[], bool],
 ) -> list[str]:
     """What is wrong with a list; `before` is the one that came before it on the same stream.
 
@@ -136,29 +135,20 @@ def _device_breaches(device: ListedDevice) -> Iterable[str]:
         yield f"device {device.id!r} has NUMA node {min(device.numa)}: an unknown node is sent as no topology at all"
 
 
-def missing(before: Mapping[str, ListedDevice], devices: Sequence[ListedDevice]) -> set[str]:
-    """The ids of the table `before` that a list lacks."""
-    return before.keys() - {device.id for device in devices}
-
-
 class KubeletPanicError(AssertionError):
     """The stand-in kubelet panicked over what a plugin did; the text is the cause. Only a new start helps."""
 
 
-class Claims(msgspec.Struct, frozen=True):
-    """Device ids of one resource: those that pods hold, and those with an Allocate under way."""
-
-    allocated: Collection[str]
-    in_flight: Collection[str]
-
-
-def list_panic(state: ResourceState, gone: Collection[str], claims: Claims, policy: NumaPolicy, *, strict: bool) -> str:
+def list_panic(
+    state: ResourceState, gone: set[str], allocated: set[str], in_flight: set[str], policy: NumaPolicy, *, strict: bool
+) -> str:
     """What the newest list, which is in `state` already, makes of the kubelet: the cause of a panic, or nothing.
 
-    `gone` are the ids that the list before had; `strict` makes every list a fatal one that lacks what a pod holds.
+    `gone` are the ids that the list before had, `allocated` those that pods hold, `in_flight` those with an Allocate under way;
+    `strict` makes every list a fatal one that lacks what a pod holds.
     """
-    lost = set(claims.allocated) - state.devices.keys()
-    if torn := set(claims.in_flight).intersection(gone):
+    lost = allocated - state.devices.keys()
+    if torn := in_flight & gone:
         return f"{state.resource}: {sorted(torn)} left the list during their Allocate"
     if lost and state.lists == 1 and policy != "none" and any(state.numa.values()):
         return f"{state.resource}: pods are admitted again with {sorted(lost)}, which no list has"

@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+
+from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError
 
 T = TypeVar("T")
 
@@ -39,37 +41,27 @@ class Event(msgspec.Struct, frozen=True):
     maps the device ids of a list that are new or whose health differs from the list before to what they are now.
     """
 
-    at: float
     kind: EventKind
     resource: str = ""
     endpoint: str = ""
     pid: int = 0
     text: str = ""
     changed: Mapping[str, str] = msgspec.field(default_factory=dict)
+    at: float = msgspec.field(default_factory=time.perf_counter)
 
 
 class Journal:
-    """Events and violations of one kubelet, over all its restarts."""
+    """Events and violations of one kubelet, over all its restarts; `panicked` is the cause of a panic until the next start."""
 
     def __init__(self) -> None:
+        self.panicked = ""
         self.events: list[Event] = []
         self.violations: list[str] = []
         self._changed = asyncio.Event()
 
-    def note(
-        self,
-        kind: EventKind,
-        resource: str = "",
-        *,
-        endpoint: str = "",
-        pid: int = 0,
-        text: str = "",
-        changed: Mapping[str, str] | None = None,
-        at: float | None = None,
-    ) -> None:
-        """Records an event and wakes everybody who waits."""
-        moment = time.perf_counter() if at is None else at
-        self.events.append(Event(moment, kind, resource, endpoint, pid, text, changed or {}))
+    def note(self, kind: EventKind, resource: str = "", **more: Any) -> None:
+        """Records an event, with these more of its fields, and wakes everybody who waits."""
+        self.events.append(Event(kind, resource, **more))
         self.wake()
 
     def breach(self, resource: str, text: str) -> None:
@@ -79,18 +71,21 @@ class Journal:
         self.note(EventKind.VIOLATION, resource, text=said)
 
     def wake(self) -> None:
-        """Makes those who wait look again."""
+        """Makes those in `wait_for` look again, also where what they wait for is not an event of the kubelet."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def wait_for(self, predicate: Callable[[], T], timeout: float, what: str = "") -> T:
-        """The first true value of `predicate`, tried now and after each event.
+    async def wait_for(self, predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+        """The first true value of `predicate`, tried now and after every event, never by polling.
 
-        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last.
+        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last, and
+        KubeletPanicError when the kubelet panicked and `predicate` still is not true.
         """
         try:
             async with asyncio.timeout(timeout):
                 while not (value := predicate()):
+                    if self.panicked:
+                        raise KubeletPanicError(self.panicked)
                     await self._changed.wait()
                 return value
         except TimeoutError:

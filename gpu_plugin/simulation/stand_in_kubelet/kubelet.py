@@ -5,14 +5,12 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError, PodAdmission
-from gpu_plugin.simulation.stand_in_kubelet.checkpoint import CheckpointKeeper
+from gpu_plugin.simulation.stand_in_kubelet.checkpoint import CheckpointKeeper, clean, read_checkpoint
 from gpu_plugin.simulation.stand_in_kubelet.client import DropKind
-from gpu_plugin.simulation.stand_in_kubelet.device_table import Claims, KubeletPanicError, ResourceState, list_panic
-from gpu_plugin.simulation.stand_in_kubelet.directory import clean, read_checkpoint
+from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, list_panic
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
 from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container
@@ -20,8 +18,6 @@ from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, FaultKind
 from gpu_plugin.simulation.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
-
-T = TypeVar("T")
 
 SOCKET = "kubelet.sock"
 DIRECTORY_MODE = 0o750
@@ -49,11 +45,12 @@ class StandInKubelet:
 
     Attributes:
         socket: where plugins register.
-        panicked: the cause of a panic, until the next start; "" while all is well.
         events: everything that happened, in order, over all restarts.
         violations: every breach of the contract by a plugin, over all restarts.
         registrations: counts of Registers by resource name, over all restarts.
         pods: who holds what, by pod name; pods outlive restarts.
+        wait_for, wake: see Journal.
+        release: see PodAdmission.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class StandInKubelet:
         self.pod_resources_socket = (
             default_socket(directory) if pod_resources_socket == "beside" else pod_resources_socket
         )
-        self.panicked = ""
         self.running = False
         self._policy = numa_policy
         self._generation = generation
@@ -87,16 +83,19 @@ class StandInKubelet:
         )
         self._registration = RegistrationService(self._journal, directory, self._connect)
         self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._asked)
-        self._checkpoint = CheckpointKeeper(
-            directory, self._journal, self._admission, self._pod_resources, lambda: self._registry.tables
-        )
+        self._checkpoint = CheckpointKeeper(directory, self._journal, self._admission, self._pod_resources)
         self.events, self.violations = self._journal.events, self._journal.violations
+        self.wait_for, self.wake, self.release = self._journal.wait_for, self._journal.wake, self._admission.release
         self.registrations, self.pods = self._registration.counts, self._admission.pods
         self._servers: list[SocketServer] = []
         self._sources: asyncio.TimerHandle | None = None
         self._strict = strict
-        self._panics = 0
-        self._last_panic = ""
+        self._panics: list[str] = []
+
+    @property
+    def panicked(self) -> str:
+        """The cause of a panic, until the next start; "" while all is well."""
+        return self._journal.panicked
 
     @property
     def resources(self) -> Mapping[str, ResourceState]:
@@ -127,7 +126,7 @@ class StandInKubelet:
         if self.running:
             raise RuntimeError("the stand-in kubelet runs already: stop it first")
         await self._wait_dropped()  # what a panic left
-        self.panicked = ""
+        self._journal.panicked = ""
         self._registry = self._new_registry()
         self._admission.restart([])
         try:
@@ -164,48 +163,19 @@ class StandInKubelet:
         if was:
             self._journal.note(EventKind.STOPPED, text="in order" if orderly else "killed")
 
-    async def restart(
-        self,
-        *,
-        orderly: bool = True,
-        pause: float = 0.0,
-        bind_to_listen: float = 0.0,
-        runtime_ready: float = RUNTIME_READY,
-        sources_ready: float = 0.0,
-    ) -> None:
+    async def restart(self, *, orderly: bool = True, pause: float = 0.0, **start: float) -> None:
         """Stops, stays away for `pause` seconds, and starts; the other arguments are those of `start`."""
         await self.stop(orderly=orderly)
         if pause:
             await asyncio.sleep(pause)
-        await self.start(bind_to_listen=bind_to_listen, runtime_ready=runtime_ready, sources_ready=sources_ready)
+        await self.start(**start)
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-    async def wait_for(self, predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
-        """The first true value of `predicate`, tried now and after every event, never by polling.
-
-        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last, and
-        KubeletPanicError when the kubelet panicked and `predicate` still is not true.
-        """
-
-        def met() -> T:
-            value = predicate()
-            if not value and self.panicked:
-                raise KubeletPanicError(self.panicked)
-            return value
-
-        return await self._journal.wait_for(met, timeout, what)
-
-    def wake(self) -> None:
-        """Makes those in `wait_for` look again, where what they wait for is not an event of the kubelet."""
-        self._journal.wake()
 
     async def admit(
         self,
@@ -227,21 +197,13 @@ class StandInKubelet:
             raise KubeletPanicError(self.panicked)
         if not self.running:
             raise RuntimeError(f"the stand-in kubelet does not run, so pod {pod} cannot be admitted: start it first")
-        panics = self._panics
+        panics = len(self._panics)
         try:
             return await self._admission.admit(pod, containers or (Container("main", limits or {}),), start=start)
         except AdmissionError as error:
-            if self._panics == panics:
+            if len(self._panics) == panics:
                 raise
-            raise KubeletPanicError(self._last_panic) from error
-
-    def release(self, pod: str) -> None:
-        """The pod ended: PodResources has it no more, and no plugin is told. Raises KeyError if unknown.
-
-        Its devices are counted, and stay in the checkpoint, until the kubelet collects them and writes it again: at an
-        admission that asks for devices, or when PodResources was asked and a list came.
-        """
-        self._admission.release(pod)
+            raise KubeletPanicError(self._panics[-1]) from error
 
     def exit_containers(self, pod: str) -> None:
         """A pod's containers ended while the pod stays: the next `admit` of it checks health and calls no Allocate."""
@@ -270,10 +232,10 @@ class StandInKubelet:
         "close" cuts the connection, "goaway" closes it in order, "rst" resets only the stream and leaves the connection
         open. Raises KeyError when the resource has no stream.
         """
-        ended = sum(event.kind is EventKind.STREAM_ENDED for event in self.events)
+        mark = len(self.events)
         self._registry.drop_stream(resource, how)
         await self.wait_for(
-            lambda: sum(event.kind is EventKind.STREAM_ENDED for event in self.events) > ended,
+            lambda: any(event.kind is EventKind.STREAM_ENDED for event in self.events[mark:]),
             what=f"the end of the ListAndWatch of {resource}",
         )
 
@@ -324,14 +286,14 @@ class StandInKubelet:
             self._journal.breach(resource, f"device ids {sorted(lost)}, held by pods, are not listed after a restart")
         if gone - allocated - in_flight:
             self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - allocated - in_flight)))
-        if cause := list_panic(state, gone, Claims(allocated, in_flight), self._policy, strict=self._strict):
+        if cause := list_panic(state, gone, allocated, in_flight, self._policy, strict=self._strict):
             self._panic(cause)
         self._write_checkpoint()
 
     def _panic(self, cause: str) -> None:
         """What a nil dereference does to a kubelet: everything is dropped at once and its sockets are left dead."""
-        self.panicked = self._last_panic = cause
-        self._panics += 1
+        self._journal.panicked = cause
+        self._panics.append(cause)
         self._drop(orderly=False)
         self._journal.note(EventKind.PANICKED, text=cause)
 
@@ -370,4 +332,4 @@ class StandInKubelet:
 
     def _write_checkpoint(self) -> None:
         if self.running:
-            self._checkpoint.write()
+            self._checkpoint.write(self._registry.tables)

@@ -12,6 +12,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from gpu_plugin.cluster.rates import TokenBucket
 from gpu_plugin.kubelet import wire
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.pods import Pod
@@ -23,7 +24,7 @@ NAMESPACE = "default"
 """Where all pods of the stand-in are."""
 
 CALLS_A_SECOND = 100.0
-BURST = 10.0
+BURST = 10
 
 
 def default_socket(directory: Path) -> Path | None:
@@ -56,8 +57,7 @@ class PodResourcesService:
         self._collect = collect
         self._tables = tables
         self._clock = clock
-        self._allowance = BURST
-        self._counted_at = clock()
+        self._calls = TokenBucket(BURST, 1 / CALLS_A_SECOND)
 
     def __mapping__(self) -> dict[str, Handler]:
         """The three methods, for grpclib's server."""
@@ -91,12 +91,8 @@ class PodResourcesService:
         await stream.send_message(wire.encode_pod_resources([listing(pod)]))
 
     async def _request(self, stream: Stream[bytes, bytes]) -> bytes:
-        now = self._clock()
-        self._allowance = min(BURST, self._allowance + (now - self._counted_at) * CALLS_A_SECOND)
-        self._counted_at = now
-        if self._allowance < 1:
+        if not self._calls.take(self._clock()):
             raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
-        self._allowance -= 1
         return await stream.recv_message() or b""
 
 

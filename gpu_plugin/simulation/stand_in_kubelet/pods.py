@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.kubelet import messages
-from gpu_plugin.simulation.stand_in_kubelet.selection import PreferredAsk
+from gpu_plugin.kubelet.wire import PreferredRequest
 
 ContainerKind = Literal["init", "sidecar", "app"]
 
@@ -26,21 +26,18 @@ class Allocation(msgspec.Struct, frozen=True):
 
     `numa_nodes` is the NUMA hint (None: no preference); `ask` the GetPreferredAllocation request, None where the kubelet
     did not ask, and `preferred` its answer as sent; `response` the plugin's answer and `encoded` its bytes; `numa` the NUMA
-    nodes of each id as listed at the time. Latencies are seconds of the calls as the kubelet saw them, 0 for a call not made.
+    nodes of each id as listed at the time.
     """
 
     container: str
     resource: str
     ids: tuple[str, ...]
     numa_nodes: frozenset[int] | None
-    ask: PreferredAsk | None
+    ask: PreferredRequest | None
     preferred: tuple[str, ...]
     response: ContainerEdits
     encoded: bytes = b""
     numa: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
-    preferred_seconds: float = 0.0
-    allocate_seconds: float = 0.0
-    pre_start_seconds: float = 0.0
 
     @property
     def by_numa(self) -> Mapping[int, Sequence[str]]:
@@ -86,6 +83,16 @@ class Pod(msgspec.Struct):
     def ids(self, resource: str) -> set[str]:
         """Device ids of a resource that any container of the pod holds."""
         return {i for allocated in self.allocated.values() if resource in allocated for i in allocated[resource].ids}
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What one container of a pod has of one resource: ids by NUMA node (-1: none known), and the plugin's answer, encoded."""
+
+    uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    ids: Mapping[int, Sequence[str]] = msgspec.field(name="DeviceIDs")
+    answer: bytes = msgspec.field(name="AllocResp")
 
 
 def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:

@@ -16,13 +16,7 @@ import msgspec
 
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DropKind, PluginClient
-from gpu_plugin.simulation.stand_in_kubelet.device_table import (
-    ListedDevice,
-    ResourceState,
-    list_breaches,
-    missing,
-    parse,
-)
+from gpu_plugin.simulation.stand_in_kubelet.device_table import ListedDevice, ResourceState, list_breaches, parse
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 
 Generation = Literal["1.36", "1.37"]
@@ -159,7 +153,8 @@ class PluginRegistry:
                 "close the old transports before registering again",
             )
         self._journal.note(EventKind.STREAM_OPENED, resource, endpoint=client.path, pid=client.pid)
-        self._count_streams(resource, opening=client)
+        client.watching = True
+        self._count_streams(resource)
         before: list[ListedDevice] | None = None
 
         def receive(data: bytes, arrived: float) -> None:
@@ -170,7 +165,8 @@ class PluginRegistry:
             end = await client.watch(receive)
         finally:
             self._count_streams(resource)
-        self._journal.note(EventKind.STREAM_ENDED, resource, endpoint=client.path, pid=client.pid, text=str(end))
+        text = end.code if end.code == "OK" else f"{end.code}: {end.description}"
+        self._journal.note(EventKind.STREAM_ENDED, resource, endpoint=client.path, pid=client.pid, text=text)
         if end.code == "ResourceExhausted":
             self._journal.breach(resource, f"list over {wire.MAX_MESSAGE_BYTES} bytes: {end.description}")
         if not self._stopping:
@@ -203,16 +199,16 @@ class PluginRegistry:
         except ValueError as error:
             self._journal.breach(resource, f"a list that cannot be read: {error}")
             return []
-        for breach in list_breaches(devices, before, again=self._list_again):
+        for breach in list_breaches(devices, before, self._list_again):
             self._journal.breach(resource, breach)
         state = self._table(resource)
-        gone = missing(state.devices, devices)
+        had = state.devices
         changed = state.replace(devices)
         text = f"{state.allocatable} healthy of {state.capacity}"
         self._journal.note(
             EventKind.LIST, resource, endpoint=client.path, pid=client.pid, text=text, changed=changed, at=arrived
         )
-        self._list_received(resource, gone)
+        self._list_received(resource, had.keys() - state.devices.keys())
         return devices
 
     def _table(self, resource: str) -> ResourceState:
@@ -226,9 +222,9 @@ class PluginRegistry:
         state = self.tables[endpoint.client.resource]
         state.endpoint, state.stopped_at = endpoint.client.path, None
 
-    def _count_streams(self, resource: str, opening: PluginClient | None = None) -> None:
+    def _count_streams(self, resource: str) -> None:
         if resource in self.tables:
-            self.tables[resource].streams = len({*self._watching(resource), *([opening] if opening else [])})
+            self.tables[resource].streams = len(self._watching(resource))
 
 
 def _process(client: PluginClient) -> int | str:

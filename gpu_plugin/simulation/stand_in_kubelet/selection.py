@@ -8,20 +8,13 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from gpu_plugin.kubelet.wire import PreferredRequest
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.topology import Hint, aligned
 
 
 class SelectionError(Exception):
     """The kubelet cannot serve the request; the text is its own."""
-
-
-class PreferredAsk(msgspec.Struct, frozen=True):
-    """The one container of a GetPreferredAllocation request; ids in the order sent."""
-
-    available: tuple[str, ...]
-    must_include: tuple[str, ...]
-    size: int
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -32,7 +25,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     taken: tuple[str, ...]
     wanted: int
-    ask: PreferredAsk | None
+    ask: PreferredRequest | None
     preferable: frozenset[str]
     rest: tuple[frozenset[str], ...]
 
@@ -60,12 +53,12 @@ def select(state: ResourceState, wanted: int, reusable: Collection[str], hint: H
         )
     inside, outside, nowhere = aligned(state.numa, free, hint)
     if needed < len(inside):
-        ask = PreferredAsk(_shuffled(inside.union(taken), rng), _shuffled(taken, rng), wanted)
+        ask = PreferredRequest(_shuffled(inside.union(taken), rng), _shuffled(taken, rng), wanted)
         return Selection(taken, wanted, ask, frozenset(inside), (frozenset(inside),))
     taken += _draw(inside, needed, taken, rng)
     if len(taken) == wanted:
         return Selection(taken, wanted, None, frozenset(), ())
-    ask = PreferredAsk(_shuffled(free.union(taken), rng), _shuffled(taken, rng), wanted)
+    ask = PreferredRequest(_shuffled(free.union(taken), rng), _shuffled(taken, rng), wanted)
     return Selection(taken, wanted, ask, frozenset(free), (frozenset(outside), frozenset(nowhere)))
 
 
@@ -81,7 +74,7 @@ def complete(selection: Selection, preferred: Sequence[str], rng: random.Random)
     return taken
 
 
-def preferred_breaches(ask: PreferredAsk, answer: Sequence[str]) -> list[str]:
+def preferred_breaches(ask: PreferredRequest, answer: Sequence[str]) -> list[str]:
     """What is wrong with a preferred allocation. An empty one is right: the plugin leaves the choice to the kubelet."""
     if not answer:
         return []

@@ -49,7 +49,6 @@ class SocketServer(Server):
     def __init__(self, services: list[Any]) -> None:
         super().__init__(services, codec=BytesCodec())
         self.dropped = False
-        self._connections: set[H2Protocol] = set()
         self._open: set[H2Protocol] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -62,7 +61,6 @@ class SocketServer(Server):
         protocol = _Connection(self, handler, self._config, self._h2_config)
         self._open.add(protocol)
         self._none_open.clear()
-        self._connections = {known for known in self._connections if not known.handler.closing} | {protocol}  # type: ignore[attr-defined]
         self._accepted = {known for known in self._accepted if not (known.closing and known.check_closed())} | {handler}
         return protocol
 
@@ -100,7 +98,7 @@ class SocketServer(Server):
             for listening in self._listener.sockets:
                 loop.remove_reader(listening.fileno())
             loop.call_soon(self._stop_listening, self._listener, self._closed)
-        for protocol in self._connections:
+        for protocol in list(self._open):
             close_connection(protocol, goaway=orderly)
 
     @staticmethod

@@ -82,7 +82,7 @@ def test_a_kubeconfig_that_may_come_is_waited_for(tmp_path):
 
 def test_what_a_simulated_node_was_like_is_read_with_a_bound(unfit, caplog):
     caplog.set_level(logging.WARNING)
-    assert saved.read(unfit, load("t4-4")) is None
+    assert saved.read(unfit, load("t4-4"), keep=False) is None
     (record,) = caplog.records
     assert str(unfit) in record.message
     assert "starts fresh" in record.message
@@ -90,13 +90,13 @@ def test_what_a_simulated_node_was_like_is_read_with_a_bound(unfit, caplog):
 
 def test_no_byte_of_what_a_simulated_node_was_like_is_believed_that_is_wrong(tmp_path, caplog):
     profile, file = load("t4-4"), tmp_path / "node.json"
-    gpus = [saved.SavedGpu.of(Condition(energy_since=1.0, temperature=90, lost=True), None, None) for _ in profile.gpus]
+    gpus = [Condition(energy_since=1.0, temperature=90, lost=True) for _ in profile.gpus]
     saved.write(file, saved.SavedNode(profile=profile.name, boot_id="boot", gpus=gpus))
-    assert saved.read(file, profile) is not None
+    assert saved.read(file, profile, keep=False) is not None
     whole = file.read_bytes()
     spoilt = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole))]
     for content in (*spoilt, *(whole[:length] for length in range(len(whole) - 1))):
         caplog.clear()
         file.write_bytes(content)
-        assert saved.read(file, profile) is None
+        assert saved.read(file, profile, keep=False) is None
         assert "starts fresh" in caplog.text

@@ -96,8 +96,7 @@ class Life:
     def __init__(self, seed: int, directory) -> None:
         self.dice = random.Random(seed)
         self.kubelet = StandInKubelet(directory, clock=anyio.current_time, seed=seed)
-        asked = self.kubelet._pod_resources
-        asked._clock, asked._counted_at = anyio.current_time, anyio.current_time()  # what limits the rate of calls
+        self.kubelet._pod_resources._clock = anyio.current_time  # what limits the rate of calls
         # A list that is sent again may come to nothing while the checkpoint cannot be read; it is not what is looked for here.
         self.kubelet._checkpoint.wants_list = lambda tables: True  # type: ignore[method-assign]
         socket = self.kubelet.pod_resources_socket

@@ -728,6 +728,23 @@ async def test_the_first_specifications_wait_for_the_registration_and_not_for_ev
     assert built[0] is kubelet_comes
 
 
+@pytest.mark.parametrize("strategy", ["envvar", "cdi-cri"])
+async def test_an_order_does_not_hold_back_what_no_container_could_use_anyway(
+    kubelet, directory, node, monkeypatch, strategy
+):
+    monkeypatch.setattr(cdi_watch, "FIRST_SPECS", 0.05)
+
+    def build(*_):
+        raise OSError(5, "Input/output error", "/driver-root")
+
+    monkeypatch.setattr(SpecSource, "build", build)
+    async with running(directory, node, device_list_strategy=strategy, cdi_dir=str(directory / "cdi")):
+        await kubelet.wait_for(healthy(kubelet, 8 if strategy == "envvar" else 0))
+        await ask(directory, "cordon", gpu=1)
+        status = await ask(directory, "status")
+    assert status["resources"][GPU]["held_back"] == (1 if strategy == "envvar" else 0)
+
+
 def test_the_directory_of_specifications_cannot_change_while_the_process_runs():
     assert "cdi_dir" in process.UNCHANGEABLE
 

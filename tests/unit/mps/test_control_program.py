@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.mps.control_program import GET_THREADS, PROGRAM, ask, find_program
+from gpu_plugin.mps.control_program import GET_THREADS, PROGRAM, answer_of, find_program, start_client
 from gpu_plugin.mps.errors import MpsError, NotStartedError
+
+
+def ask(control, pipe, command, patience):
+    return answer_of(start_client(control, {"CUDA_MPS_PIPE_DIRECTORY": pipe}), command, patience)
 
 
 def program(directory, text=""):

@@ -529,7 +529,7 @@ def test_a_look_is_a_sample_through_its_handle_with_the_binding(machine):
     assert found.sample.binding == 1 << 62
     assert found.sample.energy == machine.node.energy(0)
     assert found.partition is not None
-    machine.node.set_temperature(0, 71)
+    machine.node.change(0, temperature=71)
     assert machine.look().sample.temperature == 71
 
 

@@ -1,6 +1,5 @@
 """GPUs that go from the bus and come back, resets and boots."""
 
-import json
 import threading
 
 import pytest
@@ -10,7 +9,7 @@ from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml.port import Field, NvmlError
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
+from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
 XID = EventType.XID_CRITICAL
@@ -324,14 +323,3 @@ def test_all_of_it_outlives_the_daemon(tmp_path):
             getattr(was, name) for name in was.__struct_fields__ if name != "hung_until"
         ]
     assert opened(again).device_count() == 7
-
-
-def test_a_file_of_before_these_faults_still_reads(tmp_path):
-    built = profile.load("h200")
-    old = {"energy_since": 12.5, "temperature": 91, "lost": True, "hung_until": None, "mig": None}
-    (tmp_path / STATE_FILE).write_text(json.dumps({"profile": "h200", "boot_id": "boot", "gpus": [old]}))
-    node = SimulatedNode(built, tmp_path)
-    assert node.boot_id == "boot"
-    now = node.condition(0)
-    assert (now.energy_since, now.temperature, now.lost, now.binding) == (12.5, 91, True, 1)
-    assert node.mig_partition(0) is None

@@ -4,10 +4,10 @@ import pytest
 
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.simulation.compute_modes import STATE_FILE, SimulatedComputeModes
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
+from gpu_plugin.simulation.saved import COMPUTE_MODES_FILE, SimulatedComputeModes
 
 
 def test_a_mode_that_one_process_sets_is_seen_by_all(tmp_path):
@@ -30,7 +30,7 @@ def test_modes_set_at_once_are_all_kept(tmp_path):
 
 def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(tmp_path):
     SimulatedComputeModes(tmp_path, "boot").set(0, 3)
-    file = tmp_path / STATE_FILE
+    file = tmp_path / COMPUTE_MODES_FILE
     whole = file.read_bytes()
     spoilt = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole))]
     for content in (*spoilt, *(whole[:length] for length in range(len(whole)))):
@@ -42,7 +42,7 @@ def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(tmp_pa
 def test_a_reboot_or_a_broken_file_makes_every_mode_default(tmp_path, content):
     SimulatedComputeModes(tmp_path, "boot").set(0, 3)
     if content is not None:
-        (tmp_path / STATE_FILE).write_bytes(content)
+        (tmp_path / COMPUTE_MODES_FILE).write_bytes(content)
     modes = SimulatedComputeModes(tmp_path, "boot" if content is not None else "next")
     assert modes.get(0) == 0
     modes.set(1, 3)

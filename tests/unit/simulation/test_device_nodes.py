@@ -61,27 +61,27 @@ def test_nodes_are_made_and_made_once(root):
     assert device_nodes.make(node, root) == root
     assert made(root) == H200
     first = (root / "dev/nvidia0").lstat()
-    assert device_nodes.make(node.profile, root) == root
+    assert device_nodes.make(SimulatedNode(node.profile), root) == root
     assert (root / "dev/nvidia0").lstat() == first
 
 
 def test_the_umask_takes_nothing_away(root):
     before = os.umask(0o077)
     try:
-        device_nodes.make(profile.load("h200"), root)
+        device_nodes.make(SimulatedNode(profile.load("h200")), root)
     finally:
         os.umask(before)
     assert made(root) == H200
 
 
 def test_nodes_of_another_profile_go_and_nothing_else(root):
-    device_nodes.make(profile.load("hgx-h100"), root)
+    device_nodes.make(SimulatedNode(profile.load("hgx-h100")), root)
     (root / "dev/note").write_text("not ours")
     os.mknod(root / "dev/nvidia-fs9", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
     (root / "dev/nvidiactl").unlink()
     os.mknod(root / "dev/nvidiactl", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
     (root / "dev/nvidia-uvm").chmod(0o600)
-    device_nodes.make(profile.load("h200"), root)
+    device_nodes.make(SimulatedNode(profile.load("h200")), root)
     assert (root / "dev/note").read_text() == "not ours"
     (root / "dev/note").unlink()
     assert made(root) == H200
@@ -92,7 +92,7 @@ def test_a_file_in_the_way_is_left_and_named(root):
     (root / "dev").mkdir()
     (root / "dev/nvidia0").write_text("")
     with pytest.raises(ConfigError, match=r"dev/nvidia0: is in the way"):
-        device_nodes.make(profile.load("h200"), root)
+        device_nodes.make(SimulatedNode(profile.load("h200")), root)
 
 
 def caps(root):
@@ -142,13 +142,13 @@ def test_the_host_s_own_dev_is_never_touched(tmp_path, link):
     if link:
         (tmp_path / "dev").symlink_to("/dev")
     with pytest.raises(ConfigError, match="the host's own /dev"):
-        device_nodes.make(profile.load("h200"), tmp_path if link else Path("/"))
+        device_nodes.make(SimulatedNode(profile.load("h200")), tmp_path if link else Path("/"))
 
 
 def test_without_the_right_it_says_so_once(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert device_nodes.make(profile.load("h200"), tmp_path) is None
+    assert device_nodes.make(SimulatedNode(profile.load("h200")), tmp_path) is None
     assert caplog.messages == ["simulated device nodes are not made: only root may make them"]
     assert not (tmp_path / "dev").exists()
 
@@ -160,7 +160,7 @@ def test_a_root_that_may_not_either(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "mknod", refused)
-    assert device_nodes.make(profile.load("h200"), tmp_path) is None
+    assert device_nodes.make(SimulatedNode(profile.load("h200")), tmp_path) is None
     (line,) = caplog.messages
     assert line.startswith("simulated device nodes are not made: ")
     assert line.endswith(": Operation not permitted")

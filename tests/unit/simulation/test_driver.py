@@ -501,7 +501,7 @@ def test_temperature_stays_until_healed():
     node = make_node()
     driver = opened(node)
     gpu = driver.handle_by_index(1)
-    node.set_temperature(1, 93)
+    node.change(1, temperature=93)
     assert (driver.temperature(gpu), driver.temperature(driver.handle_by_index(0))) == (93, 32)
     node.heal(1)
     assert driver.temperature(gpu) == 32
@@ -562,7 +562,7 @@ def test_hardware_does_not_heal_when_a_daemon_restarts(tmp_path):
     clock, wall = Clock(), Clock(1e9)
     node = make_node(state=tmp_path, clock=clock, wall_clock=wall)
     node.lose(3)
-    node.set_temperature(4, 91)
+    node.change(4, temperature=91)
     node.hang(5, 60)
     file = tmp_path / STATE_FILE
     assert file.stat().st_mode & 0o777 == 0o600
@@ -579,7 +579,7 @@ def test_hardware_does_not_heal_when_a_daemon_restarts(tmp_path):
     stuck.join(0.01)
     assert stuck.is_alive()
     later.now += 20  # the minute is over
-    again.set_temperature(4, 90)
+    again.change(4, temperature=90)
     again.heal(5)
     stuck.end()
 

@@ -323,8 +323,7 @@ def test_a_partition_outlives_the_daemon_and_a_repair(tmp_path):
     node.partition(5, None)
     node.heal(0)
     again = SimulatedNode(built, tmp_path)
-    ways = [again.mig_partition(gpu) for gpu in range(8)]
-    assert [None if way is None else way.profiles for way in ways] == [
+    assert [again.condition(gpu).mig for gpu in range(8)] == [
         ("4g.20gb",),
         None,
         None,
@@ -334,35 +333,20 @@ def test_a_partition_outlives_the_daemon_and_a_repair(tmp_path):
         built.gpus[6].mig,
         built.gpus[7].mig,
     ]
-    now, before = again.mig_partition(0), node.mig_partition(0)
-    assert now is not None
-    assert before is not None
-    assert now.devices[0].uuid == before.devices[0].uuid
+    now, before = again.mig_devices(0), node.mig_devices(0)
+    assert now
+    assert before
+    assert now[0].uuid == before[0].uuid
 
 
 def test_a_partition_that_is_refused_changes_nothing(tmp_path):
     node = SimulatedNode(profile.load("a100-mig-mixed"), tmp_path)
     content = (tmp_path / STATE_FILE).read_bytes()
-    before = node.mig_partition(5)
+    before = node.mig_devices(5)
     with pytest.raises(ConfigError):
         node.partition(5, ["7g.40gb", "1g.5gb"])
-    assert node.mig_partition(5) is before
+    assert node.mig_devices(5) is before
     assert (tmp_path / STATE_FILE).read_bytes() == content
-
-
-def test_a_file_of_before_partitions_means_what_the_profile_says(tmp_path):
-    built = profile.load("a100-mig-mixed")
-    SimulatedNode(built, tmp_path).lose(1)
-    file = tmp_path / STATE_FILE
-    saved = json.loads(file.read_bytes())
-    for gpu in saved["gpus"]:
-        del gpu["mig"]
-    file.write_text(json.dumps(saved))
-    again = SimulatedNode(built, tmp_path)
-    assert again.condition(1).lost
-    way = again.mig_partition(5)
-    assert way is not None
-    assert way.profiles == ("3g.20gb", "3g.20gb")
 
 
 def test_a_remembered_partition_that_cannot_be_starts_fresh_with_a_warning(tmp_path, caplog):
@@ -374,6 +358,6 @@ def test_a_remembered_partition_that_cannot_be_starts_fresh_with_a_warning(tmp_p
     file.write_text(json.dumps(saved))
     again = SimulatedNode(built, tmp_path)
     assert again.boot_id != node.boot_id
-    assert again.mig_partition(0) is None
+    assert again.mig_devices(0) is None
     assert "9g.90gb: no such MIG profile" in caplog.text
     assert "starts fresh" in caplog.text

@@ -310,7 +310,7 @@ def test_an_event_of_any_type(bench):
 
 def test_a_part_posts_only_what_it_supports(old):
     assert old.node.post(0, EventType.GPU_RECOVERY_ACTION) == 0
-    old.node.events.register(0, EventType.GPU_RECOVERY_ACTION, old.events)
+    old.node.events.register(0, old.gpu, EventType.GPU_RECOVERY_ACTION, old.events)
     assert old.node.post(0, EventType.GPU_RECOVERY_ACTION) == 0
     assert old.heard() == []
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.kubelet import checkpoint, pod_resources, wire
-from gpu_plugin.simulation.stand_in_kubelet import EventKind, is_extended_resource_name
+from gpu_plugin.simulation.stand_in_kubelet import EventKind
+from gpu_plugin.simulation.stand_in_kubelet.registration import is_extended_resource_name
 
 from .fake_plugin import device, healthy, plugin
 
