@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.config.times import rfc3339
+from gpu_plugin.runtime.backoff import TokenBucket
 
 # Different messages (defaultAggregateMaxEvents), and seconds that they are apart at most (defaultAggregateIntervalInSeconds).
 SIMILAR = 10
@@ -35,28 +36,6 @@ LONGEST_NAME = 230
 """Characters of an object's name that an Event's name, which has 253 at most, begins with."""
 
 COMBINED: Final = "(combined from similar events): "
-
-
-class TokenBucket(msgspec.Struct):
-    """Lets `burst` through at once, and then one every `seconds`."""
-
-    burst: int
-    seconds: float
-    _spent: float = 0.0
-    _at: float = 0.0
-
-    def take(self, now: float) -> bool:
-        """Whether one more may pass at `now`, in seconds of a steady clock; it has passed then."""
-        if self.wait(now) > 0:
-            return False
-        self._spent += 1
-        return True
-
-    def wait(self, now: float) -> float:
-        """Seconds from `now` until one may pass."""
-        self._spent = max(0.0, self._spent - max(0.0, now - self._at) / self.seconds)
-        self._at = now
-        return max(0.0, self._spent - (self.burst - 1)) * self.seconds
 
 
 class Object(msgspec.Struct, frozen=True):

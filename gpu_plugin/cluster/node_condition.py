@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from gpu_plugin.cluster.correlation import TokenBucket
 from gpu_plugin.cluster.node_api import Condition
 from gpu_plugin.config.times import rfc3339
 from gpu_plugin.config.words import are, shortened
@@ -22,6 +21,7 @@ from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.signals import SIGNALS, SignalKind, advice
 from gpu_plugin.health.signals.orders import MAINTENANCE
+from gpu_plugin.runtime.backoff import TokenBucket
 
 CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"
@@ -73,13 +73,13 @@ class GpuFitness(msgspec.Struct, frozen=True):
     action: str = ""
 
 
-_RANK = (Fitness.UNHEALTHY, Fitness.UNSEEN, Fitness.DEGRADED, Fitness.HELD_BACK)
 _SAYS = {
     Fitness.UNHEALTHY: ("False", "GPUUnhealthy", "Unhealthy"),
     Fitness.UNSEEN: ("Unknown", "GPUNotSeen", "not looked at yet"),
     Fitness.DEGRADED: ("True", "GPUDegraded", "degraded and still given to pods"),
     Fitness.HELD_BACK: ("True", "GPUHeldBack", "held back by an operator and otherwise sound"),
 }
+"""What the condition is where the worst of the GPUs is such: its status, its reason, and words for it; the worst first."""
 
 
 class ConditionContent(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> ConditionCon
         return ConditionContent(
             "Unknown", "DriverUnavailable", shortened(trouble or "no GPU is known yet", LONGEST_MESSAGE), trouble
         )
-    worst = next((each for each in _RANK if any(gpu.fitness is each for gpu in gpus)), None)
+    worst = next((each for each in _SAYS if any(gpu.fitness is each for gpu in gpus)), None)
     if worst is None:
         return ConditionContent("True", "AllGPUsHealthy", f"All GPUs are Healthy: {len(gpus)}")
     if worst is Fitness.UNSEEN and age < PATIENCE:

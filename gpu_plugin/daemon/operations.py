@@ -1,6 +1,6 @@
 """What operators ask of the running daemon about its GPUs: why they are as they are, held back, or let go of for a while."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from gpu_plugin import control

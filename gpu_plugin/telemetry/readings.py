@@ -91,7 +91,7 @@ def told(gpu: Gpu, newest: Newest | None) -> Told:
         `fabric` (of `FABRIC_STATES`; None where the GPU has none), `nvlinks_active`, `nvlinks_inactive`, `clocks_events` (the
         mask), and under their names as in `Sample` the counts and flags of memory, NVLink and PCIe.
     """
-    seen, at = newest or Newest(_NOTHING, 0.0)
+    seen, at = newest or Newest(Sample(), 0.0)
     links = seen.nvlinks
     return {
         **{f"{name}_celsius": limit for name, limit in asdict(gpu.thresholds).items()},
@@ -112,9 +112,6 @@ def told(gpu: Gpu, newest: Newest | None) -> Told:
         "nvlinks_inactive": None if links is None else len(links) - sum(links),
         **{name: getattr(seen, name) for name in _SHOWN_AS_READ},
     }
-
-
-_NOTHING = Sample()
 
 
 def _over(number: int | None, unit: int) -> float | None:

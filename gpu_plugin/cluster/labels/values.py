@@ -59,6 +59,7 @@ def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]
     no labels but the one that says whether there are vGPUs. Every value is one that Kubernetes takes.
     """
     gpus = served_gpus(node, settings)
+    by_mps = any(entry.strategy == MPS for entry in settings.sharing)
     labels = _vgpu(host.vgpu)
     if gpus:
         labels |= {
@@ -66,7 +67,7 @@ def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]
             f"{DOMAIN}/gpu.machine": "unknown" if host.machine is None else sanitised(host.machine),
             **_versions(node),
             f"{DOMAIN}/mig.capable": _said(any(gpu.mig_capable for gpu in gpus)),
-            f"{DOMAIN}/mps.capable": _said(_mps(settings) and not any(gpu.mig_enabled for gpu in gpus)),
+            f"{DOMAIN}/mps.capable": _said(by_mps and not any(gpu.mig_enabled for gpu in gpus)),
             **_resources(gpus, settings),
             f"{DOMAIN}/gpu.mode": _mode(gpus, host.pci_classes),
             **_clique(node, gpus),
@@ -131,10 +132,6 @@ def _versions(node: Node) -> dict[str, str]:
             "cuda.runtime-version.full": f"{cuda_major}.{cuda_minor}",
         }
     return {f"{DOMAIN}/{name}": value for name, value in labels.items()}
-
-
-def _mps(settings: Settings) -> bool:
-    return any(entry.strategy == MPS for entry in settings.sharing)
 
 
 def _mode(gpus: Sequence[Gpu], classes: Mapping[str, int]) -> str:

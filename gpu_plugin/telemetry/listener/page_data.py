@@ -102,7 +102,8 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
     complaints = [{"severity": UNHEALTHY, "text": trouble, "gpu": None} for trouble in material.troubles]
     if not gpus:
         complaints.append({"severity": ATTENTION, "text": "No GPU is known", "gpu": None})
-    complaints += [_complaint(gpu) for gpu in sorted(gpus, key=lambda gpu: _WORST.index(gpu["state"])) if _amiss(gpu)]
+    worst_first = sorted(gpus, key=lambda gpu: _WORST.index(gpu["state"]))
+    complaints += [_complaint(gpu) for gpu in worst_first if gpu["state"] != "healthy" or gpu["withheld"]]
     daemon, configuration = status["daemon"], status["configuration"]
     return {
         "format": FORMAT,
@@ -123,7 +124,9 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
             {
                 "name": name,
                 **{key: counts[key] for key in ("devices", "healthy", "retired", "sharing")},
-                "held": None if held is None else sum(_count(held.get(key, {})) for key in held if key[0] == name),
+                "held": None
+                if held is None
+                else sum(sum(holders.values()) for key, holders in held.items() if key[0] == name),
             }
             for name, counts in status["resources"].items()
         ],
@@ -160,10 +163,6 @@ def _by_hardware(held: HoldersByDevice) -> _Holdings:
     return found
 
 
-def _count(holders: Mapping[Holder, int]) -> int:
-    return sum(holders.values())
-
-
 def _gpu(
     status: Mapping[str, Any],
     explained: Mapping[str, Any],
@@ -197,17 +196,13 @@ def _device(hardware: Mapping[str, Any], held: _Holdings | None) -> dict[str, An
         "resource": hardware["resource"],
         "id": hardware["visible_id"],
         **{key: hardware[key] for key in ("kind", "index", "listed", "healthy", "retired", "reason", "shared")},
-        "held": None if held is None else min(_count(holders), hardware["listed"]),
+        "held": None if held is None else min(sum(holders.values()), hardware["listed"]),
         "holders": [
             {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container, "devices": count}
             for holder, count in named[:HOLDERS]
         ],
         "left_out": max(0, len(named) - HOLDERS),
     }
-
-
-def _amiss(gpu: Mapping[str, Any]) -> bool:
-    return gpu["state"] != "healthy" or bool(gpu["withheld"])
 
 
 def _complaint(gpu: Mapping[str, Any]) -> dict[str, Any]:

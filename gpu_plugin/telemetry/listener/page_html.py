@@ -130,7 +130,8 @@ def _hit(gpu: Data) -> str:
 def _node(data: Data) -> str:
     if data["daemon"] is None:
         return '<p class="none">The daemon has not begun to serve this node.</p>'
-    daemon, driver, configuration = data["daemon"], data["driver"], data["configuration"]
+    daemon, driver, configuration, strategy = (data[key] for key in ("daemon", "driver", "configuration", "strategy"))
+    reason = f" ({strategy['reason']})" if strategy["reason"] else ""
     facts = [
         ("gpu-plugin", f"{xml(daemon['version'])}{since(daemon['started'])}"),
         ("Driver", _with_trouble(xml(driver["version"] or "not known yet"), driver["trouble"])),
@@ -141,17 +142,13 @@ def _node(data: Data) -> str:
                 *(f"{how}: {configuration[key]}" for key, how in _CONFIGURATION if configuration[key]),
             ),
         ),
-        ("Device list strategy", xml(", ".join(data["strategy"]["used"]) + _in_brackets(data["strategy"]["reason"]))),
+        ("Device list strategy", xml(", ".join(strategy["used"]) + reason)),
     ]
     shown = "".join(f"<div><dt>{term}</dt><dd>{told}</dd></div>" for term, told in facts)
     return f'<dl class="facts">{shown}</dl>{_resources(data)}'
 
 
 _CONFIGURATION = (("wanted", "asked for"), ("refused", "refused"), ("unheard", "not watched"))
-
-
-def _in_brackets(text: str) -> str:
-    return f" ({text})" if text else ""
 
 
 def _with_trouble(told: str, *troubles: str) -> str:

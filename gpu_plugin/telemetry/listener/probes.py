@@ -24,10 +24,8 @@ from gpu_plugin.telemetry.metrics.exposition import Format, wanted
 FRESH = 1.0
 """Seconds for which an answer from our own sockets, and the text of the metrics, are good for others who ask."""
 
-
 PIECE = 0.002
 """Seconds for which metrics are written at a stretch, and some lines more."""
-
 
 LINES = 100
 """Lines that are made and written before anybody looks at the clock: 0.3 ms."""

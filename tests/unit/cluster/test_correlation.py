@@ -13,8 +13,8 @@ from gpu_plugin.cluster.correlation import (
     Correlator,
     EventContent,
     Object,
-    TokenBucket,
 )
+from gpu_plugin.runtime.backoff import TokenBucket
 
 NODE = Object("Node", "node-a", uid="node-a")
 POD = Object("Pod", "p", "ns", "uid-p")
