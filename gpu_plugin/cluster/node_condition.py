@@ -5,7 +5,7 @@ when the daemon ends: a rolling update is no news, and what repairs nodes would 
 it is, as with node-problem-detector's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from enum import Enum
 from typing import Final
@@ -186,12 +186,8 @@ def _one(gpu: GpuFitness) -> str:
     return f"{gpu.name}: {why}{f' ({gpu.action})' if gpu.action else ''}"
 
 
-def fitness_of(ledger: HealthLedger, gpus: Iterable[Gpu]) -> Sequence[GpuFitness]:
-    """The GPUs of the node, in the order given."""
-    return tuple(_of(ledger, gpu) for gpu in gpus)
-
-
-def _of(ledger: HealthLedger, gpu: Gpu) -> GpuFitness:
+def fitness_of(ledger: HealthLedger, gpu: Gpu) -> GpuFitness:
+    """The fitness of a GPU of the node."""
     standing = sorted(
         ((key, latch, verdict) for key, latch, verdict in ledger.standing(gpu.uuid, None) if verdict > Verdict.APP),
         key=lambda one: (bool(one[0].device), -one[2], one[1].since, one[0]),

@@ -208,7 +208,7 @@ class ClusterReporting:
     def _seen(self) -> "tuple[Sequence[GpuFitness], str]":
         from gpu_plugin.cluster.node_condition import fitness_of  # noqa: PLC0415 - as above
 
-        return fitness_of(self._health.ledger, self._health.gpus), self._trouble() or ""
+        return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._trouble() or ""
 
     def _about_node(self) -> "Object":
         """The Node, by the uid that the kubelet's own Events about it have: its name (pkg/kubelet, nodeRef)."""

@@ -368,8 +368,7 @@ class _DiskError(Exception):
 
 def _labels(node: Node, settings: Settings, host: HostView) -> dict[str, str]:
     """The labels of a node and of the host as it is now. Blocks: files of /sys."""
-    from gpu_plugin.cluster.labels.values import HostFacts, labels_of  # noqa: PLC0415 - only who labels pays for it
-    from gpu_plugin.cluster.labels.vgpu import vgpu_host  # noqa: PLC0415
+    from gpu_plugin.cluster.labels.values import HostFacts, labels_of, vgpu_host  # noqa: PLC0415 - only who labels pays
 
     bus_ids = [gpu.pci_bus_id for gpu in node.gpus if gpu.pci_bus_id]
     classes = {bus_id: kind for bus_id in bus_ids if (kind := host.pci_class(bus_id)) is not None}

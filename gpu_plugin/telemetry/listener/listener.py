@@ -38,7 +38,7 @@ class Listener:
         probes = self._probes = Probes(facts)
         page = self._page = StatusPage(lambda: probes.facts().awaited or "the daemon is starting")
         most = sockets.connections(sockets.allowed())
-        limits = Limits(connections=most, streams=sockets.streams(most))
+        limits = Limits(connections=most, streams=max(1, most // 4))
         server = Server(*host_and_port(address), {**probes.pages, **page.pages}, limits)
         self._tasks.start_soon(self._run, probes, page, server.run)
 

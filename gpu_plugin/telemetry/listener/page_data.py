@@ -104,11 +104,12 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
         complaints.append({"severity": ATTENTION, "text": "No GPU is known", "gpu": None})
     worst_first = sorted(gpus, key=lambda gpu: _WORST.index(gpu["state"]))
     complaints += [_complaint(gpu) for gpu in worst_first if gpu["state"] != "healthy" or gpu["withheld"]]
+    severities = {complaint["severity"] for complaint in complaints}
     daemon, configuration = status["daemon"], status["configuration"]
     return {
         "format": FORMAT,
         "node": material.node,
-        "verdict": _verdict(complaints),
+        "verdict": UNHEALTHY if UNHEALTHY in severities else ATTENTION if severities else OK,
         "headline": _headline(gpus, material.troubles, status),
         "complaints": complaints,
         "daemon": {"version": daemon["version"], "started": daemon["started"]},
@@ -213,11 +214,6 @@ def _complaint(gpu: Mapping[str, Any]) -> dict[str, Any]:
         "text": f"GPU {gpu['index']} is {how}",
         "gpu": gpu["uuid"],
     }
-
-
-def _verdict(complaints: Sequence[Mapping[str, Any]]) -> str:
-    severities = {complaint["severity"] for complaint in complaints}
-    return UNHEALTHY if UNHEALTHY in severities else ATTENTION if severities else OK
 
 
 def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from anyio.lowlevel import checkpoint
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request, Stream
+from gpu_plugin.telemetry.listener.answer import EVENT_STREAM, Answer, Headers, Page, Request, Stream
 from gpu_plugin.telemetry.listener.sockets import listen, lookup
 
 log = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class Server:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.buffer)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._limits.gone * 1000))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        headers = _headers(stream.content_type, stream.headers)
+        headers = _headers(EVENT_STREAM, stream.headers)
         head = protocol.send(h11.Response(status_code=200, headers=headers, reason="OK")) or b""
         if method == b"HEAD":
             await self._sent(connection, head)

@@ -100,8 +100,3 @@ def limit(soft: int, hard: int) -> int:
 def connections(soft: int) -> int:
     """How many connections there may be where the process may have `soft` descriptors; two at least."""
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(max(soft // SHARE, 2), MAX_CONNECTIONS)
-
-
-def streams(connections: int) -> int:
-    """How many of so many connections may be readers of the status page that are kept up to date; one at least."""
-    return max(1, connections // 4)

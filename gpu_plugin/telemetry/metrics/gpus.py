@@ -131,16 +131,19 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
     for name, key, about in _PLAIN:
         family = counter if name.endswith("_total") else gauge
         yield family(_PREFIX + name, about, [(labels, readings.get(key)) for labels, readings in read])
-    for name, label, keys, about in _SEVERAL:
-        yield gauge(
-            _PREFIX + name,
-            about,
-            [
-                (f'{labels},{label}="{value}"', readings.get(key))
-                for labels, readings in read
-                for value, key in keys.items()
-            ],
-        )
+    yield gauge(
+        "gpu_plugin_gpu_temperature_threshold_celsius",
+        "Its own limits of temperature.",
+        _several(read, "threshold", "{}_celsius", ("slowdown", "shutdown", "gpu_max", "memory_max")),
+    )
+    yield gauge(
+        "gpu_plugin_gpu_remapped_rows",
+        "Memory rows that were remapped in its life.",
+        _several(read, "cause", "remapped_{}", ("correctable", "uncorrectable")),
+    )
+    yield gauge(
+        "gpu_plugin_gpu_nvlinks", "NVLinks by state.", _several(read, "state", "nvlinks_{}", ("active", "inactive"))
+    )
     yield gauge(
         "gpu_plugin_gpu_recovery_action",
         "What the driver asks for (1), and what it does not ask for (0).",
@@ -163,6 +166,13 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
     )
 
 
+def _several(read: Gpus, label: str, key: str, values: Sequence[str]) -> Iterator[tuple[str, float | None]]:
+    """A sample for each of several readings; `key` is what they are called, with a place for the label's value."""
+    for labels, readings in read:
+        for value in values:
+            yield f'{labels},{label}="{value}"', readings.get(key.format(value))
+
+
 def _one_hot(read: Gpus, label: str, key: str, known: Sequence[str]) -> Iterator[tuple[str, int]]:
     for labels, readings in read:
         now = readings.get(key)
@@ -173,7 +183,7 @@ def _one_hot(read: Gpus, label: str, key: str, known: Sequence[str]) -> Iterator
 
 
 _PREFIX = "gpu_plugin_gpu_"
-"""What the names of both tables begin with."""
+"""What the names of the table begin with."""
 
 _PLAIN: tuple[tuple[str, str, str], ...] = (
     ("readings_timestamp_seconds", "at", "When a look brought readings last, in Unix time."),
@@ -210,20 +220,3 @@ _PLAIN: tuple[tuple[str, str, str], ...] = (
     ("pcie_fatal_errors_total", "pcie_fatal_errors", "Fatal errors of its PCIe link."),
 )
 """Families of one reading: name, the reading, and the help. A name in _total is a counter's."""
-
-_SEVERAL: tuple[tuple[str, str, Mapping[str, str], str], ...] = (
-    (
-        "temperature_threshold_celsius",
-        "threshold",
-        {name: f"{name}_celsius" for name in ("slowdown", "shutdown", "gpu_max", "memory_max")},
-        "Its own limits of temperature.",
-    ),
-    (
-        "remapped_rows",
-        "cause",
-        {name: f"remapped_{name}" for name in ("correctable", "uncorrectable")},
-        "Memory rows that were remapped in its life.",
-    ),
-    ("nvlinks", "state", {name: f"nvlinks_{name}" for name in ("active", "inactive")}, "NVLinks by state."),
-)
-"""Families of several readings: name, label, the reading by the label's value, and the help."""

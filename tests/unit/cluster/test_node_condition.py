@@ -38,7 +38,7 @@ def after(*seen, unseen=False):
         made.booted("boot-2")
     for each in seen:
         made.observe(A, each, T)
-    return fitness_of(made, GPUS)
+    return tuple(fitness_of(made, gpu) for gpu in GPUS)
 
 
 def one(fitness, number=0, causes=()):
