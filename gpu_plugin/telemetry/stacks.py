@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any
 
@@ -50,8 +50,11 @@ def logged_on(number: int) -> Iterator[None]:
     def asked(_number: int, _frame: FrameType | None) -> None:
         # Wherever the main thread was interrupted, it may be holding any lock: nothing more is done here.
         if answering.acquire(blocking=False):
+            loop = None
+            with suppress(RuntimeError):  # it has not begun, or has ended
+                loop = asyncio.get_running_loop()
             try:
-                threading.Thread(target=answer, args=[_loop()], name="stacks", daemon=True).start()
+                threading.Thread(target=answer, args=[loop], name="stacks", daemon=True).start()
             except RuntimeError:  # the process may have no more threads
                 answering.release()
 
@@ -60,14 +63,6 @@ def logged_on(number: int) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
-
-
-def _loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that this thread runs; None before it has begun, and once it has ended."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -111,7 +111,7 @@ class NodeLabels:
         self._settings = settings
         self._host = host
         self._state = state
-        self._make_api = api
+        self._api = lru_cache(1)(api)  # the same for as long as it is about the same Node: it remembers what it asked
         self._clock = clock
         self._dice = dice
         self._node = Node()
@@ -126,7 +126,6 @@ class NodeLabels:
         self._memory_threads = Workers("labels-memory")
         self._memory: SlowCall[bool] = SlowCall(self._memory_threads.begin)
         self._renew_at = float("-inf")
-        self._apis: dict[tuple[str, str], NodeApi] = {}
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         self._in_vain: tuple[str, UnreachableError] | None = None
         """The Node that the API server was asked about in vain, and why."""
@@ -338,12 +337,6 @@ class NodeLabels:
         self._applied = applied
         with suppress(_DiskError):
             await self._kept(LABELS_WAIT)
-
-    def _api(self, node_name: str, kubeconfig: str) -> "NodeApi":
-        """The same for as long as it is about the same Node: it remembers what it has asked of it."""
-        if (node_name, kubeconfig) not in self._apis:
-            self._apis = {(node_name, kubeconfig): self._make_api(node_name, kubeconfig)}
-        return self._apis[node_name, kubeconfig]
 
     async def _on_disk(self, where: Path, call: "Callable[[], _T]") -> "_T":
         """What a call brings. Raises _DiskError, which says where, and AwayError."""

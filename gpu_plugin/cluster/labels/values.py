@@ -86,8 +86,8 @@ def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]
             PRESENT: "true",
             f"{DOMAIN}/gpu.machine": "unknown" if host.machine is None else sanitised(host.machine),
             **_versions(node),
-            f"{DOMAIN}/mig.capable": _said(any(gpu.mig_capable for gpu in gpus)),
-            f"{DOMAIN}/mps.capable": _said(by_mps and not any(gpu.mig_enabled for gpu in gpus)),
+            f"{DOMAIN}/mig.capable": str(any(gpu.mig_capable for gpu in gpus)).lower(),
+            f"{DOMAIN}/mps.capable": str(by_mps and not any(gpu.mig_enabled for gpu in gpus)).lower(),
             **_resources(gpus, settings),
             f"{DOMAIN}/gpu.mode": _mode(gpus, host.pci_classes),
             **_clique(node, gpus),
@@ -113,12 +113,8 @@ def valid(value: str) -> str:
     return _UNWANTED.sub("", value).replace(" ", "-").lstrip(_EDGES)[:LONGEST_VALUE].rstrip(_EDGES)
 
 
-def _said(truth: bool) -> str:  # noqa: FBT001
-    return "true" if truth else "false"
-
-
 def _vgpu(host: VgpuHost | None) -> dict[str, str]:
-    labels = {f"{DOMAIN}/vgpu.present": _said(host is not None)}
+    labels = {f"{DOMAIN}/vgpu.present": str(host is not None).lower()}
     if host is not None and host.version:
         labels |= {
             f"{DOMAIN}/vgpu.host-driver-version": host.version,

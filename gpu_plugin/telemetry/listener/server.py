@@ -118,13 +118,11 @@ class Server:
                 sockets = await listen(self._host, self._port, self._lookup)
             except OSError as error:  # TimeoutError is one
                 trouble = f"{error.strerror or error}"
-                where = f"[{self._host}]" if ":" in self._host else self._host
                 log.log(
                     logging.DEBUG if trouble == said else logging.ERROR,
-                    "--http-address: cannot listen on %s:%d: %s; probes and metrics are not answered, GPUs are served all "
+                    "--http-address: cannot listen on %s: %s; probes and metrics are not answered, GPUs are served all "
                     "the same; trying again at growing intervals",
-                    where,
-                    self._port,
+                    _spelt((self._host, self._port)),
                     trouble,
                 )
                 said = trouble

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from functools import lru_cache
 from itertools import pairwise
 
 import anyio
@@ -461,9 +462,9 @@ async def test_what_the_api_needs_and_lacks_is_said(bench, monkeypatch):
     await bench.keep(node_name="")
     assert bench.api.labels["node-a"][COUNT] == "1", "who does not say the Node's name has not named another one"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    bench.labels._make_api = keeper.node_api
+    bench.labels._api = lru_cache(1)(keeper.node_api)
     bench.restarted()
-    bench.labels._make_api = keeper.node_api
+    bench.labels._api = lru_cache(1)(keeper.node_api)
     assert await bench.keep(ONE, node_name="node-a") is None
     assert "gpu-plugin[kube]" in bench.labels.trouble
 
@@ -480,7 +481,7 @@ async def test_switched_off_it_reads_and_writes_nothing_but_whether_there_is_som
 async def test_by_the_api_itself_others_labels_stay(bench, tmp_path):
     async with WritableServer() as server:
         others = dict(server.labels)
-        bench.labels._make_api = keeper.node_api
+        bench.labels._api = lru_cache(1)(keeper.node_api)
         config = {"kubeconfig": server.kubeconfig(tmp_path), "node_name": NODE, "node_labels": "api"}
         await bench.keep(TWO, **config)
         assert bench.labels.trouble == ""
