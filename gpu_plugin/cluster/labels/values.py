@@ -153,8 +153,7 @@ def _versions(node: Node) -> dict[str, str]:
 def _mode(gpus: Sequence[Gpu], classes: Mapping[str, int]) -> str:
     """What the GPUs are for, by their PCI class, where it is the same for all."""
     seen = {classes.get(gpu.pci_bus_id) for gpu in gpus}
-    known = seen.pop() if len(seen) == 1 else None
-    return "unknown" if known is None else _MODES.get(known, "unknown")
+    return _MODES.get(seen.pop() or 0, "unknown") if len(seen) == 1 else "unknown"
 
 
 def _clique(node: Node, gpus: Iterable[Gpu]) -> dict[str, str]:

@@ -79,20 +79,15 @@ def _complaints(data: Data) -> str:
     if not data["complaints"]:
         return '<p class="fine">Nothing is wrong.</p>'
     known = {gpu["uuid"]: gpu for gpu in data["gpus"]}
-    shown = "".join(
-        _trouble(complaint) if complaint["gpu"] is None else _sick(complaint, known[complaint["gpu"]])
-        for complaint in data["complaints"]
-    )
+    shown = "".join(_card(complaint, known.get(complaint["gpu"])) for complaint in data["complaints"])
     return f'<ul class="cards">{shown}</ul>'
 
 
-def _trouble(complaint: Data) -> str:
-    severity = complaint["severity"]
-    return f'<li class="card {severity}"><p>{badge(severity, "Node")} {xml(complaint["text"])}</p></li>'
-
-
-def _sick(complaint: Data, gpu: Data) -> str:
+def _card(complaint: Data, gpu: Data | None) -> str:
+    """What is wrong with a GPU, or with the node beside its GPUs."""
     state = complaint["severity"]
+    if gpu is None:
+        return f'<li class="card {state}"><p>{badge(state, "Node")} {xml(complaint["text"])}</p></li>'
     what = f"<p>{bus_and_model(gpu)}</p>"
     reasons = "".join(_reason(signal) for signal in gpu["signals"])
     reasons += "".join(f"<li><p><strong>withheld: {xml(why)}</strong></p></li>" for why in gpu["withheld"])

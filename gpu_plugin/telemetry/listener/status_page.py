@@ -100,14 +100,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     news: Pulse
 
 
-class _Links(msgspec.Struct):
-    """The words and the picture that were made of a topology report."""
-
-    report: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    told: Mapping[str, Any] | None = None
-    picture: str = ""
-
-
 class StatusPage:
     """Answers with the page, its data, and the stream that keeps it up to date."""
 
@@ -127,7 +119,9 @@ class StatusPage:
         self._held: tuple[HoldersByDevice | None, str] = None, ""
         self._data: Mapping[str, Any] = {}
         self._parts: Mapping[str, str] = {}
-        self._links = _Links()
+        self._topology: Mapping[str, Any] = {}
+        self._links: tuple[Mapping[str, Any] | None, str] = None, ""
+        """What was made of that topology report: the links as data, and their picture."""
         self._version = 0
         self._changes = b""
         self._whole: tuple[int, bytes] = (0, b"")
@@ -189,12 +183,13 @@ class StatusPage:
 
     async def _picture(self, _: Request) -> Answer:
         await self._fresh()
-        if self._links.told is None:
+        told, picture = self._links
+        if told is None:
             return Answer(404, "no links between GPUs are known\n")
         from gpu_plugin.telemetry.listener.page_data import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
 
         policy = ("Content-Security-Policy", f"default-src 'none'; style-src '{STYLE_HASH}'; frame-ancestors 'none'")
-        return Answer(200, self._links.picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
+        return Answer(200, picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
 
     async def _asset(self, request: Request) -> Answer:
         name = request.path[1:]
@@ -295,14 +290,15 @@ class StatusPage:
 
     def _linked(self, material: "Material") -> Mapping[str, Any] | None:
         """The links as data, made again once they or the GPUs that pods get have changed."""
-        if material.topology != self._links.report:
+        if material.topology != self._topology:
             from gpu_plugin.telemetry.listener.page_data import drawn, links  # noqa: PLC0415 - paid for by who looks
 
             told = links(material.topology)
             picture = drawn(material.topology, material.node) if told is not None else ""
             version = sha256(picture.encode()).hexdigest()[:16]
-            self._links = _Links(material.topology, None if told is None else {**told, "version": version}, picture)
-        return self._links.told
+            self._topology = material.topology
+            self._links = None if told is None else {**told, "version": version}, picture
+        return self._links[0]
 
     def _everything(self) -> bytes:
         """All parts as they are now, encoded once for all readers."""
