@@ -18,16 +18,14 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Node
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Sample, XidEvent
-from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.health.observation import Facts, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy, XidPolicy
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.sources.xid_table import shipped_table
 

@@ -24,7 +24,7 @@ from bench.table import Judged, Row, number
 from gpu_plugin.devices.node import Node
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.placement.preferred import preferred
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 
 FIGURE = "GetPreferredAllocation"

@@ -13,9 +13,8 @@ from bench.process import PROFILE
 from bench.quantiles import median, percentile
 from bench.table import Judged, Row
 from gpu_plugin.devices.node import Node
-from gpu_plugin.health.facts import facts
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Observation, Sample, facts
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.sample import look

@@ -13,7 +13,7 @@ from bench.table import Comparison
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.placement.preferred import preferred
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.simulation.profile import names
 

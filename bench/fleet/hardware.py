@@ -10,8 +10,7 @@ from bench.fleet.faults import Incident, Truth
 from bench.fleet.rates import Part
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.devices.nvml_h import FabricState, FabricSummary
-from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.observation import Fabric, Fault, Sample
+from gpu_plugin.health.observation import Fabric, Facts, Fault, Sample
 
 WATTS = 350
 """What a GPU draws on average, which is how fast its energy counter grows."""

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Observation, XidEvent
-from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.health.observation import Facts, Observation, XidEvent
+from gpu_plugin.health.policy import HealthPolicy, XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 
 NVIDIA_SKIPS = frozenset({13, 31, 43, 45, 68, 109})

@@ -18,7 +18,7 @@ from gpu_plugin.devices.plan import GPU_RESOURCE
 if TYPE_CHECKING:
     from gpu_plugin.placement.topology import Topology
     from gpu_plugin.placement.views.groups import LinkGroups
-    from gpu_plugin.placement.views.report import HeldBack, OfferedResource
+    from gpu_plugin.placement.views.report import Offered, OfferedResource
 
 Ids = Mapping[int, Sequence[str]]
 """Device ids by the place of their hardware in a resource; no place without any."""
@@ -29,7 +29,7 @@ class Served(msgspec.Struct, frozen=True):
 
     node: Node
     resource: "OfferedResource"
-    left_out: Sequence["HeldBack"] = ()
+    left_out: Sequence["Offered"] = ()
     live: bool = False
 
 
@@ -57,16 +57,11 @@ def served(state_dir: Path, name: str | None, replicas: int | None, policy: str 
 
     Raises:
         UsageError: no such resource, or several and none is named.
-        ClickException: no daemon answers, or one that does not say what it serves, or it serves nothing yet.
+        ClickException: no daemon of this version answers, or it serves nothing yet.
     """
     from gpu_plugin.placement.views.report import OfferedResource, left_out  # noqa: PLC0415
 
     node, resources = daemons_node(state_dir)
-    if resources is None:
-        raise click.ClickException(
-            "the running daemon is of an earlier version, which does not say what it serves: restart it with this version, "
-            "or name a simulated node with --simulate"
-        )
     if not resources:
         raise click.ClickException("the running daemon serves no resource of this node yet: its log says why")
     found = _resource(name, resources)
@@ -133,7 +128,7 @@ def _noun(resource: "OfferedResource", free: Ids) -> str:
     return "MIG devices" if any(resource.hardware[at].kind != GPU for at in free) else "GPUs"
 
 
-def _check(size: int, available: int, required: int, what: str, left_out: "Sequence[HeldBack]") -> None:
+def _check(size: int, available: int, required: int, what: str, left_out: "Sequence[Offered]") -> None:
     """Raises UsageError where there is no such set at all."""
     if size > available:
         from gpu_plugin.placement.views.matrix import held_back_words  # noqa: PLC0415
@@ -168,10 +163,10 @@ class Answer(msgspec.Struct, frozen=True):
         """Whether a policy chose, since there were shared GPUs or MIG devices to choose from."""
         return not self.how
 
-    def not_offered(self, what: Served) -> list["HeldBack"]:
+    def not_offered(self, what: Served) -> list["Offered"]:
         """What was taken to be available although the kubelet would not offer it."""
         asked = {what.resource.hardware[at].visible_id for at in self.asked.available}
-        return [each for each in what.left_out if each.uuid in asked]
+        return [each for each in what.left_out if each.visible_id in asked]
 
 
 def answer_to(what: Served, asked: Request) -> Answer:
@@ -194,7 +189,7 @@ def answer_to(what: Served, asked: Request) -> Answer:
 
 
 def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
-    from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
+    from gpu_plugin.placement.subsets import Placement  # noqa: PLC0415
     from gpu_plugin.placement.views import explain  # noqa: PLC0415
     from gpu_plugin.placement.whole import Trace, choose  # noqa: PLC0415
 
@@ -211,8 +206,8 @@ def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topolo
 
 def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
     from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
-    from gpu_plugin.placement.prepared import Placement  # noqa: PLC0415
     from gpu_plugin.placement.shared import Trace  # noqa: PLC0415
+    from gpu_plugin.placement.subsets import Placement  # noqa: PLC0415
     from gpu_plugin.placement.views import explain  # noqa: PLC0415
 
     hardware, policy = what.resource.hardware, what.resource.policy

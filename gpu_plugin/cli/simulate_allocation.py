@@ -17,7 +17,7 @@ from gpu_plugin.config.words import counted
 if TYPE_CHECKING:
     from gpu_plugin.placement.topology import Topology
     from gpu_plugin.placement.views.groups import LinkGroups
-    from gpu_plugin.placement.views.report import HeldBack, Offered
+    from gpu_plugin.placement.views.report import Offered
 
 _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bus id, such as 0,2-5"
 
@@ -117,7 +117,7 @@ def _json(what: Served, answer: Answer, *, named: bool) -> Mapping[str, object]:
     data["why"] = answer.why
     if what.live:
         for name, entries in (("left_out", [] if named else what.left_out), ("not_offered", answer.not_offered(what))):
-            data[name] = [{"index": _index(each), "uuid": each.uuid, "reason": each.reason} for each in entries]
+            data[name] = [{"index": _index(each), "uuid": each.visible_id, "reason": each.reason} for each in entries]
     return data
 
 
@@ -129,7 +129,7 @@ def _choice_json(answer: Answer, gpus: Sequence[int]) -> dict[str, object]:
     }
 
 
-def _index(each: "Offered | HeldBack") -> int | str:
+def _index(each: "Offered") -> int | str:
     return int(each.index) if each.index.isdecimal() else each.index
 
 

@@ -16,7 +16,7 @@ from gpu_plugin.runtime.atomic import replace_file
 if TYPE_CHECKING:
     from gpu_plugin.placement.topology import Topology
     from gpu_plugin.placement.views.groups import LinkGroups
-    from gpu_plugin.placement.views.report import HeldBack
+    from gpu_plugin.placement.views.report import Offered
 
 _MODE = 0o644
 
@@ -54,42 +54,38 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
     node, held_back = _known(simulate, state_dir)
     groups, topology = LinkGroups.of(node), Topology.of(node)
     if svg is not None:
-        _draw(groups, topology, simulate or "", held_back or (), svg)
+        _draw(groups, topology, simulate or "", held_back, svg)
     if as_json:
         click.echo(json.dumps(pairs_json(groups, topology), indent=2))
     elif svg != "-":
         click.echo("\n".join(_text(groups, topology, held_back, scores=as_scores)))
 
 
-def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[HeldBack] | None]":
-    """The node, and the devices held back from pods; None where the daemon does not report them."""
+def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[Offered]]":
+    """The node, and the devices held back from pods."""
     if simulate is not None:
         return simulated_node(simulate), ()
     from gpu_plugin.placement.views.report import held_back  # noqa: PLC0415 - usage and help need none of it
 
     node, resources = daemons_node(state_dir)
-    return node, None if resources is None else held_back(node, resources)
+    return node, held_back(node, resources)
 
 
-def _text(
-    groups: "LinkGroups", topology: "Topology", held_back: "Sequence[HeldBack] | None", *, scores: bool
-) -> list[str]:
+def _text(groups: "LinkGroups", topology: "Topology", held_back: "Sequence[Offered]", *, scores: bool) -> list[str]:
     from gpu_plugin.placement.views import matrix  # noqa: PLC0415
 
     if scores:
         return matrix.scores(groups, topology.scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
-    if held_back is None:
-        shown.append("What is held back from pods is not known: the running daemon is of an earlier version.")
-    elif held_back:
+    if held_back:
         shown.append(f"Held back from pods: {matrix.held_back_words(held_back)}")
     return shown
 
 
-def _draw(groups: "LinkGroups", topology: "Topology", name: str, held_back: "Sequence[HeldBack]", file: str) -> None:
+def _draw(groups: "LinkGroups", topology: "Topology", name: str, held_back: "Sequence[Offered]", file: str) -> None:
     from gpu_plugin.placement.views.picture import picture  # noqa: PLC0415
 
-    drawn = picture(groups, topology, name, {each.uuid: each.reason for each in held_back if each.kind == GPU})
+    drawn = picture(groups, topology, name, {each.visible_id: each.reason for each in held_back if each.kind == GPU})
     if file == "-":
         click.echo(drawn, nl=False)
         return

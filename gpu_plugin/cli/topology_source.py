@@ -51,17 +51,17 @@ def simulated_node(profile: str) -> Node:
         driver.close()
 
 
-def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...] | None]":
-    """The node that the daemon of `state_dir` knows, and what is served of it; None where the daemon does not say.
+def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...]]":
+    """The node that the daemon of `state_dir` knows, and what is served of it.
 
     Raises:
         ClickException: no daemon answers, it is of another version, or it knows no GPU.
     """
-    from gpu_plugin.placement.views.report import reported, reported_resources  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.placement.views.report import reported  # noqa: PLC0415 - usage and help need none of it
 
     reply = ask(state_dir, "topology", hint=" (or name a simulated node with --simulate)")
     try:
-        node, resources = reported(reply), reported_resources(reply)
+        node, resources = reported(reply)
     except ValueError as error:
         raise NoDaemon(f"the running daemon is of another version: {error}") from None
     if not node.gpus:

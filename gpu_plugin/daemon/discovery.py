@@ -19,7 +19,7 @@ from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.node_view import Now
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
-from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.device import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer, offer, without_gone

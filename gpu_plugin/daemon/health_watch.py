@@ -8,10 +8,9 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.faulting_pods import Error
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.facts import facts
 from gpu_plugin.health.latch import LatchKey, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Observation, Sample, XidEvent, facts
 from gpu_plugin.health.policy import policy
 from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
 from gpu_plugin.runtime.pulse import Pulse

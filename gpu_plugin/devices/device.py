@@ -1,8 +1,11 @@
-"""Devices and resources: what the kubelet counts and the name it counts them under. Immutable."""
+"""Devices and resources: what the kubelet counts, by which id, and the name it counts them under. Immutable."""
+
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
+from gpu_plugin.config.names import DOMAIN
 from gpu_plugin.config.sharing import MpsLimits, SharedResource
 from gpu_plugin.devices.node import Gpu, MigDevice
 
@@ -17,6 +20,17 @@ TEGRA_GPU = "tegra"
 
 OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})
 """Names in place of the uuid, for GPUs that have none."""
+
+MAX_DEVICE_ID = 63
+"""Longest device id the API's own comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)."""
+
+MAX_LIST_BYTES = 4 * 1024 * 1024
+"""The longest message that the kubelet's gRPC client reads (grpc-go, defaultClientMaxReceiveMessageSize)."""
+
+PLACEHOLDER = "GPU-unreadable-"
+"""Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
+
+_MAX_SHOWN = 4  # items of a list that may be long
 
 _OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
@@ -120,3 +134,24 @@ def _nodes(gpu: Gpu) -> tuple[str, ...]:
 
 def _numa(gpu: Gpu) -> tuple[int, ...]:
     return () if gpu.numa_node is None or gpu.numa_node < 0 else (gpu.numa_node,)
+
+
+def placeholder(index: int) -> str:
+    """The uuid that stands for that of a GPU which cannot be read."""
+    return f"{PLACEHOLDER}{index}"
+
+
+def is_placeholder(uuid: str) -> bool:
+    """Whether a uuid is none, and stands for one that is not known."""
+    return uuid.startswith(PLACEHOLDER)
+
+
+def mig_resource(profile: str) -> str:
+    """The resource that MIG devices of a profile are counted under: nvidia.com/mig-1g.10gb.me for 1g.10gb+me."""
+    return f"{DOMAIN}/mig-{profile.replace('+', '.')}"
+
+
+def first_few(items: Sequence[str]) -> str:
+    """The first four items, quoted, and how many more there are: one file fits a whole cluster, so lists may be long."""
+    shown = ", ".join(repr(item) for item in items[:_MAX_SHOWN])
+    return f"{shown} and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else shown

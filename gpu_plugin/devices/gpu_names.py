@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from gpu_plugin.config.errors import ConfigError
@@ -61,25 +62,8 @@ def named(name: str | int, gpus: "Sequence[Gpu]") -> "Gpu | None":
 
 
 def matches(text: str, pattern: str) -> bool:
-    """Whether all of `text` is what `pattern` describes: "*" stands for any text, all else for itself.
-
-    The time it takes grows with the length of both, whatever the pattern: each part between two stars is looked for once,
-    as far to the left as it can be, since no later place leaves more text for the parts after it.
-    """
-    first, *rest = pattern.split("*")
-    if not rest:
-        return text == pattern
-    *middle, last = rest
-    end = len(text) - len(last)
-    at = len(first)
-    if at > end or not text.startswith(first) or not text.endswith(last):
-        return False
-    for part in middle:
-        at = text.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
+    """Whether all of `text` is what `pattern` describes: "*" stands for any text, all else for itself."""
+    return fnmatchcase(text, re.sub("[?[]", r"[\g<0>]", pattern))
 
 
 def means(item: str, gpu: "Gpu") -> bool:

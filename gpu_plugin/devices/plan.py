@@ -11,9 +11,8 @@ from gpu_plugin.config.names import DOMAIN, resource_name_fault
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.config.words import are
-from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, withhold
+from gpu_plugin.devices.device import MAX_LIST_BYTES, Resource, first_few, mig_device, mig_resource, whole_gpu, withhold
 from gpu_plugin.devices.gpu_names import matches, selected, unmatched
-from gpu_plugin.devices.naming import MAX_LIST_BYTES, first_few, mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.sharing import Named, share
 

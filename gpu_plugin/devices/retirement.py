@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.devices.device import MIG, Device, Resource, withhold
-from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.device import MIG, Device, Resource, is_placeholder, withhold
 from gpu_plugin.devices.recent_allocations import Key
 
 SETTLE = 5.0

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.sharing import MPS, MpsLimits, SharedResource
 from gpu_plugin.config.words import are
-from gpu_plugin.devices.device import MIG, Device, withhold
-from gpu_plugin.devices.naming import MAX_LIST_BYTES, first_few
+from gpu_plugin.devices.device import MAX_LIST_BYTES, MIG, Device, first_few, withhold
 
 REPLICA = "::"
 """Between the id of what is shared and the replica's number, as NVIDIA's plugin writes it."""

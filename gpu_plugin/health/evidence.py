@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from gpu_plugin.health.hysteresis import Celsius
 from gpu_plugin.health.latch import (
     AnyLatch,
     Latch,
@@ -20,7 +21,6 @@ from gpu_plugin.health.latch import (
     shifted,
     values,
 )
-from gpu_plugin.health.readings import Celsius
 from gpu_plugin.health.signals import SIGNALS
 
 CORRECTED = 1.0
@@ -84,22 +84,21 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
     @classmethod
     def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: AnyLatch, zero: float | None = None) -> "Evidence":
         """A latch of a GPU."""
-        recovery, memory = latch.recovery, _written(latch)
+        recovery, memory = latch.recovery, latch.memory
+        memory = memory.stored() if latch.verdict is Verdict.OK else memory.stored_open()
         return cls(
             boot_id=boot_id,
             uuid=uuid,
-            signal=key.signal,
             verdict=latch.verdict.name,
             detail=latch.detail,
             since=latch.since,
             proof=latch.proof.value,
-            part=key.part,
-            device=key.device,
             reset=recovery.reset,
             rebound=recovery.rebound,
             overridden=latch.overridden,
             zero=zero,
             memory=msgspec.json.decode(msgspec.json.encode(memory)) if memory.__struct_fields__ else {},
+            **key._asdict(),
             **msgspec.structs.asdict(recovery.marks),
         )
 
@@ -181,11 +180,6 @@ def marks_news(marks: Marks) -> tuple[object, ...]:
     """
     energy = None if marks.energy is None else marks.energy.bit_length()
     return marks.ecc, marks.binding, marks.counting, energy
-
-
-def _written(latch: AnyLatch) -> Memory:
-    memory: Memory = latch.memory
-    return memory.stored() if latch.verdict is Verdict.OK else memory.stored_open()
 
 
 def _memory(entry: Evidence) -> Memory:

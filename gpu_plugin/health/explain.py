@@ -8,15 +8,13 @@ import msgspec
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.context import Case
-from gpu_plugin.health.hysteresis import Level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, AnyLatch, LatchKey, Proof, Verdict
+from gpu_plugin.health.hysteresis import Level, Measured, spelled
+from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, AnyLatch, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
-from gpu_plugin.health.readings import Measured, Reading, spelled
+from gpu_plugin.health.signal import Case
 from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing
 from gpu_plugin.health.signals.orders import released
-from gpu_plugin.health.xid_advice import RESET
 
 Explained = Mapping[str, Any]
 """An object of JSON."""
@@ -67,7 +65,7 @@ def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) 
 
 
 def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
-    unfit, facts = ledger.unfit(gpu.uuid), ledger.facts(gpu.uuid)
+    unfit = ledger.unfit(gpu.uuid)
     stands = ledger.standing(gpu.uuid, None)
     if gpu.unreadable is not None:  # why there was no look at it says more than that there was none
         stands = [one for one in stands if not SIGNALS[one[0].signal].of_process]
@@ -75,17 +73,19 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
     is_released = any(released(latch) for _, latch, _ in open_)
     signals: list[Explained] = []
     for key, latch, verdict in open_:
-        case = Case(key, latch, ledger.policy, gpu.uuid, now, facts)
+        case = Case(key, latch, ledger.policy, gpu.uuid, now, ledger.facts(gpu.uuid))
+        readings = latch.memory.readings if isinstance(latch.memory, Measured) else ()
+        to_do = advice(key, ledger.policy, gpu.uuid, latch)
         signals.append(
             {
                 "name": key.signal,
-                "detail": _detail(latch) or key.signal,
+                "detail": (spelled(readings) if readings else latch.detail) or key.signal,
                 "since": latch.since or None,
                 "clears": clears(case, unfit=unfit, is_released=is_released),
                 "verdict": verdict.name,
-                "action": _nothing_more(key, latch) or advice(key, ledger.policy, gpu.uuid, latch),
+                "action": f"nothing more: {_missing(latch)} to go" if _seen(latch) else to_do,
                 **({"device": key.device} if key.device else {}),
-                **({"readings": [*map(msgspec.structs.asdict, readings)]} if (readings := _readings(latch)) else {}),
+                **({"readings": [*map(msgspec.structs.asdict, readings)]} if readings else {}),
             }
         )
     worst = max((verdict for _, _, verdict in open_), default=Verdict.OK)
@@ -105,17 +105,6 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
         of_each = [(mig.uuid, max(whole, ledger.verdict(gpu.uuid, mig.uuid))) for mig in gpu.mig_devices]
         explained["devices"] = [{"uuid": uuid, "health": _health(v), "verdict": v.name} for uuid, v in of_each]
     return explained
-
-
-def _readings(latch: AnyLatch) -> tuple[Reading, ...]:
-    memory = latch.memory
-    return memory.readings if isinstance(memory, Measured) else ()
-
-
-def _detail(latch: AnyLatch) -> str:
-    """Why it is open: where it goes by a measure, also how that is now."""
-    readings = _readings(latch)
-    return spelled(readings) if readings else latch.detail
 
 
 def _unreadable(why: str) -> Explained:
@@ -164,10 +153,12 @@ def _quiet(signal: Signal, latch: AnyLatch) -> str:
 
 def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) -> str:
     """The recovery that `proof.after_recovery` still waits for."""
-    only = f", counted once {' and '.join(dict.fromkeys(unfit))} {are(len(set(unfit)))} over" if unfit else ""
-    if _seen(signal, latch):
-        found = "it was found again" if signal.shown else "its reset was seen"
-        why = "nothing was known of it that a reset would change" if _unmarked(latch) else found
+    names, marks = dict.fromkeys(unfit), latch.recovery.marks
+    only = f", counted once {' and '.join(names)} {are(len(names))} over" if names else ""
+    if _seen(latch):
+        why = "it was found again" if signal.shown else "its reset was seen"
+        if marks.energy is None and marks.binding is None:
+            why = "nothing was known of it that a reset would change"
         return f"{_to_go(latch)}{only}: {why}"
     if signal.recovery:
         recovery = signal.recovery.format(reset=how)
@@ -198,23 +189,11 @@ def _shown_by(latch: AnyLatch) -> str:
     return f"; its {counter} shows that where it restarts, else a reboot or a new binding of the driver does"
 
 
-def _unmarked(latch: AnyLatch) -> bool:
-    marks = latch.recovery.marks
-    return marks.energy is None and marks.binding is None
-
-
-def _seen(signal: Signal, latch: AnyLatch) -> bool:
+def _seen(latch: AnyLatch) -> bool:
     """Whether the recovery that a latch waits for was seen, and good looks alone are missing."""
     if latch.proof not in RECOVERIES:
         return False
-    if signal.answers is not None:
-        return signal.answers(latch)
     return latch.recovery.rebound if latch.proof is Proof.REBOOT else latch.recovery.reset
-
-
-def _nothing_more(key: LatchKey, latch: AnyLatch) -> str:
-    """The advice where the recovery was seen already; empty where it was not."""
-    return f"nothing more: {_missing(latch)} to go" if _seen(SIGNALS[key.signal], latch) else ""
 
 
 def _to_go(latch: AnyLatch) -> str:

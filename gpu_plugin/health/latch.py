@@ -47,6 +47,10 @@ class Proof(StrEnum):
     """The operator's own word."""
 
 
+RESET = "reset the GPU when no pod has it"
+REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
+"""Advice that brings the proofs of these names about."""
+
 Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]
 """A time in what a signal remembers: shifted where the wall clock is corrected between two processes."""
 
@@ -93,12 +97,8 @@ class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
         energy, taken = (kept.energy, kept.taken) if seen.energy is None else (seen.energy, now)
         ecc = kept.ecc if seen.ecc_uncorrected is None else seen.ecc_uncorrected
         counting = self.counting if seen.counting is None else seen.counting
-        same = (self.energy, self.ecc, self.binding, self.counting, self.suspended)
-        return (
-            self
-            if (energy, ecc, binding, counting, suspended) == same
-            else Marks(energy, ecc, binding, counting, taken, suspended)
-        )
+        changed = Marks(energy, ecc, binding, counting, taken, suspended)
+        return self if replace(changed, taken=self.taken) == self else changed
 
     def completed(self, seen: Sample, now: float) -> "Marks":
         """The marks with what is unknown as of this sample; what is known stays, so that a change since still shows."""
@@ -146,7 +146,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The memory of one signal beside what all latches have. A signal that needs more has a type of its own.
 
     Its fields are what is written down for a restart, by their names; times are declared as `Moment`, durations as `Span`, and
-    a number that may be below 0 as `readings.Celsius`.
+    a number that may be below 0 as `hysteresis.Celsius`.
     """
 
     @property

@@ -4,16 +4,14 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.evidence import BACKGROUND, Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import UNMARKED, AnyLatch, Health, LatchKey, Proof, Recovery, Transition, Verdict
-from gpu_plugin.health.observation import DriverEvent, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, Facts, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.record import Changed, GpuRecord, MigUuids
+from gpu_plugin.health.signal import Context
 from gpu_plugin.health.signals import (
     SIGNALS,
-    EndsBy,
     SignalKind,
     advice,
     first_look,
@@ -56,7 +54,6 @@ class HealthLedger:
         record = self._records.setdefault(uuid, GpuRecord(facts))
         record.facts = facts
         record.mig_devices = mig_devices or {}
-        record.devices = frozenset(record.mig_devices.values())
 
     def observe(self, uuid: str, seen: Observation, now: float) -> tuple[Transition, ...]:
         """Takes in one observation of a watched GPU at Unix time `now`. Returns the verdicts it changed."""
@@ -70,7 +67,7 @@ class HealthLedger:
         if isinstance(seen, XidEvent):
             aimed = record.aimed(seen, whole_gpu=self.policy.xids.judge(seen.xid).whole_gpu)
             # When it came last, to the second, is what others are judged by
-            self.revision += record.take_xid(seen.xid, aimed, now) and self.policy.xids.heeded(seen.xid)
+            self.revision += record.take_xid(seen.xid, aimed, now) and seen.xid in self.policy.xids.heeded
         ctx = Context(
             now,
             _WHOLE,
@@ -86,7 +83,7 @@ class HealthLedger:
             self.revision += record.look(seen, now)  # others are to be told
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
-            if signal.ends is EndsBy.RECOVERY and not judged and not event:
+            if signal.recovers and not judged and not event:
                 judged, ctx = True, replace(ctx, unfit=bool(self.unfit(uuid)))
             if signal.parts is None:
                 known = record.latches.get(whole)
@@ -262,7 +259,7 @@ class HealthLedger:
         return [
             (key, latch, verdict)
             for key, latch in record.latches.items()
-            if device is None or key.device in ("", device) or key.device not in record.devices
+            if device is None or key.device in ("", device) or key.device not in record.mig_devices.values()
             if (verdict := self._standing(key, latch)) is not Verdict.OK
         ]
 
@@ -303,11 +300,10 @@ class HealthLedger:
 
     def _transitions(self, uuid: str, record: GpuRecord, changed: Changed) -> tuple[Transition, ...]:
         return tuple(
-            self._transition(uuid, record, key, old) for key, old in changed.items() if self._turned(record, key, old)
+            self._transition(uuid, record, key, old)
+            for key, old in changed.items()
+            if self._standing(key, old) is not self._standing(key, record.latches.get(key))
         )
-
-    def _turned(self, record: GpuRecord, key: LatchKey, old: AnyLatch | None) -> bool:
-        return self._standing(key, old) is not self._standing(key, record.latches.get(key))
 
     def _transition(self, uuid: str, record: GpuRecord, key: LatchKey, old: AnyLatch | None) -> Transition:
         new = record.latches.get(key)

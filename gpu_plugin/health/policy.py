@@ -1,15 +1,221 @@
-"""The health policy: the operator's settings as the health rules take them."""
+"""The health policy: the shipped table of Xids with the operator's settings over it, and what else is judged by settings."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.health.latch import Proof, Verdict
-from gpu_plugin.health.xid_table import XidTable
-from gpu_plugin.health.xids import VERDICTS, XidPolicy, parse_xid_list
+from gpu_plugin.health.latch import REBOOT, RESET, Proof, Verdict
+from gpu_plugin.health.xid_table import XidRow, XidTable
 
-_WITHOUT_TABLE = XidPolicy()
+VERDICTS: Mapping[str, Verdict] = {
+    "ignore": Verdict.OK,
+    "app": Verdict.APP,
+    "degraded": Verdict.DEGRADED,
+    "fatal": Verdict.FATAL,
+}
+"""Verdicts by the words of the table and of the config file."""
+
+_LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i {gpu}), reset all GPUs that they join"
+_VENDOR = "have the GPU inspected by its vendor"
+_LOG = "look at the kernel's log and at NVIDIA's catalogue of Xid errors"
+_NOTHING = "nothing need be done"
+
+_RECOVERIES: Mapping[Proof, Mapping[str, str]] = {
+    Proof.RESET: {
+        "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",
+        "RESET_GPU": RESET,
+        "RESTART_BM": REBOOT,
+        "RESTART_VM": "restart the virtual machine, or reboot the node",
+        "UPDATE_SWFW": "update the driver and the firmware, then reset the GPU",
+        "WORKFLOW_NVLINK5_ERR": _LINKS,
+        "WORKFLOW_NVLINK_ERR": _LINKS,
+        "WORKFLOW_XID_48": RESET,
+    },
+    Proof.REBOOT: {
+        "CHECK_MECHANICALS": "check the GPU's power cables and seat, then reboot the node",
+        "RESTART_BM": REBOOT,
+        "RESTART_VM": "restart the virtual machine, or reboot the node",
+    },
+}
+"""The immediate actions of NVIDIA's catalogue that bring about a proof, in words in which `{gpu}` stands for the GPU."""
+
+_PASSING: Mapping[str, str] = {
+    "CHECK_UVM": "look at the kernel's log for what the unified memory driver says",
+    "CONTACT_SUPPORT": f"where it comes again, {_VENDOR}",
+    "RESTART_APP": "restart the application",
+    "WORKFLOW_XID_45": "look for the error before it; where there is none, a process was killed, or restart the fabric manager",
+    "XID_154": "do what the driver's recovery action asks for",
+}
+"""The actions about what ends by itself."""
+
+_ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """The policy on one Xid.
+
+    `verdict` is OK for one that is only counted. `recovery` is the class of the proof that it is over. `name` is empty and
+    `listed` False for one that the table does not have; `action` is the immediate action of NVIDIA's catalogue, or empty.
+    `firm`: the verdict is the operator's own, or the table's for good, and nothing that the driver says changes it.
+
+    `raised` is what it means where it happened `count` times `within` so many seconds, or (a consequence that came alone)
+    where `follows` is not 0 and no other Xid came within so many seconds of it on a system with NVSwitches; or where one of
+    the Xids that it `brings` came within so many seconds of it.
+    `beside` is what it means while the signal of that name is open. `repeats`, `whole_gpu` and `look` are those of the table.
+    `resets` is whether the driver may ask for a reset, or more, on its account.
+    """
+
+    verdict: Verdict
+    recovery: Proof = Proof.RESET
+    name: str = ""
+    action: str = ""
+    listed: bool = False
+    firm: bool = False
+    raised: Verdict = Verdict.OK
+    count: int = 1
+    within: float = 0.0
+    follows: float = 0.0
+    brings: tuple[frozenset[int], float] | None = None
+    beside: tuple[str, Verdict] | None = None
+    repeats: bool = False
+    whole_gpu: bool = False
+    look: bool = False
+    resets: bool = True
+
+    def advised(self, verdict: Verdict, proof: Proof) -> str:
+        """Advice to the operator once it came to this, in a few words in which `{gpu}` stands for the GPU."""
+        if proof is Proof.RMA:
+            return _VENDOR
+        if proof not in _RECOVERIES:
+            return _PASSING.get(self.action, _LOG if verdict is Verdict.DEGRADED and not self.action else _NOTHING)
+        if known := _RECOVERIES[proof].get(self.action):
+            return known
+        recovery = RESET if proof is Proof.RESET else REBOOT
+        if self.action == "CONTACT_SUPPORT":
+            return f"{recovery}; where it comes again, {_VENDOR}"
+        if verdict is not Verdict.DEGRADED:
+            return recovery
+        if self.action == "IGNORE":
+            return f"nothing at once: work goes on; {recovery}, which ends it"
+        return f"{_LOG}; {recovery}"
+
+    def proof(self, verdict: Verdict) -> Proof:
+        """The proof that closes a latch of this verdict: what passes by itself proves nothing for a GPU that was unfit."""
+        if verdict is Verdict.APP:
+            return Proof.APPLICATION
+        if verdict is Verdict.FATAL and self.recovery in (Proof.APPLICATION, Proof.QUIET):
+            return Proof.RESET
+        return Proof.QUIET if self.recovery is Proof.APPLICATION else self.recovery
+
+
+class XidList(msgspec.Struct, frozen=True):
+    """A DP_*_HEALTHCHECKS value: `every` health check, every Xid (`xids`), or the `numbers` named."""
+
+    every: bool = False
+    xids: bool = False
+    numbers: frozenset[int] = frozenset()
+    malformed: tuple[str, ...] = ()
+
+
+def parse_xid_list(text: str) -> XidList:
+    """Reads `all`, `xids` and numbers, separated by commas, in any case; what is none of these is in `malformed`."""
+    items = [item.strip().lower() for item in text.split(",") if item.strip()]
+    digits = [item for item in items if item.isascii() and item.isdigit() and len(item) <= 20]
+    malformed = tuple(item for item in items if item not in {"all", "xids", *digits})
+    return XidList("all" in items, "xids" in items, frozenset(map(int, digits)), malformed)
+
+
+_NO_XIDS = XidList()
+
+
+@dataclass(frozen=True)
+class XidPolicy:
+    """The shipped table with the operator's word laid over it. Without a table every Xid is one that it does not have.
+
+    A number that is named wins over a class, a class over `all` and `xids`, and these over the table. Among numbers the
+    environment wins over the file, and there `enabled` (DP_ENABLE_HEALTHCHECKS) and `critical` (XID_CONFIG) over `disabled`
+    (DP_DISABLE_HEALTHCHECKS): `all` disabled with 79 enabled leaves 79 alone, `all` enabled with 13 disabled leaves out 13.
+    `numbers` and `classes` are the file's verdicts by Xid and by recovery class.
+    """
+
+    table: XidTable = field(default_factory=dict, repr=False)
+    disabled: XidList = _NO_XIDS
+    enabled: XidList = _NO_XIDS
+    critical: frozenset[int] = frozenset()
+    numbers: Mapping[int, Verdict] = field(default_factory=dict)
+    classes: Mapping[Proof, Verdict] = field(default_factory=dict)
+
+    def judge(self, xid: int) -> Judgement:
+        """The judgement of this Xid. One that nobody names is DEGRADED, unless the driver asks for more."""
+        return self._judged.get(xid) or self._judge(None, None)
+
+    @cached_property
+    def heeded(self) -> frozenset[int]:
+        """The Xids with which another one means more or less."""
+        return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings[0])
+
+    @cached_property
+    def swayed(self) -> frozenset[str]:
+        """The Xids, as `LatchKey.part` has them, that mean more or less where another one comes with them."""
+        return frozenset(str(xid) for xid, judged in self._judged.items() if judged.follows or judged.brings)
+
+    @cached_property
+    def _judged(self) -> Mapping[int, Judgement]:
+        named = {*self.table, *self.numbers, *self.disabled.numbers, *self.enabled.numbers, *self.critical}
+        return {xid: self._judge(self.table.get(xid), self._by_number(xid)) for xid in named}
+
+    def _judge(self, row: XidRow | None, named: Verdict | None) -> Judgement:
+        asked = named if named is not None else self._by_word(Proof(row.recovery) if row else None)
+        if row is None:
+            return Judgement(Verdict.DEGRADED if asked is None else asked, Proof.RESET, firm=asked is not None)
+        own = Judgement(
+            VERDICTS[row.verdict] if asked is None else asked,
+            Proof(row.recovery),
+            row.name,
+            row.action,
+            listed=True,
+            firm=asked is not None or row.always,
+            whole_gpu=row.whole_gpu,
+            look=row.look,
+            resets=row.resets or Proof(row.recovery) in _ENDED_BY_MORE,
+            repeats=row.repeats and asked in (None, Verdict.APP),
+        )
+        return own if own.firm else _with_rules(own, row)
+
+    def _by_number(self, xid: int) -> Verdict | None:
+        if xid in self.enabled.numbers or xid in self.critical:
+            return Verdict.FATAL
+        return Verdict.OK if xid in self.disabled.numbers else self.numbers.get(xid)
+
+    def _by_word(self, recovery: Proof | None) -> Verdict | None:
+        if recovery is not None and recovery in self.classes:
+            return self.classes[recovery]
+        if self.enabled.every or self.enabled.xids:
+            return Verdict.FATAL
+        return Verdict.OK if self.disabled.every or self.disabled.xids else None
+
+
+def describe(xid: int, name: str = "") -> str:
+    """An Xid with its name, if it has one."""
+    return f"Xid {xid} ({name})" if name else f"Xid {xid}"
+
+
+def _with_rules(own: Judgement, row: XidRow) -> Judgement:
+    """A row's judgement with the rules by which it can come to mean more."""
+    beside = (row.beside.signal, VERDICTS[row.beside.verdict]) if row.beside else None
+    if row.escalate:
+        to = VERDICTS[row.escalate.to]
+        return replace(own, beside=beside, raised=to, count=row.escalate.count, within=float(row.escalate.within))
+    if row.brings:
+        brings = frozenset(row.brings.xids), float(row.brings.within)
+        return replace(own, beside=beside, raised=VERDICTS[row.brings.verdict], brings=brings)
+    if row.follows:
+        return replace(own, beside=beside, raised=VERDICTS[row.verdict_without_cause], follows=float(row.follows))
+    return replace(own, beside=beside)
 
 
 class HealthPolicy(msgspec.Struct, frozen=True):
@@ -22,7 +228,7 @@ class HealthPolicy(msgspec.Struct, frozen=True):
     enabled by number. `malformed` has a sentence for each word of the operator's lists of Xids that is none.
     """
 
-    xids: XidPolicy = _WITHOUT_TABLE
+    xids: XidPolicy = XidPolicy()
     temperature_recovery: float = 300.0
     flap_hold: float = 3600.0
     signals: Mapping[str, Verdict] = msgspec.field(default_factory=dict)

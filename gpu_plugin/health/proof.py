@@ -16,9 +16,9 @@ Counters are compared only where they go on from one another (`Sample.counting`)
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import RecoveryAction
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, M, Marks, Proof, Recovery
 from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.signal import Context
 
 _HARMLESS = frozenset({RecoveryAction.NONE, RecoveryAction.RECOVER_IMEX_DOMAIN})
 

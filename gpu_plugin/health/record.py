@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from gpu_plugin.health.evidence import BACKGROUND, Background, marks_news, news
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import UNMARKED, AnyLatch, Latch, LatchKey, Marks, Recovery
-from gpu_plugin.health.observation import Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.signals import first_look
 
 REMEMBER_XIDS = 600.0
@@ -31,7 +30,6 @@ class GpuRecord(msgspec.Struct):
 
     facts: Facts
     mig_devices: MigUuids = msgspec.field(default_factory=dict)
-    devices: frozenset[str] = frozenset()
     latches: dict[LatchKey, AnyLatch] = msgspec.field(default_factory=dict)
     unseen: AnyLatch | None = msgspec.field(default_factory=first_look.unseen)
     marks: Marks = UNMARKED

@@ -1,4 +1,4 @@
-"""The declaration of a signal, and the decorator that makes one of a function.
+"""The declaration of a signal, the surroundings of what it is shown, and the decorator that makes one of a function.
 
 The function takes its latch, an observation and the context, and returns the latch it was given where the observation is not
 its business, None once nothing is left to remember, and a new latch otherwise. It falls on evidence and rises on proof:
@@ -6,16 +6,49 @@ silence never closes a latch.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from gpu_plugin.config.choices import HEALTH_SIGNALS, Registry
-from gpu_plugin.health.context import Case, Context
-from gpu_plugin.health.latch import NOTHING, AnyLatch, Memory
-from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.latch import NOTHING, UNMARKED, AnyLatch, LatchKey, Marks, Memory
+from gpu_plugin.health.observation import Facts, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy
+
+
+class Context(msgspec.Struct, frozen=True):
+    """One observation's surroundings. `now` is Unix time in seconds; `key` which latch is asked for.
+
+    `marks` are the GPU's before this observation, `first` whether no good look at it came before; `action` is what the driver
+    last said that it asks for (`Sample.recovery_action`). `open` are its latches as they are now; `unfit` whether a signal
+    that judges by its own readings calls it FATAL now. `xids` says when (Unix seconds) each Xid of the last minutes came last on
+    it, by number and by the MIG device that it was about, "" for the whole GPU; one that is told of now is among them.
+    """
+
+    now: float
+    key: LatchKey
+    facts: Facts
+    policy: HealthPolicy
+    marks: Marks = UNMARKED
+    first: bool = False
+    action: int | None = None
+    open: Mapping[LatchKey, AnyLatch] = {}
+    unfit: bool = False
+    xids: Mapping[tuple[int, str], float] = {}
+
+
+class Case(msgspec.Struct, frozen=True):
+    """An open latch of which somebody wants to know what to do, at Unix time `now`; `gpu` is the uuid that commands name."""
+
+    key: LatchKey
+    latch: AnyLatch
+    policy: HealthPolicy
+    gpu: str = ""
+    now: float = 0.0
+    facts: Facts = Facts()
+
 
 Step = Callable[[Any, Any, Context], AnyLatch | None]
 """(latch, observation of one of the kinds that the signal sees, context) → latch."""
@@ -45,30 +78,21 @@ class OperatorInfluence(Enum):
     """Nobody: it tells of a GPU that cannot be served at all."""
 
 
-class EndsBy(Enum):
-    """How a signal's latches end."""
-
-    BY_ITSELF = "by itself"
-    """Its own readings, time, or whoever opened it."""
-    RECOVERY = "recovery"
-    """Proof of a recovery (`proof.after_recovery`). That asks what the readings of others come to: it is judged after them."""
-
-
 class Signal(msgspec.Struct, frozen=True):
     """One signal: what it sees, what it remembers, and what is said of it.
 
     What it is: `step` is its function, `sees` has the kinds of observation that it is shown. `asks` has the fields of a
     Sample that it needs: a faultless look that asked for none of them is not shown to it, and a part that has none of them
     does not support it. `memory` is what a latch of it remembers. `parts` is what tells several latches of one GPU apart
-    (`LatchKey.part`), each judged by itself; None: there is one. `say` and `ends` are as those enums have it.
+    (`LatchKey.part`), each judged by itself; None: there is one. `say` is as that enum has it. `recovers` is whether its latches
+    end by proof of a recovery (`proof.after_recovery`). That asks what the readings of others come to: it is judged after them.
 
     What people are told: `action` is what they are advised to do, with `{gpu}` for the GPU. `clears` is what closes it, where
     that is no recovery. Both may also be made of the case. `recovery` has the recoveries that end it, where they are others
     than its proof asks for, with `{reset}` for the commands; `shown` is what shows those.
 
-    What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `answers` is whether
-    good looks alone are missing of its recovery. `overridable` is whether an operator's override ends it although
-    its verdict is essential.
+    What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `overridable` is whether
+    an operator's override ends it although its verdict is essential.
     """
 
     step: Step
@@ -82,10 +106,9 @@ class Signal(msgspec.Struct, frozen=True):
     shown: str = ""
     overridable: Callable[[Any], bool] | None = None
     until: Callable[[Any], float | None] | None = None
-    answers: Callable[[Any], bool] | None = None
     parts: re.Pattern[str] | None = None
     say: OperatorInfluence = OperatorInfluence.OPERATOR
-    ends: EndsBy = EndsBy.BY_ITSELF
+    recovers: bool = False
 
     @property
     def essential(self) -> bool:

@@ -8,10 +8,10 @@ from typing import ClassVar, NamedTuple, Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, Level, lately, unproven
 from gpu_plugin.health.latch import Latch, Moment, Verdict, merged
 from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.signal import Context
 
 Totals = tuple[int | None, ...]
 """Both counters as they were read; None where one was not to be had. Empty: neither was ever read."""

@@ -29,28 +29,20 @@ Action = Literal[
 _seconds = duration(1, 30 * 86400)
 
 
-class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    within: str
-
-    def __post_init__(self) -> None:
-        _seconds(self.within)
-
-    @property
-    def seconds(self) -> float:
-        """`within` in seconds."""
-        return _seconds(self.within)
+class Seconds(float):
+    """A time that the table has as text, such as 24h, in seconds."""
 
 
-class Escalation(_Rule, frozen=True):
-    """A rule: so many of an Xid on one GPU `within` a time, such as 24h, mean more."""
+class Escalation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule: so many of an Xid on one GPU `within` a time mean more."""
 
     to: Literal["degraded", "fatal"]
     count: int
+    within: Seconds
 
     def __post_init__(self) -> None:
         if not 2 <= self.count <= 64:
             raise ValueError(f"count {self.count} is not between 2 and 64")
-        super().__post_init__()
 
 
 class WhileSignalOpen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,16 +52,16 @@ class WhileSignalOpen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     verdict: Literal["degraded", "fatal"]
 
 
-class WithOtherXid(_Rule, frozen=True):
-    """A rule: the verdict of an Xid where one of these `xids` comes `within` a time of it, such as 5s."""
+class WithOtherXid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule: the verdict of an Xid where one of these `xids` comes `within` a time of it."""
 
     xids: tuple[int, ...]
     verdict: Literal["degraded", "fatal"]
+    within: Seconds
 
     def __post_init__(self) -> None:
         if not self.xids:
             raise ValueError("there are no xids")
-        super().__post_init__()
 
 
 class XidRow(
@@ -79,7 +71,7 @@ class XidRow(
     forbid_unknown_fields=True,
     rename={"beside": "with", "verdict_without_cause": "alone"},
 ):
-    """A row of the table; the head of `xids.yaml` says what each of its words means."""
+    """A row of the table; the head of `xids.yaml` says what each of its words means. `follows` is 0 where it never does."""
 
     codes: tuple[int | str, ...]
     name: str
@@ -90,7 +82,7 @@ class XidRow(
     escalate: Escalation | None = None
     beside: WhileSignalOpen | None = None
     brings: WithOtherXid | None = None
-    follows: str = ""
+    follows: Seconds = Seconds(0)
     verdict_without_cause: Literal["", "degraded", "fatal"] = ""
     repeats: bool = False
     whole_gpu: bool = False
@@ -103,8 +95,6 @@ class XidRow(
             raise ValueError("the name is empty")
         if bool(self.follows) != bool(self.verdict_without_cause):
             raise ValueError("follows and alone go together")
-        if self.follows:
-            _seconds(self.follows)
         if sum(map(bool, (self.escalate, self.brings, self.follows))) > 1:
             raise ValueError("escalate, brings and follows exclude each other")
         if self.repeats and self.verdict != "app":
@@ -116,11 +106,6 @@ class XidRow(
     def numbers(self) -> tuple[int, ...]:
         """The Xids it is about, ranges written out."""
         return tuple(number for code in self.codes for number in _numbers(code))
-
-    @property
-    def follows_seconds(self) -> float:
-        """How close to another Xid, in seconds, it counts as a consequence of that; 0 where it never does."""
-        return _seconds(self.follows) if self.follows else 0.0
 
 
 XidTable = Mapping[int, XidRow]
@@ -138,7 +123,7 @@ def xid_table(content: object) -> XidTable:
     found: dict[int, XidRow] = {}
     for at, each in enumerate(content):
         try:
-            row = msgspec.convert(each, XidRow)
+            row = msgspec.convert(each, XidRow, dec_hook=lambda _, text: Seconds(_seconds(text)))
         except msgspec.ValidationError as error:
             raise ValueError(f"row {at}: {error}") from None
         for number in row.numbers:

@@ -91,7 +91,11 @@ def judge(standing: ListingInput) -> Judgement:
     gpus = {device.gpu for resource in offer.plan.resources for device in resource.devices}
     listed, foreign = _recalled(standing, mig_gpus, gpus)
     foreign_since = {key: before.foreign_since.get(key, now) for key in foreign}
-    elsewhere = {key: device for key, device in foreign.items() if device.gpu in gpus or not _placed(device)}
+    elsewhere = {
+        key: device
+        for key, device in foreign.items()
+        if device.gpu in gpus or (device.kind == MIG and device.gpu == device.visible_id)  # of a GPU that is not known
+    }
     recent = standing.unconfirmed([(r.name, d.id) for r in listed for d in r.devices])
     resources, retirement = retire(
         listed, offer.plan.resources, before.retirement, standing.allocated, now, recent, list(elsewhere.values())
@@ -129,8 +133,8 @@ def _view(standing: ListingInput, resource: Resource) -> ResourceView:
     if any(device.shared == MPS for device in resource.devices):
         access = replace(access, mps=MpsDirectories.of(offer.mps_root, resource.name))
         down = standing.mps_down.get(resource.name, MPS_UNKNOWN)
-    new = ResourceView.of(resource, access, offer.placement, offer.policy, down, standing.cdi)
-    new = new.with_reasons(standing.reasons)
+    new = ResourceView.of(resource, access, offer.placement)
+    new = replace(new, policy=offer.policy, mps_down=down, cdi=standing.cdi).with_reasons(standing.reasons)
     old = standing.views.get(resource.name)
     return old if old == new else new
 
@@ -187,8 +191,3 @@ def _lost(allocated: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, s
         if ((uuid := identifier.partition(REPLICA)[0]) in own or _UUID.fullmatch(uuid))
         and not resource_name_fault(name)
     )
-
-
-def _placed(device: Device) -> bool:
-    """Whether the GPU of a device is known."""
-    return device.kind != MIG or device.gpu != device.visible_id

@@ -20,8 +20,8 @@ from gpu_plugin.devices.plan import STRATEGIES as MIG_STRATEGIES
 from gpu_plugin.devices.plan import Plan, plan
 from gpu_plugin.devices.retirement import NOT_ON_NODE
 from gpu_plugin.devices.sharing import MpsShared
-from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
 from gpu_plugin.placement.shared import POLICIES
+from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, Placement
 from gpu_plugin.placement.topology import Topology
 
 

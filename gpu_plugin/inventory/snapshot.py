@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
-from gpu_plugin.devices.device import Device, Resource, with_reason
-from gpu_plugin.devices.naming import MAX_DEVICE_ID
+from gpu_plugin.devices.device import MAX_DEVICE_ID, Device, Resource, with_reason
 from gpu_plugin.devices.recent_allocations import RecentAllocations
 from gpu_plugin.health.latch import Health
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -42,15 +41,7 @@ class ResourceView(msgspec.Struct, frozen=True):
     cdi: "CdiReadiness | None" = None
 
     @classmethod
-    def of(
-        cls,
-        resource: Resource,
-        access: Access,
-        placement: Placement,
-        policy: str = DISTRIBUTED,
-        mps_down: str = "",
-        cdi: "CdiReadiness | None" = None,
-    ) -> "ResourceView":
+    def of(cls, resource: Resource, access: Access, placement: Placement) -> "ResourceView":
         """The view of a resource.
 
         Raises ValueError where a device id occurs twice, which the kubelet would miscount, or is longer than its API allows.
@@ -61,7 +52,7 @@ class ResourceView(msgspec.Struct, frozen=True):
         longest = max(order, key=len, default="")
         if len(longest) > MAX_DEVICE_ID:
             raise ValueError(f"{resource.name}: the device id {longest} has more than {MAX_DEVICE_ID} characters")
-        return cls(resource, order, access, placement, policy, mps_down, cdi)
+        return cls(resource, order, access, placement)
 
     def device(self, identifier: str) -> Device | None:
         """The device of that id, if there is one."""
@@ -143,7 +134,8 @@ class SnapshotStore:
         hardware is equal.
         """
         old = self.current
-        same = _same(old.resources, resources)
+        same = old.resources.keys() == resources.keys()
+        same = same and all(view is resources[name] for name, view in old.resources.items())
         known = old.hardware if hardware is None or hardware == old.hardware else hardware
         if old.version and same and known is old.hardware:
             return old
@@ -159,7 +151,3 @@ class SnapshotStore:
     def resends(self, resource: str) -> int:
         """How often that was asked for."""
         return self._again[resource]
-
-
-def _same(one: Mapping[str, ResourceView], other: Mapping[str, ResourceView]) -> bool:
-    return one.keys() == other.keys() and all(view is other[name] for name, view in one.items())

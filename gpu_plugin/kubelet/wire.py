@@ -12,8 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
-from gpu_plugin.devices.device import Device
-from gpu_plugin.devices.naming import MAX_LIST_BYTES
+from gpu_plugin.devices.device import MAX_LIST_BYTES, Device
 from gpu_plugin.kubelet.fields import (
     NUMBER,
     Span,

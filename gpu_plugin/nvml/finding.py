@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import anyio
 from msgspec.structs import replace
 
-from gpu_plugin.devices.naming import is_placeholder, placeholder
+from gpu_plugin.devices.device import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Fault, Sample

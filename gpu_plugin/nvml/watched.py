@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.device import is_placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml.event_set import Registered

@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 from gpu_plugin.config.sharing import DISTRIBUTED
 from gpu_plugin.devices.device import GPU, Device
 from gpu_plugin.placement import shared
-from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.whole import Budget, How, choose, pair_weights, possible, search
-
-SEARCHED = 64
-"""The longest list of whole GPUs, not all of them known, that is searched; beyond, nearness to a NUMA node decides."""
+from gpu_plugin.placement.subsets import Placement
+from gpu_plugin.placement.whole import Budget, How, choose, possible
 
 
 def preferred(
@@ -61,15 +58,11 @@ def preferred(
     free = sorted(map(order.__getitem__, pool - must))
     if size == len(required):
         chosen = required
-    elif any(map(_part_of_a_gpu, map(devices.__getitem__, (*required, *free)))):
+    elif any(device.kind != GPU or device.sharing for device in map(devices.__getitem__, (*required, *free))):
         chosen = shared.taken(required, free, size - len(required), devices, policy, placement, budget, trace)
     else:
         chosen = _whole(required, free, size, devices, placement, budget)
     return tuple([devices[at].id for at in sorted(chosen)])
-
-
-def _part_of_a_gpu(device: Device) -> bool:
-    return device.kind != GPU or device.sharing is not None
 
 
 def _whole(
@@ -80,40 +73,12 @@ def _whole(
     placement: Placement,
     budget: Budget | None,
 ) -> list[int]:
+    """The required ones and those that `choose` adds to them; GPUs that are gone from the topology come last."""
     position = placement.topology.position
-    gpus = {position[devices[at].gpu]: at for at in (*required, *free) if devices[at].gpu in position}
-    if len(gpus) == len(required) + len(free):
-        found = choose(placement, gpus, [position[devices[at].gpu] for at in required], size, budget)
-        return [gpus[gpu] for gpu in found.gpus]
-    return _among_unknown(required, free, size, devices, placement)
-
-
-def _among_unknown(
-    required: list[int], free: list[int], size: int, devices: Sequence[Device], placement: Placement
-) -> list[int]:
-    """Where a GPU is not one of the topology's, or has several devices: such pairs count for nothing."""
-    missing = size - len(required)
-    listed = [*required, *free]
-    if len(listed) > SEARCHED:
-        return _near(required, free, missing, devices)
-    worth, position = pair_weights(placement.topology), placement.topology.position
-    at = [position.get(devices[one].gpu) for one in listed]
-    rows = [[0 if a is None or b is None else worth[a][b] for b in at] for a in at]
-    fixed = len(required)
-    found = search(rows, range(fixed), range(fixed, len(listed)), missing)
-    return [listed[one] for one in found]
-
-
-def _near(required: list[int], free: list[int], missing: int, devices: Sequence[Device]) -> list[int]:
-    """For long lists: the first ones, those on the required ones' NUMA nodes (or on the first with room) before others."""
-    wanted = {node for at in required for node in devices[at].numa}
-    if not wanted:
-        room: dict[tuple[int, ...], int] = {}
-        for at in free:
-            room[devices[at].numa] = room.get(devices[at].numa, 0) + 1
-        wanted = set(next((numa for numa, count in room.items() if count >= missing), ()))
-    near = [at for at in free if wanted.intersection(devices[at].numa)]
-    if len(near) < missing:
-        taken = set(near)
-        near += [at for at in free if at not in taken]
-    return required + near[:missing]
+    known = {position[uuid]: at for at in (*free, *required) if (uuid := devices[at].gpu) in position}
+    had = {position[uuid] for at in required if (uuid := devices[at].gpu) in position}
+    count = min(size - len(required), len(known) - len(had))
+    found = choose(placement, known, had, len(had) + count, budget)
+    chosen = [known[gpu] for gpu in found.gpus if gpu not in had]
+    taken = {*known.values()}
+    return [*required, *chosen, *(at for at in free if at not in taken)][:size]

@@ -10,7 +10,9 @@ replica of a GPU or MIG device while there is one left of hardware that it does 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import TypeVar
 
@@ -20,9 +22,51 @@ from gpu_plugin.config.choices import ALLOCATION_POLICIES, Registry
 from gpu_plugin.config.sharing import DISTRIBUTED, PACKED, SPREAD
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement import whole
-from gpu_plugin.placement.dealing import HAS, ROOM, USE, Policy, Rank, Share, deal
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.whole import Budget
+
+Rank = tuple[int, ...]
+
+USE = "use"
+HAS = "has"
+ROOM = "room"
+"""What a number of a rank is about: how much of a GPU is given out, what the container has of it, how much is left."""
+
+Equals = Callable[[list[int], int], list[int]]
+"""Which of several places that rank equal are taken, where not all are needed: the places and a number in, both ascending."""
+
+
+class Share(msgspec.Struct):
+    """What a policy sees of a GPU, or of a piece of hardware on it.
+
+    `load` devices of it are given out, those picked for this container included; `picked` were picked for this container;
+    `room` more may be taken.
+    """
+
+    load: int = 0
+    picked: int = 0
+    room: int = 0
+
+    def take(self, count: int) -> None:
+        """Counts that many devices as picked."""
+        self.load += count
+        self.picked += count
+        self.room -= count
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """Each device is taken from what has the lowest rank at that time and has room.
+
+    With each device taken, the first number of a rank rises by one; where the policy `fills`, it falls, so that what was
+    taken from remains the first until it has no room, and shares of one rank must have the same room. What the
+    container has must never rank equal to what it does not have: links decide only among the latter. `looks_at` says of each
+    number of a rank what it is about (one of `USE`, `HAS`, `ROOM`) and what comes first by it, in words.
+    """
+
+    rank: Callable[[Share], Rank]
+    looks_at: Mapping[str, str]
+    fills: bool = False
+
 
 POLICIES: Registry[Policy] = Registry(
     "allocation policy",
@@ -42,7 +86,7 @@ R = TypeVar("R", bound=Callable[[Share], Rank])
 
 
 def policy(name: str, looks_at: Mapping[str, str], *, fills: bool = False) -> Callable[[R], R]:
-    """A decorator: the function ranks GPUs for the policy of this name; the rest is as `dealing.Policy` has it."""
+    """A decorator: the function ranks GPUs for the policy of this name; the rest is as `Policy` has it."""
 
     def entered(rank: R) -> R:
         POLICIES.enter(name, Policy(rank, looks_at, fills), rank)
@@ -69,6 +113,48 @@ def _packed(share: Share) -> Rank:
 @policy(SPREAD, {HAS: "what the container has least of", USE: "the least used GPU"})
 def _spread(share: Share) -> Rank:
     return share.picked, share.load
+
+
+def first(equal: list[int], count: int) -> list[int]:
+    """The first of equals."""
+    return equal[:count]
+
+
+def deal(shares: Sequence[Share], count: int, policy: Policy, of_equals: Equals = first) -> list[int]:
+    """How many of `count` devices each share gives when they are taken one by one; the shares count them as picked.
+
+    There must be room for so many. All of one rank are dealt with together, and as many devices at a time as leave the order
+    unchanged: takes O(n log n + count) for n shares, and far less for many devices of a few. `of_equals` is called once at
+    most, at the end, since until then all that rank equal are taken from.
+    """
+    dealt = [0] * len(shares)
+    ranked: defaultdict[Rank, list[int]] = defaultdict(list)
+    for place, share in enumerate(shares):
+        if share.room:
+            ranked[policy.rank(share)].append(place)
+    queue = list(ranked)
+    heapify(queue)
+    while count:
+        rank = heappop(queue)
+        equal = ranked.pop(rank)
+        each = min(shares[place].room for place in equal)
+        if not policy.fills:
+            before_others = max(1, queue[0][0] - rank[0]) if queue else each
+            each = min(each, before_others, max(1, count // len(equal)))
+        if each * len(equal) > count:
+            equal = of_equals(sorted(equal), -(-count // each))
+        for place in equal:
+            share = shares[place]
+            number = min(each, count)
+            share.take(number)
+            dealt[place] += number
+            count -= number
+            if share.room:
+                rank = policy.rank(share)
+                if rank not in ranked:
+                    heappush(queue, rank)
+                ranked[rank].append(place)
+    return dealt
 
 
 class _Hardware(Share):
@@ -98,30 +184,18 @@ class SharedGpu(Share):
         return chosen
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """A GPU as a policy saw it when it began to deal devices.
-
-    Of its `total` devices `load` were given out, `picked` of them to this container; `room` more could be taken. `rank` is what
-    the policy made of that, the lowest the first.
-    """
-
-    uuid: str
-    load: int
-    picked: int
-    room: int
-    total: int
-    rank: Rank
-
-
 class Round(msgspec.Struct):
-    """Devices dealt once: the GPUs in the order of the list, and how many each `gave`.
+    """Devices dealt once: the GPUs in the order of the list as they were then, and how many each `gave`.
 
+    `ranks` is what the policy made of each, the lowest the first, and `totals` how many devices of it there are.
     `passed_over`: some free devices were left out of it, since the container has others of the same hardware. `equal` are GPUs
     that ranked equal when not all of them were needed, and `taken` those that were, as places in the list; `links` is what was
     weighed between them, without GPUs chosen where links decided nothing and the first in the list were taken.
     """
 
-    gpus: Sequence[Seen]
+    gpus: Sequence["SharedGpu"]
+    ranks: Sequence[Rank]
+    totals: Sequence[int]
     passed_over: bool
     gave: Sequence[int] = ()
     equal: Sequence[int] = ()
@@ -132,11 +206,8 @@ class Round(msgspec.Struct):
     def of(cls, gpus: Sequence["SharedGpu"], policy: Policy) -> "Round":
         """What is to be seen of GPUs that are open, before any gives one."""
         totals = [gpu.load + sum([len(part.free) for part in gpu.parts]) for gpu in gpus]
-        seen = [
-            Seen(gpu.uuid, gpu.load, gpu.picked, gpu.room, total, policy.rank(gpu))
-            for gpu, total in zip(gpus, totals, strict=True)
-        ]
-        return cls(seen, any(part.free and not part.room for gpu in gpus for part in gpu.parts))
+        passed_over = any(part.free and not part.room for gpu in gpus for part in gpu.parts)
+        return cls([*map(copy, gpus)], [policy.rank(gpu) for gpu in gpus], totals, passed_over)
 
 
 class Trace(msgspec.Struct):

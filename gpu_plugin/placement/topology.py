@@ -98,8 +98,5 @@ def _distance(one: Gpu, other: Gpu, link: Link) -> int:
 
 def pair_score(one: Gpu, other: Gpu, link: Link) -> int:
     """The points of a pair: those of its PCIe relation and those of its NVLinks, the slower end's where it is switched."""
-    return PCIE.get(link.ancestor, FARTHEST) + link.nvlinks * (_switched(one, other) if link.switched else NVLINK)
-
-
-def _switched(one: Gpu, other: Gpu) -> int:
-    return POINTS_PER_GB_S * min(SWITCHED_GB_S.get(gpu.architecture, UNKNOWN_GB_S) for gpu in (one, other))
+    slower = min(SWITCHED_GB_S.get(gpu.architecture, UNKNOWN_GB_S) for gpu in (one, other))
+    return PCIE.get(link.ancestor, FARTHEST) + link.nvlinks * (POINTS_PER_GB_S * slower if link.switched else NVLINK)

@@ -7,8 +7,7 @@ from operator import itemgetter
 
 import msgspec
 
-from gpu_plugin.placement.prepared import Placement
-from gpu_plugin.placement.subsets import LARGEST, Criterion, Kept, Subsets
+from gpu_plugin.placement.subsets import LARGEST, Criterion, Placement
 from gpu_plugin.placement.topology import Matrix, Topology
 
 SEEDS = 32
@@ -50,16 +49,14 @@ class Choice(msgspec.Struct, frozen=True):
 class Trace(msgspec.Struct):
     """What `choose` weighed, which it writes down where it is given one: for whoever wants to know why.
 
-    `available` and `required` are what was asked. `kept` has by criterion the masks that were best by it and all before it, as
-    far as it went. `runner_up` is what it chooses where `choice` cannot be had, and `criterion` the first by which that is worse;
-    no runner-up where there is no other set, and after a bounded search.
+    `available` and `required` are what was asked. `runner_up` is what it chooses where `choice` cannot be had, and `criterion`
+    the first by which that is worse; no runner-up where there is no other set, and after a bounded search.
     """
 
     placement: Placement = msgspec.field(default_factory=Placement)
     available: frozenset[int] = frozenset()
     required: frozenset[int] = frozenset()
     choice: Choice = Choice((), How.IMPOSSIBLE)
-    kept: Kept = msgspec.field(default_factory=dict)
     runner_up: tuple[int, ...] | None = None
     criterion: Criterion = Criterion.POSITIONS
 
@@ -87,25 +84,17 @@ def choose(
     """The set of `size` of the available positions, all required ones among them, that suits a container best.
 
     On nodes of up to 16 GPUs it is the best of all such sets by each `subsets.Criterion` in turn. On larger nodes, and where
-    `budget` is used up, it is what a bounded search finds: `Choice.exact` is False. A `trace` makes it look twice.
+    `budget` is used up, it is what a bounded search finds: `Choice.exact` is False. A `trace` makes it look at every set.
     """
     pool, must = frozenset(available), frozenset(required)
-    choice = _chosen(placement, pool, must, size, budget, None if trace is None else trace.kept)
+    choice = _chosen(placement, pool, must, size, budget)
     if trace is not None:
         trace.placement, trace.available, trace.required, trace.choice = placement, pool, must, choice
-        if placement.subsets is not None and choice.how in {How.BEST, How.FIRST_OF_EQUALS}:
-            _second(trace, placement.subsets)
+        subsets = placement.subsets
+        if subsets is not None and choice.how in {How.BEST, How.FIRST_OF_EQUALS}:
+            second, trace.criterion = subsets.runner_up(*map(subsets.mask, (pool, must, choice.gpus)))
+            trace.runner_up = subsets.gpus(second)
     return choice
-
-
-def _second(trace: Trace, subsets: Subsets) -> None:
-    """Puts into a trace what came second."""
-    pool, must, chosen = map(subsets.mask, (trace.available, trace.required, trace.choice.gpus))
-    second = subsets.best(pool, must, len(trace.choice.gpus), _never, without=chosen)
-    if second is not None:
-        trace.runner_up = subsets.gpus(second)
-        worse = (criterion for criterion, best in trace.kept.items() if second not in best)
-        trace.criterion = next(worse, Criterion.POSITIONS)
 
 
 def possible(pool: AbstractSet[object], must: AbstractSet[object], size: int) -> bool:
@@ -119,7 +108,6 @@ def _chosen(
     must: frozenset[int],
     size: int,
     budget: Budget | None,
-    kept: Kept | None,
 ) -> Choice:
     if not possible(pool, must, size):
         return Choice((), How.IMPOSSIBLE)
@@ -134,8 +122,8 @@ def _chosen(
     if subsets.uniform:
         rest = sorted(pool - must)[: size - len(must)]
         return Choice(tuple(sorted((*must, *rest))), How.FIRST_OF_EQUALS)
-    expired = budget.deadline() if budget else _never
-    best = subsets.best(subsets.mask(pool), subsets.mask(must), size, expired, kept)
+    expired = budget.deadline() if budget else lambda: False
+    best = subsets.best(subsets.mask(pool), subsets.mask(must), size, expired)
     if best is None:
         return Choice(_searched(placement, pool, must, size), How.TOO_LATE)
     return Choice(subsets.gpus(best), How.BEST)
@@ -203,7 +191,3 @@ def _bettered(weights: Sequence[Sequence[int]], chosen: list[int], fixed: int, f
             break
         chosen[at] = one
     return chosen
-
-
-def _never() -> bool:
-    return False

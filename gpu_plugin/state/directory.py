@@ -101,14 +101,11 @@ class StateDirectory:
             content = msgspec.json.decode(bounded(file).decode(), type=shape)
         except FileNotFoundError:
             return None
-        except UnfitFileError as error:
+        except (UnfitFileError, ValueError, RecursionError) as error:  # text that is no UTF-8, or no such JSON
             self._tell_unreadable(file, error, keep_aside(file))
             return None
         except OSError as error:
             self._tell_unreadable(file, error, "")
-            return None
-        except (ValueError, msgspec.MsgspecError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
-            self._tell_unreadable(file, error, keep_aside(file))
             return None
         self._unreadable.discard(name)
         return content
@@ -156,6 +153,19 @@ def is_named(path: Path, there: os.stat_result) -> bool:
         return os.path.samestat(os.stat(path, follow_symlinks=False), there)  # noqa: PTH116 - as cheap as can be
     except OSError:
         return False
+
+
+def open_own(file: Path, flags: int) -> int:
+    """A descriptor of a file of ours, to be written as `flags` (O_*) say; whoever asked closes it. Never waits for a pipe.
+
+    Raises OSError where it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, MODE)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise UnfitFileError(errno.EINVAL, kind(mode))
+    return descriptor
 
 
 def set_aside(file: Path, fits: Callable[[int], bool] = stat.S_ISREG) -> None:

@@ -23,7 +23,7 @@ from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers
-from gpu_plugin.state.directory import Identity, identity, keep_aside
+from gpu_plugin.state.directory import MODE, Identity, identity, keep_aside, open_own
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,6 @@ WHOLE_BYTES = 3 * 1024 * 1024  # that it holds once it was replaced; a thousand 
 PATIENCE = 10.0  # seconds that the disk may take before its thread is given up on
 WRITTEN_SOON = 1.0  # seconds that who gave an order is kept waiting until it is written down
 RETRY = 5.0  # seconds until what could not be written is tried again, where no event comes before
-MODE = 0o600
 
 LATEST = 253_402_300_800.0
 """Unix time in seconds of the year 10000, which no event of ours reaches and no calendar here can show."""
@@ -262,10 +261,6 @@ def _line(event: Event) -> bytes:
     return msgspec.json.encode(event) + b"\n"
 
 
-class _TooLargeError(Exception):
-    """The file would hold more than it may."""
-
-
 def _write_down(
     state_dir: Path, events: Iterable[Event], news: Iterable[Event], *, append: bool
 ) -> tuple[Identity | None, bool]:
@@ -273,30 +268,28 @@ def _write_down(
 
     Returns which file it is then, and whether it was appended to. Raises OSError.
     """
-    if append:
-        try:
-            return _append(state_dir, news), True
-        except _TooLargeError:
-            pass
-    return _replace(state_dir, events), False
+    appended = append and _append(state_dir, news)
+    if not appended:
+        _replace(state_dir, events)
+    return identity(state_dir / FILE), appended
 
 
-def _append(state_dir: Path, events: Iterable[Event]) -> Identity | None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(state_dir / FILE, flags, MODE)
+def _append(state_dir: Path, events: Iterable[Event]) -> bool:
+    """Returns whether there was room for them. Raises OSError."""
+    descriptor = open_own(state_dir / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         content = b"".join(map(_line, events))
         if os.fstat(descriptor).st_size + len(content) > MAX_BYTES:
-            raise _TooLargeError
+            return False
         if os.write(descriptor, content) != len(content):
             os.write(descriptor, b"\n")  # what was cut short is a line of its own, that nobody reads
             raise OSError(errno.ENOSPC, "not all of it could be written")
     finally:
         os.close(descriptor)
-    return identity(state_dir / FILE)
+    return True
 
 
-def _replace(state_dir: Path, events: Iterable[Event]) -> Identity | None:
+def _replace(state_dir: Path, events: Iterable[Event]) -> None:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lines: deque[bytes] = deque()
     size = 0
@@ -306,4 +299,3 @@ def _replace(state_dir: Path, events: Iterable[Event]) -> Identity | None:
             break
         lines.appendleft(line)
     replace_file(state_dir / FILE, b"".join(lines), MODE)
-    return identity(state_dir / FILE)

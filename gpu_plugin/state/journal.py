@@ -8,7 +8,6 @@ elsewhere soon after. Room for it is allocated at the start: a full disk still t
 import logging
 import os
 import re
-import stat
 import threading
 import zlib
 from collections.abc import Iterator
@@ -19,14 +18,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gpu_plugin.runtime.regular_file import open_file
-from gpu_plugin.state.directory import is_named
+from gpu_plugin.state.directory import is_named, open_own
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 log = logging.getLogger(__name__)
-
-MODE = 0o600
 
 PAGE = 4096
 
@@ -52,15 +48,15 @@ class _Line(msgspec.Struct, frozen=True):
     content: bytes
 
 
-class Journal(Generic[T, R]):
+class Journal(Generic[T]):
     """A file of allocated size with lines of JSON, each the whole content. Safe between two threads; `append` waits for no disk.
 
     Of the lines that were written whole the one of the greatest number is in force. None is ever written over that one, so a
-    kill at any moment leaves one of the two. What no line needs is zeros. What is appended is a T, what is read an R: the same
-    JSON, as far as it is understood at once.
+    kill at any moment leaves one of the two. What no line needs is zeros. What is read is a T: the same JSON as was appended, as
+    far as it is understood at once.
     """
 
-    def __init__(self, file: Path, kind: type[R]) -> None:
+    def __init__(self, file: Path, kind: type[T]) -> None:
         self._file = file
         self._kind = kind
         self._descriptor: int | None = None
@@ -89,7 +85,7 @@ class Journal(Generic[T, R]):
                 return False
         return True
 
-    def read(self) -> R | None:
+    def read(self) -> T | None:
         """The last content that was appended whole; None where there is none. What cannot be read is said and left out."""
         try:
             with open_file(self._file, links=False) as stream:
@@ -110,7 +106,7 @@ class Journal(Generic[T, R]):
             log.warning("%s: its content is not understood by this version and is left out", self._file)
         return None
 
-    def append(self, content: T) -> bool:
+    def append(self, content: object) -> bool:
         """Makes this content the last. Returns whether that worked; it outlives this process from then on."""
         text = msgspec.json.encode(content)
         with self._lock:
@@ -124,9 +120,8 @@ class Journal(Generic[T, R]):
                     return False
                 _allocate(descriptor, size, max(MIN_ALLOCATION, ALLOCATION_FACTOR * len(line)), end)
                 until = self._used if self._kept is None or start else self._kept.start
-                padded = line + bytes(
-                    max(0, until - end)
-                )  # nothing of an older line is left to be taken for a damaged one
+                # Nothing of an older line is left to be taken for a damaged one
+                padded = line + bytes(max(0, until - end))
                 self._used = max(self._used, start + len(padded))
                 if (written := os.pwrite(descriptor, padded, start)) < len(padded):
                     log.debug("%s: %d of %d bytes were written", self._file, written, len(padded))
@@ -138,7 +133,7 @@ class Journal(Generic[T, R]):
             self._number, self._kept, self._appended = number, _Line(number, start, end, text), content
             return True
 
-    def settle(self, content: T) -> None:
+    def settle(self, content: object) -> None:
         """Notes that this content is written durably elsewhere, so the next may be written over it, unless a newer one came."""
         with self._lock:
             if self._appended == content:
@@ -160,11 +155,6 @@ class Journal(Generic[T, R]):
         finally:
             self._lock.release()
 
-    def close(self) -> None:
-        """Lets go of the file."""
-        with self._lock:
-            self._close()
-
     def _place(self, length: int, size: int) -> int:
         """Where a line of this length begins in a file of this size: in the half where the line in force is not, if it fits."""
         if self._kept is None or length <= self._kept.start:
@@ -183,9 +173,8 @@ class Journal(Generic[T, R]):
                 return self._descriptor, there.st_size
             self._close()
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        self._descriptor = os.open(self._file, flags, MODE)
-        written = _content(self._descriptor)
+        self._descriptor = open_own(self._file, os.O_RDWR | os.O_CREAT)
+        written = os.pread(self._descriptor, 2 * MAX_BYTES, 0)
         lines, _ = _lines(written)
         self._kept = lines[0] if lines else None
         self._number = max(self._number, lines[0].number if lines else 0)
@@ -213,13 +202,6 @@ def _allocate(descriptor: int, size: int, *wanted: int) -> None:
             return
 
 
-def _content(descriptor: int) -> bytes:
-    """The content of the file. Raises OSError where it is not a regular file."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise OSError("not a regular file")
-    return os.pread(descriptor, 2 * MAX_BYTES, 0)
-
-
 def _check(number: bytes, text: bytes) -> int:
     return zlib.crc32(text, zlib.crc32(number))
 
@@ -233,19 +215,7 @@ def _lines(written: bytes) -> tuple[list[_Line], int]:
             found.append(_Line(int(form[1]), start - 1, start + len(line) + 1, form[3]))
         else:
             strange += len(line)
-    if not found and written.startswith(b"{"):
-        return _lines_of_0_1_0(written)
     return sorted(found, key=lambda line: -line.number), strange
-
-
-def _lines_of_0_1_0(written: bytes) -> tuple[list[_Line], int]:
-    """The lines of a file that version 0.1.0 wrote: JSON alone from the first byte on, appended, the last line in force."""
-    whole, _, torn = written.rpartition(b"\n")
-    lines, end = [], 0
-    for content in whole.split(b"\n") if whole else ():
-        start, end = end, end + len(content) + 1
-        lines.append(_Line(0, start, end, content))
-    return lines[::-1], len(torn.rstrip(b"\0"))
 
 
 def _split(written: bytes) -> Iterator[tuple[int, bytes]]:

@@ -3,13 +3,9 @@
 import logging
 from collections.abc import Iterable
 
-import msgspec
-
-from gpu_plugin.devices.device import Resource
-from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.device import Resource, is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.former_evidence import without_imex
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
 from gpu_plugin.state.journal import Journal
 from gpu_plugin.state.records import (
@@ -17,10 +13,10 @@ from gpu_plugin.state.records import (
     GPUS_FILE,
     HEALTH_FILE,
     JOURNAL_FILE,
+    KNOWN,
     DeviceMemory,
     GpuMemory,
     HealthMemory,
-    KnownGpu,
     WrittenHealth,
     by_name,
     entry,
@@ -41,8 +37,8 @@ class Memory:
         self._boot_id = boot_id
         self._written: dict[str, tuple[object, Identity | None]] = {}
         """The last content written under each name, and the file's identity then."""
-        self._journal: Journal[HealthMemory, WrittenHealth] = Journal(state.path / JOURNAL_FILE, WrittenHealth)
-        self._health: HealthMemory | None = None
+        self._journal = Journal(state.path / JOURNAL_FILE, WrittenHealth)
+        self._health: HealthMemory[Evidence] | None = None
         self._sequence = 0
 
     def reserve(self) -> None:
@@ -72,21 +68,20 @@ class Memory:
         if memory is None:
             return ()
         self._sequence = memory.sequence
-        found: list[tuple[Evidence, bool]] = []
+        found = []
         for place, raw in enumerate(memory.evidence):
             try:
                 found.append(entry(raw))
             except ValueError as error:
                 log.error("%s: entry %d cannot be true and is left out: %s", HEALTH_FILE, place, error)  # noqa: TRY400
-        believed = without_imex(found)
-        return tuple(each for each in believed if each.boot_id == self._boot_id or each.lasts)
+        return tuple(each for each in found if each.boot_id == self._boot_id or each.lasts)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """GPUs that an earlier process of this boot knew by name."""
         memory = self._state.read(GPUS_FILE, GpuMemory)
         if memory is None or memory.boot_id != self._boot_id:
             return ()
-        return tuple(Gpu(**msgspec.structs.asdict(known)) for known in memory.gpus)
+        return memory.gpus
 
     def listed(self) -> tuple[Resource, ...]:
         """Resources and devices that an earlier process of this boot listed: a pod may hold each of them."""
@@ -132,16 +127,14 @@ class Memory:
         While no GPU has been found, what is remembered of GPUs and devices is left as it is.
         """
         boot_id = self._boot_id
-        known = tuple(
-            msgspec.convert(gpu, KnownGpu, from_attributes=True) for gpu in node.gpus if not is_placeholder(gpu.uuid)
-        )
+        known = [{name: getattr(gpu, name) for name in KNOWN} for gpu in node.gpus if not is_placeholder(gpu.uuid)]
         devices = DeviceMemory(boot_id, by_name(listed), by_name(foreign))
         health = self._health  # which may be newer than `evidence` by now, and must not be unsaid
         if health is None or health.boot_id != boot_id:  # the journal could not be written
             health = HealthMemory(boot_id, evidence, self._sequence + 1)
         wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
-            wanted |= {GPUS_FILE: GpuMemory(boot_id, known), DEVICES_FILE: devices}
+            wanted |= {GPUS_FILE: {"boot_id": boot_id, "gpus": known}, DEVICES_FILE: devices}
         all_written = True
         for name, content in wanted.items():
             if self._holds(name, content):

@@ -5,15 +5,12 @@ node has 0 devices. So a daemon serves only while it holds the lock of its state
 and that of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
 """
 
-import errno
 import fcntl
 import logging
 import os
 import socket
-import stat
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +19,8 @@ import msgspec
 from gpu_plugin.config.times import utc
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.printable import printable
-from gpu_plugin.runtime.regular_file import UnfitFileError, kind, open_file
-from gpu_plugin.state.directory import Identity, identity, is_named, set_aside
+from gpu_plugin.runtime.regular_file import open_file
+from gpu_plugin.state.directory import Identity, identity, is_named, open_own, set_aside
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +30,6 @@ FILE = "daemon.lock"
 RETRY = 0.25
 """Seconds between two tries: a process that ends tells no other one of it."""
 
-_MODE = 0o600
 _MAX_BYTES = 4096
 _PEERCRED = struct.Struct("3i")
 """struct ucred of unix(7): pid, uid, gid."""
@@ -134,18 +130,19 @@ class NodeLock:
 
     def _take_file(self, *, make: bool) -> bool:
         path = self._state_dir / FILE
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if make:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             set_aside(path)
-            flags |= os.O_CREAT
         try:
-            descriptor = os.open(path, flags, _MODE)
+            descriptor = open_own(path, os.O_RDWR | (os.O_CREAT if make else 0))
         except (FileNotFoundError, NotADirectoryError):
             if make:
                 raise
             return True
-        if not _kept(descriptor, lambda: _locked_file(path, descriptor)):
+        if not _locked(descriptor):
+            return False
+        if not is_named(path, os.fstat(descriptor)):  # it was replaced meanwhile
+            os.close(descriptor)
             return False
         self._file = descriptor
         if not make:
@@ -159,7 +156,7 @@ class NodeLock:
 
     def _take_directory(self) -> bool:
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if not _kept(descriptor, lambda: _locked(descriptor)):
+        if not _locked(descriptor):
             return False
         self._entry = descriptor
         return True
@@ -217,28 +214,13 @@ def _listener(path: Path) -> int:
         return pid
 
 
-def _kept(descriptor: int, ours: Callable[[], bool]) -> bool:
-    """Whether a descriptor is kept, which is closed where it is not `ours`. Raises what that raises."""
-    mine = False
-    try:
-        mine = ours()
-    finally:
-        if not mine:
-            os.close(descriptor)
-    return mine
-
-
-def _locked_file(path: Path, descriptor: int) -> bool:
-    """Whether the file is locked, and still the one that the path means. Raises OSError where it is not a regular file."""
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        raise UnfitFileError(errno.EINVAL, kind(mode))
-    return _locked(descriptor) and is_named(path, os.fstat(descriptor))
-
-
 def _locked(descriptor: int) -> bool:
+    """Whether what is open could be locked; it is closed where not. Raises OSError where nobody could lock it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return False
+        raise
     return True

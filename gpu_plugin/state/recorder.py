@@ -33,11 +33,6 @@ class Known(msgspec.Struct, frozen=True):
     foreign: tuple[Resource, ...] = ()
 
     @property
-    def devices(self) -> tuple[tuple[Resource, ...], tuple[Resource, ...]]:
-        """All that `DEVICES_FILE` is made of."""
-        return self.listed, self.foreign
-
-    @property
     def nothing(self) -> bool:
         """Whether nothing has been learnt yet, and nobody has ordered anything."""
         return not (self.node.gpus or self.evidence or self.revision)
@@ -79,7 +74,7 @@ class Recorder:
                     with anyio.move_on_after(LAST_WRITE):  # none of this is taken from the time for the last writes
                         await self._evidence.wait()
                         await self._hardware.wait()
-                    await _done(self._evidence, partial(self._write_evidence, known), LAST_WRITE)
+                    await _done(self._evidence, partial(self._memory.write_evidence, known.evidence), LAST_WRITE)
                     await _done(self._hardware, partial(self._write_durably, known), LAST_WRITE)
             for threads in self._threads:
                 threads.close()
@@ -109,7 +104,9 @@ class Recorder:
     async def _keep_evidence(self) -> None:
         while True:
             known = self._known()
-            saved = known.nothing or await _done(self._evidence, partial(self._write_evidence, known), PATIENCE)
+            saved = known.nothing or await _done(
+                self._evidence, partial(self._memory.write_evidence, known.evidence), PATIENCE
+            )
             self._tried = known.revision
             self._saved = known.revision if saved else self._saved
             self._turned.ring()
@@ -127,13 +124,11 @@ class Recorder:
             saved = known.nothing or await _done(self._hardware, partial(self._write_durably, known), PATIENCE)
             self._durable = saved
             now = self._known()
+            same = (now.listed, now.foreign) == (known.listed, known.foreign)
             if not (saved and journaled):
                 await self._unsaved.wait(RETRY)
-            elif now.node is known.node and now.revision == known.revision and now.devices == known.devices:
+            elif same and now.node is known.node and now.revision == known.revision:
                 await self._unsaved.wait()
-
-    def _write_evidence(self, known: Known) -> bool:
-        return self._memory.write_evidence(known.evidence)
 
     def _write_durably(self, known: Known) -> bool:
         return self._memory.write_durably(known.evidence, known.node, known.listed, known.foreign)

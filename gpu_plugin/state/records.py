@@ -1,15 +1,15 @@
 """The records in the files of the state directory: what each file holds, and what is made of it. No I/O."""
 
 from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
 
 import msgspec
 
 from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.devices.node import MigDevice
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.former_evidence import FORMER, FormerEvidence
 
 HEALTH_FILE = "health.json"
 JOURNAL_FILE = "health.journal"
@@ -18,45 +18,35 @@ DEVICES_FILE = "devices.json"
 OWN_MARKS_FILE = "cluster.json"
 
 
-class HealthMemory(msgspec.Struct, frozen=True):
+E = TypeVar("E")
+
+
+class HealthMemory(msgspec.Struct, Generic[E], frozen=True):
     """The content of `HEALTH_FILE`, and of a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
 
     Of the same one the journal's: it was written later.
 
-    `boot_id` is the boot in which it was written, each entry's the one in which it was true.
+    `boot_id` is the boot in which it was written, each entry's the one in which it was true. Entries that are read are
+    understood one by one, so that one of a wrong type costs no other.
     """
 
     boot_id: str
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[E, ...] = ()
     sequence: int = 0
 
 
-class WrittenHealth(msgspec.Struct, frozen=True):
-    """`HealthMemory` as it is read: entries are understood one by one, so that one of a wrong type costs no other."""
-
-    boot_id: str
-    evidence: tuple[msgspec.Raw, ...] = ()
-    sequence: int = 0
+WrittenHealth = HealthMemory[msgspec.Raw]
 
 
-class KnownGpu(msgspec.Struct, frozen=True):
-    """A GPU as `GPUS_FILE` remembers it: enough to list it again when the driver cannot describe it."""
-
-    uuid: str
-    index: int
-    minor: int | None = None
-    pci_bus_id: str = ""
-    model: str = ""
-    numa_node: int | None = None
-    mig_enabled: bool = False
-    mig_devices: tuple[MigDevice, ...] = ()
+KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enabled", "mig_devices")
+"""What `GPUS_FILE` remembers of a `Gpu`: enough to list it again when the driver cannot describe it."""
 
 
 class GpuMemory(msgspec.Struct, frozen=True):
     """The content of `GPUS_FILE`."""
 
     boot_id: str
-    gpus: tuple[KnownGpu, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
 
 
 class ListedDevice(msgspec.Struct, frozen=True):
@@ -87,17 +77,15 @@ class OwnMarks(msgspec.Struct, frozen=True):
     taint: bool = False
 
 
-def entry(raw: msgspec.Raw) -> tuple[Evidence, bool]:
-    """An entry, and whether a version before wrote it. Raises ValueError for one that cannot be, with what is wrong."""
+def entry(raw: msgspec.Raw) -> Evidence:
+    """An entry. Raises ValueError for one that cannot be, with what is wrong."""
     try:
-        fields = msgspec.json.decode(raw)
-        former = isinstance(fields, dict) and not FORMER.isdisjoint(fields)
-        found = msgspec.convert(fields, FormerEvidence).evidence() if former else msgspec.convert(fields, Evidence)
+        found = msgspec.json.decode(raw, type=Evidence)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not found.possible:
         raise ValueError("its times or numbers are out of range")
-    return found, former
+    return found
 
 
 def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
+from gpu_plugin.health.policy import describe
 from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals import xid as xid_signal
-from gpu_plugin.health.xids import describe
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 from gpu_plugin.nvml.host import LinuxHost
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.state.directory import StateDirectory
 
 from .harness.cluster import NODE_PATH, Cluster

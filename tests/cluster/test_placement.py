@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from gpu_plugin.cli.topology_source import simulated_node
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import choose
 from gpu_plugin.simulation import profile

@@ -52,7 +52,7 @@ print(json.dumps({"modules": sorted(sys.modules), "dataclasses": sorted(made)}))
 
 
 DATACLASSES = {
-    "gpu_plugin.health.xids.XidPolicy": "it keeps what it was asked (cached_property)",
+    "gpu_plugin.health.policy.XidPolicy": "it keeps what it was asked (cached_property)",
     "gpu_plugin.placement.topology.Topology": "a field of it counts in no comparison",
 }
 

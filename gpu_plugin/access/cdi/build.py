@@ -16,8 +16,7 @@ from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevice
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
-from gpu_plugin.devices.device import mig_device, whole_gpu
-from gpu_plugin.devices.naming import is_placeholder
+from gpu_plugin.devices.device import is_placeholder, mig_device, whole_gpu
 from gpu_plugin.devices.node import Gpu, MigDevice
 
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")

@@ -177,7 +177,7 @@ def _labels_in(content: bytes) -> dict[str, str]:
 
 
 def _only_ours(content: bytes) -> bool:
-    """Whether nobody but this plugin writes such a file: the state directory may have been lost.
+    """Whether nobody but this plugin writes such a file: the state directory may be a new one.
 
     GPU Feature Discovery's has no `gpu.present`, and its lines lie in no order.
     """

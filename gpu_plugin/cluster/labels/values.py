@@ -13,7 +13,7 @@ import msgspec
 from gpu_plugin.config.names import DOMAIN, PRESENT, TIMESTAMP, label_key_fault
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS, SharedResource
-from gpu_plugin.devices.naming import mig_resource
+from gpu_plugin.devices.device import mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
 

@@ -33,7 +33,7 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
     newest = Journal(state_dir / JOURNAL_FILE, WrittenHealth).read()
     if newest is not None and (found is None or newest.sequence >= found.sequence):
         found = newest
-    entries = [] if found is None else [entry(raw)[0] for raw in found.evidence]
+    entries = [] if found is None else [entry(raw) for raw in found.evidence]
     uuids = {
         each.uuid
         for each in entries

@@ -10,23 +10,12 @@ from pkgutil import iter_modules
 from typing import get_args
 
 from gpu_plugin.config.choices import HEALTH_SIGNALS
-from gpu_plugin.health.context import Case
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signal import DEFINED, EndsBy, OperatorInfluence, Signal, SignalKind
+from gpu_plugin.health.signal import DEFINED, Case, OperatorInfluence, Signal, SignalKind
 
-__all__ = [
-    "SIGNALS",
-    "EndsBy",
-    "OperatorInfluence",
-    "Signal",
-    "SignalKind",
-    "advice",
-    "shown",
-    "standing",
-    "xid_number",
-]
+__all__ = ["SIGNALS", "Signal", "SignalKind", "advice", "shown", "standing", "xid_number"]
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -5,13 +5,12 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
+from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
 from gpu_plugin.health.observation import ApplicationError, Sample
+from gpu_plugin.health.policy import describe
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import EndsBy, SignalKind, signal
-from gpu_plugin.health.xid_advice import RESET
+from gpu_plugin.health.signal import Context, SignalKind, signal
 
 NAME = "application-errors"
 
@@ -111,7 +110,7 @@ def until(latch: Latch[Errors]) -> float:
     memory=Errors(),
     sees=(Sample, ApplicationError),
     until=until,
-    ends=EndsBy.RECOVERY,
+    recovers=True,
 )
 def application_errors(
     latch: Latch[Errors] | None, seen: Sample | ApplicationError, ctx: Context
@@ -160,7 +159,7 @@ def _gathered(latch: Latch[Errors] | None, seen: ApplicationError, ctx: Context)
         unknown = (*unknown, ctx.now)
     unknown = lately(unknown, ctx.now, WITHIN, DEGRADED_AT)
     memory = replace(known.memory, owned=owned, unknown=unknown, unasked=0)
-    xid, several = ctx.policy.xids.describe(seen.xid), _several(owned)
+    xid, several = describe(seen.xid, ctx.policy.xids.judge(seen.xid).name), _several(owned)
     if not memory.wedged and len(owned) >= WEDGED_AT and several:
         words = f"suspected wedged GPU: {WEDGED_AT} application errors within 10 minutes, by {_names(owned)}; now {xid}"
         return _opened(known, replace(memory, wedged=True), words, ctx)

@@ -6,11 +6,10 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_POWER_BRAKE_SLOWDOWN as POWER_BRAKE
 from gpu_plugin.devices.nvml_h import CLOCKS_HW_THERMAL_SLOWDOWN as THERMAL
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import MINUTE, Level, level
 from gpu_plugin.health.latch import Latch, Moment, Span, Verdict
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.signal import SignalKind, signal
+from gpu_plugin.health.signal import Context, SignalKind, signal
 
 WINDOW = 600.0  # seconds that are looked back on
 SHARE = 0.6  # of them that opens

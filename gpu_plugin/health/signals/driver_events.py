@@ -7,12 +7,10 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import EventType
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import Latch, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import RESET, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import DriverEvent, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import EndsBy, SignalKind, signal
-from gpu_plugin.health.xid_advice import RESET
+from gpu_plugin.health.signal import Context, SignalKind, signal
 
 QUIET_SECONDS = 86400.0
 """How long nothing must be heard of a kind of event that needs no reset."""
@@ -55,7 +53,7 @@ def until(latch: Latch[EventMemory]) -> float | None:
     sees=(Sample, DriverEvent),
     until=until,
     parts=re.compile("0x[0-9a-f]{1,16}"),
-    ends=EndsBy.RECOVERY,
+    recovers=True,
 )
 def driver_event(
     latch: Latch[EventMemory] | None, seen: Sample | DriverEvent, ctx: Context

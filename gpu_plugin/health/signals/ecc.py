@@ -3,13 +3,11 @@
 from msgspec.structs import replace
 
 from gpu_plugin.config.words import counted
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, Latch, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, RESET, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import EndsBy, SignalKind, signal
+from gpu_plugin.health.signal import Context, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
-from gpu_plugin.health.xid_advice import RESET
 
 
 @signal(
@@ -18,7 +16,7 @@ from gpu_plugin.health.xid_advice import RESET
     RESET,
     asks=("ecc_uncorrected",),
     clears="a count of uncorrected errors that was set back to 0",
-    ends=EndsBy.RECOVERY,
+    recovers=True,
 )
 def ecc_uncorrected(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:
     """Opens when nvmlDeviceGetTotalEccErrors counts more uncorrected errors than before; closes when it was set back.

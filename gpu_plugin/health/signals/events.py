@@ -2,10 +2,9 @@
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Verdict
 from gpu_plugin.health.observation import DriverEvent, EventDelivery, XidEvent
-from gpu_plugin.health.signal import SignalKind, signal
+from gpu_plugin.health.signal import Context, SignalKind, signal
 
 
 @signal(

@@ -13,11 +13,10 @@ from gpu_plugin.devices.nvml_h import (
     FabricState,
     FabricSummary,
 )
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.grades import GRADED, Graded, graded
+from gpu_plugin.health.hysteresis import GRADED, Graded, graded
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Fabric, Sample
-from gpu_plugin.health.signal import SignalKind, signal
+from gpu_plugin.health.signal import Context, SignalKind, signal
 
 _STATES: Mapping[int, str] = {
     FabricState.NOT_STARTED: "has not begun to join its NVLink fabric",

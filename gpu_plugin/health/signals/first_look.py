@@ -1,9 +1,8 @@
 """A GPU that nobody has seen at work is withheld."""
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.latch import NOTHING, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Observation
-from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import KERNEL_LOG, Context, OperatorInfluence, SignalKind, signal
 
 NAME = "first-look"
 

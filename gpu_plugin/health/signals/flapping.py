@@ -6,11 +6,10 @@ from typing import ClassVar, Self
 from msgspec.structs import replace
 
 from gpu_plugin.config.times import duration, utc
-from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import lately
 from gpu_plugin.health.latch import Latch, Memory, Moment, Span, Verdict, merged
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 
 NAME = "flapping"
 

@@ -2,12 +2,10 @@
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import Measure, Measured, level, measured
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.readings import Measure, Measured, measured
-from gpu_plugin.health.signal import COOL, SignalKind, signal
+from gpu_plugin.health.signal import COOL, Context, SignalKind, signal
 
 SAMPLES = 4  # hot ones in a row that open
 BELOW = 5  # °C below the limit that are cool

@@ -4,14 +4,12 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, LatchKey, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, RESET, Latch, LatchKey, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.orders import MAINTENANCE, released
-from gpu_plugin.health.xid_advice import REBOOT, RESET
 
 RECOVERY = (
     "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "
@@ -44,11 +42,6 @@ class LostMemory(Memory, frozen=True):
 GONE = LostMemory()
 
 
-def answering(latch: Latch[LostMemory]) -> bool:
-    """Whether good looks alone are missing: it was found again, or nothing was known of it that a reset would change."""
-    return latch.recovery.rebound or latch.recovery.reset
-
-
 def reached(latch: Latch[LostMemory]) -> bool:
     """Whether the last look reached it, so that an operator may override it."""
     return latch.memory.answers
@@ -60,9 +53,8 @@ def reached(latch: Latch[LostMemory]) -> bool:
     REBOOT,
     memory=GONE,
     sees=(Sample, Order),
-    ends=EndsBy.RECOVERY,
+    recovers=True,
     say=OperatorInfluence.NOBODY,
-    answers=answering,
     recovery=RECOVERY,
     shown=SHOWN,
     overridable=reached,

@@ -4,12 +4,10 @@ from typing import ClassVar, Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Case, Context
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import Measure, Measured, level, measured
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.readings import Measure, Measured, measured
-from gpu_plugin.health.signal import COOL, SignalKind, signal
+from gpu_plugin.health.signal import COOL, Case, Context, SignalKind, signal
 
 NEAR_DEGREES = 2  # °C from shutdown that are too near
 SAMPLES_NEAR = 2  # too near in a row that are FATAL

@@ -5,13 +5,11 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Verdict
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.signal import SignalKind, signal
+from gpu_plugin.health.signal import Context, SignalKind, signal
 from gpu_plugin.health.totals import Counted, Counters, counted
-from gpu_plugin.health.xid_advice import RESET
 
 CRC_ERRORS = 100  # more than this are too many
 WITHIN = 3600.0  # seconds in which CRC errors are counted
@@ -115,8 +113,6 @@ def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> L
 
 
 def _mask(links: Sequence[bool]) -> int:
-    if all(links):
-        return (1 << len(links)) - 1
     return sum(1 << at for at, up in enumerate(links) if up)
 
 

@@ -1,9 +1,8 @@
 """Orders of operators: a GPU cordoned, or released for maintenance."""
 
-from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, Memory, Proof, Verdict
 from gpu_plugin.health.observation import Order, Sample
-from gpu_plugin.health.signal import SignalKind, signal
+from gpu_plugin.health.signal import Case, Context, SignalKind, signal
 
 CORDON = "cordon"
 MAINTENANCE = "maintenance"

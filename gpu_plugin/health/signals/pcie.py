@@ -1,13 +1,11 @@
 """A GPU's PCIe link: its lanes and its errors."""
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.latch import RESET, Latch, Proof, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import RECOVERIES, after_recovery
-from gpu_plugin.health.signal import EndsBy, SignalKind, signal
+from gpu_plugin.health.signal import Context, SignalKind, signal
 from gpu_plugin.health.totals import Counted, Counters, counted
-from gpu_plugin.health.xid_advice import RESET
 
 LOOKS = 4  # in a row at too few lanes that are DEGRADED, and at all of them that end it
 REPLAYS = 50  # more than this are too many
@@ -50,7 +48,7 @@ def pcie_width(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[
     memory=Counted(),
     asks=COUNTERS[:2],
     clears="ten minutes without many replays",
-    ends=EndsBy.RECOVERY,
+    recovers=True,
 )
 def pcie_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
     """FATAL on a fatal error until the GPU was reset; DEGRADED on too many replays until ten minutes passed without.

@@ -2,11 +2,10 @@
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Verdict
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.health.signal import OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import Context, OperatorInfluence, SignalKind, signal
 
 
 @signal(

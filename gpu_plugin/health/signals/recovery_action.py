@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import RecoveryAction
-from gpu_plugin.health.context import Case, Context
-from gpu_plugin.health.grades import Graded, graded
-from gpu_plugin.health.latch import Latch, LatchKey, Moment, Verdict
+from gpu_plugin.health.hysteresis import Graded, graded
+from gpu_plugin.health.latch import REBOOT, RESET, Latch, LatchKey, Moment, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import fatal_action
-from gpu_plugin.health.signal import SignalKind, signal
-from gpu_plugin.health.xid_advice import REBOOT, RESET
+from gpu_plugin.health.signal import Case, Context, SignalKind, signal
 
 NAME = "recovery-action"
 

@@ -1,11 +1,9 @@
 """Rows of memory that are to be remapped."""
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.latch import NOTHING, Latch, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import NOTHING, RESET, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import after_recovery
-from gpu_plugin.health.signal import EndsBy, SignalKind, signal
-from gpu_plugin.health.xid_advice import RESET
+from gpu_plugin.health.signal import Context, SignalKind, signal
 
 
 @signal(
@@ -14,7 +12,7 @@ from gpu_plugin.health.xid_advice import RESET
     RESET,
     asks=("remap_pending",),
     clears="no remapping that waits for a reset",
-    ends=EndsBy.RECOVERY,
+    recovers=True,
 )
 def remap_pending(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:
     """DEGRADED while a remapping waits for a reset; closes when none does.

@@ -1,12 +1,10 @@
 """Memory pages that the driver retired, on parts before Ampere: those since remap rows instead."""
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import Latch, Proof, Verdict
+from gpu_plugin.health.latch import RESET, Latch, Proof, Verdict
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.signal import REPLACE, SignalKind, signal
+from gpu_plugin.health.signal import REPLACE, Context, SignalKind, signal
 from gpu_plugin.health.signals.unrepairable import condemned
-from gpu_plugin.health.xid_advice import RESET
 
 REPLACED_AT = 60
 """Retired pages at which NVIDIA replaces a part; the driver can retire 64 (NVIDIA, Dynamic Page Retirement)."""

@@ -1,12 +1,9 @@
 """Heat at which the hardware is about to shut down, by the GPU's own thresholds."""
 
-from gpu_plugin.health.context import Case, Context
-from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.hysteresis import level
+from gpu_plugin.health.hysteresis import Measure, Measured, level, measured
 from gpu_plugin.health.latch import Latch, Verdict
-from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.readings import Measure, Measured, measured
-from gpu_plugin.health.signal import COOL, SignalKind, signal
+from gpu_plugin.health.observation import Facts, Sample
+from gpu_plugin.health.signal import COOL, Case, Context, SignalKind, signal
 
 NEAR_DEGREES = 2  # °C under shutdown that are too near
 SAMPLES = 2  # in a row that were too near

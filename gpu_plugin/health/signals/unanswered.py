@@ -4,12 +4,10 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Memory, Moment, Verdict, merged
+from gpu_plugin.health.latch import CLEAN_SAMPLES, REBOOT, Latch, Memory, Moment, Verdict, merged
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.health.signal import KERNEL_LOG, OperatorInfluence, SignalKind, signal
-from gpu_plugin.health.xid_advice import REBOOT
+from gpu_plugin.health.signal import KERNEL_LOG, Context, OperatorInfluence, SignalKind, signal
 
 FAILURES = 3  # failed looks that are DEGRADED
 AMONG = 5  # looks that they are among

@@ -2,11 +2,10 @@
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.context import Context
 from gpu_plugin.health.hysteresis import LEVEL, Level, level, unproven
 from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, Proof, Verdict
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.signal import REPLACE, SignalKind, signal
+from gpu_plugin.health.signal import REPLACE, Context, SignalKind, signal
 
 
 @signal("sram-threshold", SignalKind.READING, REPLACE, memory=LEVEL, asks=("sram_threshold",))

@@ -7,10 +7,10 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.config.values import spell_duration
-from gpu_plugin.health.context import Case, Context
 from gpu_plugin.health.hysteresis import MINUTE, lately
 from gpu_plugin.health.latch import (
     CLEAN_SAMPLES,
+    RESET,
     Latch,
     LatchKey,
     Memory,
@@ -22,11 +22,10 @@ from gpu_plugin.health.latch import (
     merged,
 )
 from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.policy import Judgement, describe
 from gpu_plugin.health.proof import after_recovery, recovered
-from gpu_plugin.health.signal import EndsBy, OperatorInfluence, SignalKind, signal
+from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
-from gpu_plugin.health.xid_advice import RESET
-from gpu_plugin.health.xids import Judgement, describe
 
 NAME = "xid"
 
@@ -120,7 +119,7 @@ def advice(case: Case) -> str:
     sees=(Sample, XidEvent),
     until=until,
     parts=re.compile("[0-9]{1,20}"),
-    ends=EndsBy.RECOVERY,
+    recovers=True,
     say=OperatorInfluence.ENABLED,
 )
 def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context) -> Latch[Occurrences] | None:

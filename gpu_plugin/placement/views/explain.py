@@ -11,8 +11,7 @@ from math import comb
 from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement import shared
-from gpu_plugin.placement.dealing import HAS, ROOM
-from gpu_plugin.placement.shared import POLICIES, Round
+from gpu_plugin.placement.shared import HAS, POLICIES, ROOM, Round
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Subsets, remainder_worths
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import called
@@ -106,20 +105,20 @@ def _open(last: Round) -> list[int]:
 def _even(last: Round) -> bool:
     """Whether several GPUs had any to give, all ranked equal, and as much was given out of each."""
     places = _open(last)
-    return len(places) > 1 and len({(last.gpus[at].rank, last.gpus[at].load) for at in places}) == 1
+    return len(places) > 1 and len({(last.ranks[at], last.gpus[at].load) for at in places}) == 1
 
 
 def _ranked(last: Round, policy: str, names: Mapping[str, int]) -> str:
     """What the policy looked at, and that of the GPUs that gave, in the order in which it turned to them."""
     if _even(last):
         places = _open(last)
-        load, counts = last.gpus[places[0]].load, {last.gpus[at].total for at in places}
+        load, counts = last.gpus[places[0]].load, {last.totals[at] for at in places}
         of_all = f"{load} of {counts.pop()} given out" if len(counts) == 1 else f"{load} given out of each"
         return f"{_listed(last, places, names)} are equally used, {of_all}"
     rules = list(POLICIES[policy].looks_at.items())[: _depth(last)]
     first, *others = (words for _, words in rules)
     looked_at = [about for about, _ in rules]
-    ordered = [at for at in sorted(_open(last), key=lambda at: last.gpus[at].rank) if last.gave[at]]
+    ordered = [at for at in sorted(_open(last), key=last.ranks.__getitem__) if last.gave[at]]
     seen = {at: ", ".join(_seen(last, at, looked_at)) for at in ordered}
     groups = [list(group) for _, group in groupby(ordered, seen.__getitem__)]
     shown = ", then ".join(f"{_listed(last, group, names)} ({seen[group[0]]})" for group in groups)
@@ -128,8 +127,8 @@ def _ranked(last: Round, policy: str, names: Mapping[str, int]) -> str:
 
 def _depth(last: Round) -> int:
     """How many numbers of a rank it took to tell the GPUs that gave any from each other and from the next one."""
-    ranks = sorted({last.gpus[at].rank for at in _open(last)})
-    worst = max(last.gpus[at].rank for at, count in enumerate(last.gave) if count)
+    ranks = sorted({last.ranks[at] for at in _open(last)})
+    worst = max(last.ranks[at] for at, count in enumerate(last.gave) if count)
     considered = ranks[: ranks.index(worst) + 2]
     return max(
         (1 + [one != other for one, other in zip(*two, strict=True)].index(True) for two in pairwise(considered)),
@@ -139,7 +138,7 @@ def _depth(last: Round) -> int:
 
 def _seen(last: Round, at: int, looked_at: Collection[str]) -> Iterator[str]:
     gpu = last.gpus[at]
-    yield f"{gpu.load} of {gpu.total} given out"
+    yield f"{gpu.load} of {last.totals[at]} given out"
     if HAS in looked_at and any(last.gpus[one].picked for one in _open(last)):
         yield f"the container has {gpu.picked}"
     if ROOM in looked_at:

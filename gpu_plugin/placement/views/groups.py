@@ -136,27 +136,18 @@ def _nvlink(every: Sequence[int], links: Sequence[Sequence[Link]], meshes: Seque
 
 def _complete(gpus: Group, linked: Callable[[int, int], bool]) -> Iterator[Group]:
     """Sets of three and more without a GPU in common in which every pair is linked: the largest first, then the lowest."""
-    left = frozenset(gpus)
-    while left:
-        largest = min(_cliques((), left, frozenset(), linked), key=lambda clique: (-len(clique), clique))
-        if len(largest) < 3:
-            return
+    left = gpus
+    while len(largest := _largest((), left, linked, ())) >= 3:
         yield largest
-        left = left.difference(largest)
+        left = tuple(one for one in left if one not in largest)
 
 
-def _cliques(
-    chosen: Group, more: frozenset[int], done: frozenset[int], linked: Callable[[int, int], bool]
-) -> Iterator[Group]:
-    """Sets of linked ones that nothing can be added to, by the algorithm of Bron and Kerbosch with a pivot."""
-    if not more:
-        if not done:
-            yield tuple(sorted(chosen))
-        return
-    near = {one: frozenset(other for other in more if other != one and linked(one, other)) for one in more | done}
-    pivot = max(sorted(near), key=lambda one: len(near[one]))
-    for gpu in sorted(more - near[pivot]):
-        yield from _cliques(
-            (*chosen, gpu), more & near[gpu], frozenset(one for one in done if linked(gpu, one)), linked
-        )
-        more, done = more - {gpu}, done | {gpu}
+def _largest(chosen: Group, more: Group, linked: Callable[[int, int], bool], best: Group) -> Group:
+    """The largest set in which every pair is linked, of `chosen` and some of the `more` that these are linked to; or `best`."""
+    if len(chosen) > len(best):
+        best = chosen
+    for at, gpu in enumerate(more):
+        if len(chosen) + len(more) - at <= len(best):
+            break
+        best = _largest((*chosen, gpu), tuple(one for one in more[at + 1 :] if linked(gpu, one)), linked, best)
+    return best

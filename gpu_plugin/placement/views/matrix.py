@@ -9,7 +9,7 @@ from gpu_plugin.devices.node import OWN_MESH, Link, Node
 from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.placement.topology import Matrix, Topology
 from gpu_plugin.placement.views.groups import LinkGroups, NvlinkGroup, called, mig_spans
-from gpu_plugin.placement.views.report import HeldBack
+from gpu_plugin.placement.views.report import Offered
 
 SELF = "X"
 
@@ -107,18 +107,18 @@ def changed_links(before: Node, after: Node) -> str:
     return "; ".join(f"{one}-{other} {was}, now {now}" for (one, other), was, now in found[:CHANGES]) + more
 
 
-def held_back_words(items: Iterable[HeldBack]) -> str:
+def held_back_words(items: Iterable[Offered]) -> str:
     """What pods do not get, and why, those of one reason together: `GPUs 2,5 (cordoned), MIG device 0:3 (Xid 79)`."""
-    by_reason: dict[tuple[str, str], list[HeldBack]] = {}
+    by_reason: dict[tuple[str, str], list[Offered]] = {}
     for each in items:
         by_reason.setdefault((shortened(each.reason, LONGEST_REASON), each.kind), []).append(each)
     return ", ".join(f"{_called(kind, alike)} ({reason})" for (reason, kind), alike in by_reason.items())
 
 
-def _called(kind: str, alike: Sequence[HeldBack]) -> str:
+def _called(kind: str, alike: Sequence[Offered]) -> str:
     indices = [each.index for each in alike]
     if not all(indices):  # gone, and not even its index is known
-        return ", ".join(each.uuid for each in alike)
+        return ", ".join(each.visible_id for each in alike)
     if kind == GPU:
         return called(map(int, indices))
     return f"{'MIG device' if len(alike) == 1 else 'MIG devices'} {mig_spans(indices)}"

@@ -11,7 +11,7 @@ import msgspec
 from gpu_plugin.config.words import counted
 from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement.views.groups import Group, LinkGroups, NvlinkGroup, joined
+from gpu_plugin.placement.views.groups import Group, LinkGroups, NvlinkGroup
 from gpu_plugin.placement.views.matrix import pcie_word, word
 from gpu_plugin.placement.views.svg import SAMPLE, Sample, box, element, legend, written, xml
 
@@ -349,22 +349,18 @@ def _title(groups: LinkGroups, name: str) -> str:
 
 def _area(groups: LinkGroups, node: int | None, gpus: Group) -> _Area:
     """The GPUs of a NUMA node side by side as PCIe has them together, the lowest first."""
-    found = {
-        level: joined(gpus, lambda a, b, level=level: groups.links[a][b].ancestor <= level)  # type: ignore[misc]
-        for level in FRAMES
-    }
-    place = {
-        gpu: [next(group[0] for group in found[level] if gpu in group) for level in sorted(FRAMES, reverse=True)]
-        for gpu in gpus
-    }
-    ordered = sorted(gpus, key=lambda gpu: (place[gpu], gpu))
+    levels: dict[frozenset[int], int] = {}  # of what is in one frame, the inner ones first
+    for level, found in groups.pcie.items():
+        for group in found:
+            members = frozenset(group).intersection(gpus)
+            if len(members) > 1:
+                levels.setdefault(members, level)
+    around = {gpu: sorted((each for each in levels if gpu in each), key=len, reverse=True) for gpu in gpus}
+    ordered = sorted(gpus, key=lambda gpu: [*map(min, around[gpu]), gpu])
     frames: dict[frozenset[int], _Frame] = {}
-    for level in FRAMES:
-        for group in found[level]:
-            members = frozenset(group)
-            if len(group) > 1 and members not in frames:
-                depth = 1 + max((frame.depth for inner, frame in frames.items() if inner < members), default=0)
-                frames[members] = _Frame(level, tuple(gpu for gpu in ordered if gpu in members), depth)
+    for members, level in levels.items():
+        depth = 1 + max((frame.depth for inner, frame in frames.items() if inner < members), default=0)
+        frames[members] = _Frame(level, tuple(gpu for gpu in ordered if gpu in members), depth)
     outer_first = sorted(frames.values(), key=lambda frame: (-frame.depth, frame.gpus))
     return _Area(node, tuple(ordered), tuple(outer_first))
 

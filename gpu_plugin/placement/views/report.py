@@ -6,16 +6,14 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpu_plugin.config.sharing import TIME_SLICING, SharedResource
 from gpu_plugin.devices.device import GPU, Device, Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.devices.sharing import REPLICA
 
-_GPU = ("index", "uuid", "model", "architecture", "pci_bus_id", "numa_node", "unreadable")
-
-_LINK = Link.__struct_fields__
+_GPU = ("index", "uuid", "model", "architecture", "pci_bus_id", "numa_node", "unreadable", "mig_enabled")
 
 
 class Offered(msgspec.Struct, frozen=True):
@@ -56,10 +54,6 @@ class Offered(msgspec.Struct, frozen=True):
         healthy = replicas if self.healthy else 0
         return replace(self, listed=replicas, healthy=healthy, retired=0, shared=self.shared or TIME_SLICING)
 
-    def held_back(self) -> "HeldBack":
-        """This hardware as an entry of the list of what pods do not get now, with the reason."""
-        return HeldBack(self.kind, self.index, self.visible_id, self.reason)
-
     def devices(self, resource: str) -> Iterator[Device]:
         """This hardware's devices as the daemon has them, retired ones last: these count as given out, whatever their ids are."""
         live = self.ids
@@ -97,15 +91,11 @@ def report(node: Node, resources: Iterable[tuple[Resource, str]]) -> Mapping[str
     """
     gpus = sorted(node.gpus, key=lambda gpu: gpu.index)
     return {
-        "gpus": [
-            {name: getattr(gpu, name) for name in (*_GPU, "mig_enabled")} | {"clique": node.cliques.get(gpu.uuid)}
-            for gpu in gpus
-        ],
+        "gpus": [{name: getattr(gpu, name) for name in _GPU} | {"clique": node.cliques.get(gpu.uuid)} for gpu in gpus],
         "links": [
-            {"a": a, "b": b} | {name: getattr(link, name) for name in _LINK}
+            {"a": a, "b": b} | asdict(node.link(one.uuid, other.uuid))
             for b, other in enumerate(gpus)
             for a, one in enumerate(gpus[:b])
-            if (link := node.link(one.uuid, other.uuid))
         ],
         "resources": [
             {"name": resource.name, "policy": policy, "hardware": _hardware(resource.devices)}
@@ -114,7 +104,7 @@ def report(node: Node, resources: Iterable[tuple[Resource, str]]) -> Mapping[str
     }
 
 
-def _hardware(devices: tuple[Device, ...]) -> list[dict[str, object]]:
+def _hardware(devices: tuple[Device, ...]) -> list[Mapping[str, object]]:
     by_hardware = attrgetter("visible_id")
     listed = Counter(map(by_hardware, devices))
     unfit = Counter([device.visible_id for device in devices if device.reason])
@@ -124,85 +114,60 @@ def _hardware(devices: tuple[Device, ...]) -> list[dict[str, object]]:
     there = devices if not gone else [device for device in devices if not device.retired]
     shown = {device.visible_id: device for device in gone} | {device.visible_id: device for device in there}
     return [
-        {
-            "gpu": device.gpu,
-            "visible_id": visible,
-            "index": device.index,
-            "kind": device.kind,
-            "listed": count,
-            "healthy": count - unfit[visible],
-            "retired": retired[visible],
-            "reason": device.reason,
-            "shared": device.shared,
-        }
+        asdict(
+            Offered(
+                device.gpu,
+                visible,
+                device.index,
+                device.kind,
+                count,
+                count - unfit[visible],
+                retired[visible],
+                device.reason,
+                device.shared,
+            )
+        )
         for visible, count in listed.items()
         if (device := shown[visible])
     ]
 
 
-def reported(reply: Mapping[str, Any]) -> Node:
-    """The node that a report is of, as far as placement looks at it.
+def reported(reply: Mapping[str, Any]) -> tuple[Node, tuple[OfferedResource, ...]]:
+    """The node that a report is of, as far as placement looks at it, and what is served of it.
 
     Raises:
         ValueError: it is no such report; one of a later version may say more than this one reads.
     """
     try:
-        gpus = [
-            Gpu(**{name: gpu[name] for name in _GPU}, mig_enabled=gpu.get("mig_enabled", False))
-            for gpu in reply["gpus"]
-        ]
+        gpus = msgspec.convert(reply["gpus"], tuple[Gpu, ...])
         links = {}
         for each in reply["links"]:
             one, other = sorted((gpus[each["a"]].uuid, gpus[each["b"]].uuid))
-            links[one, other] = Link(**{name: each[name] for name in _LINK})
+            links[one, other] = msgspec.convert(each, Link)
         cliques = {gpu["uuid"]: gpu["clique"] for gpu in reply["gpus"] if gpu["clique"] is not None}
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        resources = msgspec.convert(reply["resources"], tuple[OfferedResource, ...])
+    except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise ValueError(f"this is not a report of a topology: {error!r}") from None
-    return Node(tuple(gpus), links, cliques=cliques)
+    return Node(gpus, links, cliques=cliques), resources
 
 
-def reported_resources(reply: Mapping[str, Any]) -> tuple[OfferedResource, ...] | None:
-    """What is served by a report; None where it does not say, as those of earlier versions.
-
-    Raises:
-        ValueError: it is no such report.
-    """
-    if "resources" not in reply:
-        return None
-    try:
-        return msgspec.convert(reply["resources"], tuple[OfferedResource, ...])
-    except msgspec.ValidationError as error:
-        raise ValueError(f"this is not a report of what is served: {error}") from None
-
-
-class HeldBack(msgspec.Struct, frozen=True):
-    """A GPU or MIG device that pods do not get now, and why. `uuid` is its own."""
-
-    kind: str
-    index: str
-    uuid: str
-    reason: str
-
-
-def held_back(node: Node, resources: Iterable[OfferedResource]) -> list[HeldBack]:
+def held_back(node: Node, resources: Iterable[OfferedResource]) -> list[Offered]:
     """GPUs of which nothing is handed out under any name, and MIG devices of other GPUs that are not."""
-    found = []
+    found: list[Offered] = []
     offered = [each for resource in resources for each in resource.hardware if each.ids]
     for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
         own = [each for each in offered if each.gpu == gpu.uuid]
         if any(each.healthy for each in own):
             sound = {each.visible_id for each in own if each.healthy}
-            parts = {each.visible_id: each for each in own if each.visible_id not in sound}
-            found += [each.held_back() for each in parts.values()]
+            found += {each.visible_id: each for each in own if each.visible_id not in sound}.values()
         else:
-            why = "; ".join(dict.fromkeys(each.reason for each in own)) or _unserved(gpu)
-            found.append(HeldBack(GPU, str(gpu.index), gpu.uuid, why))
+            found.append(_withheld(gpu, "; ".join(dict.fromkeys(each.reason for each in own)) or _unserved(gpu)))
     return found
 
 
-def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedResource) -> list[HeldBack]:
+def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedResource) -> list[Offered]:
     """What of a resource is held back from pods and, where it counts whole GPUs, those of the node that it does not have."""
-    found = [each.held_back() for each in asked.hardware if not each.healthy]
+    found = [each for each in asked.hardware if not each.healthy]
     if asked.hardware and all(each.kind != GPU for each in asked.hardware):
         return found
     others: dict[str, list[str]] = {}
@@ -214,9 +179,12 @@ def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedRes
         if gpu.uuid not in mine:
             names = others.get(gpu.uuid, [])
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            why = f"counted as {names[0]}{more}" if names else _unserved(gpu)
-            found.append(HeldBack(GPU, str(gpu.index), gpu.uuid, why))
+            found.append(_withheld(gpu, f"counted as {names[0]}{more}" if names else _unserved(gpu)))
     return sorted(found, key=lambda each: [int(part) for part in each.index.split(":") if part])
+
+
+def _withheld(gpu: Gpu, reason: str) -> Offered:
+    return Offered(gpu.uuid, gpu.uuid, str(gpu.index), healthy=0, reason=reason)
 
 
 def _unserved(gpu: Gpu) -> str:

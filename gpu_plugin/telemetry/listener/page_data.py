@@ -17,7 +17,7 @@ from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import matrix
 from gpu_plugin.placement.views.groups import LinkGroups
 from gpu_plugin.placement.views.picture import dark_style, picture
-from gpu_plugin.placement.views.report import held_back, reported, reported_resources
+from gpu_plugin.placement.views.report import held_back, reported
 
 FORMAT = 1
 """Changes where a program that reads /status.json has to be changed. Keys may be added without."""
@@ -279,7 +279,7 @@ def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
     `gpus` are the indices, in the order of `rows`, which say in nvidia-smi's words what lies between every two; `words` are the
     groups, a sentence each, and `legend` is what the words mean, by word.
     """
-    node = reported(report)
+    node, _ = reported(report)
     if len(node.gpus) < 2 or not node.links:
         return None
     groups = LinkGroups.of(node)
@@ -294,7 +294,6 @@ def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def drawn(report: Mapping[str, Any], name: str) -> str:
     """The picture's SVG; `name` is what the node is called. GPUs that pods do not get now are struck through in it."""
-    node = reported(report)
-    held = held_back(node, reported_resources(report) or ())
-    struck = {each.uuid: each.reason for each in held if each.kind == GPU}
+    node, resources = reported(report)
+    struck = {each.visible_id: each.reason for each in held_back(node, resources) if each.kind == GPU}
     return picture(LinkGroups.of(node), Topology.of(node), name, struck)

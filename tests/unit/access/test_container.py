@@ -22,7 +22,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 
 NAME = "nvidia.com/gpu"
 H200 = whole_gpu(Gpu(uuid="GPU-2985e854-40cd-f248-81fa-d0a07042f66d", index=0, minor=0))

@@ -14,8 +14,8 @@ from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu, with_reason, withhold
 from gpu_plugin.devices.sharing import Named, share
 from gpu_plugin.placement.preferred import preferred
-from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.shared import POLICIES
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.views.report import report
@@ -452,8 +452,8 @@ class TestRunningDaemon:
         assert (status, "the running daemon serves no resource of this node yet: its log says why" in err) == (1, True)
         del told["resources"]
         status, out, err = ask("--size", 1)
-        assert (status, out) == (1, "")
-        assert "the running daemon is of an earlier version, which does not say what it serves" in err
+        assert (status, out) == (3, "")
+        assert "the running daemon is of another version: this is not a report" in err
 
     def test_what_is_gone_from_the_node_cannot_be_chosen(self, serves, ask):
         node = simulated_node("t4-4")

@@ -251,17 +251,8 @@ class TestRunningDaemon:
         assert out.endswith(f"\nHeld back from pods: MIG device {slices[0].index} (Xid 94)\n")
         assert 'class="held"' not in (tmp_path / "node.svg").read_text()
 
-    def test_one_of_an_earlier_version_does_not_say_what_it_hands_out(self, run, answer):
-        told = dict(served(simulated_node("t4-4")))
-        del told["resources"]
-        answer(told)
-        status, out, _ = run("--state-dir", "/state")
-        said = "What is held back from pods is not known: the running daemon is of an earlier version.\n"
-        assert (status, out) == (0, run("--simulate", "t4-4")[1] + said)
-        assert run("--state-dir", "/state", "--json") == run("--simulate", "t4-4", "--json")
-
     def test_one_that_knows_no_gpu_yet_says_so(self, run, answer):
-        answer({"gpus": [], "links": []})
+        answer({"gpus": [], "links": [], "resources": []})
         status, _, err = run("--state-dir", "/state")
         assert (status, err) == (1, "gpu-plugin: the running daemon knows no GPU of this node yet: its log says why\n")
 

@@ -12,7 +12,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.inventory.snapshot import ResourceView, Snapshot
 from gpu_plugin.kubelet.pod_listing import Holder
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 
 OK, APP, DEGRADED, FATAL = Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.FATAL
 NODE, POD = Object("Node", "node-a", uid="node-a"), Object("Pod", "p", "ns", "uid")

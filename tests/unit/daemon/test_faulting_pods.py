@@ -9,7 +9,7 @@ from gpu_plugin.daemon.faulting_pods import MAX_WAITING, SAME_ERROR_SECONDS, Err
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.inventory.snapshot import ResourceView, Snapshot
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 SNAPSHOT = Snapshot(

@@ -28,8 +28,7 @@ from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import History, Holding, KubeletReadings, weigh
-from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
-from gpu_plugin.placement.subsets import Subsets
+from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, Placement, Subsets
 
 GPU = "nvidia.com/gpu"
 

@@ -37,7 +37,7 @@ from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode

@@ -9,8 +9,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import DeviceChoice, NamePattern, SharedResource
-from gpu_plugin.devices.device import Resource
-from gpu_plugin.devices.naming import MAX_DEVICE_ID, MAX_LIST_BYTES
+from gpu_plugin.devices.device import MAX_DEVICE_ID, MAX_LIST_BYTES, Resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, list_bytes, plan, served
 from gpu_plugin.kubelet import wire

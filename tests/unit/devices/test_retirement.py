@@ -5,8 +5,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices import retirement
-from gpu_plugin.devices.device import MIG, Device, Resource
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.device import MIG, PLACEHOLDER, Device, Resource
 from gpu_plugin.devices.retirement import SETTLE, Retirement, gone, retire
 
 GPU = "nvidia.com/gpu"

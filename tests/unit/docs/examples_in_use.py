@@ -23,8 +23,7 @@ from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.devices.plan import plan
 from gpu_plugin.doctor.registry import CHECKS, examine
-from gpu_plugin.health.facts import Facts
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.observation import Facts, Sample
 from gpu_plugin.health.policy import policy
 from gpu_plugin.simulation.profile import load, names
 from gpu_plugin.sources.xid_table import shipped_table

@@ -1,13 +1,11 @@
 """A ledger of two GPUs under the policy that the package ships with, and what it may hear of them."""
 
 from gpu_plugin.devices.node import Thresholds
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Transition
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Fault, Observation, Sample
-from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.observation import Facts, Fault, Observation, Sample
+from gpu_plugin.health.policy import HealthPolicy, XidPolicy
 from gpu_plugin.health.record import MigUuids
-from gpu_plugin.health.xids import XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 
 GUARDED = HealthPolicy(XidPolicy(shipped_table()))

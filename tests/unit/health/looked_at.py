@@ -1,8 +1,7 @@
 """A watched GPU, with what else a test may want to know of it."""
 
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Transition, Verdict
-from gpu_plugin.health.observation import Observation
+from gpu_plugin.health.observation import Facts, Observation
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.watching import GPU, UNGUARDED, Watched
 

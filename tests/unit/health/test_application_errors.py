@@ -1,8 +1,7 @@
 import pytest
 
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Proof, Verdict
-from gpu_plugin.health.observation import ApplicationError, Fault, Sample, XidEvent
+from gpu_plugin.health.observation import ApplicationError, Facts, Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.shipped import SHIPPED, shipped
 from tests.unit.health.watching import GPU, Watched

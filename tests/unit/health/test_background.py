@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from gpu_plugin.health.evidence import BACKGROUND, Background, Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, Marks, Recovery, Verdict
-from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Sample, XidEvent
 from tests.unit.health.ledgers import H200, LOST, UNGUARDED, A, hear, ledger
 from tests.unit.health.looked_at import LookedAt
 

@@ -3,11 +3,10 @@ from itertools import cycle, islice
 
 import pytest
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
-from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signal import Context
 from gpu_plugin.health.signals.clocks import hw_slowdown
 from tests.unit.health.watching import Watched
 

@@ -1,10 +1,9 @@
 import pytest
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Verdict
-from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Sample
+from gpu_plugin.health.observation import DriverEvent, Facts, Fault, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signal import Context
 from gpu_plugin.health.signals.driver_events import EventMemory, driver_event
 from tests.unit.health.watching import GPU, Watched
 

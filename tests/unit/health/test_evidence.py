@@ -1,21 +1,15 @@
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Sample
-from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.signals.application_errors import Errors
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.flapping import HealthDrops
 from gpu_plugin.health.signals.recovery_action import RequestedAction
 from gpu_plugin.health.signals.unanswered import Answers
 from gpu_plugin.health.signals.xid import Adjustment, Occurrences
-from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.state.memory import Memory
 from tests.unit.health.ledgers import GUARDED, H200, A
 
 KEY = LatchKey("xid", "48", "MIG-1")
@@ -24,7 +18,6 @@ MARKS = Marks(5, 6, 7, 8, 9.0, Marks(4, 3, counting=0, taken=2.0))
 LATCH = Latch(
     MEMORY, Verdict.FATAL, "words", 12.5, Proof.REBOOT, Recovery(MARKS, reset=True, rebound=True), overridden=True
 )
-RECORDED = Path(__file__).with_name("recorded")
 
 
 def test_a_latch_is_remembered_whole_but_for_the_looks_that_are_gathered_anew():
@@ -93,101 +86,3 @@ def test_suspended_marks_keep_the_name_that_they_have_in_the_state_files():
     written = msgspec.json.encode(entry)
     assert msgspec.json.decode(written)["aside"]["energy"] == 4
     assert msgspec.json.decode(written, type=Evidence) == entry
-
-
-# What version 0.1.0 wrote
-
-
-@pytest.fixture
-def former(tmp_path):
-    """The ledger after the health.json that 0.1.0 wrote of every signal."""
-    (tmp_path / "health.json").write_bytes((RECORDED / "health-0.1.0.json").read_bytes())
-    boot = msgspec.json.decode((tmp_path / "health.json").read_bytes())["boot_id"]
-    evidence = Memory(StateDirectory(tmp_path), boot).evidence()
-    ledger = HealthLedger(GUARDED, boot)
-    for entry in evidence:
-        ledger.watch(entry.uuid, H200, {(1, 0): "MIG-1", (2, 0): "MIG-2"} if entry.uuid == "GPU-slices" else None)
-    ledger.replay(evidence)
-    return ledger
-
-
-def test_what_0_1_0_wrote_is_held_as_it_was(former):
-    written = msgspec.json.decode((RECORDED / "health-0.1.0.json").read_bytes())["evidence"]
-    signals = {entry["signal"] for entry in written}
-    assert signals <= set(SIGNALS)
-    assert len(signals) == 29, "every signal that 0.1.0 had is in the recording"
-    held = {
-        (uuid, *key): latch.verdict.name
-        for uuid in {entry["uuid"] for entry in written}
-        for key, latch, _ in former.standing(uuid, None)
-        if latch.verdict is not Verdict.OK and key.signal != "first-look"
-    }
-    expected = {(e["uuid"], e["signal"], e["part"], e["device"]): e["verdict"] for e in written if e["verdict"] != "OK"}
-    assert held == expected | {("GPU-apps", "application-errors", "", ""): "DEGRADED"}
-
-
-def test_what_a_signal_remembered_for_0_1_0_it_remembers(former):
-    memories = {
-        (uuid, key.signal, key.part): latch.memory
-        for uuid, record in former._records.items()
-        for key, latch in record.latches.items()
-    }
-    assert memories["GPU-events", "xid", "94"].weighed is Adjustment.RAISED
-    assert len(memories["GPU-events", "xid", "94"].times) == 3
-    assert not memories["GPU-imex", "xid", "63"].asked
-    assert memories["GPU-reading", "nvlink", ""].up == 0b1111
-    assert memories["GPU-reading", "slowdown-temperature", ""].sensors == 3
-    assert memories["GPU-asked", "recovery-action", ""].action == 2
-    assert memories["GPU-flapping", "flapping", "reset-required"].hold == 3600
-    assert len(memories["GPU-flapping", "flapping", "reset-required"].times) == 3
-    assert {owners for _, owners in memories["GPU-few", "application-errors", ""].owned} == {
-        ("x/z",),
-        ("train/job", "x/y"),
-    }
-    assert len(memories["GPU-silent", "unanswered", ""].failures) == 10
-    assert memories["GPU-resumed", "maintenance", ""].resumed
-    assert not memories["GPU-lost", "maintenance", ""].resumed
-
-
-def test_what_0_1_0_made_fatal_by_an_imex_domain_is_judged_anew_at_the_next_look(former):
-    former.observe("GPU-imex", Sample(counting=0, recovery_action=5), 2e9)
-    verdicts = {(key.signal, key.part): verdict for key, _, verdict in former.standing("GPU-imex")}
-    assert verdicts["xid", "63"] is Verdict.DEGRADED
-
-
-def former_entries(tmp_path, *entries: dict[str, object]) -> tuple[Evidence, ...]:
-    blank = {
-        "boot_id": "one",
-        "uuid": A,
-        "verdict": "FATAL",
-        "detail": "words",
-        "since": 1.0,
-        "value": None,
-        "part": "",
-    }
-    whole = {"boot_id": "one", "evidence": [blank | entry for entry in entries]}
-    (tmp_path / "health.json").write_bytes(msgspec.json.encode(whole))
-    return Memory(StateDirectory(tmp_path), "one").evidence()
-
-
-@pytest.mark.parametrize(("verdict", "asked"), [("FATAL", True), ("DEGRADED", False)])
-def test_what_the_driver_asked_0_1_0_for_counts_where_the_gpu_is_still_unfit_by_it(tmp_path, verdict, asked):
-    wish = {"signal": "recovery-action", "value": 1.0, "verdict": verdict}
-    found = former_entries(tmp_path, {"signal": "xid", "part": "63", "asked": True}, wish)
-    assert found[0].latch().memory.asked is asked
-
-
-@pytest.mark.parametrize(
-    ("entry", "believed"),
-    [
-        ({"signal": "xid", "part": "95", "reset": True, "energy": 20}, False),
-        ({"signal": "xid", "part": "95", "reset": True, "rebound": True}, True),
-        ({"signal": "lost", "reset": True, "energy": 20}, False),
-        ({"signal": "lost", "reset": True, "binding": 20}, False),
-        ({"signal": "lost", "reset": True}, True),
-        ({"signal": "lost"}, False),
-    ],
-)
-def test_a_reset_that_0_1_0_saw_in_a_counter_alone_is_not_believed(tmp_path, entry, believed):
-    (found,) = former_entries(tmp_path, entry)
-    assert found.latch().recovery.reset is believed

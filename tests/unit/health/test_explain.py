@@ -7,14 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, MigDevice, Thresholds
-from gpu_plugin.health.context import Case
 from gpu_plugin.health.explain import Explained, clears, explain
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import LEVEL
 from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import DriverEvent, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, Facts, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signal import Case
 from gpu_plugin.health.signals import SIGNALS, advice, xid_number
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, UNGUARDED, A, B, energies, hear, ledger
 

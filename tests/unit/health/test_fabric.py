@@ -4,9 +4,8 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Fabric, Fault, Sample
+from gpu_plugin.health.observation import Fabric, Facts, Fault, Sample
 from gpu_plugin.health.signals.fabric import judge
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.watching import GPU

@@ -1,7 +1,7 @@
 import pytest
 
 from gpu_plugin.devices.node import Gpu, Thresholds
-from gpu_plugin.health.facts import Facts, facts
+from gpu_plugin.health.observation import Facts, facts
 
 AMPERE, ADA, HOPPER, BLACKWELL = 7, 8, 9, 10
 

@@ -1,9 +1,8 @@
 import pytest
 
 from gpu_plugin.devices.node import Thresholds
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.watching import Watched
 

@@ -1,10 +1,10 @@
 import pytest
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import LEVEL, Level, lately, level, unproven
 from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
+from gpu_plugin.health.observation import Facts
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signal import Context
 
 DEGRADED, FATAL = Verdict.DEGRADED, Verdict.FATAL
 GOOD, BAD, UNREAD = False, True, None

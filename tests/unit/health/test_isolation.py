@@ -8,9 +8,8 @@ import pytest
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, TIME_SLICING, SharedResource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
-from gpu_plugin.health.facts import facts
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Order, Sample, XidEvent, facts
 from gpu_plugin.health.policy import policy
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import offer

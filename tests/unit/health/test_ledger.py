@@ -5,20 +5,20 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, LatchKey, Proof, Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import (
     ApplicationError,
     DriverEvent,
     EventDelivery,
+    Facts,
     Fault,
     Observation,
     Order,
     Sample,
     XidEvent,
 )
-from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.policy import HealthPolicy, describe
 from gpu_plugin.health.record import REMEMBER_XIDS, GpuRecord
 from gpu_plugin.health.signals import SIGNALS
 from tests.unit.health.ledgers import (
@@ -110,7 +110,7 @@ def test_a_reason_names_every_fault_once_the_oldest_first():
 
 
 def name(xid: int) -> str:
-    return GUARDED.xids.describe(xid)
+    return describe(xid, GUARDED.xids.judge(xid).name)
 
 
 def test_a_fault_that_the_driver_has_no_words_for_still_has_a_reason():

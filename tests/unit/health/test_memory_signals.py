@@ -1,9 +1,8 @@
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Fault, Observation, Sample, XidEvent
 from tests.unit.health.watching import GPU, Watched
 
 OK, DEGRADED, FATAL = Verdict.OK, Verdict.DEGRADED, Verdict.FATAL

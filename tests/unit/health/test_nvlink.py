@@ -3,9 +3,8 @@
 import pytest
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.facts import Facts, facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Fault, Sample
+from gpu_plugin.health.observation import Facts, Fault, Sample, facts
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.watching import GPU

@@ -5,9 +5,8 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.verdicts import SIGNAL_VERDICTS
 from gpu_plugin.health import signals
 from gpu_plugin.health.latch import NOTHING, Latch, LatchKey, Proof, Verdict
-from gpu_plugin.health.policy import HealthPolicy, policy
+from gpu_plugin.health.policy import VERDICTS, HealthPolicy, XidPolicy, policy
 from gpu_plugin.health.signals import standing
-from gpu_plugin.health.xids import VERDICTS, XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 
 TABLE = shipped_table()

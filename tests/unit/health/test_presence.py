@@ -3,10 +3,9 @@
 import pytest
 
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Facts, Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.ledgers import ERROR, GUARDED, A, B
 from tests.unit.health.looked_at import LookedAt

@@ -2,12 +2,11 @@ import pytest
 from msgspec.structs import replace
 from msgspec.structs import replace as changed
 
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.observation import Facts, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.proof import after_recovery, counters_restarted
+from gpu_plugin.health.signal import Context
 from tests.unit.health.ledgers import ERROR, HUNG, LOST, RESET_REQUIRED, energies
 
 MARKS = Marks(energy=5_000, ecc=3, binding=1, counting=0, taken=2.0)

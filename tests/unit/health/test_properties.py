@@ -17,9 +17,8 @@ from gpu_plugin.health.observation import (
     Sample,
     XidEvent,
 )
-from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.policy import HealthPolicy, XidList, XidPolicy
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.xids import XidList, XidPolicy
 from tests.unit.health.ledgers import GUARDED, LOST, UNGUARDED, A, B, hear, ledger
 
 BOUNDED = settings(max_examples=60, deadline=None)

@@ -8,9 +8,8 @@ import pytest
 from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.explain import explain
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Fault, Observation, Sample
+from gpu_plugin.health.observation import Facts, Fault, Observation, Sample
 from tests.unit.health.ledgers import UNGUARDED, A
 
 FACTS = Facts(Thresholds(shutdown=92, slowdown=87, memory_max=95), Thresholds(shutdown=-8, slowdown=-2))

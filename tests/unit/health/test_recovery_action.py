@@ -3,9 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Fault, Order, Sample, XidEvent
 from tests.unit.health.looked_at import LookedAt
 from tests.unit.health.shipped import shipped
 from tests.unit.health.watching import GPU, Watched

@@ -4,10 +4,9 @@ import pytest
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Fabric, Fault, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Fabric, Facts, Fault, Observation, Sample, XidEvent
 from tests.unit.health.ledgers import ERROR, SEEN, UNGUARDED, A
 
 FACTS = Facts(Thresholds(95, 89, 95, 87), margins=Thresholds(-8, -2), contains_errors=True, says_action=True)

@@ -8,13 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Thresholds
-from gpu_plugin.health.context import Context
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.hysteresis import LEVEL
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict, shifted
-from gpu_plugin.health.observation import DriverEvent, EventDelivery, Fault, Observation, Order, Sample, XidEvent
+from gpu_plugin.health.observation import DriverEvent, EventDelivery, Facts, Fault, Observation, Order, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.signals import SIGNALS, EndsBy, SignalKind
+from gpu_plugin.health.signal import Context
+from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals.lost import GONE
 from gpu_plugin.health.signals.orders import Release
 from tests.unit.health.ledgers import ERROR, GUARDED, H200, HUNG, LOST, RESET_REQUIRED, energies
@@ -417,7 +416,7 @@ def test_what_was_never_released_is_not_resumed():
 
 def test_readings_come_before_what_heeds_them():
     of_the_gpu = [signal for signal in SIGNALS.values() if signal.kind in (SignalKind.READING, SignalKind.EVENT)]
-    assert of_the_gpu == sorted(of_the_gpu, key=lambda signal: signal.ends is EndsBy.RECOVERY)
+    assert of_the_gpu == sorted(of_the_gpu, key=lambda signal: signal.recovers)
 
 
 @pytest.mark.parametrize("name", SIGNALS)
@@ -426,9 +425,7 @@ def test_a_signal_asks_for_fields_of_a_sample_and_sees_kinds_of_observations(nam
     assert set(signal.asks) <= set(Sample.__struct_fields__)
     assert set(signal.sees) <= set(get_args(Observation))
     assert signal.action
-    assert signal.clears or signal.ends is EndsBy.RECOVERY or signal.memory is LEVEL, (
-        "what closes it is said, or shows in its proof"
-    )
+    assert signal.clears or signal.recovers or signal.memory is LEVEL, "what closes it is said, or shows in its proof"
 
 
 @pytest.mark.parametrize("name", SIGNALS)

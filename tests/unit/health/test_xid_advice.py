@@ -2,11 +2,11 @@
 
 import pytest
 
-from gpu_plugin.health.context import Case
 from gpu_plugin.health.explain import clears
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Latch, LatchKey, Proof, Verdict
+from gpu_plugin.health.observation import Facts
 from gpu_plugin.health.policy import HealthPolicy
+from gpu_plugin.health.signal import Case
 from gpu_plugin.health.signals import SIGNALS, xid
 from gpu_plugin.sources.xid_table import shipped_table
 from tests.unit.health.shipped import SHIPPED, shipped

@@ -3,10 +3,9 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Fault, Observation, Sample, XidEvent
+from gpu_plugin.health.observation import Facts, Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import advice
 from gpu_plugin.sources.xid_table import shipped_table

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.verdicts import XID_CLASSES, XID_VERDICTS
 from gpu_plugin.health.latch import Proof, Verdict
+from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.xid_table import XidRow, xid_table
-from gpu_plugin.health.xids import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
 from gpu_plugin.sources.xid_table import SHIPPED, read_table, shipped_table
 
 TABLE = shipped_table()
@@ -177,8 +177,8 @@ def test_a_file_that_is_no_table_is_told_with_its_name(tmp_path):
 
 
 def test_an_xid_is_described_in_words_where_there_are_some():
-    assert policy().describe(79) == "Xid 79 (GPU has fallen off the bus)"
-    assert policy().describe(BEYOND) == describe(BEYOND) == "Xid 9999"
+    assert describe(79, policy().judge(79).name) == "Xid 79 (GPU has fallen off the bus)"
+    assert describe(BEYOND) == "Xid 9999"
 
 
 # The lists of the environment

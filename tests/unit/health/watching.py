@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from gpu_plugin.health.evidence import BACKGROUND, Evidence
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import AnyLatch, Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Observation
+from gpu_plugin.health.observation import Facts, Observation
 from gpu_plugin.health.policy import HealthPolicy
 from tests.unit.health.ledgers import SEEN
 

@@ -9,8 +9,7 @@ from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
-from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS, Device, Resource
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.device import PLACEHOLDER, TEGRA_GPU, WSL_GPUS, Device, Resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.recent_allocations import ENTERED
 from gpu_plugin.devices.retirement import SETTLE

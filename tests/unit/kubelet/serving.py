@@ -12,7 +12,7 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 
 GPU = "nvidia.com/gpu"

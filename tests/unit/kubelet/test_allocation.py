@@ -30,7 +30,7 @@ from gpu_plugin.kubelet.service import (
     UnhealthyDeviceError,
     UnknownDeviceError,
 )
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError

@@ -24,7 +24,7 @@ from gpu_plugin.kubelet.takeover import (
     TakeoverWatch,
     lost,
 )
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"

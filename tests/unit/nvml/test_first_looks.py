@@ -7,10 +7,9 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.health.facts import facts
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.observation import Sample, facts
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Link
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import Fault, Sample, XidEvent

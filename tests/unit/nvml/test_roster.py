@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.roster import FIRST_WAIT, MAX_TRIES, WAIT_FACTOR, Bindings

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import XidEvent
 from gpu_plugin.nvml import monitor

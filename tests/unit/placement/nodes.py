@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from gpu_plugin.devices.node import Gpu, Link, Node
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 
 DGX1_NVLINKS = (

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpu_plugin.placement.dealing import Share, deal
-from gpu_plugin.placement.shared import POLICIES
+from gpu_plugin.placement.shared import POLICIES, Share, deal
 
 BOUNDED = settings(max_examples=150, deadline=None)
 EACH = pytest.mark.parametrize("policy", list(POLICIES.values()), ids=list(POLICIES))

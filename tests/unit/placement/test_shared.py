@@ -15,8 +15,8 @@ from gpu_plugin.config.sharing import DISTRIBUTED, MPS, PACKED, SPREAD, TIME_SLI
 from gpu_plugin.devices.device import MIG, Device
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.placement.preferred import preferred
-from gpu_plugin.placement.prepared import Placement
 from gpu_plugin.placement.shared import POLICIES
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget, choose
 

@@ -9,8 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.devices.node import Link
-from gpu_plugin.placement.prepared import IMMEDIATE_GPUS, Placement
-from gpu_plugin.placement.subsets import LARGEST, Subsets
+from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, LARGEST, Placement, Subsets
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget, Choice, How, choose, pair_weights
 

@@ -30,12 +30,6 @@ def test_it_is_of_one_node_one_label_and_one_directory(tmp_path, other):
     assert choice(tmp_path).read() == "a100"
 
 
-def test_what_version_0_1_0_wrote_down_is_read(tmp_path):
-    written = '{"node": "node-é", "label": "example.com/config", "directory": "/configs", "file": "a100"}'
-    (tmp_path / "chosen-configuration.json").write_text(written)
-    assert choice(tmp_path).read() == "a100"
-
-
 def test_no_byte_that_is_wrong_and_no_length_that_is_cut_makes_it_another_choice(tmp_path):
     choice(tmp_path).write("a100")
     file = tmp_path / CHOICE_FILE

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.sources.source import CHOICE_FILE, ChosenFile
 from gpu_plugin.state.directory import MAX_BYTES, StateDirectory
@@ -19,7 +20,6 @@ from gpu_plugin.state.records import (
     DeviceMemory,
     GpuMemory,
     HealthMemory,
-    KnownGpu,
     ListedDevice,
 )
 
@@ -251,7 +251,7 @@ def test_that_others_may_write_in_the_directory_is_said(state, caplog, permitted
 def known():
     """What a daemon writes down of a node, in each of its files."""
     sick = Evidence("boot", "GPU-1", "xid", "FATAL", "Xid 79: é", 1.7e9, memory={"times": [1.7e9]})
-    gpu = KnownGpu("GPU-1", 0, 0, "00000000:3B:00.0", "NVIDIA H100 80GB HBM3", 0)
+    gpu = Gpu("GPU-1", 0, 0, "00000000:3B:00.0", "NVIDIA H100 80GB HBM3", numa_node=0)
     device = ListedDevice("GPU-1", "GPU-1", "GPU-1", "0", "gpu", numa=(0,))
     return [
         (HEALTH_FILE, HealthMemory("boot", (sick,), 7)),
@@ -264,18 +264,19 @@ def known():
 @pytest.mark.parametrize(("name", "content"), known())
 def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(state, caplog, name, content):
     state.write(name, content)
+    shape = HealthMemory[Evidence] if name == HEALTH_FILE else type(content)
     file, aside = state.path / name, state.path / f"{name}.corrupt"
     whole = file.read_bytes()
     broken = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole) - 1)]
     for written in [*broken, *(whole[:length] for length in range(len(whole) - 1))]:
         caplog.clear()
         file.write_bytes(written)
-        assert StateDirectory(state.path).read(name, type(content)) is None
+        assert StateDirectory(state.path).read(name, shape) is None
         assert aside.read_bytes() == written
         (record,) = caplog.records
         assert f"{file} cannot be read, what it remembered is lost (kept as {aside})" in record.getMessage()
     assert state.write(name, content)
-    assert state.read(name, type(content)) == content
+    assert state.read(name, shape) == content
 
 
 def test_a_file_that_is_whole_again_is_read_again_and_a_new_fault_said(state, caplog):

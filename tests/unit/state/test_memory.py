@@ -248,7 +248,9 @@ class TestRecorder:
         disk.fails = False
         monkeypatch.setattr(recorder_module, "WRITTEN_SOON", 10.0)
         await disk.until((XID,))
-        assert await disk.recorder.written()
+        with anyio.fail_after(10):
+            while not await disk.recorder.written():  # the thread has written it before the loop hears of that
+                await anyio.sleep(0.001)
 
     async def test_what_is_learnt_last_is_written_at_the_end(self, monkeypatch, tmp_path):
         disk = Disk(monkeypatch, tmp_path)
@@ -362,7 +364,6 @@ for _ in range(450):
         {"boot_id": "one", "uuid": "GPU-1"},
         {**msgspec.to_builtins(XID), "since": "yesterday"},
         {**msgspec.to_builtins(XID), "memory": 7},
-        {key: value for key, value in msgspec.to_builtins(XID).items() if key != "memory"} | {"times": "x"},
         "x",
     ],
 )

@@ -3,12 +3,10 @@ import logging
 import pytest
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.facts import Facts
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
-from gpu_plugin.health.observation import Fault, Sample, XidEvent
-from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.xids import XidPolicy
+from gpu_plugin.health.observation import Facts, Fault, Sample, XidEvent
+from gpu_plugin.health.policy import HealthPolicy, XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_reports import REPEAT_LOG, RepeatedXids, tell
 from tests.unit.telemetry.test_logs import documented_fields

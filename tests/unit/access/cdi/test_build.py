@@ -12,7 +12,7 @@ from gpu_plugin.access.cdi.build import READ_ONLY, SOCKET_OPTIONS, Built, build
 from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, Spec
-from gpu_plugin.devices.naming import PLACEHOLDER
+from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice
 
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"

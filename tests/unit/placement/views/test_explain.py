@@ -6,7 +6,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.devices.node import Link
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.whole import Trace, choose

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import MIG, Device
 from gpu_plugin.placement import shared
-from gpu_plugin.placement.dealing import Share
 from gpu_plugin.placement.preferred import preferred
-from gpu_plugin.placement.prepared import Placement
+from gpu_plugin.placement.shared import Share
+from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.views.groups import spans

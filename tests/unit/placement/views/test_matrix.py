@@ -19,7 +19,7 @@ from gpu_plugin.placement.views.matrix import (
     word,
     words,
 )
-from gpu_plugin.placement.views.report import HeldBack
+from gpu_plugin.placement.views.report import Offered
 from tests.unit.placement.nodes import dgx1, mesh, node, two_sockets
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -103,13 +103,13 @@ def test_one_gpu_is_one_and_one_out_of_reach_is_said():
 
 def test_what_is_held_back_is_told_by_reason_and_long_ones_are_cut():
     held = [
-        HeldBack("gpu", "2", "GPU-c", "cordoned"),
-        HeldBack("gpu", "3", "GPU-d", "x" * (2 * LONGEST_REASON)),
-        HeldBack("gpu", "5", "GPU-f", "cordoned"),
-        HeldBack("mig", "0:1", "MIG-a", "Xid 94"),
-        HeldBack("mig", "0:3", "MIG-b", "Xid 94"),
-        HeldBack("mig", "0:4", "MIG-c", "Xid 94"),
-        HeldBack("gpu", "", "GPU-gone", "it is not on this node any more"),
+        Offered("GPU-c", "GPU-c", "2", "gpu", healthy=0, reason="cordoned"),
+        Offered("GPU-d", "GPU-d", "3", "gpu", healthy=0, reason="x" * (2 * LONGEST_REASON)),
+        Offered("GPU-f", "GPU-f", "5", "gpu", healthy=0, reason="cordoned"),
+        Offered("MIG-a", "MIG-a", "0:1", "mig", healthy=0, reason="Xid 94"),
+        Offered("MIG-b", "MIG-b", "0:3", "mig", healthy=0, reason="Xid 94"),
+        Offered("MIG-c", "MIG-c", "0:4", "mig", healthy=0, reason="Xid 94"),
+        Offered("GPU-gone", "GPU-gone", "", "gpu", healthy=0, reason="it is not on this node any more"),
     ]
     short = "x" * (LONGEST_REASON - 3)
     assert held_back_words(held) == (

@@ -12,14 +12,12 @@ from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import LinkGroups
 from gpu_plugin.placement.views.report import (
-    HeldBack,
     Offered,
     OfferedResource,
     held_back,
     left_out,
     report,
     reported,
-    reported_resources,
 )
 from tests.unit.placement.nodes import dgx1, random_nodes
 
@@ -29,7 +27,7 @@ def test_nothing_that_placement_looks_at_is_lost(made):
     made = Node(
         tuple(replace(gpu, architecture=9) for gpu in made.gpus), made.links, cliques={made.gpus[-1].uuid: "a.1"}
     )
-    told = reported(json.loads(json.dumps(report(made, ()))))
+    told, _ = reported(json.loads(json.dumps(report(made, ()))))
     assert Topology.of(told) == Topology.of(made)
     assert LinkGroups.of(told) == LinkGroups.of(made)
 
@@ -54,7 +52,7 @@ def test_a_later_version_may_say_more():
     told = json.loads(json.dumps(report(dgx1(), ())))
     for each in (*told["gpus"], *told["links"], told):
         each["colour"] = "green"
-    assert Topology.of(reported(told)) == Topology.of(dgx1())
+    assert Topology.of(reported(told)[0]) == Topology.of(dgx1())
 
 
 @pytest.mark.parametrize(
@@ -66,6 +64,11 @@ def test_a_later_version_may_say_more():
         {"gpus": [], "links": [{"a": 0, "b": 1}]},
         {"gpus": None, "links": None},
         {"gpus": [7], "links": []},
+        {"gpus": [], "links": []},
+        *(
+            {"gpus": [], "links": [], "resources": wrong}
+            for wrong in ([7], [{"name": "a"}], None, [{"name": "a", "policy": "b", "hardware": [{}]}])
+        ),
     ],
 )
 def test_what_is_no_report_is_said_to_be_none(reply):
@@ -80,9 +83,7 @@ NAME = "nvidia.com/gpu"
 
 def through(*resources: tuple[Resource, str]) -> tuple[OfferedResource, ...]:
     """What a command reads of a report on these resources."""
-    told = reported_resources(json.loads(json.dumps(report(Node(), resources))))
-    assert told is not None
-    return told
+    return reported(json.loads(json.dumps(report(Node(), resources))))[1]
 
 
 def replicas(uuid: str, count: int, index: str = "0", how: str = TIME_SLICING, reason: str = "") -> list[Device]:
@@ -142,11 +143,9 @@ def test_sixteen_gpus_of_seven_mig_devices_each_and_64_gpus_fit_a_reply_together
     assert len(json.dumps(report(Node(gpus), [(Resource(NAME, devices), "packed")]))) < 700_000  # it may have 1 MiB
 
 
-def test_a_report_of_an_earlier_version_does_not_say_what_is_served():
-    assert reported_resources({"gpus": [], "links": []}) is None
-    for wrong in ([7], [{"name": "a"}], None, [{"name": "a", "policy": "b", "hardware": [{}]}]):
-        with pytest.raises(ValueError, match="this is not a report of what is served"):
-            reported_resources({"resources": wrong})
+def words(items: list[Offered]) -> list[tuple[str, str, str, str]]:
+    assert not any(each.healthy for each in items)
+    return [(each.kind, each.index, each.visible_id, each.reason) for each in items]
 
 
 def test_what_pods_do_not_get_now():
@@ -174,19 +173,25 @@ def test_what_pods_do_not_get_now():
     cut = OfferedResource("nvidia.com/mig-1g", "distributed", tuple(slices))
     cut_too = OfferedResource("nvidia.com/mig-2g", "distributed", tuple(slices))
     others = [
-        HeldBack("gpu", "2", "GPU-c", "not among the GPUs that are served"),
-        HeldBack("gpu", "4", "GPU-e", "in MIG mode, and no MIG device of it is served"),
-        HeldBack("gpu", "5", "GPU-f", "it does not answer"),
-        HeldBack("gpu", "6", "GPU-g", "not among the GPUs that are served"),
+        ("gpu", "2", "GPU-c", "not among the GPUs that are served"),
+        ("gpu", "4", "GPU-e", "in MIG mode, and no MIG device of it is served"),
+        ("gpu", "5", "GPU-f", "it does not answer"),
+        ("gpu", "6", "GPU-g", "not among the GPUs that are served"),
     ]
-    cordoned, sick = HeldBack("gpu", "1", "GPU-b", "cordoned"), HeldBack("mig", "3:0", "MIG-0", "Xid 94")
-    assert held_back(node, [whole, cut]) == [cordoned, others[0], sick, *others[1:]]
-    counted = HeldBack("gpu", "3", "GPU-d", "counted as nvidia.com/mig-1g and 1 more")
-    lost = HeldBack("gpu", "", "GPU-x", "gone")
+    cordoned, sick = ("gpu", "1", "GPU-b", "cordoned"), ("mig", "3:0", "MIG-0", "Xid 94")
+    assert words(held_back(node, [whole, cut])) == [cordoned, others[0], sick, *others[1:]]
+    counted = ("gpu", "3", "GPU-d", "counted as nvidia.com/mig-1g and 1 more")
+    lost = ("gpu", "", "GPU-x", "gone")
     all_sick = OfferedResource(
         cut.name, cut.policy, tuple(replace(one, healthy=0, reason="cordoned") for one in slices)
     )
-    assert held_back(node, [whole, all_sick])[2] == HeldBack("gpu", "3", "GPU-d", "cordoned")
+    assert words(held_back(node, [whole, all_sick]))[2] == ("gpu", "3", "GPU-d", "cordoned")
     before = OfferedResource("nvidia.com/old", "packed", (Offered("GPU-c", "GPU-c", "2", healthy=0, retired=1),))
-    assert left_out(node, [whole, cut, cut_too, before], whole) == [lost, cordoned, others[0], counted, *others[1:]]
-    assert left_out(node, [whole, cut], cut) == [sick]
+    assert words(left_out(node, [whole, cut, cut_too, before], whole)) == [
+        lost,
+        cordoned,
+        others[0],
+        counted,
+        *others[1:],
+    ]
+    assert words(left_out(node, [whole, cut], cut)) == [sick]
