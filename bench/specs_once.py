@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.nvml.port import Driver, HostView
+from gpu_plugin.host.view import HostView
+from gpu_plugin.nvml.port import Driver
 
 LOOKS = 200
 
@@ -28,8 +29,9 @@ def main(directory: Path) -> None:
     gpus = _probed(SimulatedDriver(node), SimulatedHost(node))
     began = time.perf_counter()
     from gpu_plugin.access.cdi.options import CdiOptions  # noqa: PLC0415 - the daemon, too, imports these at the first look
-    from gpu_plugin.cdi.directory import SpecDirectory  # noqa: PLC0415
-    from gpu_plugin.cdi.source import Request, SpecSource  # noqa: PLC0415
+    from gpu_plugin.host.cdi.directory import SpecDirectory  # noqa: PLC0415
+    from gpu_plugin.host.cdi.source import Request, SpecSource  # noqa: PLC0415
+    from gpu_plugin.host.driver_root.search import Search  # noqa: PLC0415
 
     root = str(directory / "driver")
     source = SpecSource(SimulatedHost(node), lambda: ((root, ""),))
@@ -52,7 +54,7 @@ def main(directory: Path) -> None:
             {
                 "first_ms": first * 1000,
                 "looks_ms": looks,
-                "searches": source.search.searches,
+                "searches": source._searches[Search].searches,
                 "rewritten": rewritten,
                 "calls": sum(calls.values()) / LOOKS,
                 "devices": len(spec.devices),

@@ -6,7 +6,7 @@ annotation key made from the ids instead of at random.
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -33,13 +33,13 @@ class DeviceSpec(msgspec.Struct, frozen=True):
     permissions: str = "rw"
 
 
-class ContainerEdits(msgspec.Struct, frozen=True):
-    """The answer for one container. Mappings keep their order; nothing is in it twice."""
+class ContainerEdits(msgspec.Struct):
+    """The answer for one container, which each strategy adds to. Mappings keep their order; nothing is in it twice."""
 
-    envs: Mapping[str, str] = msgspec.field(default_factory=dict)
+    envs: dict[str, str] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[DeviceSpec, ...] = ()
-    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
 
 
@@ -98,14 +98,7 @@ class Access(msgspec.Struct, frozen=True):
         return device.visible_id if self.id_strategy == "uuid" else device.index
 
 
-class _Draft(msgspec.Struct):
-    envs: dict[str, str] = msgspec.field(default_factory=dict)
-    mounts: list[Mount] = msgspec.field(default_factory=list)
-    annotations: dict[str, str] = msgspec.field(default_factory=dict)
-    cdi_devices: list[str] = msgspec.field(default_factory=list)
-
-
-STRATEGIES: Functions[Callable[[_Draft, tuple[str, ...], Access], None]] = Functions(
+STRATEGIES: Functions[Callable[[ContainerEdits, tuple[str, ...], Access], None]] = Functions(
     "device list strategy",
     DEVICE_LIST_STRATEGIES,
     "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
@@ -130,57 +123,50 @@ def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits
     Raises NoFunctionError for a strategy that nothing is done for.
     """
     ids = tuple(dict.fromkeys(map(access.id_of, devices)))
-    draft = _Draft()
+    edits = ContainerEdits()
     if access.mps and any(device.shared == MPS for device in devices):
-        draft.envs["CUDA_MPS_PIPE_DIRECTORY"] = access.mps.pipe
-        draft.mounts += [Mount(access.mps.pipe, access.mps.host_pipe), Mount("/dev/shm", access.mps.host_shm)]  # noqa: S108
+        edits.envs["CUDA_MPS_PIPE_DIRECTORY"] = access.mps.pipe
+        edits.mounts = Mount(access.mps.pipe, access.mps.host_pipe), Mount("/dev/shm", access.mps.host_shm)  # noqa: S108
     for feature in access.features:
-        draft.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
+        edits.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
     for name in DEVICE_LIST_STRATEGIES:
         if name in access.strategies:
-            STRATEGIES[name](draft, ids, access)
-    specs: tuple[DeviceSpec, ...] = ()
+            STRATEGIES[name](edits, ids, access)
     if access.pass_device_specs and not all(map(is_cdi, access.strategies)):
-        specs = _device_specs(devices, access)
-    return ContainerEdits(
-        draft.envs,
-        tuple(draft.mounts),
-        specs,
-        draft.annotations,
-        tuple(draft.cdi_devices),
-    )
+        edits.devices = _device_specs(devices, access)
+    return edits
 
 
 @STRATEGIES("envvar")
-def _envvar(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
-    draft.envs[VISIBLE_DEVICES] = ",".join(ids)
+def _envvar(edits: ContainerEdits, ids: tuple[str, ...], access: Access) -> None:
+    edits.envs[VISIBLE_DEVICES] = ",".join(ids)
     if access.imex_channels:
-        draft.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, access.imex_channels))
+        edits.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, access.imex_channels))
 
 
 @STRATEGIES("volume-mounts")  # after envvar, whose variable it takes over
-def _volume_mounts(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
-    draft.envs[VISIBLE_DEVICES] = VOLUME_ROOT
-    draft.mounts += [Mount(f"{VOLUME_ROOT}/{identifier}", "/dev/null") for identifier in ids]
-    draft.mounts += [Mount(f"{VOLUME_ROOT}/imex/{channel}", "/dev/null") for channel in access.imex_channels]
+def _volume_mounts(edits: ContainerEdits, ids: tuple[str, ...], access: Access) -> None:
+    edits.envs[VISIBLE_DEVICES] = VOLUME_ROOT
+    names = [*ids, *(f"imex/{channel}" for channel in access.imex_channels)]
+    edits.mounts += tuple(Mount(f"{VOLUME_ROOT}/{name}", "/dev/null") for name in names)
 
 
-def _cdi_names(ids: tuple[str, ...], access: Access) -> list[str]:
-    return [*(qualified(GPU, identifier) for identifier in ids), *access.cdi_others]
+def _cdi_names(ids: tuple[str, ...], access: Access) -> tuple[str, ...]:
+    return (*(qualified(GPU, identifier) for identifier in ids), *access.cdi_others)
 
 
 @STRATEGIES("cdi-annotations")
-def _cdi_annotations(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
+def _cdi_annotations(edits: ContainerEdits, ids: tuple[str, ...], access: Access) -> None:
     names = ",".join(_cdi_names(ids, access))
     if not names:
         return  # a runtime would look for a device without a name
     key = f"{access.annotation_prefix}nvidia-device-plugin_{uuid.uuid5(_NAMESPACE, names)}"
-    draft.annotations[key] = names
+    edits.annotations[key] = names
 
 
 @STRATEGIES("cdi-cri")
-def _cdi_cri(draft: _Draft, ids: tuple[str, ...], access: Access) -> None:
-    draft.cdi_devices += _cdi_names(ids, access)
+def _cdi_cri(edits: ContainerEdits, ids: tuple[str, ...], access: Access) -> None:
+    edits.cdi_devices += _cdi_names(ids, access)
 
 
 def _device_specs(devices: Sequence[Device], access: Access) -> tuple[DeviceSpec, ...]:

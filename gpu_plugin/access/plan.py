@@ -44,12 +44,8 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
     )
 
 
-def access_warnings(settings: Settings, node: Node) -> tuple[str, ...]:
+def access_warnings(settings: Settings, node: Node) -> Iterator[str]:
     """A sentence for each thing that the operator asks for without `auto` and the node does not have."""
-    return tuple(_access_warnings(settings, node))
-
-
-def _access_warnings(settings: Settings, node: Node) -> Iterator[str]:
     asked = tuple(name for name, enabled in _wanted(settings).items() if enabled is True)
     found = cdi_classes(asked, node.device_nodes)
     for name in asked:

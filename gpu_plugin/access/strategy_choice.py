@@ -1,4 +1,6 @@
-"""Which device list strategy suits a node, decided from what its files say. What is not known means envvar.
+"""Which device list strategy suits a node, decided from what its files say of its kubelet and of its container runtime.
+
+Paths are the node's own. What is not known means envvar.
 
 cdi-cri takes a kubelet that passes CDI device names on, and a runtime that takes them and reads specs where they are written:
 
@@ -11,21 +13,15 @@ cdi-cri takes a kubelet that passes CDI device names on, and a runtime that take
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.access.node_evidence import (
-    CONTAINERD,
-    CRIO,
-    K3S,
-    RKE2,
-    ContainerdEvidence,
-    CrioEvidence,
-    CriSection,
-    KubeletEvidence,
-    NodeEvidence,
-)
+CONTAINERD = "containerd"
+K3S = "k3s"
+RKE2 = "RKE2"
+CRIO = "CRI-O"
+"""Container runtimes; k3s and RKE2 bring a containerd of their own."""
 
 DEFAULT_SPEC_DIRS = ("/etc/cdi", "/var/run/cdi")
 """Where runtimes look for them by default (tags.cncf.io/container-device-interface, DefaultSpecDirs)."""
@@ -51,6 +47,85 @@ as containerd's for Docker."""
 _VERSION = re.compile(r"(?:\d+:)?v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")  # with the epoch of a Debian package
 
 
+class Gate(msgspec.Struct, frozen=True):
+    """A feature gate that somebody set, and where."""
+
+    name: str
+    enabled: bool
+    source: str
+
+
+class KubeletEvidence(msgspec.Struct, frozen=True):
+    """What is known of the kubelet.
+
+    `package` is the version of the distribution's package, `state_file` a file or directory that only kubelets from 1.33
+    on keep, `gates`
+    in the order in which they overrule each other, the last one counts; `endpoint` is the path of the container runtime's
+    socket that the kubelet is told to use, by `endpoint_source`. Empty: nothing says so. `faults` has a sentence for each file
+    that is there and cannot be read.
+    """
+
+    package: str = ""
+    state_file: str = ""
+    gates: tuple[Gate, ...] = ()
+    endpoint: str = ""
+    endpoint_source: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class CriSection(msgspec.Struct, frozen=True):
+    """What one file says of containerd's CRI plugin; None where it says nothing.
+
+    `uncertain` where only some releases count it: in a file that is read without being named as an import, or under the
+    plugin's name of another version of the configuration.
+    """
+
+    source: str
+    enable_cdi: bool | None = None
+    spec_dirs: tuple[str, ...] | None = None
+    uncertain: bool = False
+
+
+class ContainerdEvidence(msgspec.Struct, frozen=True):
+    """What is known of a containerd.
+
+    `file` is its configuration, empty where there is none, `version` that of the file's format. `sections` has what the file
+    and what it imports say of the CRI plugin, the last one overrules; `disabled` is a file that disables the plugin.
+    """
+
+    file: str = ""
+    version: int = 0
+    sections: tuple[CriSection, ...] = ()
+    disabled: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class CrioEvidence(msgspec.Struct, frozen=True):
+    """What is known of CRI-O: its version and which file says so, and where it looks for CDI specs if a file says so."""
+
+    version: str = ""
+    version_source: str = ""
+    spec_dirs: tuple[str, ...] | None = None
+    spec_dirs_source: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class NodeEvidence(msgspec.Struct, frozen=True):
+    """What the node's files say of its kubelet and container runtimes.
+
+    `trouble` is why nothing could be looked at, empty otherwise. `sockets` are those of the known paths of container runtimes
+    that exist; `containerd` is by runtime, of those with a configuration that was found; `containerd_package` is the version
+    of the distribution's package.
+    """
+
+    trouble: str = ""
+    kubelet: KubeletEvidence = KubeletEvidence()
+    sockets: tuple[str, ...] = ()
+    containerd: Mapping[str, ContainerdEvidence] = msgspec.field(default_factory=dict)
+    containerd_package: str = ""
+    crio: CrioEvidence = CrioEvidence()
+
+
 class Choice(msgspec.Struct, frozen=True):
     """A device list strategy, and how it is known to be the right one."""
 
@@ -58,32 +133,32 @@ class Choice(msgspec.Struct, frozen=True):
     reason: str
 
 
-class _Verdict(msgspec.Struct, frozen=True):
-    takes: bool
-    reason: str
+class _RefusedError(Exception):
+    """What is known of the node speaks against CDI device names; the text says what."""
 
 
 def choose(evidence: NodeEvidence, cdi_dir: str) -> Choice:
     """The strategy for a node whose CDI specs are written to `cdi_dir`."""
     if evidence.trouble:
         return Choice("envvar", evidence.trouble)
-    kubelet = _kubelet(evidence.kubelet)
-    if not kubelet.takes:
-        return Choice("envvar", kubelet.reason)
-    runtime = _runtime(evidence, cdi_dir)
-    if not runtime.takes:
-        return Choice("envvar", runtime.reason)
-    return Choice("cdi-cri", f"{kubelet.reason}, and {runtime.reason}")
+    try:
+        return Choice("cdi-cri", f"{_kubelet(evidence.kubelet)}, and {_runtime(evidence, cdi_dir)}")
+    except _RefusedError as error:
+        return Choice("envvar", str(error))
+
+
+def on_run(path: str) -> str:
+    """The path, by /run where it lies below /var/run, which is a link to that on every node."""
+    return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
 
 
 def same_directory(one: str, other: str) -> bool:
-    """Whether two paths are one directory on a node: /var/run is a link to /run."""
+    """Whether two paths are one directory on a node."""
     return _plain(one) == _plain(other)
 
 
 def _plain(path: str) -> str:
-    path = re.sub("/+", "/", f"{path}/")
-    return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
+    return on_run(re.sub("/+", "/", f"{path}/"))
 
 
 def _parsed(version: str) -> tuple[int, int, int]:
@@ -91,88 +166,80 @@ def _parsed(version: str) -> tuple[int, int, int]:
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
 
 
-def _kubelet(kubelet: KubeletEvidence) -> _Verdict:
+def _kubelet(kubelet: KubeletEvidence) -> str:
+    """How it is known that the kubelet passes CDI device names on. Raises _RefusedError."""
     version = _parsed(kubelet.package)
     said = {gate.name: gate for gate in kubelet.gates}
     gate, betas = said.get(GATE), said.get("AllBeta")
     package = f"the kubelet's package is of version {kubelet.package}"
     if kubelet.faults:  # such a file may name another runtime, whatever the version
-        return _Verdict(False, kubelet.faults[0])
+        raise _RefusedError(kubelet.faults[0])
     if version >= (1, 31, 0):
-        return _Verdict(True, package)
+        return package
     if gate is not None:
         set_to = f"{gate.source} sets the kubelet's feature gate {GATE} to {str(gate.enabled).lower()}"
-        return _Verdict(gate.enabled, set_to)
+        if not gate.enabled:
+            raise _RefusedError(set_to)
+        return set_to
     if version >= (1, 29, 0):
         if betas is not None and not betas.enabled:
-            return _Verdict(False, f"{betas.source} sets the kubelet's feature gate AllBeta to false")
-        return _Verdict(True, package)
+            raise _RefusedError(f"{betas.source} sets the kubelet's feature gate AllBeta to false")
+        return package
     if version > (0, 0, 0):
-        return _Verdict(False, f"{package}, and only from 1.29 on kubelets pass CDI device names on by themselves")
+        raise _RefusedError(f"{package}, and only from 1.29 on kubelets pass CDI device names on by themselves")
     if kubelet.state_file:
-        return _Verdict(True, f"only kubelets from 1.33 on keep {kubelet.state_file}")
-    return _Verdict(
-        False,
+        return f"only kubelets from 1.33 on keep {kubelet.state_file}"
+    raise _RefusedError(
         "the kubelet's version is not known: no package of it in /var/lib/dpkg/status, no allocated_pods_state or image_manager "
-        f"in its directory, and nothing sets its feature gate {GATE}",
+        f"in its directory, and nothing sets its feature gate {GATE}"
     )
 
 
-def _runtime(evidence: NodeEvidence, cdi_dir: str) -> _Verdict:
+def _runtime(evidence: NodeEvidence, cdi_dir: str) -> str:
+    """How it is known that the runtime takes the names and finds our specifications. Raises _RefusedError."""
     kubelet = evidence.kubelet
-    if kubelet.endpoint:
-        socket = kubelet.endpoint
-        if socket not in SOCKETS:
-            return _Verdict(
-                False, f"{kubelet.endpoint_source} names a container runtime that is not known here: {socket}"
-            )
-    elif len(evidence.sockets) == 1:
-        [socket] = evidence.sockets
-        if socket not in SOCKETS:
-            return _Verdict(False, f"nothing is known here of the container runtime at {socket}")
-    elif evidence.sockets:
-        found = " and ".join(evidence.sockets)
-        return _Verdict(False, f"it is not known which container runtime the kubelet uses: {found} exist")
-    else:
-        return _Verdict(False, f"no container runtime is found: there is none of {', '.join(SOCKETS)}")
-    judges: dict[str, Callable[[], _Verdict]] = {
-        CRIO: lambda: _crio(evidence.crio, cdi_dir),
-        CONTAINERD: lambda: _containerd(
-            evidence.containerd.get(CONTAINERD, ContainerdEvidence()), evidence.containerd_package, cdi_dir
-        ),
-    }
+    socket = kubelet.endpoint or " and ".join(evidence.sockets)
+    if not socket:
+        raise _RefusedError(f"no container runtime is found: there is none of {', '.join(SOCKETS)}")
+    if not kubelet.endpoint and len(evidence.sockets) > 1:
+        raise _RefusedError(f"it is not known which container runtime the kubelet uses: {socket} exist")
+    if socket not in SOCKETS:
+        if kubelet.endpoint:
+            raise _RefusedError(f"{kubelet.endpoint_source} names a container runtime that is not known here: {socket}")
+        raise _RefusedError(f"nothing is known here of the container runtime at {socket}")
     runtimes = SOCKETS[socket]
-    if len(runtimes) == 1:
-        return judges[runtimes[0]]()
+    if runtimes == (CRIO,):
+        return _crio(evidence.crio, cdi_dir)
+    if runtimes == (CONTAINERD,):
+        known = evidence.containerd.get(CONTAINERD, ContainerdEvidence())
+        return _containerd(known, evidence.containerd_package, cdi_dir)
     own = [runtime for runtime in runtimes if runtime in evidence.containerd]
     if len(own) != 1:
         which = "both" if own else "neither"
-        return _Verdict(
-            False, f"{which} of {' and '.join(runtimes)} have left a configuration of the containerd at {socket}"
+        raise _RefusedError(
+            f"{which} of {' and '.join(runtimes)} have left a configuration of the containerd at {socket}"
         )
     return _containerd(evidence.containerd[own[0]], "", cdi_dir)
 
 
-def _crio(crio: CrioEvidence, cdi_dir: str) -> _Verdict:
+def _crio(crio: CrioEvidence, cdi_dir: str) -> str:
     if crio.faults:
-        return _Verdict(False, crio.faults[0])
+        raise _RefusedError(crio.faults[0])
     if not crio.version:
-        return _Verdict(False, "CRI-O's version is not known: neither /run/crio/version nor a package of it says")
+        raise _RefusedError("CRI-O's version is not known: neither /run/crio/version nor a package of it says")
     known = f"CRI-O is of version {crio.version} ({crio.version_source})"
     if _parsed(crio.version) < (1, 23, 2):
-        return _Verdict(False, f"{known}, and takes CDI device names only from 1.23.2 on")
-    dirs = DEFAULT_SPEC_DIRS if crio.spec_dirs is None else crio.spec_dirs
-    if not _among(cdi_dir, dirs):
-        return _Verdict(False, _elsewhere(crio.spec_dirs_source or "the default", dirs, cdi_dir))
-    return _Verdict(True, known)
+        raise _RefusedError(f"{known}, and takes CDI device names only from 1.23.2 on")
+    _check_place(crio.spec_dirs, crio.spec_dirs_source, cdi_dir)
+    return known
 
 
-def _containerd(containerd: ContainerdEvidence, package: str, cdi_dir: str) -> _Verdict:
+def _containerd(containerd: ContainerdEvidence, package: str, cdi_dir: str) -> str:
     if containerd.faults:
-        return _Verdict(False, containerd.faults[0])
+        raise _RefusedError(containerd.faults[0])
     if containerd.disabled:
-        return _Verdict(
-            False, f"{containerd.disabled} disables containerd's CRI plugin, so the kubelet must use another runtime"
+        raise _RefusedError(
+            f"{containerd.disabled} disables containerd's CRI plugin, so the kubelet must use another runtime"
         )
     newer = ""
     if containerd.version >= 3:
@@ -180,63 +247,51 @@ def _containerd(containerd: ContainerdEvidence, package: str, cdi_dir: str) -> _
     elif _parsed(package) >= (2, 0, 0):
         newer = f"containerd's package is of version {package}"
     if newer:
-        fault = _newer(containerd.sections, cdi_dir)
-        return _Verdict(not fault, fault or newer)
+        _check_newer(containerd.sections, cdi_dir)
+        return newer
     known = f"containerd's package is of version {package}" if package else "containerd's version is not known"
     if (0, 0, 0) < _parsed(package) < (1, 7, 0):
-        return _Verdict(False, f"{known}, and takes CDI device names only from 1.7 on")
+        raise _RefusedError(f"{known}, and takes CDI device names only from 1.7 on")
     declared = _declared(containerd.sections)
+    if not declared and not containerd.file:
+        raise _RefusedError(f"containerd has no configuration file that could be found, and {known}")
     if not declared:
-        if not containerd.file:
-            return _Verdict(False, f"containerd has no configuration file that could be found, and {known}")
-        return _Verdict(
-            False, f"{containerd.file} does not set enable_cdi = true for containerd's CRI plugin, and {known}"
+        raise _RefusedError(
+            f"{containerd.file} does not set enable_cdi = true for containerd's CRI plugin, and {known}"
         )
-    fault = _older(containerd.sections, cdi_dir)
-    return _Verdict(not fault, fault or f"{declared[-1].source} sets enable_cdi = true for containerd")
+    last = declared[-1]
+    if not last.enable_cdi:
+        raise _RefusedError(
+            f"{last.source} does not set enable_cdi = true for containerd, which may be one before 2.0 and takes no CDI device "
+            "names then"
+        )
+    # It takes our names only if it does in either way of merging.
+    _check_place(last.spec_dirs, last.source, cdi_dir)
+    _check_newer(containerd.sections, cdi_dir)
+    return f"{last.source} sets enable_cdi = true for containerd"
 
 
 def _declared(sections: Sequence[CriSection]) -> tuple[CriSection, ...]:
     return tuple(section for section in sections if not section.uncertain)
 
 
-def _newer(sections: Sequence[CriSection], cdi_dir: str) -> str:
-    """Why a containerd from 2.0 on does not take our names; empty where it does, whichever uncertain section it counts."""
+def _check_newer(sections: Sequence[CriSection], cdi_dir: str) -> None:
+    """Raises _RefusedError where a containerd from 2.0 on may not take our names, whichever uncertain section it counts."""
     declared = _declared(sections)
-    readings = (declared, *((*declared, section) for section in sections if section.uncertain))
-    return next(filter(None, (_merged(reading, cdi_dir) for reading in readings)), "")
+    for merged in (declared, *((*declared, section) for section in sections if section.uncertain)):
+        said = [section for section in merged if section.enable_cdi is not None]
+        if said and not said[-1].enable_cdi:
+            raise _RefusedError(f"{said[-1].source} sets enable_cdi = false for containerd")
+        placed = [section for section in merged if section.spec_dirs is not None]
+        last = placed[-1] if placed else CriSection("")
+        _check_place(last.spec_dirs, last.source, cdi_dir)
 
 
-def _merged(sections: Sequence[CriSection], cdi_dir: str) -> str:
-    """Why a containerd that merges the keys of these sections does not take our names; empty where it does."""
-    said = [section for section in sections if section.enable_cdi is not None]
-    if said and not said[-1].enable_cdi:
-        return f"{said[-1].source} sets enable_cdi = false for containerd"
-    placed = [section for section in sections if section.spec_dirs is not None]
-    return _place(placed[-1] if placed else None, cdi_dir)
-
-
-def _older(sections: Sequence[CriSection], cdi_dir: str) -> str:
-    """Why a containerd that may be older than 2.0 does not take our names; empty where it does in either way of merging."""
-    last = _declared(sections)[-1]
-    if not last.enable_cdi:
-        return (
-            f"{last.source} does not set enable_cdi = true for containerd, which may be one before 2.0 and takes no CDI device "
-            "names then"
+def _check_place(spec_dirs: Sequence[str] | None, source: str, cdi_dir: str) -> None:
+    """Raises _RefusedError where a runtime does not look into our directory: `spec_dirs` by `source`; None: the default."""
+    dirs = DEFAULT_SPEC_DIRS if spec_dirs is None else spec_dirs
+    if not any(same_directory(cdi_dir, each) for each in dirs):
+        by = "the default" if spec_dirs is None else source
+        raise _RefusedError(
+            f"CDI specs are written to {cdi_dir} and the runtime looks for them in {', '.join(dirs) or 'no directory'} ({by})"
         )
-    return _place(last if last.spec_dirs is not None else None, cdi_dir) or _newer(sections, cdi_dir)
-
-
-def _place(section: CriSection | None, cdi_dir: str) -> str:
-    dirs = DEFAULT_SPEC_DIRS if section is None or section.spec_dirs is None else section.spec_dirs
-    if _among(cdi_dir, dirs):
-        return ""
-    return _elsewhere("the default" if section is None else section.source, dirs, cdi_dir)
-
-
-def _among(directory: str, dirs: Sequence[str]) -> bool:
-    return any(same_directory(directory, each) for each in dirs)
-
-
-def _elsewhere(source: str, dirs: Sequence[str], cdi_dir: str) -> str:
-    return f"CDI specs are written to {cdi_dir} and the runtime looks for them in {', '.join(dirs) or 'no directory'} ({source})"

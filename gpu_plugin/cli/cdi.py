@@ -147,7 +147,7 @@ def _text(spec: "Spec", form: str) -> str:
 
 
 def _write(output: Path, specs: "Mapping[str, Spec]") -> None:
-    from gpu_plugin.cdi.directory import SpecDirectory  # noqa: PLC0415
+    from gpu_plugin.host.cdi.directory import SpecDirectory  # noqa: PLC0415
 
     outcome = SpecDirectory(output).write(specs)
     for name in outcome.changed:
@@ -286,7 +286,7 @@ def _faults(each: "Judged", conflicts: Mapping[str, tuple[str, ...]]) -> list[st
 )  # fmt: skip
 def remove(directory: Path) -> int:
     """Removes our files and no other."""
-    from gpu_plugin.cdi.directory import SpecDirectory  # noqa: PLC0415
+    from gpu_plugin.host.cdi.directory import SpecDirectory  # noqa: PLC0415
 
     outcome = SpecDirectory(directory).remove()
     for name in outcome.changed:

@@ -10,17 +10,16 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.access.cdi.spec import Edits, Spec, minimum_version
-from gpu_plugin.cdi.source import Roots, SpecSource
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.host.driver_root import proc
+from gpu_plugin.host.cdi.source import Roots, SpecSource
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tegra import TegraSearch
-from gpu_plugin.nvml.library import SONAME
+from gpu_plugin.host.view import HostView, any_partitioned, kernel_driver_version, listed_gpus
+from gpu_plugin.nvml.driver import SONAME
 from gpu_plugin.nvml.platforms.choice import Platform, choose
 from gpu_plugin.nvml.platforms.driver import look
-from gpu_plugin.nvml.port import HostView
 
 NO_MIG = (
     "MIG devices are left out: a node's files do not have their uuids; run `gpu-plugin cdi generate` on the node itself "
@@ -106,7 +105,7 @@ def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
     """
     files = Path(root or "/", "proc")
     try:
-        gpus, trouble = tuple(proc.gpus(files)), None
+        gpus, trouble = tuple(listed_gpus(files)), None
     except OSError as error:
         gpus, trouble = (), error
     platform = choose(strategy, look([root or "/"]), lambda: [gpu.model for gpu in gpus] or None).platform
@@ -120,7 +119,7 @@ def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
             f"--root: {trouble.filename}: {trouble.strerror}; a copy of a node needs proc/driver/nvidia/gpus, or name "
             "GPUs with --simulate"
         )
-    return Node(gpus, driver_version=proc.driver_version(files)), (NO_MIG,) if proc.partitioned(files) else ()
+    return Node(gpus, driver_version=kernel_driver_version(files)), (NO_MIG,) if any_partitioned(files) else ()
 
 
 def _need_nvml(root: str) -> None:

@@ -14,12 +14,13 @@ from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.options import cdi_options, ignored_options
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import access_warnings, plan_access
-from gpu_plugin.cdi.directory import said
-from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan, served_gpus
-from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.host.cdi.directory import said
+from gpu_plugin.host.cdi.source import Request, SpecSource
+from gpu_plugin.host.view import HostView
+from gpu_plugin.nvml.port import Driver, NvmlError
 
 if TYPE_CHECKING:
     from gpu_plugin.cli.cdi_copy import Copy
@@ -84,7 +85,7 @@ def _subject(settings: Settings, root: str | None) -> Iterator[_Subject]:
 def _copied(settings: Settings, root: str) -> _Subject:
     """The node of a directory, or a simulated one with the driver of that directory."""
     from gpu_plugin.cli.cdi_copy import Copy, copied_node  # noqa: PLC0415 - only who has a copy of a node needs it
-    from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
+    from gpu_plugin.host.view import LinuxHost  # noqa: PLC0415
 
     copy = Copy.of(root, settings)
     roots = ((copy.driver, copy.driver),)  # as the copy has them, which is how sentences should

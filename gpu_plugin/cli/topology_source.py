@@ -34,7 +34,7 @@ def simulated_hardware(profile: str) -> "tuple[SimulatedDriver, SimulatedHost]":
 
 def simulated_node(profile: str) -> Node:
     """A simulated node with its links. Raises UsageError where there is no such node."""
-    from gpu_plugin.nvml.topology import probe_links  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.nvml.links import probe_links  # noqa: PLC0415 - usage and help need none of it
     from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
 
     try:

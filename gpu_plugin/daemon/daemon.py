@@ -24,7 +24,6 @@ import anyio.abc
 from msgspec.structs import replace
 
 from gpu_plugin import __version__, control
-from gpu_plugin.cdi.watch import CdiWatch
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -38,6 +37,7 @@ from gpu_plugin.daemon.node_view import NodeView, Now
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.health.observation import ApplicationError
+from gpu_plugin.host.cdi.watch import CdiWatch
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 
-from gpu_plugin.cdi.watch import CdiWatch
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
@@ -21,6 +20,7 @@ from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.device import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.host.cdi.watch import CdiWatch
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
 from gpu_plugin.nvml.call_times import CallTimes

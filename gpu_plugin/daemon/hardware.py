@@ -9,7 +9,8 @@ import msgspec
 
 from gpu_plugin import control
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.nvml.port import Driver, HostView
+from gpu_plugin.host.view import HostView
+from gpu_plugin.nvml.port import Driver
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ def hardware_for(settings: Settings) -> Hardware:
     """The real driver, or the simulated node that the settings ask for. Raises ConfigError for one that cannot be."""
     if settings.simulate:
         return _simulated(settings)
+    from gpu_plugin.host.view import LinuxHost  # noqa: PLC0415
     from gpu_plugin.nvml.driver import PynvmlDriver  # noqa: PLC0415
-    from gpu_plugin.nvml.host import LinuxHost  # noqa: PLC0415
     from gpu_plugin.nvml.platforms.driver import PlatformDriver  # noqa: PLC0415
 
     roots = (settings.driver_root_ctr_path, settings.driver_root)

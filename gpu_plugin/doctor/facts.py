@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from gpu_plugin.access.node_evidence import NodeEvidence
+from gpu_plugin.access.strategy_choice import NodeEvidence
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.health.observation import Fabric
 

@@ -1,1 +1,1 @@
-"""Files of the host: the driver's installation, and what the node says of its kubelet and container runtime."""
+"""Files of the host: the driver's installation, what the kernel says of GPUs, the kubelet's and runtimes', and CDI's."""

@@ -14,13 +14,14 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan
+from gpu_plugin.host.view import HostView
 from gpu_plugin.mps import directories
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import mps_resources
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder
-from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse

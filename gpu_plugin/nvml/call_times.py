@@ -81,14 +81,10 @@ class CallTimes:
                         self._errors[name, label] += 1
                 raise
             finally:
-                self._over(ticket)
+                now, timeout = self._clock(), self._timeout()
+                with self._lock:
+                    _, began, _ = self._out.pop(ticket)
+                    self._durations[name].observe(now - began)
+                    self._hung[name] += now - began >= timeout + allowed
 
         return timed
-
-    def _over(self, ticket: int) -> None:
-        now, timeout = self._clock(), self._timeout()
-        with self._lock:
-            name, began, allowed = self._out.pop(ticket)
-            self._durations[name].observe(now - began)
-            if now - began >= timeout + allowed:
-                self._hung[name] += 1

@@ -1,13 +1,18 @@
-"""The real driver: `port.Driver` over pynvml. The only module that imports it.
+"""The real driver: `port.Driver` over pynvml, which only this module imports, and libnvidia-ml.so.1, wherever that is.
 
 pynvml gives ctypes no argument types, so a wrong one could crash the process: every argument is made here.
 """
 
+import _ctypes
 import ctypes
+import logging
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import (
     ECC_VOLATILE,
@@ -15,12 +20,85 @@ from gpu_plugin.devices.nvml_h import (
     MEMORY_ERROR_UNCORRECTED,
     NVLINK_REMOTE_SWITCH,
     TEMPERATURE_GPU,
+    UNSUPPORTED,
     Return,
     Threshold,
 )
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml import library, port, structures
+from gpu_plugin.host.driver_root.inside import resolve
+from gpu_plugin.nvml import port, structures
 from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
+
+log = logging.getLogger(__name__)
+
+SONAME = "libnvidia-ml.so.1"
+
+MAX_NAMED_CANDIDATES = 3
+"""Places that are named where there is no library: files that are there and cannot be loaded first. All are at debug level."""
+
+
+def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
+    """Files that may be the library, best first, each with the root that it lies under.
+
+    Those under each root that is not the real one; then, under no root, the bare name, and WSL's own, which the loader
+    need not know. WSL's goes first below a root: beside it, the library of a Linux driver finds no GPU.
+    """
+    other = dict.fromkeys(root.rstrip("/") for root in roots)
+    directories = (WSL_LIBRARIES, *LIBRARY_DIRECTORIES)
+    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in directories]
+    return [*found, ("", SONAME), ("", f"/{WSL_LIBRARIES}/{SONAME}")]
+
+
+def load(roots: Sequence[str]) -> ctypes.CDLL:
+    """The library, from under the first root that has one, else wherever the loader finds it.
+
+    Raises:
+        NvmlError: LIBRARY_NOT_FOUND, with how many places were tried, and the first few.
+    """
+    tried: list[str] = []
+    unfit: list[str] = []
+    for root, candidate in candidates(roots):
+        path = resolve(root, candidate) if "/" in candidate else candidate
+        if path is None:
+            tried.append(candidate)
+            continue
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            (tried if path == SONAME else unfit).append(f"{path} ({error})")
+    places = [*unfit, *tried]
+    log.debug("no %s that can be loaded; tried %s", SONAME, ", ".join(places))
+    more = f" and {len(places) - MAX_NAMED_CANDIDATES} more places" if len(places) > MAX_NAMED_CANDIDATES else ""
+    raise NvmlError(
+        Return.LIBRARY_NOT_FOUND,
+        "dlopen",
+        f"no {SONAME} that can be loaded in {', '.join(places[:MAX_NAMED_CANDIDATES])}{more}",
+    )
+
+
+def unload(loaded: ctypes.CDLL) -> None:
+    """Gives the library back to the loader, which takes its code away: no call into it may be under way or come."""
+    _ctypes.dlclose(loaded._handle)  # noqa: SLF001 - ctypes never closes what it opened, and says its handle nowhere else
+
+
+class Calls:
+    """How many calls into the library are under way, on whatever thread: while one is, its code must stay where it is.
+
+    With `lock` held no other begins.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls = 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.calls += 1
+
+    def __exit__(self, *_raised: object) -> None:
+        with self.lock:
+            self.calls -= 1
+
 
 T = TypeVar("T")
 
@@ -35,17 +113,11 @@ _FABRIC: tuple[tuple[str, type[ctypes.Structure]], ...] = (
 _CLOCKS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 """What tells why clocks are low, by its name now and by the one that older libraries know."""
 
+# What a library answers that is older than a function, or than a version of its structure.
+_LATER = frozenset({Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH})
+
 # pynvml keeps one library for the whole process, whoever opened it: so do we with the calls into it.
-_in_use = library.Calls()
-
-
-def _getter(name: str, kind: Callable[[Any], T]) -> Callable[[Any, Handle], T]:
-    """A call about one GPU that pynvml's function of this name answers; `kind` makes the plain value of the answer."""
-
-    def asked(self: "PynvmlDriver", handle: Handle) -> T:
-        return kind(self._ask(name, handle))
-
-    return asked
+_in_use = Calls()
 
 
 class PynvmlDriver(port.Driver):
@@ -55,9 +127,7 @@ class PynvmlDriver(port.Driver):
         """Takes the directories under which to look for the library, before the loader's own places."""
         self._roots = tuple(roots)
         self._nvml: ModuleType | None = None
-        self._fabric_version = 0
-        self._older_temperature = False
-        self._older_memory = False
+        self._ways: dict[str, int] = {}
 
     def open(self) -> None:
         """Loads the library as it lies on disk now, unless it is in use already, and initialises it."""
@@ -66,9 +136,9 @@ class PynvmlDriver(port.Driver):
         with _in_use.lock:
             _unload(pynvml)  # one that could not be initialised, or not be left: the driver's upgrade brings another
             if pynvml.nvmlLib is None:
-                pynvml.nvmlLib = library.load(self._roots)
+                pynvml.nvmlLib = load(self._roots)
         self._nvml = pynvml
-        self._fabric_version, self._older_temperature, self._older_memory = 0, False, False
+        self._ways = {}
         self._call("nvmlInit")
 
     def close(self) -> None:
@@ -77,26 +147,6 @@ class PynvmlDriver(port.Driver):
             self._call("nvmlShutdown")
             with _in_use.lock:
                 _unload(self._nvml)
-
-    uuid = _getter("nvmlDeviceGetUUID", str)
-    minor_number = _getter("nvmlDeviceGetMinorNumber", int)
-    name = _getter("nvmlDeviceGetName", str)
-    architecture = _getter("nvmlDeviceGetArchitecture", int)
-    memory_total = _getter("nvmlDeviceGetMemoryInfo", lambda told: int(told.total))
-    utilization = _getter("nvmlDeviceGetUtilizationRates", lambda told: int(told.gpu))
-    power_usage = _getter("nvmlDeviceGetPowerUsage", int)
-    power_limit = _getter("nvmlDeviceGetEnforcedPowerLimit", int)
-    max_mig_devices = _getter("nvmlDeviceGetMaxMigDeviceCount", int)
-    gpu_instance_id = _getter("nvmlDeviceGetGpuInstanceId", int)
-    compute_instance_id = _getter("nvmlDeviceGetComputeInstanceId", int)
-    numa_node = _getter("nvmlDeviceGetNumaNodeId", int)
-    compute_mode = _getter("nvmlDeviceGetComputeMode", int)
-    persistence_mode = _getter("nvmlDeviceGetPersistenceMode", bool)
-    margin_temperature = _getter("nvmlDeviceGetMarginTemperature", int)
-    retired_pages_pending = _getter("nvmlDeviceGetRetiredPagesPendingStatus", bool)
-    pcie_replays = _getter("nvmlDeviceGetPcieReplayCounter", int)
-    total_energy = _getter("nvmlDeviceGetTotalEnergyConsumption", int)
-    supported_event_types = _getter("nvmlDeviceGetSupportedEventTypes", int)
 
     def driver_version(self) -> str:
         return str(self._call("nvmlSystemGetDriverVersion"))
@@ -120,31 +170,26 @@ class PynvmlDriver(port.Driver):
     def pci_bus_id(self, handle: Handle) -> str:
         return self._bus_id("nvmlDeviceGetPciInfo", handle)
 
-    def compute_capability(self, handle: Handle) -> tuple[int, int]:
-        major, minor = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
-        return int(major), int(minor)
+    def memory_total(self, handle: Handle) -> int:
+        return int(self.ask("nvmlDeviceGetMemoryInfo", handle).total)
+
+    def utilization(self, handle: Handle) -> int:
+        return int(self.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
 
     def memory_used(self, handle: Handle) -> int:
-        if not self._older_memory:
-            try:
-                told = self._ask("nvmlDeviceGetMemoryInfo", handle, self._lib.nvmlMemory_v2)
-            except NvmlError as error:
-                if error.code not in (Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH):
-                    raise
-                self._older_memory = True  # the library's age, which no other GPU changes
-            else:
-                return int(told.used)
-        return int(self._ask("nvmlDeviceGetMemoryInfo", handle).used)
-
-    def mig_mode(self, handle: Handle) -> tuple[int, int]:
-        current, pending = self._ask("nvmlDeviceGetMigMode", handle)
-        return int(current), int(pending)
+        name = "nvmlDeviceGetMemoryInfo"
+        return self._newest(
+            "memory_used",
+            _LATER,
+            lambda: int(self.ask(name, handle, self._lib.nvmlMemory_v2).used),
+            lambda: int(self.ask(name, handle).used),
+        )
 
     def mig_handle(self, handle: Handle, index: int) -> Handle:
-        return _address(self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index))
+        return _address(self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index))
 
     def mig_attributes(self, handle: Handle) -> MigAttributes:
-        found = self._ask("nvmlDeviceGetAttributes_v2", handle)
+        found = self.ask("nvmlDeviceGetAttributes_v2", handle)
         engines = Engines(
             found.multiprocessorCount,
             found.sharedCopyEngineCount,
@@ -156,35 +201,33 @@ class PynvmlDriver(port.Driver):
         return MigAttributes(found.gpuInstanceSliceCount, found.computeInstanceSliceCount, found.memorySizeMB, engines)
 
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
-        self._ask("nvmlDeviceSetComputeMode", handle, mode)
+        self.ask("nvmlDeviceSetComputeMode", handle, mode)
 
     def temperature(self, handle: Handle) -> int:
-        if not self._older_temperature:
+        def newer() -> int:
             told = structures.made(structures.Temperature)
             told.sensorType = TEMPERATURE_GPU
-            try:
-                self._fill("nvmlDeviceGetTemperatureV", handle, told)
-            except NvmlError as error:
-                if error.code not in (Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH):
-                    raise
-                self._older_temperature = True  # the library's age, which no other GPU changes
-            else:
-                return int(told.temperature)
-        return int(self._ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU))
+            self._fill("nvmlDeviceGetTemperatureV", handle, told)
+            return int(told.temperature)
+
+        def older() -> int:
+            return int(self.ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU))
+
+        return self._newest("temperature", _LATER, newer, older)
 
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
-        return int(self._ask("nvmlDeviceGetTemperatureThreshold", handle, int(kind)))
+        return int(self.ask("nvmlDeviceGetTemperatureThreshold", handle, int(kind)))
 
     def uncorrected_ecc_errors(self, handle: Handle) -> int:
-        return int(self._ask("nvmlDeviceGetTotalEccErrors", handle, MEMORY_ERROR_UNCORRECTED, ECC_VOLATILE))
+        return int(self.ask("nvmlDeviceGetTotalEccErrors", handle, MEMORY_ERROR_UNCORRECTED, ECC_VOLATILE))
 
     def sram_threshold_exceeded(self, handle: Handle) -> bool:
         status = self._lib.c_nvmlEccSramErrorStatus_v1_t()
-        self._ask("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
+        self.ask("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
         return bool(status.bThresholdExceeded)
 
     def remapped_rows(self, handle: Handle) -> RemappedRows:
-        found = self._ask("nvmlDeviceGetRemappedRows", handle)
+        found = self.ask("nvmlDeviceGetRemappedRows", handle)
         correctable, uncorrectable, pending, failure = found
         return RemappedRows(correctable, uncorrectable, bool(pending), bool(failure))
 
@@ -194,18 +237,13 @@ class PynvmlDriver(port.Driver):
         return bool(status.bUnrepairableMemory)
 
     def clocks_event_reasons(self, handle: Handle) -> int:
-        try:
-            return int(self._ask(_CLOCKS[0], handle))
-        except NvmlError as error:
-            if error.code != Return.FUNCTION_NOT_FOUND:
-                raise
-            return int(self._ask(_CLOCKS[1], handle))
+        return self._newest("clocks", _LATER, *(lambda name=name: int(self.ask(name, handle)) for name in _CLOCKS))
 
     def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
         states: list[bool] = []
         for link in range(MAX_NVLINKS):
             try:
-                states.append(bool(self._ask("nvmlDeviceGetNvLinkState", handle, link)))
+                states.append(bool(self.ask("nvmlDeviceGetNvLinkState", handle, link)))
             except NvmlError as error:
                 if link and (error.unsupported or error.code == Return.INVALID_ARGUMENT):
                     break  # no such link: there are none after it either
@@ -213,27 +251,20 @@ class PynvmlDriver(port.Driver):
         return tuple(states)
 
     def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
-        return bool(self._ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == NVLINK_REMOTE_SWITCH)
+        return bool(self.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == NVLINK_REMOTE_SWITCH)
 
     def fabric(self, handle: Handle) -> Fabric:
-        version = self._fabric_version
-        while True:
-            try:
-                function, structure = _FABRIC[version]
-                told = structures.made(structure)
-                self._fill(function, handle, told)
-            except NvmlError as error:
-                older = error.unsupported or error.code == Return.INVALID_ARGUMENT
-                if not older or version + 1 == len(_FABRIC):
-                    raise
-                version += 1
-            else:
-                self._fabric_version = version  # what it answered once, it is asked at once from then on
-                return structures.fabric(told)
+        def by(function: str, structure: type[ctypes.Structure]) -> Fabric:
+            told = structures.made(structure)
+            self._fill(function, handle, told)
+            return structures.fabric(told)
+
+        refused = UNSUPPORTED | {Return.INVALID_ARGUMENT}
+        return self._newest("fabric", refused, *(partial(by, *way) for way in _FABRIC))
 
     def pcie_link(self, handle: Handle) -> PcieLink:
-        width = self._ask("nvmlDeviceGetCurrPcieLinkWidth", handle)
-        return PcieLink(int(width), int(self._ask("nvmlDeviceGetMaxPcieLinkWidth", handle)))
+        width = self.ask("nvmlDeviceGetCurrPcieLinkWidth", handle)
+        return PcieLink(int(width), int(self.ask("nvmlDeviceGetMaxPcieLinkWidth", handle)))
 
     def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
         values = structures.asking(fields)
@@ -241,7 +272,7 @@ class PynvmlDriver(port.Driver):
         return structures.answers(values, "nvmlDeviceGetFieldValues")
 
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
-        if not self._ask("nvmlDeviceGetNvLinkState", handle, link):
+        if not self.ask("nvmlDeviceGetNvLinkState", handle, link):
             return None
         try:
             return self._bus_id("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
@@ -251,7 +282,7 @@ class PynvmlDriver(port.Driver):
             raise
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
-        return int(self._ask("nvmlDeviceGetTopologyCommonAncestor", one, self._device(other)))
+        return int(self.ask("nvmlDeviceGetTopologyCommonAncestor", one, self._device(other)))
 
     def event_set(self) -> EventSet:
         return EventSet(_value(self._call("nvmlEventSetCreate")))
@@ -260,7 +291,7 @@ class PynvmlDriver(port.Driver):
         self._call("nvmlEventSetFree", self._events(events))
 
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
-        self._ask("nvmlDeviceRegisterEvents", handle, mask, self._events(events))
+        self.ask("nvmlDeviceRegisterEvents", handle, mask, self._events(events))
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
         data = self._call("nvmlEventSetWait_v2", self._events(events), timeout_ms)
@@ -279,11 +310,28 @@ class PynvmlDriver(port.Driver):
         return ctypes.cast(ctypes.c_void_p(events), self._lib.c_nvmlEventSet_t)
 
     def _bus_id(self, name: str, handle: Handle, *arguments: Any) -> str:
-        info = self._ask(name, handle, *arguments)
+        info = self.ask(name, handle, *arguments)
         try:
             return str(info.busId)  # made into text by pynvml, on being looked at
         except UnicodeDecodeError as error:
             raise _no_text(name, error) from None
+
+    def _newest(self, what: str, refused: frozenset[int], *ways: Callable[[], T]) -> T:
+        """The answer in the first of these ways, newest first, that is not `refused` with such a code.
+
+        What was answered once is asked that way at once from then on: the library's age no other GPU changes.
+        """
+        way = self._ways.get(what, 0)
+        while True:
+            try:
+                answer = ways[way]()
+            except NvmlError as error:
+                if error.code not in refused or way + 1 == len(ways):
+                    raise
+                way += 1
+            else:
+                self._ways[what] = way
+                return answer
 
     def _fill(self, name: str, handle: Handle, into: ctypes.Structure) -> None:
         self._straight(name, ctypes.c_void_p(handle), ctypes.byref(into))
@@ -301,7 +349,7 @@ class PynvmlDriver(port.Driver):
         if code != Return.SUCCESS:
             raise NvmlError(code, name)
 
-    def _ask(self, name: str, handle: Handle, *arguments: Any) -> Any:
+    def ask(self, name: str, handle: Handle, *arguments: Any) -> Any:
         """Calls pynvml's function of this name about a GPU."""
         return self._call(name, self._device(handle), *arguments)
 
@@ -326,7 +374,7 @@ def _unload(nvml: Any) -> None:
         return
     loaded, nvml.nvmlLib = nvml.nvmlLib, None
     nvml._nvmlGetFunctionPointer_cache = {}  # noqa: SLF001 - addresses within the library
-    library.unload(loaded)
+    unload(loaded)
 
 
 def _address(pointer: Any) -> Handle:

@@ -5,20 +5,20 @@ One GPU that is slow, sick or strange hides no other. What blocks runs on driver
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import anyio
+import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.devices.device import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.health.observation import Fault, Sample
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import traits
-from gpu_plugin.nvml.port import Driver, HostView, NvmlError
-from gpu_plugin.nvml.roster import MAINTENANCE, Released
+from gpu_plugin.nvml.port import Driver
+from gpu_plugin.nvml.roster import MAINTENANCE, Probed, Released, Watched
 from gpu_plugin.nvml.sample import fault
 from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.nvml.watched import Probed, Watched
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
@@ -42,20 +42,20 @@ class Finder:
         Of one that cannot be read, the log names the GPU that had its index `before`.
         """
         placeholders = [Gpu(uuid=placeholder(index), index=index) for index in range(count)]
-        names = {gpu.index: f"before: {gpu.uuid}" for gpu in before if not is_placeholder(gpu.uuid)}
-        return distinct(await self._all(placeholders, patience, [names.get(gpu.index, "") for gpu in placeholders]))
+        names = {placeholder(gpu.index): f" (before: {gpu.uuid})" for gpu in before if not is_placeholder(gpu.uuid)}
+        return distinct(await self._all(placeholders, patience, names))
 
     async def by_bus_id(self, gpus: Iterable[Gpu], patience: float) -> list[Watched]:
         """These GPUs, each reached by its PCI bus id, which touches no other."""
         asked = list(gpus)
-        return await self._all(asked, patience, [gpu.uuid for gpu in asked], by_bus_id=True)
+        return await self._all(asked, patience, {gpu.uuid: f" ({gpu.uuid})" for gpu in asked}, by_bus_id=True)
 
     def forget(self) -> None:
         """The driver was closed: what is still to be answered means nothing to the next one."""
         self._out.clear()
 
     async def _all(
-        self, asked: Sequence[Gpu], patience: float, names: Sequence[str], *, by_bus_id: bool = False
+        self, asked: Sequence[Gpu], patience: float, names: Mapping[str, str], *, by_bus_id: bool = False
     ) -> list[Watched]:
         for gpu in asked:  # one that was given up on is not asked again beside it: its answer counts whenever it comes
             if (gpu, by_bus_id) not in self._out:
@@ -63,8 +63,8 @@ class Finder:
                 self._out[gpu, by_bus_id] = self._calls.begin(probe)
         until = anyio.current_time() + patience
         probed: list[Watched] = []
-        for gpu, name in zip(asked, names, strict=True):
-            job, called = self._out[gpu, by_bus_id], f"GPU {gpu.index} ({name})" if name else f"GPU {gpu.index}"
+        for gpu in asked:
+            job, called = self._out[gpu, by_bus_id], f"GPU {gpu.index}{names.get(gpu.uuid, '')}"
             if not await settled(job, max(0.0, until - anyio.current_time())):
                 why = f"the driver has not described it within {patience:g} s"
                 log.error("%s: %s", called, why)
@@ -76,7 +76,7 @@ class Finder:
                 handle, described = job.done.result()
                 probed.append(Watched(described, handle))
             else:
-                why = failed(error).detail
+                why = fault(error).detail
                 log.error("%s cannot be read: %s", called, why)
                 probed.append(Watched(replace(gpu, unreadable=why), None))
         return probed
@@ -84,27 +84,8 @@ class Finder:
 
 def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Callable[[], Probed]:
     """A probe of a GPU: by its uuid, where it has one, else by its index; `by_bus_id`: by its bus id, touching no other."""
-    named = not is_placeholder(gpu.uuid)
-
-    def probed() -> Probed:
-        known, bus_id = gpu.uuid if named else "", gpu.pci_bus_id if by_bus_id else ""
-        handle, found = traits.probe_gpu(driver, host, gpu.index, known, bus_id=bus_id)
-        if named and found.uuid != gpu.uuid:
-            raise replaced(gpu, found.uuid)
-        return handle, found
-
-    return probed
-
-
-def replaced(gpu: Gpu, uuid: str) -> NvmlError:
-    """What is to be said where another GPU is in the place of that one."""
-    text = f"not found, another GPU, {uuid}, is at {gpu.pci_bus_id} now"
-    return NvmlError(Return.NOT_FOUND, "nvmlDeviceGetHandleByPciBusId_v2", text)
-
-
-def failed(error: BaseException) -> Sample:
-    """The sample that a failed call is."""
-    return fault(error) if isinstance(error, NvmlError) else Sample(fault=Fault.ERROR, detail=repr(error))
+    known, bus_id = "" if is_placeholder(gpu.uuid) else gpu.uuid, gpu.pci_bus_id if by_bus_id else ""
+    return partial(traits.probe_gpu, driver, host, gpu.index, known, bus_id=bus_id)
 
 
 def distinct(probed: list[Watched]) -> list[Watched]:
@@ -177,3 +158,22 @@ def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[
 def in_order(gpus: Iterable[Watched]) -> list[Watched]:
     """By index, as NVML numbers them."""
     return sorted(gpus, key=lambda watched: (watched.gpu.index, watched.gpu.uuid))
+
+
+class HostSight(msgspec.Struct, frozen=True):
+    """What the host said at one time. None: it was not asked, or could not tell."""
+
+    device_nodes: frozenset[str]
+    mig_minors: Mapping[str, int] | None
+    bindings: Mapping[str, int] | None
+    boot_id: str
+
+
+def see_host(host: HostView, *, sliced: bool) -> HostSight:
+    """Asks the host, for the minors of MIG devices only where GPUs are `sliced`. Blocks."""
+    try:
+        bindings = host.bindings()
+    except OSError as error:
+        log.debug("the driver's bindings cannot be read now: %s", error)
+        bindings = None
+    return HostSight(host.device_nodes(), host.mig_minors() if sliced else None, bindings, host.boot_id())

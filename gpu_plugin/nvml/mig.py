@@ -57,7 +57,13 @@ def read_partition(
     before = {(device.index, device.uuid): device for device in known}
     devices: dict[str, MigDevice] = {}
     unreadable: dict[int, str] = {}
-    for index in range(_indices(driver, handle)):
+    try:
+        indices = driver.max_mig_devices(handle)
+    except NvmlError as error:
+        if not error.unsupported:
+            raise
+        indices = 0  # the driver does not know of any
+    for index in range(indices):
         try:
             mig = driver.mig_handle(handle, index)
         except NvmlError as error:
@@ -109,16 +115,6 @@ def profile_of(name: str, attributes: MigAttributes | None, memory_bytes: int | 
     return size if compute == slices else f"{compute}c.{size}"
 
 
-def _indices(driver: Driver, handle: Handle) -> int:
-    """How many MIG indices there are to ask for; none where the driver does not know of any."""
-    try:
-        return driver.max_mig_devices(handle)
-    except NvmlError as error:
-        if error.unsupported:
-            return 0
-        raise
-
-
 def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: int | None) -> MigDevice:
     """One MIG device. Raises NvmlError where the driver does not say which instance it is, or of what size."""
     gpu_instance, compute_instance = driver.gpu_instance_id(mig), driver.compute_instance_id(mig)
@@ -136,24 +132,21 @@ def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: 
     profile = profile_of(name, attributes, memory_bytes)
     if not profile:
         raise refusal or NvmlError(Return.UNKNOWN, "nvmlDeviceGetName", f"names no MIG profile: {name!r}")
+    whole = "c." not in profile
+    if attributes is not None:
+        whole = attributes.compute_instance_slices == attributes.gpu_instance_slices
     return MigDevice(
         uuid=uuid,
         index=index,
         gpu_instance=gpu_instance,
         compute_instance=compute_instance,
         profile=profile,
-        whole=_whole(profile, attributes),
+        whole=whole,
         memory_bytes=None if attributes is None else attributes.memory_mb << 20,
         gpu_slices=None if attributes is None else attributes.gpu_instance_slices,
         compute_slices=None if attributes is None else attributes.compute_instance_slices,
         engines=None if attributes is None else attributes.engines,
     )
-
-
-def _whole(profile: str, attributes: MigAttributes | None) -> bool:
-    if attributes is None:
-        return "c." not in profile
-    return attributes.compute_instance_slices == attributes.gpu_instance_slices
 
 
 def _gigabytes(memory_mb: int, memory_bytes: int | None) -> int:

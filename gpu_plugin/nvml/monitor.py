@@ -2,7 +2,7 @@
 
     Schedule ──whose turn──▶ Monitor ──▶ Poller ─Result─▶ Reports ──observations──▶ observe
     EventWaiter (thread) ──event──▶ Reports ──▶ observe, and the GPU's turn is next
-    HostWatch, Reopening ──▶ DriverSession, Finder, EventSubscription        Monitor ──Node──▶ found
+    HostView, Reopening ──▶ DriverSession, Finder, EventSubscription         Monitor ──Node──▶ found
 
 Decides nothing of their health: every look and every event goes to `observe`, every change of what is known of the hardware
 to `found`. GPUs are looked at side by side: one that holds a call holds no other GPU, and no round for longer than a moment.
@@ -12,25 +12,26 @@ import logging
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import anyio
 
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
-from gpu_plugin.nvml.finding import PROBE_PATIENCE
-from gpu_plugin.nvml.host import HostWatch
+from gpu_plugin.host.view import HostView
+from gpu_plugin.nvml.finding import PROBE_PATIENCE, HostSight, see_host
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.mig import with_caps
 from gpu_plugin.nvml.polling import Poller
-from gpu_plugin.nvml.port import Driver, HostView
+from gpu_plugin.nvml.port import Driver
 from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
-from gpu_plugin.nvml.roster import PATIENCE, Released, ReleaseError, Roster
+from gpu_plugin.nvml.roster import PATIENCE, LookResult, Released, ReleaseError, Roster, Watched
 from gpu_plugin.nvml.schedule import Schedule, Turn
 from gpu_plugin.nvml.session import AS_BEFORE, DriverCalls, DriverSession, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
-from gpu_plugin.nvml.watched import LookResult, Watched
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.slow_call import SlowCall
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Monitor:
         self._events = EventSubscription(driver, calls, reports.heard, self.look_now, reports.saw)
         self._poller = Poller(driver, host, calls, session, roster)
         self._links = Links(driver, host, calls)
-        self._host_watch = HostWatch(host, calls)
+        self._asking_host: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
         self._reopening = Reopening(driver, host, calls, roster, session, self._events, reports)
         self._schedule = Schedule()
         self._look, self._turned = Pulse(), Pulse()
@@ -215,8 +216,7 @@ class Monitor:
         roster = self._roster
         roster.wanted = roster.wanted.plus(uuids)
         if not await self._brought(lambda: self._reopening.released):
-            blocked_by = self._reopening.blocked_by or self._reopening.holder
-            words = blocked_by.words if blocked_by else "the GPUs' turn has not come yet"
+            words = self._reopening.blocked_by or self._reopening.holder or "the GPUs' turn has not come yet"
             raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {words}")
 
     async def resume(self, uuids: frozenset[str] | None) -> None:
@@ -352,8 +352,12 @@ class Monitor:
         """Takes in what the host says now: nothing, where it cannot be asked or takes its time, and what was known stays."""
         roster = self._roster
         sliced = any(watched.gpu.mig_devices for watched in roster.gpus)
-        seen = await self._host_watch.see(min(self.timeout, patience), sliced=sliced)
-        if seen is None:
+        try:
+            seen = await self._asking_host.joined(
+                partial(see_host, self.host, sliced=sliced), min(self.timeout, patience)
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
+            log.debug("the host cannot be asked: %r", error)
             return
         self._device_nodes = seen.device_nodes
         roster.bus.bindings = roster.bus.bindings if seen.bindings is None else seen.bindings

@@ -3,16 +3,16 @@
 import logging
 
 import anyio
-from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.nvml.finding import failed, probing, replaced
-from gpu_plugin.nvml.port import Driver, Handle, HostView
-from gpu_plugin.nvml.roster import Roster
-from gpu_plugin.nvml.sample import Look, look
+from gpu_plugin.host.view import HostView
+from gpu_plugin.nvml.finding import probing
+from gpu_plugin.nvml.port import Driver, Handle
+from gpu_plugin.nvml.roster import LookResult, Probed, Roster, Watched
+from gpu_plugin.nvml.sample import Look, fault, look
 from gpu_plugin.nvml.session import DriverCalls, DriverSession
-from gpu_plugin.nvml.watched import LookResult, Probed, Watched
+from gpu_plugin.nvml.traits import reach
 from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Poller:
         watched.looking = None
         error = job.done.exception()
         if error is not None:
-            return watched.saw(replace(failed(error), binding=binding), now)
+            return watched.saw(fault(error, binding), now)
         answer: Look | Probed = job.done.result()
         return self._looked(watched, answer, now) if isinstance(answer, Look) else self._probed(watched, *answer, now)
 
@@ -88,6 +88,7 @@ class Poller:
         driver, gpu, handle = self._driver, watched.gpu, watched.handle
         # Each GPU begins elsewhere: neither do all ask everything in one round, nor all the same of what takes turns.
         by_bus_id, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
+        bus_id = gpu.pci_bus_id if by_bus_id else ""
         if gpu.unreadable:
             return self._calls.begin(probing(driver, self._host, gpu, by_bus_id=by_bus_id))
         skip = watched.unsupported
@@ -99,7 +100,7 @@ class Poller:
         return self._calls.begin(
             lambda: look(
                 driver,
-                _reach(driver, gpu, by_bus_id=by_bus_id) if handle is None else handle,
+                reach(driver, gpu.index, gpu.uuid, bus_id)[0] if handle is None else handle,
                 gpu,
                 opening=opening,
                 full=full,
@@ -136,16 +137,6 @@ class Poller:
         self._roster.by_handle[handle] = gpu.uuid
         # It is looked at, and its events are asked for, once others know of it.
         return LookResult(links_changed=True, look_soon=True)
-
-
-def _reach(driver: Driver, gpu: Gpu, *, by_bus_id: bool) -> Handle:
-    if not by_bus_id:
-        return driver.handle_by_uuid(gpu.uuid)
-    handle = driver.handle_by_pci_bus_id(gpu.pci_bus_id)
-    uuid = driver.uuid(handle)
-    if uuid != gpu.uuid:
-        raise replaced(gpu, uuid)
-    return handle
 
 
 def _gone(gpu: Gpu) -> Sample:

@@ -6,18 +6,15 @@ any thread, as NVML's are. Values are plain: no ctypes leaves the adapter. Every
 Numbers are NVML's own; `devices.nvml_h` has those that are told apart.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, NamedTuple, NewType, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, NewType, ParamSpec, TypeVar
 
 import msgspec
 
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric
-
-if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.host_files import HostDevices
 
 Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
@@ -97,23 +94,36 @@ class PcieLink(NamedTuple):
     max_width: int
 
 
-NVML_FUNCTIONS: dict[str, str] = {}
-"""The port's calls in the order of `Driver`, and the NVML function that an error of each names."""
+_FUNCTIONS: dict[Callable[..., object], str] = {}
+"""The NVML function behind each call that is declared, which an error of it names."""
 
 
 def answered_by(function: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Declares a call by the NVML function behind it. Where a driver does not have the call, it is NOT_SUPPORTED."""
 
     def declared(call: Callable[P, T]) -> Callable[P, T]:
-        NVML_FUNCTIONS[call.__name__] = function
-
         @wraps(call)
         def unanswered(*arguments: P.args, **_named: P.kwargs) -> T:
             raise NvmlError(Return.NOT_SUPPORTED, function, getattr(arguments[0], "why_unanswered", ""))
 
+        _FUNCTIONS[unanswered] = function
         return unanswered
 
     return declared
+
+
+def getter(function: str, kind: Callable[[Any], T]) -> Callable[["Driver", Handle], T]:
+    """Declares a call about a handle, which the NVML function answers by itself; `kind` makes the plain value of the answer."""
+
+    def answer(self: "Driver", handle: Handle) -> T:
+        return kind(self.ask(function, handle))
+
+    _FUNCTIONS[answer] = function
+    return answer
+
+
+def _pair(told: Sequence[int]) -> tuple[int, int]:
+    return int(told[0]), int(told[1])
 
 
 class Driver:
@@ -121,6 +131,11 @@ class Driver:
 
     why_unanswered = ""
     """Why it has none, for people; empty where there is nothing to add to the code."""
+
+    def ask(self, function: str, handle: Handle, *arguments: Any) -> Any:
+        """What the NVML function of this name says of a GPU or MIG device, given these arguments."""
+        del handle, arguments
+        raise NvmlError(Return.NOT_SUPPORTED, function, self.why_unanswered)
 
     @answered_by("nvmlInit_v2")
     def open(self) -> None:
@@ -154,29 +169,43 @@ class Driver:
     def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
         """nvmlDeviceGetHandleByPciBusId_v2: the only way to a GPU that wakes no other (nvml.h), as one released must not be."""
 
-    @answered_by("nvmlDeviceGetUUID")
-    def uuid(self, handle: Handle, /) -> str:
-        """nvmlDeviceGetUUID, such as GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189; of a MIG device MIG-<uuid>."""
-
-    @answered_by("nvmlDeviceGetMinorNumber")
-    def minor_number(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetMinorNumber: N of /dev/nvidiaN."""
+    # About one GPU, or one MIG device
+    uuid = getter("nvmlDeviceGetUUID", str)  # GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189; of a MIG device MIG-<uuid>
+    minor_number = getter("nvmlDeviceGetMinorNumber", int)  # N of /dev/nvidiaN
+    name = getter("nvmlDeviceGetName", str)  # NVIDIA H200; of a MIG device NVIDIA H200 MIG 1g.18gb
+    architecture = getter(
+        "nvmlDeviceGetArchitecture", int
+    )  # 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell
+    compute_capability = getter("nvmlDeviceGetCudaComputeCapability", _pair)  # major and minor number, such as (9, 0)
+    power_usage = getter("nvmlDeviceGetPowerUsage", int)  # mW
+    power_limit = getter("nvmlDeviceGetEnforcedPowerLimit", int)  # mW: the lowest of all that hold
+    mig_mode = getter("nvmlDeviceGetMigMode", _pair)  # (current, pending), 1 is enabled
+    max_mig_devices = getter(
+        "nvmlDeviceGetMaxMigDeviceCount", int
+    )  # how many MIG indices there are; 0 while MIG mode is off
+    gpu_instance_id = getter("nvmlDeviceGetGpuInstanceId", int)  # of a MIG device
+    compute_instance_id = getter(
+        "nvmlDeviceGetComputeInstanceId", int
+    )  # of a MIG device, counted within its GPU instance
+    numa_node = getter("nvmlDeviceGetNumaNodeId", int)
+    compute_mode = getter("nvmlDeviceGetComputeMode", int)  # a ComputeMode
+    persistence_mode = getter(
+        "nvmlDeviceGetPersistenceMode", bool
+    )  # whether the GPU stays initialised while nobody has it open
+    margin_temperature = getter(
+        "nvmlDeviceGetMarginTemperature", int
+    )  # °C left to the GPU's T.Limit, negative beyond it
+    retired_pages_pending = getter(
+        "nvmlDeviceGetRetiredPagesPendingStatus", bool
+    )  # NOT_SUPPORTED on parts that remap rows
+    pcie_replays = getter("nvmlDeviceGetPcieReplayCounter", int)  # since the driver was loaded or the GPU reset
+    total_energy = getter("nvmlDeviceGetTotalEnergyConsumption", int)
+    """mJ since the driver was last loaded; going backwards proves a reload."""
+    supported_event_types = getter("nvmlDeviceGetSupportedEventTypes", int)  # a mask of EventType bits and others
 
     @answered_by("nvmlDeviceGetPciInfo_v3")
     def pci_bus_id(self, handle: Handle, /) -> str:
         """nvmlDeviceGetPciInfo_v3's busId, such as 00000000:00:06.0."""
-
-    @answered_by("nvmlDeviceGetName")
-    def name(self, handle: Handle, /) -> str:
-        """nvmlDeviceGetName, such as NVIDIA H200; of a MIG device NVIDIA H200 MIG 1g.18gb."""
-
-    @answered_by("nvmlDeviceGetArchitecture")
-    def architecture(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetArchitecture: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
-
-    @answered_by("nvmlDeviceGetCudaComputeCapability")
-    def compute_capability(self, handle: Handle, /) -> tuple[int, int]:
-        """nvmlDeviceGetCudaComputeCapability: major and minor number, such as (9, 0)."""
 
     @answered_by("nvmlDeviceGetMemoryInfo")
     def memory_total(self, handle: Handle, /) -> int:
@@ -193,22 +222,6 @@ class Driver:
         NOT_SUPPORTED in MIG mode.
         """
 
-    @answered_by("nvmlDeviceGetPowerUsage")
-    def power_usage(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetPowerUsage, mW."""
-
-    @answered_by("nvmlDeviceGetEnforcedPowerLimit")
-    def power_limit(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetEnforcedPowerLimit, mW: the lowest of all that hold."""
-
-    @answered_by("nvmlDeviceGetMigMode")
-    def mig_mode(self, handle: Handle, /) -> tuple[int, int]:
-        """nvmlDeviceGetMigMode: (current, pending), 1 is enabled."""
-
-    @answered_by("nvmlDeviceGetMaxMigDeviceCount")
-    def max_mig_devices(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetMaxMigDeviceCount: how many MIG indices there are; 0 while MIG mode is off."""
-
     @answered_by("nvmlDeviceGetMigDeviceHandleByIndex")
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """nvmlDeviceGetMigDeviceHandleByIndex. NOT_FOUND: no MIG device has that index now.
@@ -216,33 +229,13 @@ class Driver:
         It is worth something only as long as the MIG device exists, and may come to mean another one after that.
         """
 
-    @answered_by("nvmlDeviceGetGpuInstanceId")
-    def gpu_instance_id(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetGpuInstanceId of a MIG device."""
-
-    @answered_by("nvmlDeviceGetComputeInstanceId")
-    def compute_instance_id(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetComputeInstanceId of a MIG device, counted within its GPU instance."""
-
     @answered_by("nvmlDeviceGetAttributes_v2")
     def mig_attributes(self, handle: Handle, /) -> MigAttributes:
         """nvmlDeviceGetAttributes_v2 of a MIG device."""
 
-    @answered_by("nvmlDeviceGetNumaNodeId")
-    def numa_node(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetNumaNodeId."""
-
-    @answered_by("nvmlDeviceGetComputeMode")
-    def compute_mode(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetComputeMode: a ComputeMode."""
-
     @answered_by("nvmlDeviceSetComputeMode")
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
         """nvmlDeviceSetComputeMode, until the driver is unloaded. NO_PERMISSION for users other than root."""
-
-    @answered_by("nvmlDeviceGetPersistenceMode")
-    def persistence_mode(self, handle: Handle, /) -> bool:
-        """nvmlDeviceGetPersistenceMode: whether the driver keeps the GPU initialised while nobody has it open."""
 
     @answered_by("nvmlDeviceGetTemperature")
     def temperature(self, handle: Handle, /) -> int:
@@ -251,10 +244,6 @@ class Driver:
     @answered_by("nvmlDeviceGetTemperatureThreshold")
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         """nvmlDeviceGetTemperatureThreshold, °C."""
-
-    @answered_by("nvmlDeviceGetMarginTemperature")
-    def margin_temperature(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetMarginTemperature: °C left to the GPU's T.Limit, negative beyond it."""
 
     @answered_by("nvmlDeviceGetTotalEccErrors")
     def uncorrected_ecc_errors(self, handle: Handle, /) -> int:
@@ -267,10 +256,6 @@ class Driver:
     @answered_by("nvmlDeviceGetRemappedRows")
     def remapped_rows(self, handle: Handle, /) -> RemappedRows:
         """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is partitioned into MIG instances."""
-
-    @answered_by("nvmlDeviceGetRetiredPagesPendingStatus")
-    def retired_pages_pending(self, handle: Handle, /) -> bool:
-        """nvmlDeviceGetRetiredPagesPendingStatus. NOT_SUPPORTED on parts that remap rows instead."""
 
     @answered_by("nvmlDeviceGetUnrepairableMemoryFlag_v1")
     def unrepairable_memory(self, handle: Handle, /) -> bool:
@@ -295,18 +280,6 @@ class Driver:
     @answered_by("nvmlDeviceGetCurrPcieLinkWidth")
     def pcie_link(self, handle: Handle, /) -> PcieLink:
         """nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetMaxPcieLinkWidth."""
-
-    @answered_by("nvmlDeviceGetPcieReplayCounter")
-    def pcie_replays(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetPcieReplayCounter: since the driver was loaded or the GPU reset."""
-
-    @answered_by("nvmlDeviceGetTotalEnergyConsumption")
-    def total_energy(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetTotalEnergyConsumption: mJ since the driver was last loaded; going backwards proves a reload."""
-
-    @answered_by("nvmlDeviceGetSupportedEventTypes")
-    def supported_event_types(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetSupportedEventTypes, a mask of EventType bits and others."""
 
     @answered_by("nvmlDeviceGetFieldValues")
     def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
@@ -341,50 +314,7 @@ class Driver:
         """nvmlEventSetWait_v2. Raises TIMEOUT when nothing came within `timeout_ms` milliseconds."""
 
 
-class HostView(Protocol):
-    """What the node's file system says about GPUs: /sys, /dev, /proc. Real, or a simulated node's."""
-
-    def numa_node(self, pci_bus_id: str) -> int | None:
-        """Sysfs numa_node of a PCI device; None where the file is missing or negative (no node is known)."""
-
-    def pci_path(self, pci_bus_id: str) -> str:
-        """Where a PCI device hangs: its sysfs path with every bridge above it; empty where the host does not say.
-
-        Such as /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0.
-        """
-
-    def machine(self) -> str | None:
-        """The product name that firmware tells (/sys/class/dmi/id/product_name); None where it cannot be read."""
-
-    def pci_class(self, pci_bus_id: str) -> int | None:
-        """The class code of a PCI device, such as 0x030200; None where the host does not say."""
-
-    def pci_config(self, pci_bus_id: str) -> bytes:
-        """The first 256 bytes of a PCI device's configuration space, fewer where that is all the host tells."""
-
-    def numa_distances(self) -> Mapping[tuple[int, int], int]:
-        """The distance of every ordered pair of NUMA nodes, a node and itself included (ACPI SLIT); empty where not known."""
-
-    def device_nodes(self) -> frozenset[str]:
-        """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""
-
-    def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        """Device nodes that GPUs, their features and the DRM have, with their numbers; the DRM's of these GPUs by bus id."""
-
-    def mig_minors(self) -> Mapping[str, int]:
-        """N of /dev/nvidia-caps/nvidia-capN by what it gives access to (/proc/driver/nvidia-caps/mig-minors).
-
-        Such as gpu0/gi2/access and gpu0/gi2/ci0/access, where 0 is the GPU's minor number. Empty where there is no such file;
-        the same object for as long as nothing in it changes.
-        """
-
-    def bindings(self) -> Mapping[str, int]:
-        """The GPUs that the NVIDIA driver is bound to, by PCI bus id as NVML writes it; empty where the host does not say.
-
-        The number is another one whenever the driver was bound again, be it because it was reloaded, or because the GPU was
-        taken off the bus and found again. Numbers of two boots say nothing about each other; each is below 2^63. Raises
-        OSError where the host cannot be asked now.
-        """
-
-    def boot_id(self) -> str:
-        """What changes with every boot (/proc/sys/kernel/random/boot_id)."""
+NVML_FUNCTIONS = {
+    name: _FUNCTIONS[call] for name, call in vars(Driver).items() if callable(call) and call in _FUNCTIONS
+}
+"""The port's calls in the order of `Driver`, and the NVML function that an error of each names."""

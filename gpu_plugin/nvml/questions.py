@@ -14,21 +14,11 @@ import msgspec
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.nvml.port import Driver, Field, Handle
 
-Ask = Callable[[Driver, Handle], tuple[Any, ...]]
-
-
 TURNS = 6  # steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s
 
 PARTITION_TURN = 0
 COUNTING_TURN = 1
 """In which of them it is asked how the GPU is partitioned, and whether it stays initialised by itself."""
-
-
-class Pace(Enum):
-    """How often steady looks ask; full looks ask everything."""
-
-    EVERY = "every time"
-    TURN = "each once in so many looks"
 
 
 class Shape(Enum):
@@ -41,21 +31,24 @@ class Shape(Enum):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A function that answers these fields of a Sample. `calls` is how many calls of NVML it makes at most."""
+    """A function that answers these fields of a Sample.
+
+    Steady looks ask it every time, unless it is `slow`: once in so many then. `calls` is how many calls of NVML it makes at most.
+    """
 
     names: tuple[str, ...]
-    ask: Ask
-    pace: Pace = Pace.EVERY
+    ask: Callable[[Driver, Handle], tuple[Any, ...]]
+    slow: bool = False
     calls: int = 1
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """NVML's fields of which this field of a Sample is made."""
+    """NVML's fields of which this field of a Sample is made; `slow` as with a question."""
 
     name: str
     numbers: tuple[int, ...]
     shape: Shape = Shape.SUM
-    pace: Pace = Pace.EVERY
+    slow: bool = False
 
     @property
     def per_link(self) -> bool:
@@ -74,16 +67,16 @@ QUESTIONS: tuple[Question, ...] = (
     Question(REMAP, lambda driver, handle: driver.remapped_rows(handle)),
     Question(("clocks_event_reasons",), lambda driver, handle: (driver.clocks_event_reasons(handle),)),
     Question(("fabric",), lambda driver, handle: (driver.fabric(handle),)),
-    Question(("sram_threshold",), lambda driver, handle: (driver.sram_threshold_exceeded(handle),), Pace.TURN),
-    Question(("unrepairable_memory",), lambda driver, handle: (driver.unrepairable_memory(handle),), Pace.TURN),
-    Question(("retired_pending",), lambda driver, handle: (driver.retired_pages_pending(handle),), Pace.TURN),
-    Question(("pcie_replays",), lambda driver, handle: (driver.pcie_replays(handle),), Pace.TURN),
-    Question(("pcie_width", "pcie_max_width"), lambda driver, handle: driver.pcie_link(handle), Pace.TURN, calls=2),
-    Question(("utilization",), lambda driver, handle: (driver.utilization(handle),), Pace.TURN),
-    Question(("memory_used",), lambda driver, handle: (driver.memory_used(handle),), Pace.TURN),
-    Question(("power",), lambda driver, handle: (driver.power_usage(handle),), Pace.TURN),
-    Question(("power_limit",), lambda driver, handle: (driver.power_limit(handle),), Pace.TURN),
-    Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), Pace.TURN, nvml_h.MAX_NVLINKS),
+    Question(("sram_threshold",), lambda driver, handle: (driver.sram_threshold_exceeded(handle),), slow=True),
+    Question(("unrepairable_memory",), lambda driver, handle: (driver.unrepairable_memory(handle),), slow=True),
+    Question(("retired_pending",), lambda driver, handle: (driver.retired_pages_pending(handle),), slow=True),
+    Question(("pcie_replays",), lambda driver, handle: (driver.pcie_replays(handle),), slow=True),
+    Question(("pcie_width", "pcie_max_width"), lambda driver, handle: driver.pcie_link(handle), slow=True, calls=2),
+    Question(("utilization",), lambda driver, handle: (driver.utilization(handle),), slow=True),
+    Question(("memory_used",), lambda driver, handle: (driver.memory_used(handle),), slow=True),
+    Question(("power",), lambda driver, handle: (driver.power_usage(handle),), slow=True),
+    Question(("power_limit",), lambda driver, handle: (driver.power_limit(handle),), slow=True),
+    Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), slow=True, calls=nvml_h.MAX_NVLINKS),
 )
 """Functions, in the order in which they are asked. First what every GPU answers: one that is lost says so there."""
 
@@ -107,13 +100,13 @@ READINGS: tuple[Reading, ...] = (
         "nvlink_crc_errors",
         (nvml_h.FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, nvml_h.FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL),
         Shape.LINK_SUM,
-        Pace.TURN,
+        slow=True,
     ),
     Reading(
         "nvlink_failed_recoveries",
         (nvml_h.FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,),
         Shape.LINK_SUM,
-        Pace.TURN,
+        slow=True,
     ),
 )
 """NVML's fields, asked for in one call. The uncorrected errors are not among them: field 4 counts double-bit errors, and the
@@ -128,7 +121,7 @@ PROBED: tuple[int, ...] = tuple(dict.fromkeys(number for reading in READINGS for
 LINK_FIELDS = frozenset(number for reading in READINGS if reading.per_link for number in reading.numbers)
 """Those of them that are a link's."""
 
-_SLOW_READINGS = tuple(reading for reading in READINGS if reading.pace is Pace.TURN)
+_SLOW_READINGS = tuple(reading for reading in READINGS if reading.slow)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -142,23 +135,14 @@ class Plan(msgspec.Struct, frozen=True):
     asked: frozenset[str]
     fields: tuple[Field, ...]
 
-    @property
-    def calls(self) -> int:
-        """How many calls of NVML it makes at most."""
-        return sum(question.calls for question in self.questions) + bool(self.fields)
 
-
-def plan(answered: frozenset[int], links: int, skip: frozenset[str], *, full: bool = True, turn: int = 0) -> Plan:
+@lru_cache(maxsize=512)  # models of a node, times the turns
+def plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int | None = None) -> Plan:
     """What a look asks of a part that has so many NVLinks, less the fields of a Sample to `skip`.
 
     `answered` are NVML's fields that its probe found answered; one that has a function too is asked for only if it is among them.
-    A look that is not `full` asks only some, by its `turn`: which steady look it is, counted up by one.
+    A steady look asks only some, by its `turn`, below `TURNS`; None: everything is asked.
     """
-    return _plan(answered, links, skip, None if full else turn % TURNS)
-
-
-@lru_cache(maxsize=512)  # models of a node, times the turns
-def _plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int | None) -> Plan:
     chosen = [
         reading
         for reading in READINGS
@@ -170,7 +154,7 @@ def _plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int 
     questions = [question for question in QUESTIONS if not skip.union(told).issuperset(question.names)]
     if turn is not None:
         of_now = _SLOW_READINGS[turn % len(_SLOW_READINGS)]
-        chosen = [reading for reading in chosen if reading.pace is Pace.EVERY or reading is of_now]
+        chosen = [reading for reading in chosen if not reading.slow or reading is of_now]
         mine = _spread(questions)
         questions = [question for question in questions if mine.get(question, turn) == turn]
     readings = tuple((reading, _fields(reading, links)) for reading in chosen)
@@ -191,7 +175,7 @@ def _spread(questions: Iterable[Question]) -> Mapping[Question, int]:
     load = [0] * TURNS
     load[PARTITION_TURN] = load[COUNTING_TURN] = 1
     turns: dict[Question, int] = {}
-    slow = [question for question in questions if question.pace is Pace.TURN]
+    slow = [question for question in questions if question.slow]
     for question in sorted(slow, key=lambda each: -each.calls):
         turns[question] = min(range(TURNS), key=lambda at: (load[at], load[at - 1] + load[(at + 1) % TURNS]))
         load[turns[question]] += question.calls

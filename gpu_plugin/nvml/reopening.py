@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import msgspec
 
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder, in_order, merged, released_gpus, with_remembered
-from gpu_plugin.nvml.port import Driver, HostView, NvmlError
+from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Released, Roster
-from gpu_plugin.nvml.session import AS_BEFORE, RETRY_PAUSES, BusyCause, DriverBusy, DriverCalls, DriverSession, Opened
+from gpu_plugin.nvml.session import AS_BEFORE, NOT_CLOSING, RETRY_PAUSES, DriverCalls, DriverSession, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Reopening:
 
     Attributes:
         rebooted: whether the node was booted since the driver was opened, as simulated ones are.
-        blocked_by: what kept the driver from being closed or reopened; None where nothing does.
+        blocked_by: what kept the driver from being closed or reopened, for people; empty where nothing does.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Reopening:
         self._reports = reports
         self._rounds_without_answer = 0
         self.rebooted = False
-        self.blocked_by: DriverBusy | None = None
+        self.blocked_by = ""
 
     @property
     def released(self) -> bool:
@@ -66,12 +67,13 @@ class Reopening:
         return not self._session.holds or (roster.in_use and roster.untouched.covers(roster.wanted))
 
     @property
-    def holder(self) -> DriverBusy | None:
-        """The call to the driver that has not come back, under which it must not be closed; None where there is none."""
+    def holder(self) -> str:
+        """The call to the driver that has not come back, under which it must not be closed; empty where there is none."""
         if not self._calls.under_way:
-            return None
+            return ""
         pending = [each.gpu.uuid for each in self._roster.gpus if each.pending and not each.pending.done.done()]
-        return self._session.hanging or DriverBusy(BusyCause.CALL, pending[0] if pending else "")
+        about = f", about GPU {pending[0]}" if pending else ""
+        return self._session.hanging or f"a call to it has not come back{about}"
 
     def answered(self, *, anyone: bool) -> None:
         """A round is over, in which a GPU answered, or none of those that were asked."""
@@ -119,12 +121,8 @@ class Reopening:
             blocked_by = await self._shut(min(timeout, PROBE_PATIENCE))
         if blocked_by and blocked_by != self.blocked_by:
             able = "reopened" if in_use else "closed"
-            log.warning(
-                "the driver cannot be %s now: %s; will be tried again; wanted because %s",
-                able,
-                blocked_by.words,
-                why.words,
-            )
+            wanted = f"will be tried again; wanted because {why.words}"
+            log.warning("the driver cannot be %s now: %s; %s", able, blocked_by, wanted)
         self.blocked_by = blocked_by
         if blocked_by:
             return None
@@ -145,11 +143,11 @@ class Reopening:
         await self._find_again(opened, rounds, timeout)
         return opened
 
-    async def _shut(self, patience: float) -> DriverBusy | None:
-        """Leaves the events and closes the driver. Returns what holds it; None once it is closed."""
+    async def _shut(self, patience: float) -> str:
+        """Leaves the events and closes the driver. Returns what holds it; empty once it is closed."""
         if not await self._events.leave(patience):
-            return DriverBusy(BusyCause.EVENT_WAIT)
-        return None if await self._session.close(patience) else DriverBusy(BusyCause.CLOSING)
+            return "it holds the wait for its events"
+        return "" if await self._session.close(patience) else NOT_CLOSING
 
     async def _find_again(self, opened: Opened, rounds: int, timeout: float) -> None:
         """Finds the GPUs: the driver counts them when it is opened, and a reloaded one knows no handle of before."""

@@ -1,6 +1,7 @@
 """One look at one GPU. Blocks: runs on a driver thread."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -99,7 +100,7 @@ def look(
     """
     # A partitioned GPU says nothing of its rows until it no longer is.
     unasked = skip.union(REMAP) if gpu.mig_devices else skip
-    asking = plan(gpu.fields, gpu.nvlinks, unasked, full=full, turn=turn)
+    asking = plan(gpu.fields, gpu.nvlinks, unasked, None if full else turn % TURNS)
     seen, unsupported = sample(driver, handle, asking, binding=binding)
     unsupported = frozenset(name for name in unsupported if not _answered(gpu, name))
     if seen.fault:
@@ -139,67 +140,52 @@ def sample(
     What the driver refuses for another reason is None this time, and no fault: one strange answer makes no GPU unreadable.
     A fault it is where the code says that the GPU or the driver is out of reach, and where no question was answered at all.
     """
-    answers = _Answers()
+    values: dict[str, Any] = {}
+    unsupported: list[str] = []
+    refusals: list[NvmlError] = []
+
+    def refused(error: NvmlError, names: Sequence[str], of_gpu: frozenset[int], *, for_good: bool) -> None:
+        """Takes in that these fields of a Sample were refused. Raises that again where the code is one `of_gpu`."""
+        if error.code in of_gpu or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(names)):
+            raise error
+        if for_good:
+            unsupported.extend(names)
+        else:
+            refusals.append(error)
+
     try:
         for question in asking.questions:
             try:
-                answers.values.update(zip(question.names, question.ask(driver, handle), strict=True))
+                values.update(zip(question.names, question.ask(driver, handle), strict=True))
             except NvmlError as error:
-                answers.refused(error, question.names)
+                refused(error, question.names, _OUT_OF_REACH, for_good=error.unsupported)
         if asking.fields:
             try:
-                values = driver.field_values(handle, asking.fields)
+                told = iter(driver.field_values(handle, asking.fields))
             except NvmlError as error:
-                answers.refused(error, [reading.name for reading, _ in asking.readings])
+                refused(
+                    error, [reading.name for reading, _ in asking.readings], _OUT_OF_REACH, for_good=error.unsupported
+                )
             else:
-                answers.fields(asking, values)
-        answers.settle()
-        if not answers.values:
+                for reading, fields in asking.readings:
+                    answer = _field_value(reading, [*islice(told, len(fields))], values.get("nvlinks"))
+                    if isinstance(answer, NvmlError):
+                        refused(answer, (reading.name,), GPU_GONE_CODES, for_good=never(answer))
+                    else:
+                        values[reading.name] = answer
+        if refusals and all(answer is None for answer in values.values()):
+            raise refusals[-1]
+        if not values:
             driver.uuid(handle)  # as good a question as any
     except NvmlError as error:
         return fault(error, binding), frozenset()
-    return Sample(**answers.values, binding=binding), frozenset(answers.unsupported)
+    return Sample(**values, binding=binding), frozenset(unsupported)
 
 
-class _Answers:
-    """What a look has heard so far: answers by the fields of a Sample, and the names of those never answered."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.unsupported: list[str] = []
-        self._refusal: NvmlError | None = None
-
-    def refused(self, error: NvmlError, names: Sequence[str]) -> None:
-        """Takes in that a question for these fields was refused. Raises that again where it is not the question's."""
-        self._refused(error, names, of_gpu=error.code in _OUT_OF_REACH, for_good=error.unsupported)
-
-    def fields(self, asking: Plan, values: Sequence[int | NvmlError]) -> None:
-        """Takes in the values of the fields asked for. Raises what refused one and is not that field's."""
-        at = 0
-        for reading, fields in asking.readings:
-            answer = _field_value(reading, values[at : at + len(fields)], self.values.get("nvlinks"))
-            at += len(fields)
-            if isinstance(answer, NvmlError):
-                self._refused(answer, (reading.name,), of_gpu=answer.code in GPU_GONE_CODES, for_good=never(answer))
-            else:
-                self.values[reading.name] = answer
-
-    def settle(self) -> None:
-        """Raises a refusal where it was one of everything."""
-        if self._refusal is not None and all(answer is None for answer in self.values.values()):
-            raise self._refusal
-
-    def _refused(self, error: NvmlError, names: Sequence[str], *, of_gpu: bool, for_good: bool) -> None:
-        if of_gpu or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(names)):
-            raise error
-        if for_good:
-            self.unsupported += names
-        else:
-            self._refusal = error
-
-
-def fault(error: NvmlError, binding: int | None = None) -> Sample:
-    """The sample that a refusal of the driver is."""
+def fault(error: BaseException, binding: int | None = None) -> Sample:
+    """The sample that a failed call is, be it refused by the driver or not."""
+    if not isinstance(error, NvmlError):
+        return Sample(fault=Fault.ERROR, detail=repr(error), binding=binding)
     kind, words = _FAULTS.get(error.code, (Fault.ERROR, "the driver cannot read the GPU"))
     return Sample(fault=kind, detail=f"{words} ({error})", binding=binding)
 

@@ -1,9 +1,9 @@
 """The driver as this process has it open: the way there and back, one attempt at a time, however long it hangs."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -61,28 +61,9 @@ class Opened(NamedTuple):
     cuda: tuple[int, int] | None = None
 
 
+NOT_CLOSING = "it does not close"
+
 AS_BEFORE = Opened()  # the driver that was opened before still, or one that nobody has asked yet
-
-
-class BusyCause(Enum):
-    """What keeps the driver from being closed, or opened again; the value says it to people."""
-
-    OPENING = "it does not open"
-    CLOSING = "it does not close"
-    EVENT_WAIT = "it holds the wait for its events"
-    CALL = "a call to it has not come back"
-
-
-class DriverBusy(NamedTuple):
-    """What keeps it, and the uuid of the GPU that the call is about, where it is about one that is known."""
-
-    by: BusyCause
-    gpu: str = ""
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return f"{self.by.value}, about GPU {self.gpu}" if self.gpu else self.by.value
 
 
 class DriverSession:
@@ -116,11 +97,11 @@ class DriverSession:
         return self._opening.back
 
     @property
-    def hanging(self) -> DriverBusy | None:
-        """Which way it hangs; None where it does not."""
+    def hanging(self) -> str:
+        """Which way it hangs, for people; empty where it does not."""
         if self._closing.under_way:
-            return DriverBusy(BusyCause.CLOSING)
-        return DriverBusy(BusyCause.OPENING) if self._opening.under_way else None
+            return NOT_CLOSING
+        return "it does not open" if self._opening.under_way else ""
 
     async def open(self, timeout: float, pauses: tuple[float, ...] = ()) -> Opened:
         """Opens the driver, unless it is open, and asks what it says of itself.
@@ -152,16 +133,16 @@ class DriverSession:
 
     async def _open_again(self, timeout: float, pauses: tuple[float, ...]) -> None:
         until = anyio.current_time() + timeout
-        for pause in pauses:
-            left = until - anyio.current_time()
+        for pause in (*pauses, math.inf):
             try:
-                return await self._open(max(0.0, left), timeout)
+                await self._open(max(0.0, until - anyio.current_time()), timeout)
             except NvmlError as error:
                 if until - anyio.current_time() <= pause:
                     raise
                 log.debug("the driver cannot be opened, trying again in %g s: %s", pause, error)
                 await anyio.sleep(pause)
-        return await self._open(max(0.0, until - anyio.current_time()), timeout)
+            else:
+                return
 
     async def _open(self, left: float, timeout: float) -> None:
         """One attempt, for as long as is `left` of the `timeout`."""

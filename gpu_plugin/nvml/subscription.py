@@ -14,22 +14,24 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
-from gpu_plugin.nvml.event_set import (
+from gpu_plugin.nvml.events import (
     FIRST_REBUILD_PAUSE,
     FREE_REBUILDS,
     LONGEST_REBUILD_PAUSE,
     STABLE_AFTER,
+    WAIT_MS,
+    EventWaiter,
     LiveSet,
     Member,
     Outcome,
     Registered,
+    WaitFailures,
     register,
     register_warily,
 )
-from gpu_plugin.nvml.events import WAIT_MS, EventWaiter, WaitFailures
-from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
+from gpu_plugin.nvml.port import Driver, Event, EventSet, NvmlError
+from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.nvml.watched import Watched
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Job, settled
@@ -278,7 +280,8 @@ class EventSubscription:
             if member is not None and member.handle == handle and (member.settled or not retry):
                 continue
             into.members[uuid] = Member(handle)
-            job = self._registration(handle, into.events, wary=uuid in self._suspects)
+            way = register_warily if uuid in self._suspects else register
+            job = self._calls.begin(partial(way, self._driver, handle, into.events))
             into.registrations.add(job)
             watched.registering = job
             asked.append(_PendingRequest(watched, into, job))
@@ -287,10 +290,6 @@ class EventSubscription:
         for each in asked:
             each.overdue = not await settled(each.job, max(0.0, until - anyio.current_time()))
         self.collect()
-
-    def _registration(self, handle: Handle, events: EventSet, *, wary: bool) -> "Job[Registered]":
-        way, driver = register_warily if wary else register, self._driver
-        return self._calls.begin(lambda: way(driver, handle, events))
 
     def _answered(self, asked: _PendingRequest) -> None:
         watched, uuid = asked.watched, asked.watched.gpu.uuid

@@ -13,9 +13,10 @@ from msgspec.structs import astuple, replace
 
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.devices.node import Gpu, Thresholds
-from gpu_plugin.devices.nvml_h import Threshold
+from gpu_plugin.devices.nvml_h import Return, Threshold
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.mig import GPU_GONE_CODES, read_partition, with_caps, with_partition
-from gpu_plugin.nvml.port import Driver, Field, Handle, HostView, NvmlError, never
+from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, never
 from gpu_plugin.nvml.questions import LINK_FIELDS, PROBED
 
 log = logging.getLogger(__name__)
@@ -136,12 +137,19 @@ TRAITS: Mapping[str, Callable[[TraitQuery], Mapping[str, Any]]] = {
 """By what `Gpu.unsettled` calls it, what is asked for, and the fields of a Gpu that it makes. A later one may rest on earlier."""
 
 
-def described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str] = TRAITS) -> Gpu:
+def described(
+    driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str] = TRAITS, level: int = logging.WARNING
+) -> Gpu:
     """The GPU with these traits, as the driver tells them; what it does not tell for the moment is `unsettled`.
 
     Raises NvmlError where the GPU is lost, or must be reset.
     """
-    return _described(driver, handle, gpu, names, logging.WARNING)
+    for name in names:
+        query = TraitQuery(driver, handle, gpu, level)
+        found = TRAITS[name](query)
+        unsettled = gpu.unsettled | {name} if query.open else gpu.unsettled - {name}
+        gpu = replace(gpu, **found, unsettled=unsettled)
+    return gpu
 
 
 def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
@@ -149,7 +157,7 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
     if not gpu.unsettled:
         return gpu
     try:
-        known = _described(driver, handle, gpu, [name for name in TRAITS if name in gpu.unsettled], logging.DEBUG)
+        known = described(driver, handle, gpu, [name for name in TRAITS if name in gpu.unsettled], logging.DEBUG)
     except NvmlError:
         return gpu  # lost meanwhile, as the next look finds
     if known == gpu:
@@ -160,29 +168,30 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
     return known
 
 
-def _described(driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str], level: int) -> Gpu:
-    for name in names:
-        query = TraitQuery(driver, handle, gpu, level)
-        found = TRAITS[name](query)
-        unsettled = gpu.unsettled | {name} if query.open else gpu.unsettled - {name}
-        gpu = replace(gpu, **found, unsettled=unsettled)
-    return gpu
+def reach(driver: Driver, index: int, known: str = "", bus_id: str = "") -> tuple[Handle, str]:
+    """The handle and the uuid of a GPU: by its `bus_id`, by its uuid if that is `known`, else by its NVML index.
+
+    The index may change when another GPU goes. The bus id is the way where another GPU must not be touched: by index or uuid,
+    NVML may wake others too. Raises NvmlError where the driver gives no handle or no uuid for it, or another GPU is there.
+    """
+    if known and not bus_id:
+        return driver.handle_by_uuid(known), known
+    handle = driver.handle_by_pci_bus_id(bus_id) if bus_id else driver.handle_by_index(index)
+    uuid = driver.uuid(handle)
+    if known and uuid != known:
+        text = f"not found, another GPU, {uuid}, is at {bus_id} now"
+        raise NvmlError(Return.NOT_FOUND, "nvmlDeviceGetHandleByPciBusId_v2", text)
+    return handle, uuid
 
 
 def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "", *, bus_id: str = "") -> tuple[Handle, Gpu]:
-    """One GPU by its `bus_id`, by its uuid if that is `known`, else by its NVML index (which may change when another GPU goes).
-
-    Its bus id is the way where another GPU must not be touched: by index or uuid, NVML may wake others too.
+    """One GPU, as `reach` finds it.
 
     Raises:
-        NvmlError: the driver gives no handle or no uuid for it. What else it does not say is None in the answer; one lost
-            midway comes back `unreadable`.
+        NvmlError: it cannot be reached. What else the driver does not say is None in the answer; one lost midway comes back
+            `unreadable`.
     """
-    if bus_id:
-        handle = driver.handle_by_pci_bus_id(bus_id)
-    else:
-        handle = driver.handle_by_uuid(known) if known else driver.handle_by_index(index)
-    uuid = driver.uuid(handle)
+    handle, uuid = reach(driver, index, known, bus_id)
     try:
         return handle, _describe(driver, host, handle, uuid, index)
     except NvmlError as error:

@@ -19,8 +19,7 @@ from gpu_plugin.runtime.threads import begin
 from gpu_plugin.sources.configuration import Resolve
 
 if TYPE_CHECKING:  # only those who leave the strategy to the node pay for what chooses it
-    from gpu_plugin.access.node_evidence import NodeEvidence
-    from gpu_plugin.access.strategy_choice import Choice
+    from gpu_plugin.access.strategy_choice import Choice, NodeEvidence
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class ListStrategy:
 
 def evidence_for(settings: Settings) -> "NodeEvidence":
     """What the files of this node say, seen as these settings say that it is mounted. Blocks."""
-    from gpu_plugin.access.node_evidence import NodeEvidence  # noqa: PLC0415
+    from gpu_plugin.access.strategy_choice import NodeEvidence  # noqa: PLC0415
     from gpu_plugin.host.node_files.evidence import host_root, look  # noqa: PLC0415
 
     root = host_root(settings)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.access.cdi.l4t_lists import DIRECTORY as L4T_LISTS
 from gpu_plugin.access.cdi.spec import from_json
+from gpu_plugin.access.cdi.tegra import DIRECTORY as L4T_LISTS
 from gpu_plugin.simulation.driver_files import shared_library
 from tests.node.daemon import GPU, healthy, ids
 from tests.unit.nvml.platforms.nvml_library import nvml_library

@@ -13,7 +13,7 @@ LATER = {
     "betterproto": "the kubelet's side of its API",
     "elftools": "CDI specifications",
     "gpu_plugin.access.cdi.build": "CDI specifications",
-    "gpu_plugin.cdi.keeper": "CDI specifications",
+    "gpu_plugin.host.cdi.keeper": "CDI specifications",
     "gpu_plugin.cluster.events": "Events of the Kubernetes API",
     "gpu_plugin.cluster.node_api": "the Kubernetes API",
     "gpu_plugin.config.schema": "a config file",

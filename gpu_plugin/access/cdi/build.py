@@ -12,12 +12,13 @@ import msgspec
 
 from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi import driver, hooks
-from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
+from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
-from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, Spec, SpecDevice, made
+from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, Spec, SpecDevice, made
 from gpu_plugin.access.container import CONTROL_NODES, VISIBLE_DEVICES, imex_node
 from gpu_plugin.devices.device import is_placeholder, mig_device, whole_gpu
-from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.devices.gpu_names import short_bus_id
+from gpu_plugin.devices.node import Gpu
 
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
@@ -123,21 +124,13 @@ def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple
         part = mig_device(gpu, mig)
         known = whole.nodes and None not in (mig.gpu_instance_cap, mig.compute_instance_cap)
         nodes = part.nodes if known else ()
-        yield (mig.uuid, part.index), nodes, drm if _graphics(mig) else []
-
-
-def _graphics(mig: MigDevice) -> bool:
-    """Whether a MIG device can draw: those of profiles such as 1g.24gb+gfx alone."""
-    return "gfx" in mig.profile.partition("+")[2]
+        draws = "gfx" in mig.profile.partition("+")[2]  # as 1g.24gb+gfx
+        yield (mig.uuid, part.index), nodes, drm if draws else []
 
 
 def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
     """udev's links to the DRM nodes of a PCI device; containers get nodes of these names."""
-    domain, _, rest = pci_bus_id.lower().partition(":")
-    try:
-        prefix = f"/dev/dri/by-path/pci-{int(domain, 16):04x}:{rest}-"  # the kernel's way: four digits, or as many as it takes
-    except ValueError:
-        return []
+    prefix = f"/dev/dri/by-path/pci-{short_bus_id(pci_bus_id)}-"
     return sorted(path for path in nodes if path.startswith(prefix))
 
 
@@ -155,31 +148,20 @@ def _why_missing(gpu: Gpu, gone: Sequence[str]) -> str:
 def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
     root = options.driver_root
     control = tuple(nodes.of(path) for path in nodes.there(CONTROL_NODES))
-    made_hooks: tuple[Hook, ...] = ()
-    environment: tuple[str, ...] = (HIDDEN,)
-    mounts = [
-        bind(root, file.target, file.container_path, _mount_options(file.group)) for file in _placed(files, options)
-    ]
-    if options.hook:
-        bound = [bind(root, target, target) for target in dict.fromkeys(each.target for each in files.libraries)]
-        links, targets = hooks.soname_links(files.libraries), [each.target for each in files.libraries]
-        made_hooks = hooks.hooks(options.hook, options.disabled_hooks, links, targets, files.version)
-        environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
-    else:
-        bound = list(loadable(root, files.libraries, files.machine).values())
-    return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=(*bound, *mounts))
-
-
-def _placed(files: DriverFiles, options: CdiOptions) -> Iterator[PlacedFile]:
-    for file in files.files:
-        if file.group == driver.SOCKET and NO_SOCKETS in options.feature_flags:
-            continue
-        if file.group != driver.STORAGE:
-            yield file
-
-
-def _mount_options(group: str) -> tuple[str, ...]:
-    return SOCKET_OPTIONS if group == driver.SOCKET else READ_ONLY
+    left_out = (driver.STORAGE, driver.SOCKET) if NO_SOCKETS in options.feature_flags else (driver.STORAGE,)
+    placed = [file for file in files.files if file.group not in left_out]
+    as_socket = {driver.SOCKET: SOCKET_OPTIONS}
+    mounts = [bind(root, file.target, file.container_path, as_socket.get(file.group, READ_ONLY)) for file in placed]
+    if not options.hook:
+        bound = loadable(root, files.libraries, files.machine).values()
+        return Edits(env=(HIDDEN,), device_nodes=control, mounts=(*bound, *mounts))
+    targets = [each.target for each in files.libraries]
+    made_hooks = hooks.hooks(
+        options.hook, options.disabled_hooks, hooks.soname_links(files.libraries), targets, files.version
+    )
+    environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
+    mounts = [*(bind(root, target, target) for target in dict.fromkeys(targets)), *mounts]
+    return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=tuple(mounts))
 
 
 def bind(root: str, target: str, container_path: str, options: tuple[str, ...] = READ_ONLY) -> Mount:

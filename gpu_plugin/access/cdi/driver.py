@@ -5,7 +5,7 @@ internal/discover) and that distributions have besides.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -275,15 +275,7 @@ def chosen(
         why = _why_no_libcuda(looked_at)
         fault = f"the driver root {root} has no libcuda.so.{picked.version} that programs can load: {why}"
     more, others = _place(files, root, picked.version)
-    return DriverFiles(picked.version, machine, tuple(_with_aliases(placed)), more, (*complaints, *others), fault)
-
-
-def _with_aliases(placed: Mapping[str, SeenLibrary]) -> Iterator[Library]:
-    """Libraries by their own names, with what else programs open them as where no library has that name itself."""
-    for each in placed.values():
-        name, *aliases = library_names(each)
-        free = (alias for alias in aliases if alias not in placed)
-        yield Library(each.seen.target, (name, *free), each.seen.path)
+    return DriverFiles(picked.version, machine, tuple(named_once(placed.values())), more, (*complaints, *others), fault)
 
 
 def _nameable(each: SeenLibrary) -> SeenLibrary:
@@ -323,17 +315,13 @@ def _named(each: SeenLibrary, prefix: str) -> bool:
     return each.seen.path.rpartition("/")[2].startswith(prefix)
 
 
-def library_names(each: SeenLibrary) -> tuple[str, ...]:
-    """Every name that programs open a library by, relative to the loader's directories, its own first."""
-    name = _name(each)
-    return (name, *_ALIASES.get(name, ()))
-
-
-def named_once(libraries: Iterable[SeenLibrary]) -> Iterator[Library]:
-    """Libraries, each with those of its names that none before it has."""
+def named_once(libraries: Collection[SeenLibrary]) -> Iterator[Library]:
+    """Libraries, each with those of its names that none before it has, nor any as its own."""
+    own = set(map(_name, libraries))
     taken: set[str] = set()
     for each in libraries:
-        free = tuple(name for name in library_names(each) if name not in taken)
+        aliases = (alias for alias in _ALIASES.get(_name(each), ()) if alias not in own)
+        free = tuple(name for name in (_name(each), *aliases) if name not in taken)
         taken.update(free)
         yield Library(each.seen.target, free, each.seen.path)
 

@@ -4,6 +4,7 @@ Names and arguments are those of nvidia-container-toolkit (internal/discover/hoo
 """
 
 from collections.abc import Iterable
+from posixpath import dirname
 
 from gpu_plugin.access.cdi.host_files import DriverFiles, Library
 from gpu_plugin.access.cdi.spec import Hook
@@ -37,7 +38,7 @@ def hooks(
     arguments = {
         CREATE_SYMLINKS: _flagged("--link", links),
         ENABLE_CUDA_COMPAT: [f"--host-driver-version={version}"] if version else [],
-        UPDATE_LDCACHE: _flagged("--folder", dict.fromkeys(map(_directory, libraries))),
+        UPDATE_LDCACHE: _flagged("--folder", dict.fromkeys(map(dirname, libraries))),
     }
     wanted = {name: more for name, more in arguments.items() if more}
     if version:
@@ -53,7 +54,7 @@ def hooks(
 
 def libcuda_directory(files: DriverFiles) -> str:
     """Where libcuda lies in containers, which NVIDIA's hooks ask for."""
-    return next((_directory(each.target) for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64")
+    return next((dirname(each.target) for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64")
 
 
 def soname_links(libraries: Iterable[Library]) -> list[str]:
@@ -65,7 +66,7 @@ def soname_links(libraries: Iterable[Library]) -> list[str]:
             if library.path != library.target:
                 links.append(f"{library.target}::{library.path}")
             continue
-        directory, file = _directory(library.target), library.target.rpartition("/")[2]
+        directory, file = dirname(library.target), library.target.rpartition("/")[2]
         before = file
         for name in (each.rpartition("/")[2] for each in library.names):
             if name != file:
@@ -76,7 +77,3 @@ def soname_links(libraries: Iterable[Library]) -> list[str]:
 
 def _flagged(flag: str, values: Iterable[str]) -> list[str]:
     return [word for value in values for word in (flag, value)]
-
-
-def _directory(path: str) -> str:
-    return path.rpartition("/")[0]

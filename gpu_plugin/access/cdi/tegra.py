@@ -1,11 +1,14 @@
 """The CDI specification of a Tegra: one device, with what the lists of Linux for Tegra name.
 
-What is given is NVIDIA's in mode csv (nvidia-container-toolkit, internal/platform-support/tegra). Without its hook, a link is
-what it leads to, bound at its own path, and a library is bound besides where a container's dynamic loader looks.
+Lines of a list are `kind, path`, after the mount plugin specification (libnvidia-container, design/mount_plugins.md) and its
+reader in nvidia-container-toolkit (internal/platform-support/tegra/csv). What is given is NVIDIA's in mode csv
+(internal/platform-support/tegra). Without its hook, a link is what it leads to, bound at its own path, and a library is bound
+besides where a container's dynamic loader looks.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -13,10 +16,88 @@ from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi import driver, hooks
 from gpu_plugin.access.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
 from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices, Kind, Library, Seen, SeenLibrary
-from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import Edits, SpecDevice
 from gpu_plugin.devices.device import TEGRA_GPU
+
+DIRECTORY = "etc/nvidia-container-runtime/host-files-for-container.d"
+
+NAMES = ("devices.csv", "drivers.csv", "l4t.csv")
+"""The lists that every container gets; others, such as cudnn.csv, only images of JetPack 4 (csv.BaseFilesOnly)."""
+
+MAX_BYTES = 1024 * 1024
+MAX_LINES = 10_000
+"""More than any list has: that of a Jetson Orin has 285 lines, in 20 KiB."""
+
+MAX_FAULTS = 20  # faults of one list that are told one by one
+
+
+class Entry(StrEnum):
+    """What a line is about. `lib` is any regular file."""
+
+    DEVICE = "dev"
+    LIBRARY = "lib"
+    DIRECTORY = "dir"
+    LINK = "sym"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line: its kind, and an absolute path, in which *, ? and [...] are as in a shell."""
+
+    kind: Entry
+    path: str
+
+
+def parse(name: str, content: bytes) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+    """The lines of the list of this name, each once, and a sentence for each that is none, which is left out.
+
+    `content` is at most MAX_BYTES + 1 long.
+    """
+    if len(content) > MAX_BYTES:
+        return (), (f"{name} is left out: it has more than {MAX_BYTES:,} bytes",)
+    rows = content.decode(errors="replace").removesuffix("\n").split("\n")
+    found: dict[Line, None] = {}
+    faults: list[str] = []
+    for number, row in enumerate(rows[:MAX_LINES], 1):
+        text = row.strip()
+        if not text or text.startswith("#"):
+            continue
+        line = _line(text)
+        if isinstance(line, Line):
+            found[line] = None
+        else:
+            faults.append(f"{name}:{number} is left out: {line}")
+    complaints = faults[:MAX_FAULTS]
+    if len(faults) > MAX_FAULTS:
+        complaints.append(f"{name}: {len(faults) - MAX_FAULTS} more lines are left out")
+    if len(rows) > MAX_LINES:
+        behind = f"those behind the first {MAX_LINES:,} are left out"
+        complaints.append(f"{name} has {len(rows):,} lines, of which {behind}")
+    return tuple(found), tuple(complaints)
+
+
+def _line(text: str) -> Line | str:
+    word, comma, path = (part.strip() for part in text.partition(","))
+    shown = repr(text[:80])
+    if not comma:
+        return f"{shown} is not of the form `kind, path`"
+    if word not in set(Entry):
+        return f"{word[:80]!r} is none of {', '.join(Entry)}"
+    if not path.startswith("/") or not path.isprintable() or "\ufffd" in path:
+        return f"{shown} has no absolute path of printable characters"
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or not parts:
+        return f"{shown} has a path that leads to the root or out of it"
+    return Line(Entry(word), "/" + "/".join(parts))
+
+
+def not_found(root: str) -> str:
+    """Why no container can use the GPU where no list is found."""
+    return (
+        f"none of {', '.join(NAMES)} is in /{DIRECTORY}, neither in the driver root {root} nor here: they come with "
+        "nvidia-l4t-init of Linux for Tegra, and are seen here where the host's root is mounted"
+    )
+
 
 RELEASE = "/etc/nv_tegra_release"  # the file by which programs know a Tegra
 MAX_NAMED_PATHS = 3  # paths that a sentence about several names
@@ -60,7 +141,11 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
     devices = [each.line.path for each in files.looked if each.line.kind is Entry.DEVICE]
     gone = [each.line.path for each in files.looked if each.line.kind is not Entry.DEVICE and not _mounts(each)]
     gone += [path for path in devices if path not in files.nodes]
-    complaints = [*files.complaints, *_left_out(gone, len(files.looked)), *_unreadable(mounted)]
+    complaints = [*files.complaints, *_left_out(gone, len(files.looked))]
+    # What is named as libraries are, and is none.
+    named = [(each.line.path, each.library.fault) for each in mounted if each.library is not None]
+    unread = [(path, fault) for path, fault in named if fault]
+    complaints += [f"{path} is given to containers only at that path: {fault}" for path, fault in unread]
     nodes = Nodes(HostDevices(files.nodes), options)
     trouble = files.fault
     if not trouble and not nodes.there(devices):
@@ -91,13 +176,6 @@ def _left_out(gone: Sequence[str], count: int) -> Iterable[str]:
             f"{len(gone)} of {count} paths in the lists of Linux for Tegra are left out, as they are not there or of another "
             f"kind: {', '.join(gone[:MAX_NAMED_PATHS])}{more}"
         )
-
-
-def _unreadable(mounted: Iterable[Looked]) -> Iterable[str]:
-    """Sentences about files that are named as libraries and are none: containers get them at their own path alone."""
-    for each in mounted:
-        if each.library is not None and each.library.fault:
-            yield f"{each.line.path} is given to containers only at that path: {each.library.fault}"
 
 
 def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:

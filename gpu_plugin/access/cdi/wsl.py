@@ -5,7 +5,7 @@ driver asks Windows for the driver store and opens them there.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -100,20 +100,17 @@ def choose(stores: Sequence[Store], root: str) -> tuple[Store, tuple[str, ...]]:
 
 def pick(store: Store, root: str) -> tuple[list[str], list[str], tuple[str, ...]]:
     """Paths of a store's libraries and of its other files for containers, and a sentence about those that it lacks."""
-    others = [name for name in store.names if name not in EXPECTED and (_LIBRARY.fullmatch(name) or _is_data(name))]
+    more = [name for name in store.names if _LIBRARY.fullmatch(name) or name.endswith(".bin")]
+    others = [name for name in more if name not in EXPECTED]
     wanted = [*(name for name in EXPECTED if name in store.names), *others]
     libraries = [f"/{store.directory}/{name}" for name in wanted if _LIBRARY.fullmatch(name)]
     files = [f"/{store.directory}/{name}" for name in wanted if not _LIBRARY.fullmatch(name)]
     lacking = [name for name in EXPECTED if name not in store.names]
     complaints = (f"/{store.directory} in the driver root {root} has no {', '.join(lacking)}",) if lacking else ()
     if len(libraries) > driver.MAX_LIBRARIES:
-        more = f"/{store.directory} has {len(libraries)} libraries; containers get the first {driver.MAX_LIBRARIES}"
-        complaints = (*complaints, more)
+        too_many = f"/{store.directory} has {len(libraries)} libraries; containers get the first {driver.MAX_LIBRARIES}"
+        complaints = (*complaints, too_many)
     return libraries[: driver.MAX_LIBRARIES], files[: driver.MAX_LIBRARIES], complaints
-
-
-def _is_data(name: str) -> bool:
-    return name.endswith(".bin")
 
 
 def no_driver(root: str) -> str:
@@ -181,8 +178,3 @@ def _libraries(files: WslFiles, root: str) -> tuple[list[Library], str, list[str
 
 def _file(each: SeenLibrary) -> str:
     return each.seen.path.rpartition("/")[2]
-
-
-def listed(listing: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The directories of the driver store, in a listing by directory, that have CUDA for Linux."""
-    return [directory for directory in listing if CUDA in listing[directory]]

@@ -9,9 +9,9 @@ from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.facts import Driver, Gpu, KernelModule
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.host.driver_root import proc as driver_proc
+from gpu_plugin.host.view import kernel_driver_version
 from gpu_plugin.nvml.platforms.choice import Platform
-from gpu_plugin.nvml.platforms.one_device import TegraDriver, WslDriver
+from gpu_plugin.nvml.platforms.driver import TegraDriver, WslDriver
 from gpu_plugin.nvml.port import Driver as Port
 from gpu_plugin.nvml.port import Handle, NvmlError
 
@@ -22,7 +22,7 @@ _VERSIONED = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 
 def kernel_module(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> KernelModule:
     """What the kernel says of the driver's half in it."""
-    version = driver_proc.driver_version(proc)
+    version = kernel_driver_version(proc)
     module = sys / "module/nvidia"
     if not version:
         try:

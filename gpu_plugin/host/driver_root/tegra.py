@@ -7,9 +7,9 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from gpu_plugin.access.cdi import l4t_lists, tegra
+from gpu_plugin.access.cdi import tegra
 from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen
-from gpu_plugin.access.cdi.l4t_lists import Entry, Line
+from gpu_plugin.access.cdi.tegra import Entry, Line
 from gpu_plugin.host.driver_root.inside import resolve
 from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, device_at, stamp
 from gpu_plugin.runtime.regular_file import open_file
@@ -31,20 +31,15 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
     def __init__(self, roots: Sequence[tuple[str, str]], *, own: bool = True) -> None:
         self._here = ("",) if own else ()
         super().__init__(roots)
-        self._found = tegra.TegraFiles()
         self._lines: tuple[Line, ...] = ()
 
-    def files(self) -> tegra.TegraFiles:
-        """What there is. Blocks. Raises OSError where a directory cannot be read."""
-        if self._stale:
-            self._found = self._search()
-        return self._with_devices(self._found)
+    def files(self, running: str = "") -> tegra.TegraFiles:
+        """What there is, the device nodes as they are now."""
+        return self._with_devices(super().files(running))
 
-    def _search(self) -> tegra.TegraFiles:
-        self.searches += 1
-        remembered = {tree.root: tree.libraries for tree in self._trees}
-        places = dict.fromkeys((*(seen_at for seen_at, _ in self.roots), *self._here))
-        trees = {root: Tree(root, remembered.get(root, {})) for root in places}
+    def _search(self, running: str) -> tegra.TegraFiles:
+        del running
+        trees = {root: self._tree(root) for root in (*(seen_at for seen_at, _ in self.roots), *self._here)}
         lines, complaints = _first_lists(trees.values())
         seen_at, host = next((each for each in self.roots if os.path.isdir(each[0] or "/")), self.roots[0])  # noqa: PTH112
         tree = trees[seen_at]
@@ -56,7 +51,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
                 looked = tegra.Looked(Line(Entry.LIBRARY, tegra.RELEASE), release)
                 found = replace(found, looked=(*found.looked, looked))
         else:
-            found = tegra.TegraFiles(complaints=tuple(complaints), fault=l4t_lists.not_found(host or "/"))
+            found = tegra.TegraFiles(complaints=tuple(complaints), fault=tegra.not_found(host or "/"))
         self.host_root = host
         self._lines = tuple(line for line in lines if line.kind is Entry.DEVICE)
         self._trees = tuple(trees.values())
@@ -83,28 +78,28 @@ def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
     lines: dict[Line, None] = {}
     complaints: list[str] = []
     for tree in trees:
-        there = tree.names([l4t_lists.DIRECTORY]).get(l4t_lists.DIRECTORY, ())
-        for name in l4t_lists.NAMES:
+        there = tree.names([tegra.DIRECTORY]).get(tegra.DIRECTORY, ())
+        for name in tegra.NAMES:
             if name in there:
-                parsed = _list(tree, f"/{l4t_lists.DIRECTORY}/{name}")
-                lines |= dict.fromkeys(parsed.lines)
-                complaints += parsed.complaints
+                parsed, faults = _list(tree, f"/{tegra.DIRECTORY}/{name}")
+                lines |= dict.fromkeys(parsed)
+                complaints += faults
         if lines:
             break
     return list(lines), complaints
 
 
-def _list(tree: Tree, path: str) -> l4t_lists.Lines:
+def _list(tree: Tree, path: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     seen = tree.look(path)
     if seen.kind is not Kind.FILE:
-        return l4t_lists.Lines(complaints=(f"{path} is left out: it is not a regular file ({seen.kind})",))
+        return (), (f"{path} is left out: it is not a regular file ({seen.kind})",)
     file = tree.root + seen.target
     tree.stamps[file] = stamp(file)
     try:
         with open_file(file) as stream:
-            return l4t_lists.parse(path, stream.read(l4t_lists.MAX_BYTES + 1))
+            return tegra.parse(path, stream.read(tegra.MAX_BYTES + 1))
     except OSError as error:
-        return l4t_lists.Lines(complaints=(f"{path} is left out: {error.strerror}",))
+        return (), (f"{path} is left out: {error.strerror}",)
 
 
 def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:

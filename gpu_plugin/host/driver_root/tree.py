@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -15,6 +15,8 @@ MAX_NAMES = 200_000  # names in one directory that are read at most
 
 Stamp = tuple[int, int, int] | None
 """What a directory is known by: device, inode and time of the last change in ns; None for one that is not there."""
+
+_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFSOCK: Kind.SOCKET, stat.S_IFDIR: Kind.DIRECTORY}
 
 Identity = tuple[int, int, int, int]  # what a file is known by: device, inode, time of the last change in ns, and size
 
@@ -69,7 +71,7 @@ class Tree(msgspec.Struct):
         if target is None:
             return Seen(path, Kind.MISSING)
         try:
-            kind = _kind(os.lstat(target).st_mode)
+            kind = _KINDS.get(stat.S_IFMT(os.lstat(target).st_mode), Kind.OTHER)
         except OSError:
             return Seen(path, Kind.MISSING)
         return Seen(path, kind, target.removeprefix(self.root))
@@ -145,19 +147,11 @@ def device_at(path: str) -> DeviceFile | None:
     return DeviceFile(*numbers, status.st_mode & 0o777, status.st_gid, "b" if stat.S_ISBLK(status.st_mode) else "c")
 
 
-def _kind(mode: int) -> Kind:
-    if stat.S_ISREG(mode):
-        return Kind.FILE
-    if stat.S_ISSOCK(mode):
-        return Kind.SOCKET
-    return Kind.DIRECTORY if stat.S_ISDIR(mode) else Kind.OTHER
-
-
 Files = TypeVar("Files")
 
 
 class FirstRoot(Generic[Files]):
-    """Which of these roots is in use, and whether anything has changed below those that were looked at.
+    """Keeps what was found below the first of these roots that serves, until something there changes.
 
     `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /.
     """
@@ -169,30 +163,38 @@ class FirstRoot(Generic[Files]):
         self.searches = 0
         """How often the files were searched, for those who watch that it is not done in vain."""
         self._trees: tuple[Tree, ...] = ()
+        self._last: tuple[str, Files] | None = None
 
-    @property
-    def _stale(self) -> bool:
-        """Whether no search has come to an end yet, or something has changed since the last that has. Blocks."""
-        return not self._trees or any(tree.changed for tree in self._trees)
+    def files(self, running: str = "") -> Files:
+        """What there is for the driver of the version that runs; empty where it is not known, or has no say. Blocks.
 
-    def _first(self, find: Callable[[Tree, str], Files], serves: Callable[[Files], bool]) -> Files:
-        """What `find` makes of the first root where that `serves`, else of the first root of all. Blocks.
-
-        `find` takes a tree, and what the operator calls its root. Where it raises, so does this, and what was known stays.
+        Raises OSError where a directory cannot be read; what was known stays then.
         """
-        self.searches += 1
-        remembered = {tree.root: tree.libraries for tree in self._trees}
+        if self._last is None or running != self._last[0] or any(tree.changed for tree in self._trees):
+            self.searches += 1
+            self._last = running, self._search(running)
+        return self._last[1]
+
+    def _tree(self, root: str) -> Tree:
+        """A new look below a root, with what is remembered of its libraries."""
+        return Tree(root, next((tree.libraries for tree in self._trees if tree.root == root), {}))
+
+    def _search(self, running: str) -> Files:
+        """What there is below the first root that serves, else below the first of all."""
         trees: list[Tree] = []
-        faulty: list[Files] = []
+        found: list[tuple[Files, str]] = []
         for seen_at, host in self.roots:
-            tree = Tree(seen_at, remembered.get(seen_at, {}))
-            trees.append(tree)
-            found = find(tree, host or "/")
-            if serves(found):
-                self.host_root = host
+            trees.append(self._tree(seen_at))
+            files, serves = self._in(trees[-1], host or "/", running)
+            found.append((files, host))
+            if serves:
                 break
-            faulty.append(found)
         else:
-            found, self.host_root = faulty[0], self.roots[0][1]
+            found = found[:1]
         self._trees = tuple(trees)
-        return found
+        files, self.host_root = found[-1]
+        return files
+
+    def _in(self, tree: Tree, root: str, running: str) -> tuple[Files, bool]:
+        """What there is below the root of a tree, which the operator calls `root`; and whether that serves. Raises OSError."""
+        raise NotImplementedError

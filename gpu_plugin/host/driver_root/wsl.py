@@ -1,7 +1,6 @@
 """Finds what the driver of a Windows host has for Linux, below a root, again only where something there has changed."""
 
 import filecmp
-from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_plugin.access.cdi import wsl
@@ -13,35 +12,20 @@ _LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")  # what the loader of CUDA is ca
 
 
 class WslSearch(FirstRoot[wsl.WslFiles]):
-    """Keeps what was found below the first of these roots that has a driver for Linux, until a directory there changes."""
+    """Finds what the driver of a Windows host has for Linux."""
 
-    def __init__(self, roots: Sequence[tuple[str, str]]) -> None:
-        super().__init__(roots)
-        self._found = wsl.WslFiles()
-
-    def files(self) -> wsl.WslFiles:
-        """What there is. Blocks. Raises OSError where a directory cannot be read."""
-        if self._stale:
-            self._found = self._first(find, lambda found: bool(found.libraries))
-        return self._found
-
-
-def find(tree: Tree, root: str) -> wsl.WslFiles:
-    """What there is below the root of this tree, which the operator calls `root`. Blocks. Raises OSError."""
-    dxcore = _dxcore(tree)
-    listing = tree.names([wsl.STORE])
-    listing = tree.names(wsl.of_nvidia(listing.get(wsl.STORE, ())))
-    directories = wsl.listed(listing)
-    if not directories:
-        return wsl.WslFiles(fault=wsl.no_driver(root))
-    store, complaints = wsl.choose([_store(tree, directory, listing[directory]) for directory in directories], root)
-    libraries, files, lacking = wsl.pick(store, root)
-    return wsl.WslFiles(
-        dxcore,
-        tuple(map(tree.library, libraries)),
-        tuple(map(tree.look, files)),
-        (*complaints, *lacking),
-    )
+    def _in(self, tree: Tree, root: str, running: str) -> tuple[wsl.WslFiles, bool]:
+        del running
+        dxcore = _dxcore(tree)
+        listing = tree.names([wsl.STORE])
+        listing = tree.names(wsl.of_nvidia(listing.get(wsl.STORE, ())))
+        stores = [_store(tree, directory, names) for directory, names in listing.items() if wsl.CUDA in names]
+        if not stores:
+            return wsl.WslFiles(fault=wsl.no_driver(root)), False
+        store, complaints = wsl.choose(stores, root)
+        libraries, files, lacking = wsl.pick(store, root)
+        seen = tuple(map(tree.library, libraries)), tuple(map(tree.look, files))
+        return wsl.WslFiles(dxcore, *seen, (*complaints, *lacking)), bool(libraries)
 
 
 def _store(tree: Tree, directory: str, names: tuple[str, ...]) -> wsl.Store:

@@ -7,7 +7,6 @@ import errno
 import fnmatch
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,18 +47,6 @@ class NodeRoot:
                 return None
             raise NodeFileError(_unreadable(path, error)) from None
         return None if found is None else Path(found)
-
-    def is_socket(self, path: str) -> bool:
-        """Whether there is a socket at this path. Raises NodeFileError where that cannot be told."""
-        return stat.S_ISSOCK(self._mode(path))
-
-    def is_file(self, path: str) -> bool:
-        """Whether there is a regular file at this path. Raises NodeFileError where that cannot be told."""
-        return stat.S_ISREG(self._mode(path))
-
-    def is_directory(self, path: str) -> bool:
-        """Whether there is a directory at this path. Raises NodeFileError where that cannot be told."""
-        return stat.S_ISDIR(self._mode(path))
 
     def matching(self, pattern: str) -> tuple[str, ...]:
         """Paths that a pattern stands for, in order: a file, or those whose last part matches (*, ?, []).
@@ -104,7 +91,8 @@ class NodeRoot:
         except OSError as error:
             raise NodeFileError(_unreadable(path, error)) from None
 
-    def _mode(self, path: str) -> int:
+    def mode(self, path: str) -> int:
+        """The st_mode of what is at this path; 0 where nothing is. Raises NodeFileError where that cannot be told."""
         found = self.seen(path)
         try:
             return 0 if found is None else found.stat().st_mode

@@ -20,7 +20,7 @@ def planned(*device_nodes: str, **asked: object) -> Access:
 def warned(*device_nodes: str, **asked: object) -> tuple[str, ...]:
     """The warnings on such a node."""
     settings = msgspec.structs.replace(DEFAULTS, **asked)
-    return access_warnings(settings, Node(device_nodes=frozenset(device_nodes)))
+    return tuple(access_warnings(settings, Node(device_nodes=frozenset(device_nodes))))
 
 
 def test_a_strategy_that_is_not_chosen_yet_is_never_planned_with():

@@ -3,15 +3,17 @@
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.access.node_evidence import (
+from gpu_plugin.access.strategy_choice import (
+    OTHER_SOCKETS,
     ContainerdEvidence,
     CrioEvidence,
     CriSection,
     Gate,
     KubeletEvidence,
     NodeEvidence,
+    choose,
+    same_directory,
 )
-from gpu_plugin.access.strategy_choice import OTHER_SOCKETS, choose, same_directory
 
 CDI_DIR = "/var/run/cdi"
 CONFIG = "/etc/containerd/config.toml"

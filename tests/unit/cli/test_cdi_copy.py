@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpu_plugin.access.cdi.host_files import DeviceFile
-from gpu_plugin.access.cdi.l4t_lists import DIRECTORY
+from gpu_plugin.access.cdi.tegra import DIRECTORY
 from gpu_plugin.host.driver_root import tegra as driver_root_tegra
 from gpu_plugin.simulation import driver_files
 from tests.unit.host.driver_root.installed import Root

@@ -17,9 +17,7 @@ from msgspec.structs import replace
 
 from gpu_plugin import control
 from gpu_plugin.access.container import Access
-from gpu_plugin.access.node_evidence import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
-from gpu_plugin.cdi import watch as cdi_watch
-from gpu_plugin.cdi.source import SpecSource
+from gpu_plugin.access.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import daemon as daemon_module
@@ -31,6 +29,8 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import ApplicationError
+from gpu_plugin.host.cdi import watch as cdi_watch
+from gpu_plugin.host.cdi.source import SpecSource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import takeover
 from gpu_plugin.kubelet.directory import watch

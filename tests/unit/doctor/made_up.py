@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpu_plugin.access.node_evidence import CONTAINERD, ContainerdEvidence, KubeletEvidence, NodeEvidence
+from gpu_plugin.access.strategy_choice import CONTAINERD, ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.cli.options import settings_from
 from gpu_plugin.doctor.facts import (
     Api,

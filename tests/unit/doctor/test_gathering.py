@@ -24,7 +24,7 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Latch, LatchKey, Verdict
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.health.signals.orders import MAINTENANCE, Release
-from gpu_plugin.nvml.platforms.one_device import TegraDriver
+from gpu_plugin.nvml.platforms.driver import TegraDriver
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver

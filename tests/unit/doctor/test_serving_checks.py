@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.access.node_evidence import KubeletEvidence, NodeEvidence
+from gpu_plugin.access.strategy_choice import KubeletEvidence, NodeEvidence
 from gpu_plugin.doctor.facts import (
     Api,
     Daemon,

@@ -1,6 +1,6 @@
 """A simulated node whose driver is open, for what is asked of it without a monitor."""
 
-from gpu_plugin.nvml import topology, traits
+from gpu_plugin.nvml import links, traits
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -29,4 +29,4 @@ class Machine:
     def links(self, driver=None):
         """A way to read the links of the GPUs as they are described now, again and again; of another driver, if given."""
         gpus, handles = self.found()
-        return lambda: topology.probe_links(driver or self.driver, self.host, handles, gpus)
+        return lambda: links.probe_links(driver or self.driver, self.host, handles, gpus)

@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.nvml.event_set import WANTED, Outcome, Registered, register, register_warily
+from gpu_plugin.nvml.events import WANTED, Outcome, Registered, register, register_warily
 from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError
 
 SET, ALONE = EventSet(7), EventSet(8)

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml.library import SONAME, Calls, load, unload
+from gpu_plugin.nvml.driver import SONAME, Calls, load, unload
 from gpu_plugin.nvml.port import NvmlError
 
 GOOD = b"a library"
@@ -78,7 +78,7 @@ def test_on_wsl_its_own_library_goes_before_that_of_a_linux_driver(root, loads):
 
 
 def test_below_the_real_root_wsls_own_is_found_without_the_loaders_help(root, loads, monkeypatch):
-    monkeypatch.setattr("gpu_plugin.nvml.library.WSL_LIBRARIES", str(root).lstrip("/"))
+    monkeypatch.setattr("gpu_plugin.nvml.driver.WSL_LIBRARIES", str(root).lstrip("/"))
     error = refusal([])
     assert f"{root}/{SONAME}" in str(error)
     assert loads == [SONAME]

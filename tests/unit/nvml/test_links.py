@@ -9,7 +9,7 @@ from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import Fabric, Sample
 from gpu_plugin.nvml.links import REPEATS
 from gpu_plugin.nvml.port import Handle
-from gpu_plugin.nvml.watched import Watched
+from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.simulation.driver import SimulatedDriver
 

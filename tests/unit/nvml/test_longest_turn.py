@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml import event_set, finding, polling, reopening, reports, subscription
+from gpu_plugin.nvml import events, finding, polling, reopening, reports, subscription
 from gpu_plugin.nvml import monitor as monitor_module
 from gpu_plugin.nvml.monitor import longest_turn
 from gpu_plugin.nvml.port import NvmlError
@@ -27,7 +27,7 @@ class SlowCalls:
         self.now = 1000.0
         self.waits = 0
         monkeypatch.setattr(anyio, "current_time", lambda: self.now)
-        for module in (slow_call, event_set, subscription, polling, finding, reports):
+        for module in (slow_call, events, subscription, polling, finding, reports):
             monkeypatch.setattr(module, "settled", self.wait)
 
     async def wait(self, job, patience):

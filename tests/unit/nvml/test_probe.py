@@ -253,7 +253,7 @@ def test_a_gpu_may_be_asked_for_by_its_bus_id_without_a_look_at_any_other():
     machine = Machine("hgx-h100")
     built = machine.node.profile.gpus[5]
     machine.driver.calls.clear()
-    handle, gpu = machine.probe(3, machine.node.profile.gpus[3].uuid, bus_id=built.pci_bus_id)
+    handle, gpu = machine.probe(3, built.uuid, bus_id=built.pci_bus_id)
     assert (gpu.uuid, gpu.pci_bus_id) == (built.uuid, built.pci_bus_id)
     assert machine.driver.calls["handle_by_pci_bus_id"] == 1
     assert machine.driver.calls["handle_by_uuid"] == machine.driver.calls["handle_by_index"] == 0

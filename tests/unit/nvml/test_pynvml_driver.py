@@ -10,7 +10,7 @@ import pytest
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, MAX_NVLINKS, Return, Threshold, ValueType
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml import library as loader
+from gpu_plugin.nvml import driver as loader
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.driver import PynvmlDriver
 from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
@@ -647,5 +647,5 @@ def test_a_negative_numa_node_is_passed_on_as_such(driver, library):
 
 def test_its_calls_are_declared_as_the_port_declares_them():
     for name in {call[0] for call in CALLS}:
-        mine, declared = inspect.signature(vars(PynvmlDriver)[name]), inspect.signature(getattr(port.Driver, name))
+        mine, declared = inspect.signature(getattr(PynvmlDriver, name)), inspect.signature(getattr(port.Driver, name))
         assert list(mine.parameters) == list(declared.parameters)  # their types are mypy's business

@@ -302,7 +302,7 @@ async def test_a_driver_that_holds_on_is_waited_for_by_nobody(hasty, call, said)
             await anyio.to_thread.run_sync(bench.driver.inside.wait, LONG)
         with pytest.raises(ReleaseError):
             await bench.monitor.release(None)
-        await bench.until_turned(lambda: (by := bench.monitor._reopening.blocked_by) and said in by.words)
+        await bench.until_turned(lambda: (by := bench.monitor._reopening.blocked_by) and said in by)
         with pytest.raises(ReleaseError, match=said):
             await bench.monitor.release(None)
         bench.driver.held = ""

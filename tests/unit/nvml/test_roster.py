@@ -5,8 +5,7 @@ import pytest
 from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml.port import Handle
-from gpu_plugin.nvml.roster import FIRST_WAIT, MAX_TRIES, WAIT_FACTOR, Bindings
-from gpu_plugin.nvml.watched import Watched
+from gpu_plugin.nvml.roster import FIRST_WAIT, MAX_TRIES, WAIT_FACTOR, Bindings, Watched
 
 ONE, TWO, NEW = "00000000:1B:00.0", "00000000:3D:00.0", "00000000:9A:00.0"
 

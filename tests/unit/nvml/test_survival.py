@@ -1,17 +1,20 @@
 """What the monitor survives: whatever the driver raises, calls that are given up on midway, other settings; and its budget."""
 
+from functools import partial
+
 import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.nvml import monitor, session
-from gpu_plugin.nvml.host import HostWatch
+from gpu_plugin.nvml.finding import HostSight, see_host
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS
+from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.nvml.session import DriverCalls, DriverSession
-from gpu_plugin.nvml.watched import Watched
+from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -190,17 +193,17 @@ async def test_the_host_and_the_links_are_asked_once_though_whoever_asked_was_ca
 
     monkeypatch.setattr(machine.host, "boot_id", boot_id)
     monkeypatch.setattr(machine.driver, "common_ancestor", ancestor)
-    sight, links = HostWatch(machine.host, calls), Links(machine.driver, machine.host, calls)
+    asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
+    see, links = partial(see_host, machine.host, sliced=False), Links(machine.driver, machine.host, calls)
     watched = [Watched(gpu, handles[gpu.uuid]) for gpu in gpus[:2]]
     for _ in range(3):
         with anyio.move_on_after(0.02):
-            await sight.see(LONG, sliced=False)
+            await asking.joined(see, LONG)
         with anyio.move_on_after(0.02):
             await links.read(watched, LONG)
     assert sorted(asked) == ["host", "links"]
     gate.free.set()
-    seen = await sight.see(LONG, sliced=False)
-    assert seen is not None
+    seen = await asking.joined(see, LONG)
     assert seen.boot_id == "through"
     calls.close()
 

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 from gpu_plugin.devices.node import Link
 from gpu_plugin.devices.nvml_h import Return, TopologyLevel
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.nvml import topology
+from gpu_plugin.nvml import links
+from gpu_plugin.nvml.links import Ends, LinkReading, clique, link_between, numa_distance, pcie_relation
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.nvml.topology import Ends, LinkReading, clique, link_between, numa_distance, pcie_relation
 from gpu_plugin.simulation import profile
 
 from .machine import Machine
@@ -261,18 +261,18 @@ def test_paths_are_asked_for_only_where_the_driver_does_not_tell():
     machine = Machine("l40s-pcie-8")
     host = Counted(machine.host)
     gpus, handles = machine.found()
-    topology.probe_links(machine.driver, host, handles, gpus)
+    links.probe_links(machine.driver, host, handles, gpus)
     assert host.asked == [("numa_distances",)]
     machine.node.refuse("common_ancestor", Return.NOT_SUPPORTED)
     host.asked.clear()
-    topology.probe_links(machine.driver, host, handles, gpus)
+    links.probe_links(machine.driver, host, handles, gpus)
     paths = [("pci_path", gpu.pci_bus_id) for gpu in machine.node.profile.gpus]
     assert sorted(host.asked) == sorted([("numa_distances",), *paths])
 
 
 def test_no_gpu_and_one_gpu_have_no_links():
     machine = Machine("h200")
-    assert topology.probe_links(machine.driver, machine.host, {}, []) == LinkReading()
+    assert links.probe_links(machine.driver, machine.host, {}, []) == LinkReading()
     assert machine.links()() == LinkReading()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.devices.nvml_h import TopologyLevel
-from gpu_plugin.nvml import topology, traits
+from gpu_plugin.nvml import links, traits
 from gpu_plugin.simulation import faults, profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
@@ -55,7 +55,7 @@ class Machine:
     def probe(self):
         probed = [traits.probe_gpu(self.driver, self.host, index) for index in range(self.driver.device_count())]
         handles, gpus = {gpu.uuid: handle for handle, gpu in probed}, [gpu for _, gpu in probed]
-        return gpus, topology.probe_links(self.driver, self.host, handles, gpus)
+        return gpus, links.probe_links(self.driver, self.host, handles, gpus)
 
     def matrix(self, *, nvlinks=True):
         """As `recorded` has it; without NVLinks what lies under them."""

@@ -7,6 +7,7 @@ import pytest
 
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return, Threshold, TopologyLevel
 from gpu_plugin.health.observation import Fabric
+from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.simulation import profile
@@ -118,7 +119,7 @@ DEVICE_CALLS = {
 
 def test_it_is_the_whole_port():
     node = make_node()
-    host: port.HostView = SimulatedHost(node)
+    host: HostView = SimulatedHost(node)
     assert NVML_FUNCTIONS.keys() <= vars(SimulatedDriver).keys() | vars(Session).keys()
     assert host.boot_id() == node.boot_id
 

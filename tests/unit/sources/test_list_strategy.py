@@ -7,7 +7,7 @@ import anyio
 import msgspec
 import pytest
 
-from gpu_plugin.access.node_evidence import ContainerdEvidence, KubeletEvidence, NodeEvidence
+from gpu_plugin.access.strategy_choice import ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.sources.list_strategy import ListStrategy, evidence_for, tell
 from tests.unit.host.node_files.node import NodeTree

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.access.cdi import l4t_lists
-from gpu_plugin.access.cdi.l4t_lists import MAX_BYTES, MAX_LINES, Entry, Line, parse
+from gpu_plugin.access.cdi.tegra import MAX_BYTES, MAX_LINES, Entry, Line, parse
 
 NAME = "/etc/lists/drivers.csv"
 
@@ -21,14 +20,14 @@ dir,\t/lib//firmware/./tegra23x/
 lib, /a/path,with,commas
 lib, /a/path,with,commas
 """
-    assert parse(NAME, text.encode()) == l4t_lists.Lines((
+    assert parse(NAME, text.encode()) == ((
         Line(Entry.DEVICE, "/dev/nvhost-ctrl-pva0"),
         Line(Entry.DEVICE, "/dev/dri/card*"),
         Line(Entry.LIBRARY, "/usr/lib/aarch64-linux-gnu/nvidia/libcuda.so.1.1"),
         Line(Entry.LINK, "/usr/lib/aarch64-linux-gnu/libcuda.so"),
         Line(Entry.DIRECTORY, "/lib/firmware/tegra23x"),
         Line(Entry.LIBRARY, "/a/path,with,commas"),
-    ))  # fmt: skip
+    ), ())  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -48,48 +47,49 @@ lib, /a/path,with,commas
     ],
 )
 def test_each_line_that_is_none_is_said_with_its_place(line, why):
-    found = parse(NAME, f"lib, /good\n\n{line}\nlib, /better\n".encode())
-    assert found.lines == (Line(Entry.LIBRARY, "/good"), Line(Entry.LIBRARY, "/better"))
-    (complaint,) = found.complaints
+    lines, complaints = parse(NAME, f"lib, /good\n\n{line}\nlib, /better\n".encode())
+    assert lines == (Line(Entry.LIBRARY, "/good"), Line(Entry.LIBRARY, "/better"))
+    (complaint,) = complaints
     assert complaint.startswith(f"{NAME}:3 is left out: ")
     assert why in complaint
 
 
 def test_bytes_that_are_no_text_are_no_path():
-    found = parse(NAME, b"lib, /a\xff\nlib, /b\n")
-    assert found.lines == (Line(Entry.LIBRARY, "/b"),)
-    assert len(found.complaints) == 1
+    lines, complaints = parse(NAME, b"lib, /a\xff\nlib, /b\n")
+    assert lines == (Line(Entry.LIBRARY, "/b"),)
+    assert len(complaints) == 1
 
 
 def test_a_list_that_is_too_large_is_left_out_whole():
     line = b"lib, /a\n"
     most = line + b"#" * (MAX_BYTES - len(line))
-    assert len(parse(NAME, most).lines) == 1
-    assert parse(NAME, most + b"#") == l4t_lists.Lines(
-        complaints=(f"{NAME} is left out: it has more than 1,048,576 bytes",)
+    assert len(parse(NAME, most)[0]) == 1
+    assert parse(NAME, most + b"#") == (
+        (),
+        (f"{NAME} is left out: it has more than 1,048,576 bytes",),
     )
 
 
 def test_what_is_wrong_is_told_of_the_first_lines_and_counted_of_the_others():
     rows = ["lib, /a", *["junk"] * 30, *["#"] * (MAX_LINES - 31), "lib, /b"]
-    found = parse(NAME, "\n".join(rows).encode())
-    assert found.lines == (Line(Entry.LIBRARY, "/a"),)
-    assert len(found.complaints) == 22
-    assert found.complaints[0].startswith(f"{NAME}:2 ")
-    assert found.complaints[19].startswith(f"{NAME}:21 ")
-    assert found.complaints[20:] == (
+    lines, complaints = parse(NAME, "\n".join(rows).encode())
+    assert lines == (Line(Entry.LIBRARY, "/a"),)
+    assert len(complaints) == 22
+    assert complaints[0].startswith(f"{NAME}:2 ")
+    assert complaints[19].startswith(f"{NAME}:21 ")
+    assert complaints[20:] == (
         f"{NAME}: 10 more lines are left out",
         f"{NAME} has 10,001 lines, of which those behind the first 10,000 are left out",
     )
-    most = parse(NAME, "\n".join([*rows[-MAX_LINES:], ""]).encode())
-    assert (most.lines, len(most.complaints)) == ((Line(Entry.LIBRARY, "/b"),), 21)
+    lines, complaints = parse(NAME, "\n".join([*rows[-MAX_LINES:], ""]).encode())
+    assert (lines, len(complaints)) == ((Line(Entry.LIBRARY, "/b"),), 21)
 
 
 @given(st.binary(max_size=200))
 def test_whatever_a_list_holds_its_lines_are_plain_absolute_paths(content):
-    found = parse(NAME, content)
-    for line in found.lines:
+    lines, complaints = parse(NAME, content)
+    for line in lines:
         assert line.path.startswith("/")
         assert line.path.isprintable()
         assert not {"", ".", ".."} & set(line.path.split("/")[1:])
-    assert all(complaint.isprintable() for complaint in found.complaints)
+    assert all(complaint.isprintable() for complaint in complaints)

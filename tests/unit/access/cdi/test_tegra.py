@@ -3,10 +3,9 @@ from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.build import READ_ONLY
 from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen, SeenLibrary
-from gpu_plugin.access.cdi.l4t_lists import Entry, Line
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import faults, from_json, to_json
-from gpu_plugin.access.cdi.tegra import Looked, TegraFiles, is_library, tegra_specs
+from gpu_plugin.access.cdi.tegra import Entry, Line, Looked, TegraFiles, is_library, tegra_specs
 
 MULTIARCH = "/usr/lib/aarch64-linux-gnu"
 NVIDIA = f"{MULTIARCH}/nvidia"

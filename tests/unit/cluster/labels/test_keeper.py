@@ -17,7 +17,7 @@ from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, LO
 from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.node import Node
-from gpu_plugin.nvml.host import LinuxHost
+from gpu_plugin.host.view import LinuxHost
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.uninstall import traces

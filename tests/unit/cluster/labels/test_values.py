@@ -12,7 +12,7 @@ from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
 from gpu_plugin.devices.node import Engines, Gpu, MigDevice, Node
-from gpu_plugin.nvml.topology import clique
+from gpu_plugin.nvml.links import clique
 from gpu_plugin.nvml.traits import probe_gpu
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.access.cdi.host_files import DeviceFile, Kind
-from gpu_plugin.access.cdi.l4t_lists import DIRECTORY
 from gpu_plugin.access.cdi.options import CdiOptions
-from gpu_plugin.access.cdi.tegra import tegra_specs
-from gpu_plugin.host.driver_root import tegra
+from gpu_plugin.access.cdi.tegra import DIRECTORY, tegra_specs
+from gpu_plugin.host.driver_root import tegra, tree
 from gpu_plugin.host.driver_root.tegra import TegraSearch, device_file, expand
 from gpu_plugin.host.driver_root.tree import Tree
 from gpu_plugin.simulation.driver_files import shared_library
@@ -120,7 +119,8 @@ def test_a_device_node_here_goes_before_that_below_a_root(root, nodes):
 def test_nothing_of_this_machine_is_in_what_another_has(tmp_path, root, nodes, monkeypatch):
     here = tmp_path / "here"
     jetson(here)
-    monkeypatch.setattr(tegra, "Tree", lambda at, *more: Tree(at or str(here), *more))
+    for module in (tegra, tree):
+        monkeypatch.setattr(module, "Tree", lambda at, *more: Tree(at or str(here), *more))
     nodes["/dev/nvmap"] = DeviceFile(1, 1)
     roots = [(str(root), "")]
     assert TegraSearch(roots).files().nodes == nodes

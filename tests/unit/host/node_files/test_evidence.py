@@ -7,22 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.access.node_evidence import (
+from gpu_plugin.access.strategy_choice import (
     ContainerdEvidence,
     CrioEvidence,
     CriSection,
     Gate,
     KubeletEvidence,
     NodeEvidence,
+    choose,
 )
-from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.host.driver_root import inside
 from gpu_plugin.host.node_files import root
-from gpu_plugin.host.node_files.evidence import host_root, look
-from gpu_plugin.host.node_files.kubelet import socket_path
+from gpu_plugin.host.node_files.evidence import MAX_FILES, containerd_evidence, host_root, look, socket_path
 from gpu_plugin.host.node_files.root import NodeFileError, NodeRoot, installed
-from gpu_plugin.host.node_files.runtimes import MAX_FILES, containerd_evidence
 from tests.unit.host.node_files.node import NodeTree
 
 KUBELET = "/var/lib/kubelet"

@@ -9,9 +9,9 @@ from gpu_plugin.devices.device import whole_gpu
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Sample
-from gpu_plugin.nvml.host import LinuxHost
+from gpu_plugin.host.view import LinuxHost
 from gpu_plugin.nvml.monitor import Monitor
-from gpu_plugin.nvml.platforms.one_device import TegraDriver, WslDriver
+from gpu_plugin.nvml.platforms.driver import TegraDriver, WslDriver
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Handle, NvmlError
 from gpu_plugin.nvml.sample import look
 from gpu_plugin.simulation.driver import SimulatedDriver

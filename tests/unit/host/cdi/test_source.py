@@ -10,11 +10,12 @@ import pytest
 from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Hook, Mount, SpecDevice, made
-from gpu_plugin.cdi.source import Request, SpecSource
 from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.host.cdi.source import Request, SpecSource
 from gpu_plugin.host.driver_root import elf
+from gpu_plugin.host.driver_root.search import Search
 from gpu_plugin.simulation import driver_files
-from tests.unit.cdi.specs import GPU_FILE, spec
+from tests.unit.host.cdi.specs import GPU_FILE, spec
 
 VERSION = "550.54.15"
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -69,7 +70,7 @@ def test_the_very_same_object_comes_back_where_nothing_changes_and_nothing_is_se
         assert source.build(request()) is first
     assert (calls.count("scandir"), calls.count("read")) == (0, 0)
     assert calls.count("stat") <= 5 * 150  # one for each directory in which a driver may lie
-    assert source.search.searches == 1
+    assert source._searches[Search].searches == 1
 
 
 def test_what_changes_is_followed(source, host, root):

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from gpu_plugin.host.driver_root import proc
+from gpu_plugin.host import view
 from tests.unit.host.driver_root.installed import Root
 
 INFORMATION = """\
@@ -29,7 +29,7 @@ def test_gpus_in_the_order_of_their_bus_ids(root):
     add(root, "10000:01:00.0", "GPU-c", "10000:01:00.0", "0")
     add(root, "0000:af:00.0", "GPU-b", "0000:af:00.0", "7")
     add(root, "0000:1b:00.0", "GPU-a")
-    found = proc.gpus(root.path)
+    found = view.listed_gpus(root.path)
     assert [(each.uuid, each.index, each.minor, each.pci_bus_id) for each in found] == [
         ("GPU-a", 0, 0, "00000000:1B:00.0"),
         ("GPU-b", 1, 7, "00000000:AF:00.0"),
@@ -47,7 +47,7 @@ def test_a_directory_that_says_nothing_of_use_takes_no_other_with_it(root):
     root.write("driver/nvidia/gpus/0000:20:00.0/information", b"\xff\xfe")
     (root.path / "driver/nvidia/gpus/0000:21:00.0").mkdir()
     root.write("driver/nvidia/gpus/file")
-    assert [(each.uuid, each.pci_bus_id) for each in proc.gpus(root.path)] == [
+    assert [(each.uuid, each.pci_bus_id) for each in view.listed_gpus(root.path)] == [
         ("GPU-1", "00000000:1B:00.0"),
         ("GPU-2", ""),
     ]
@@ -74,7 +74,7 @@ STRANGE = [
 def test_a_strange_file_is_no_gpu_and_no_error(root, content):
     add(root, "0000:1b:00.0")
     root.write("driver/nvidia/gpus/0000:1c:00.0/information", content)
-    assert [each.uuid for each in proc.gpus(root.path)] == ["GPU-1"]
+    assert [each.uuid for each in view.listed_gpus(root.path)] == ["GPU-1"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_strange_file_is_no_gpu_and_no_error(root, content):
 )
 def test_a_bus_location_that_is_none_is_left_out(root, bus):
     add(root, "0000:1b:00.0", bus=bus)
-    assert [each.pci_bus_id for each in proc.gpus(root.path)] == [""]
+    assert [each.pci_bus_id for each in view.listed_gpus(root.path)] == [""]
 
 
 @pytest.mark.timeout(5)
@@ -90,23 +90,23 @@ def test_nothing_is_waited_for(root):
     (root.path / "driver/nvidia/gpus/0000:1c:00.0").mkdir(parents=True)
     os.mkfifo(root.path / "driver/nvidia/gpus/0000:1c:00.0/information")
     os.mkfifo(root.path / "driver/nvidia/version")
-    assert proc.gpus(root.path) == []
-    assert proc.driver_version(root.path) == ""
+    assert view.listed_gpus(root.path) == []
+    assert view.kernel_driver_version(root.path) == ""
 
 
 def test_gpus_are_partitioned_where_instances_exist_not_where_they_could(root):
-    assert not proc.partitioned(root.path)
+    assert not view.any_partitioned(root.path)
     root.write("driver/nvidia-caps/mig-minors", b"config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n")
     for name in ("mig/config", "mig/monitor", "gpu0/mig/config", "gpu0/fabric-mgmt"):
         root.write(f"driver/nvidia/capabilities/{name}")
-    assert not proc.partitioned(root.path)
+    assert not view.any_partitioned(root.path)
     root.write("driver/nvidia/capabilities/gpu3/mig/gi1/access")
-    assert proc.partitioned(root.path)
+    assert view.any_partitioned(root.path)
 
 
 def test_without_the_directory_there_is_an_error(root):
     with pytest.raises(FileNotFoundError):
-        proc.gpus(root.path)
+        view.listed_gpus(root.path)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,6 @@ def test_without_the_directory_there_is_an_error(root):
     ],
 )
 def test_the_version_of_the_kernels_half(root, said, version):
-    assert proc.driver_version(root.path) == ""
+    assert view.kernel_driver_version(root.path) == ""
     root.write("driver/nvidia/version", said.encode())
-    assert proc.driver_version(root.path) == version
+    assert view.kernel_driver_version(root.path) == version

@@ -11,8 +11,8 @@ import anyio
 from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.access.cdi.spec import Spec, faults, gpu_nodes, other_names
-from gpu_plugin.cdi.directory import OURS, Outcome, SpecDirectory, said
-from gpu_plugin.cdi.source import Request, SpecSource
+from gpu_plugin.host.cdi.directory import OURS, Outcome, SpecDirectory, said
+from gpu_plugin.host.cdi.source import Request, SpecSource
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import NoAnswerError, begin, settled

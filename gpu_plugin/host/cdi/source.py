@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -11,15 +11,13 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi.spec import DeviceNode, Spec, device_nodes, host_paths
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.nvml.port import HostView
+from gpu_plugin.host.driver_root.tree import device_at
+from gpu_plugin.host.view import HostView
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.build import Built
     from gpu_plugin.access.cdi.host_files import HostDevices
     from gpu_plugin.access.cdi.options import CdiOptions
-    from gpu_plugin.host.driver_root.search import Search
-
-S = TypeVar("S")
 
 Roots = Sequence[tuple[str, str]]
 """Driver roots, best first: each as this process sees it and as the host calls it, without a slash at the end."""
@@ -47,62 +45,51 @@ class SpecSource:
     def build(self, request: Request) -> "Built":
         """The specifications for a request. Raises OSError where a directory of the driver root cannot be read."""
         host = self._host.devices(gpu.pci_bus_id for gpu in request.gpus)
-        files, driver_root, make = self._found(request, host)
+        search, make = self._platform(request.gpus, host)
+        files, driver_root = search.files(request.driver_version), search.host_root
         hook, complaint = self._hook(request.options.hook)
         options = replace(request.options, driver_root=driver_root, hook=hook)
         inputs = (request, files, host, options)
         if self._last is not None and self._last[0] == inputs:
             return self._last[1]
-        built = make(options)
+        built = make(files, options)
         more = (*request.complaints, *([complaint] if complaint else []))
         if more:
             built = replace(built, complaints=(*built.complaints, *more))
         self._last = inputs, built
         return built
 
-    def _found(self, request: Request, host: "HostDevices") -> "tuple[object, str, Callable[[CdiOptions], Built]]":
-        """The files found, the driver root they lie below, as the host calls it, and what makes specifications of them.
+    def _platform(self, gpus: Sequence[Gpu], host: "HostDevices") -> "tuple[Any, Callable[[Any, CdiOptions], Built]]":
+        """What finds the driver's files on such a node, and what makes specifications of them.
 
         What kind of node this is, the one device of WSL and of a Tegra says by its name.
         """
-        uuids = {gpu.uuid for gpu in request.gpus}
+        uuids = {gpu.uuid for gpu in gpus}
         if WSL_GPUS in uuids:
             from gpu_plugin.access.cdi.wsl import wsl_specs  # noqa: PLC0415 - few nodes are of that kind
             from gpu_plugin.host.driver_root.wsl import WslSearch  # noqa: PLC0415
 
-            windows = self._kept(WslSearch)
-            on_windows = windows.files()
-            return on_windows, windows.host_root, lambda options: wsl_specs(on_windows, host, options)
+            return self._kept(WslSearch), lambda files, options: wsl_specs(files, host, options)
         if TEGRA_GPU in uuids:
             from gpu_plugin.access.cdi.tegra import tegra_specs  # noqa: PLC0415
             from gpu_plugin.host.driver_root.tegra import TegraSearch  # noqa: PLC0415
 
-            lists = self._kept(TegraSearch)
-            on_tegra = lists.files()
-            return on_tegra, lists.host_root, lambda options: tegra_specs(on_tegra, options)
+            return self._kept(TegraSearch), tegra_specs
         from gpu_plugin.access.cdi.build import build  # noqa: PLC0415 - 15 ms for which no pod need wait: see `holds`
+        from gpu_plugin.host.driver_root.search import Search  # noqa: PLC0415
 
-        files = self.search.files(request.driver_version)
-        return files, self.search.host_root, lambda options: build(request.gpus, host, files, options)
+        return self._kept(Search), lambda files, options: build(gpus, host, files, options)
 
     @cached_property
     def roots(self) -> Roots:
         """The driver roots, once it is known what they are."""
         return self._ask_roots()
 
-    @property
-    def search(self) -> "Search":
-        """The search below the driver roots."""
-        from gpu_plugin.host.driver_root.search import Search  # noqa: PLC0415
-
-        return self._kept(Search)
-
-    def _kept(self, kind: Callable[[Roots], S]) -> S:
+    def _kept(self, kind: Callable[[Roots], Any]) -> Any:
         """The search of this kind, which remembers what it has found."""
         if kind not in self._searches:
             self._searches[kind] = kind(self.roots)
-        found: S = self._searches[kind]
-        return found
+        return self._searches[kind]
 
     def holds(self, spec: Spec) -> bool:
         """Whether all that a specification names is on the host, its device nodes with their numbers, as far as can be seen."""
@@ -113,7 +100,8 @@ class SpecSource:
         """Whether a device node has the numbers that a specification gives it; it may give none."""
         if not node.major and not node.minor:
             return True
-        return any(_numbers(path) == (node.major, node.minor) for path in self._seen_as(node.host_path or node.path))
+        there = filter(None, map(device_at, self._seen_as(node.host_path or node.path)))
+        return any((found.major, found.minor) == (node.major, node.minor) for found in there)
 
     def _hook(self, hook: str) -> tuple[str, str]:
         """NVIDIA's hook if it is on the host, else none, and a sentence that says so."""
@@ -136,12 +124,3 @@ class SpecSource:
         ]
         on_host = any(seen_at == host for seen_at, host in self.roots)
         return [*inside, host_path] if on_host or host_path.startswith("/dev/") else inside
-
-
-def _numbers(path: str) -> tuple[int, int] | None:
-    """Major and minor number of the device that a path leads to; None where there is none."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - some hundred of them while the start waits
-    except OSError:
-        return None
-    return os.major(status.st_rdev), os.minor(status.st_rdev)

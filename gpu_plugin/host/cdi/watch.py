@@ -14,13 +14,13 @@ from gpu_plugin.access.container import Access, is_cdi
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import served_gpus
-from gpu_plugin.nvml.port import HostView
+from gpu_plugin.host.view import HostView
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.readiness import CdiReadiness
-    from gpu_plugin.cdi.keeper import SpecKeeper
-    from gpu_plugin.cdi.source import Request
+    from gpu_plugin.host.cdi.keeper import SpecKeeper
+    from gpu_plugin.host.cdi.source import Request
 
 # Seconds that making specifications waits at most for the first registration, which it would hold up by 40 ms.
 FIRST_SPECS = 0.5
@@ -81,8 +81,8 @@ class CdiWatch:
 
     def _make_keeper(self) -> "SpecKeeper":
         if self._keeper is None:
-            from gpu_plugin.cdi.keeper import SpecKeeper  # noqa: PLC0415 - only CDI strategies pay for it
-            from gpu_plugin.cdi.source import SpecSource  # noqa: PLC0415
+            from gpu_plugin.host.cdi.keeper import SpecKeeper  # noqa: PLC0415 - only CDI strategies pay for it
+            from gpu_plugin.host.cdi.source import SpecSource  # noqa: PLC0415
 
             source = SpecSource(self._host, self._driver_roots)
             self._keeper = SpecKeeper(source, self._request, Path(self._settings().cdi_dir), self._changed)
@@ -97,7 +97,7 @@ class CdiWatch:
 
 def _request_for(node: Node, settings: Settings, access: Access) -> "Request":
     from gpu_plugin.access.cdi.options import cdi_options, ignored_options  # noqa: PLC0415 - on the thread that makes specifications
-    from gpu_plugin.cdi.source import Request  # noqa: PLC0415
+    from gpu_plugin.host.cdi.source import Request  # noqa: PLC0415
 
     wanted = cdi_options(settings, access)
     return Request(served_gpus(node, settings), node.driver_version, wanted, tuple(ignored_options(settings)))

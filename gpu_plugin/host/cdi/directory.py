@@ -21,8 +21,6 @@ DIRECTORY_MODE = 0o755
 
 OURS = tuple(map(cdi_names.file_name, cdi_names.CLASSES))  # every file that this plugin ever writes there, and no other
 
-_Signature = tuple[int, int, int, int, int]
-
 
 class Outcome(msgspec.Struct, frozen=True):
     """The names of the files that were written or removed, and of those where that failed, with the path and why."""
@@ -36,7 +34,6 @@ class SpecDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._written: dict[str, tuple[Spec, _Signature]] = {}
         self._swept = False
         self._closed = False
         self._turn = threading.Lock()
@@ -80,23 +77,13 @@ class SpecDirectory:
             return None
 
     def _put(self, name: str, spec: Spec) -> bool:
-        file = self.path / name
-        there = _signature(file)
-        known = self._written.get(name)
-        if known is not None and known[0] == spec and known[1] == there:
+        file, content = self.path / name, to_json(spec)
+        if _says(file, content):
             return False
-        content = to_json(spec)
-        changed = there is None or not _same(file, content)
-        if changed:
-            self._written.pop(name, None)
-            self._make()
-            with _locked(self.path, fcntl.LOCK_SH):
-                _replace(file, content)
-            there = _signature(file)
-        # Where another content is there, somebody was faster: see at the next look.
-        if there is not None and (not changed or _same(file, content)):
-            self._written[name] = spec, there
-        return changed
+        self._make()
+        with _locked(self.path, fcntl.LOCK_SH):
+            _replace(file, content)
+        return True
 
     def _make(self) -> None:
         """Makes the directory, if need be, open to all for reading whatever the umask is."""
@@ -111,7 +98,6 @@ class SpecDirectory:
             self.path.chmod(DIRECTORY_MODE)
 
     def _remove(self, name: str) -> bool:
-        self._written.pop(name, None)
         if not os.path.lexists(self.path / name):  # on a read-only file system unlink refuses this, too
             return False
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -160,19 +146,9 @@ def _replace(file: Path, content: bytes) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(file)) from None
 
 
-def _signature(file: Path) -> _Signature | None:
-    """What tells one version of a regular file with the right mode from another; None for anything else."""
+def _says(file: Path, content: bytes) -> bool:
+    """Whether there is a regular file of the right mode with this content."""
     try:
-        status = file.lstat()
-    except OSError:
-        return None
-    if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
-
-
-def _same(file: Path, content: bytes) -> bool:
-    try:
-        return read_file(file, MAX_BYTES) == content
+        return file.lstat().st_mode == stat.S_IFREG | MODE and read_file(file, MAX_BYTES) == content
     except OSError:
         return False

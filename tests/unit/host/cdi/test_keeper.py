@@ -13,11 +13,11 @@ import pytest
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
-from gpu_plugin.cdi import keeper as keeper_module
-from gpu_plugin.cdi.keeper import SpecKeeper, readiness
-from gpu_plugin.cdi.source import Request
+from gpu_plugin.host.cdi import keeper as keeper_module
+from gpu_plugin.host.cdi.keeper import SpecKeeper, readiness
+from gpu_plugin.host.cdi.source import Request
 from gpu_plugin.runtime.pulse import Pulse
-from tests.unit.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
+from tests.unit.host.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
 TWO = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",), GPU_b=("/dev/nvidia1",))}

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin.access.cdi.host_files import DeviceFile
-from gpu_plugin.nvml import port
-from gpu_plugin.nvml.host import LinuxHost
+from gpu_plugin.host.view import HostView, LinuxHost
 
 
 @pytest.fixture
@@ -195,14 +194,14 @@ def test_without_a_dev_there_are_no_nodes(tmp_path):
 def test_a_directory_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):
     device(tmp_path, "dev/nvidia-caps/nvidia-cap1")
     device(tmp_path, "dev/gdrdrv")
-    real = Path.is_char_device
+    real = Path.stat
 
-    def refuse(self):
+    def refuse(self, **how):
         if "cap1" in self.name:
             raise PermissionError(13, "no")
-        return real(self)
+        return real(self, **how)
 
-    monkeypatch.setattr(Path, "is_char_device", refuse)
+    monkeypatch.setattr(Path, "stat", refuse)
     assert under(tmp_path).device_nodes() == {"/dev/gdrdrv"}
 
 
@@ -272,16 +271,11 @@ def test_mig_minors_follow_the_file_and_stay_the_same_object_while_it_does(tmp_p
     assert host.mig_minors() == {}
 
 
-def test_the_boot_id_is_the_kernels_or_nothing(monkeypatch):
+def test_the_boot_id_is_the_kernels_or_nothing(tmp_path):
     boot_id = LinuxHost().boot_id()
     assert boot_id == LinuxHost().boot_id()
     assert re.fullmatch(r"[0-9a-f-]{36}|", boot_id)
-
-    def gone(self):
-        raise FileNotFoundError(self)
-
-    monkeypatch.setattr(Path, "read_text", gone)
-    assert LinuxHost().boot_id() == ""
+    assert LinuxHost(procfs=str(tmp_path)).boot_id() == ""
 
 
 def test_the_boot_id_is_that_of_the_given_proc(tmp_path):
@@ -372,7 +366,7 @@ def test_bindings_that_cannot_be_read_now_are_no_missing_gpus(bindings, monkeypa
 
 
 def test_it_is_the_port():
-    view: port.HostView = LinuxHost()
+    view: HostView = LinuxHost()
     assert view.numa_node("ffffffff:ff:1f.7") is None
 
 
