@@ -11,7 +11,7 @@ from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import daemons_node, simulate_option, simulated_node
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
-from gpu_plugin.runtime.atomic import replace_file
+from gpu_plugin.runtime.regular_file import replace_file
 
 if TYPE_CHECKING:
     from gpu_plugin.placement.topology import Topology

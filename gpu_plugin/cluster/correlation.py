@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.config.times import rfc3339
-from gpu_plugin.runtime.backoff import TokenBucket
+from gpu_plugin.runtime.rates import TokenBucket
 
 # Different messages (defaultAggregateMaxEvents), and seconds that they are apart at most (defaultAggregateIntervalInSeconds).
 SIMILAR = 10

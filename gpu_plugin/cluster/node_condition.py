@@ -21,7 +21,7 @@ from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.signals import SIGNALS, SignalKind, advice
 from gpu_plugin.health.signals.orders import MAINTENANCE
-from gpu_plugin.runtime.backoff import TokenBucket
+from gpu_plugin.runtime.rates import TokenBucket
 
 CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"

@@ -1,23 +1,22 @@
 """The side of the daemon: the socket, and verbs that answer requests."""
 
+import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import socket
 import stat
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control import protocol
-from gpu_plugin.control.protocol import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
-
-if TYPE_CHECKING:
-    import asyncio
+from gpu_plugin.control import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
+from gpu_plugin.runtime.peer import peer_of
 
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
 """Takes a request's fields, gives the reply's.
@@ -29,9 +28,6 @@ else is a fault of ours.
 _SECONDS_TO_ASK = 5.0
 """How long a client may take to send its line or fetch its reply: it is a local program, and has it ready."""
 
-_PEERCRED = struct.Struct("3i")
-"""struct ucred of unix(7): pid, uid, gid."""
-
 _BACKLOG = 1024
 """Connections that may wait to be accepted, as far as the kernel lets them (net.core.somaxconn)."""
 
@@ -39,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
-    """Who asks, as the kernel knows it (SO_PEERCRED, unix(7)): a process of another container has the id 0."""
+    """Who asks, as `peer_of` tells it."""
 
     pid: int = 0
     uid: int = -1
@@ -50,31 +46,17 @@ class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
         return f"uid {self.uid}, process {self.pid}{program}" if self.uid >= 0 else "unknown"
 
 
-_NOBODY = Peer()
-
-asking: ContextVar[Peer] = ContextVar("asking", default=_NOBODY)
+asking: ContextVar[Peer] = ContextVar("asking", default=Peer())  # noqa: B039 - a tuple
 """Who asks for the verb that runs now."""
 
 
-class ControlSocket:
-    """The control socket of this process, where commands look for it."""
-
-    def __init__(self, state_dir: Path, ours: "_Identity | None") -> None:
-        self._path = state_dir / SOCKET
-        self._ours = ours
-
-    @property
-    def stands(self) -> bool:
-        """Whether commands find it still: it may have been removed, or the directory renamed."""
-        try:
-            return _identity_of(os.stat(self._path, follow_symlinks=False)) == self._ours  # noqa: PTH116 - as cheap as can be
-        except OSError:
-            return False
-
-
 @contextlib.asynccontextmanager
-async def serve(state_dir: Path, verbs: Mapping[str, Verb], other: Verb | None = None) -> AsyncIterator[ControlSocket]:
+async def serve(
+    state_dir: Path, verbs: Mapping[str, Verb], other: Verb | None = None
+) -> AsyncIterator[Callable[[], bool]]:
     """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.
+
+    Gives whether commands find the socket still: it may have been removed, or the directory renamed.
 
     `state_dir` is made if need be. A socket left by a killed daemon is replaced. Leaving takes no longer than a turn of
     the event loop: what is under way is cancelled, not waited for. `other` answers every verb that is not in `verbs`.
@@ -82,8 +64,6 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb], other: Verb | None =
     Raises:
         ConfigError: another daemon uses this state directory, or it cannot be used.
     """
-    import asyncio  # noqa: PLC0415 - a command that only asks does without
-
     conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +81,7 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb], other: Verb | None =
             raise ConfigError(f"--state-dir: {state_dir} is not a directory, so nothing can be kept there") from None
         except OSError as error:
             raise ConfigError(f"{state_dir / SOCKET}: {error.strerror or error}") from None
-        ours = _identity(directory)
+        ours = _identity(SOCKET, directory)
         stack.callback(_unlink_if_ours, directory, ours)
         stack.callback(listener.close)
         server = await asyncio.start_unix_server(
@@ -109,7 +89,7 @@ async def serve(state_dir: Path, verbs: Mapping[str, Verb], other: Verb | None =
         )
         try:
             await server.start_serving()
-            yield ControlSocket(state_dir, ours)
+            yield lambda: ours is not None and _identity(state_dir / SOCKET) == ours
         finally:
             server.close()  # not wait_closed(): since Python 3.12 it waits for clients to hang up
             for task, writer in conversations.items():
@@ -138,11 +118,9 @@ async def serve_refusals(
 
 
 async def _converse(
-    reader: "asyncio.StreamReader", writer: "asyncio.StreamWriter", answer: Callable[[bytes], Awaitable[bytes]]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Callable[[bytes], Awaitable[bytes]]
 ) -> None:
     """One request and its reply."""
-    import asyncio  # noqa: PLC0415 - as in serve
-
     try:
         asking.set(_peer(writer))
         async with asyncio.timeout(_SECONDS_TO_ASK):
@@ -163,10 +141,9 @@ async def _converse(
         writer.transport.abort()
 
 
-def _peer(writer: "asyncio.StreamWriter") -> Peer:
+def _peer(writer: asyncio.StreamWriter) -> Peer:
     try:
-        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-        pid, uid, _ = _PEERCRED.unpack(credentials)
+        pid, uid = peer_of(writer.get_extra_info("socket"))
     except OSError:
         return Peer()
     try:
@@ -178,8 +155,6 @@ def _peer(writer: "asyncio.StreamWriter") -> Peer:
 
 async def _answer(line: bytes, verbs: Mapping[str, Verb], other: Verb | None) -> bytes:
     """The reply's line to a request's."""
-    import asyncio  # noqa: PLC0415 - as in serve
-
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -191,7 +166,7 @@ async def _answer(line: bytes, verbs: Mapping[str, Verb], other: Verb | None) ->
         known = ", ".join(sorted(verbs)) or "none"
         return _refusal(f"this daemon has no verb {name}; it has: {known}", unknown_verb=True)
     try:
-        async with asyncio.timeout(protocol.SECONDS_TO_ANSWER) as limit:
+        async with asyncio.timeout(control.SECONDS_TO_ANSWER) as limit:
             fields = await verb(fields)
         reply = line_of({**fields, "ok": True})
     except ConfigError as error:
@@ -200,7 +175,7 @@ async def _answer(line: bytes, verbs: Mapping[str, Verb], other: Verb | None) ->
         return _refusal(str(error))
     except Exception:  # noqa: BLE001 - whatever a verb does, the daemon lives on
         if limit.expired():
-            return _refusal(f"{name} took longer than {protocol.SECONDS_TO_ANSWER:g} s and was given up")
+            return _refusal(f"{name} took longer than {control.SECONDS_TO_ANSWER:g} s and was given up")
         _log.exception(f"control socket: {name} failed")
         return _refusal("internal error: the daemon's log has the details")
     return reply if len(reply) <= LONGEST_REPLY else _refusal(f"{name}: the reply is too long for one line")
@@ -212,8 +187,6 @@ def _refusal(sentence: str, **more: object) -> bytes:
 
 def _bind(state_dir: Path, directory: int) -> socket.socket:
     """A listening socket, mode 0600 before anyone can connect."""
-    import fcntl  # noqa: PLC0415 - a command that only asks does without
-
     address, path = address_of(state_dir, directory), state_dir / SOCKET
     try:
         # Two daemons starting at once must not take turns at removing each other's socket.
@@ -255,23 +228,15 @@ def _remove_stale(address: str, path: Path, directory: int) -> None:
     raise ConfigError(f"{path}: another daemon already uses this state directory: stop it, or name another directory")
 
 
-_Identity = tuple[int, int, int]
-"""Device, inode, and when it was made, in ns."""
-
-
-def _identity(directory: int) -> _Identity | None:
-    """What tells our socket from one put in its place, even under the same inode number."""
+def _identity(path: str | Path, directory: int | None = None) -> tuple[int, int, int] | None:
+    """What tells our socket from one put in its place, even under the same inode number; None where there is none."""
     try:
-        there = os.stat(SOCKET, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
+        there = os.stat(path, dir_fd=directory, follow_symlinks=False)
+    except OSError:
         return None
-    return _identity_of(there)
-
-
-def _identity_of(there: os.stat_result) -> _Identity:
     return there.st_dev, there.st_ino, there.st_mtime_ns
 
 
-def _unlink_if_ours(directory: int, ours: _Identity | None) -> None:
-    if ours and _identity(directory) == ours:
+def _unlink_if_ours(directory: int, ours: tuple[int, int, int] | None) -> None:
+    if ours and _identity(SOCKET, directory) == ours:
         os.unlink(SOCKET, dir_fd=directory)

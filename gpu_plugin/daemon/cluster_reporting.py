@@ -31,12 +31,11 @@ from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.backoff import START_SPREAD
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
-from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.runtime.threads import Workers, settled
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
 
 if TYPE_CHECKING:
-    from gpu_plugin.cluster.correlation import Object
     from gpu_plugin.cluster.events import EventWriter
     from gpu_plugin.cluster.node_api import NodeApi
     from gpu_plugin.cluster.node_condition import GpuFitness
@@ -101,9 +100,14 @@ class ClusterReporting:
         settings, now = self._settings(), self._wall()
         if settings.node_events or settings.pod_events:
             from gpu_plugin.cluster import health_news  # noqa: PLC0415 - for those alone who report
+            from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
 
             _, events = self._writer()
-            if settings.node_events and (news := health_news.news(change, self._health.gpus, self._about_node(), now)):
+            name, _ = self._reaching
+            about = Object(
+                "Node", name, uid=name
+            )  # the uid of the kubelet's own Events about it (pkg/kubelet, nodeRef)
+            if settings.node_events and (news := health_news.news(change, self._health.gpus, about, now)):
                 events.tell(news)
             if settings.pod_events and health_news.concerns_pods(change):
                 self._changes.append((change, now))
@@ -143,19 +147,19 @@ class ClusterReporting:
 
     async def run(self) -> None:
         """Never returns."""
-        threads = DaemonThreads("cluster-state")
+        threads = Workers("cluster-state")
         try:
             marks = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, OwnMarks), WRITE_PATIENCE)
         except TimeoutError:
             marks = None
 
         async def write_marks(marks: OwnMarks) -> None:
-            await threads.submit(lambda: self._state.write(OWN_MARKS_FILE, marks), WRITE_PATIENCE)
+            await settled(threads.begin(lambda: self._state.write(OWN_MARKS_FILE, marks)), WRITE_PATIENCE)
 
         marks = marks or OwnMarks()
         try:
             if not _reports(self._settings()):
-                self._cordons.lift()
+                self._cordons.take(None)
             while not _reports(self._settings()) and marks == OwnMarks():
                 await self._news.wait()
             while not self._has_client():
@@ -186,16 +190,15 @@ class ClusterReporting:
 
     def _has_client(self) -> bool:
         """Whether there are a client and a Node's name to ask about; logs once why not."""
+        before, self._client = self._client, ""
         try:
             require_client("reporting to the cluster", ", or switch it off")
             if not self._reaching[0]:
                 raise ConfigError("reporting to the cluster needs the Node's name: set --node-name (NODE_NAME)")
         except ConfigError as error:
-            if not self._client:
-                log.error("%s", error)  # noqa: TRY400 - the sentence is for people
             self._client = str(error)
-        else:
-            self._client = ""
+            if not before:
+                log.error("%s", error)  # noqa: TRY400 - the sentence is for people
         return not self._client
 
     def _asked(self) -> "EnabledReports":
@@ -209,13 +212,6 @@ class ClusterReporting:
         from gpu_plugin.cluster.node_condition import fitness_of  # noqa: PLC0415 - as above
 
         return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._trouble() or ""
-
-    def _about_node(self) -> "Object":
-        """The Node, by the uid that the kubelet's own Events about it have: its name (pkg/kubelet, nodeRef)."""
-        from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415 - as above
-
-        name, _ = self._reaching
-        return Object("Node", name, uid=name)
 
     async def _follow_hardware(self) -> None:
         """Has condition and taint looked at again whenever a verdict on any hardware is published as another.
@@ -254,7 +250,7 @@ class ClusterReporting:
         """Obeys the annotation while the settings ask for that; what it cordoned is lifted once they do not."""
         while True:
             if not self._settings().cordon_annotation:
-                self._cordons.lift()
+                self._cordons.take(None)
                 await self._news.wait()
                 continue
             self._cordons.wait()
@@ -294,13 +290,9 @@ class AnnotatedCordons:
         return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._meant.complaints)
 
     def take(self, value: str | None) -> None:
-        """Takes the annotation's value, None where there is none, and settles."""
+        """Takes the annotation's value, None where there is none or it has no say, and settles."""
         self._value, self._known = value, True
         self.settle()
-
-    def lift(self) -> None:
-        """The annotation has no say: what it cordoned is lifted."""
-        self.take(None)
 
     def wait(self) -> None:
         """The annotation has a say from now on, and is not known yet: what it cordoned before stands."""

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from gpu_plugin import __version__, control
+from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.control import SOCKET
+from gpu_plugin.control.server import Verb, serve, serve_refusals
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.discovery import Discovery, NoDriverError
 from gpu_plugin.daemon.event_log import ORDERS, EventLog
@@ -40,12 +42,11 @@ from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.host.cdi.watch import CdiWatch
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.attribution import HoldersByDevice, PodAttribution
+from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoint import Endpoints
-from gpu_plugin.kubelet.holders import Pods
-from gpu_plugin.kubelet.pod_listing import pods
+from gpu_plugin.kubelet.endpoint import Endpoints, Shared
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.runtime.pulse import Pulse
@@ -81,7 +82,8 @@ class Daemon:
         self._state = StateDirectory(Path(self.settings.state_dir))
         self._memory = Memory(self._state, hardware.host.boot_id())
         self._recorder = Recorder(self._memory, self._known, lambda: self._health.ledger.revision)
-        self._pods = FaultingPods(self._holding_pods, lambda: self.store.current, self._observe)
+        self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
+        self._pods = FaultingPods(self._attribution.newest_pods, lambda: self.store.current, self._observe)
         self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
         self._health.reports.subscribe(self._events.health)
         self._operations = Operations(self._health, lambda: self._now.monitor, self._recorder.written)
@@ -89,9 +91,7 @@ class Daemon:
         self._offering = Offering(
             self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
         )
-        self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
         self._counts = KubeletCounts()
-        self._call_times = CallTimes(lambda: self.settings.nvml_timeout)
         self._cluster = ClusterReporting(
             settings=lambda: self.settings,
             health=self._health,
@@ -122,25 +122,13 @@ class Daemon:
             labels=self._labels,
             events=self._events,
             memory=self._memory,
-            call_times=self._call_times,
-        )
-        self._view = NodeView(
-            now=self._now,
-            configuration=configuration,
-            store=self.store,
-            inventory=self._inventory,
-            health=self._health,
-            operations=self._operations,
-            registrations=self._registrations,
             recorder=self._recorder,
-            events=self._events.store,
-            cluster=self._cluster,
-            labels=self._labels,
-            holding_pods=self._holding_pods,
+            registrations=self._registrations,
             attribution=self._attribution,
             counts=self._counts,
-            call_times=self._call_times,
+            call_times=CallTimes(lambda: self.settings.nvml_timeout),
         )
+        self._view = NodeView(**asdict(self._discovery))
 
     @property
     def settings(self) -> Settings:
@@ -225,7 +213,7 @@ class Daemon:
                     log.warning("waiting: %s", why)
                 if self._lock.has_state and not self._now.waits_for:  # else the other one answers there
                     make_way(self.settings)
-                    refusals = control.serve_refusals(
+                    refusals = serve_refusals(
                         Path(self.settings.state_dir),
                         lambda: f"this daemon waits: {self._now.waits_for}",
                         {"status": self._view.waiting},
@@ -263,9 +251,8 @@ class Daemon:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
         registered = self._specs.registered.set
-        await Endpoints(
-            self.store, registration, directory, self._look, registered, self._registrations, self._counts
-        ).run()
+        shared = Shared(self.store, registration, directory, self._look, registered, self._registrations, self._counts)
+        await Endpoints(shared).run()
 
     async def _watch_plugins(self) -> None:
         from gpu_plugin.kubelet.takeover import TakeoverWatch  # noqa: PLC0415 - pods need not wait for it
@@ -285,15 +272,15 @@ class Daemon:
         while True:
             make_way(self.settings)
             try:
-                async with control.serve(Path(self.settings.state_dir), verbs) as door:
-                    while door.stands:
+                async with serve(Path(self.settings.state_dir), verbs) as stands:
+                    while stands():
                         await self._commands_look.wait(LONGEST_RETRY)
                 log.warning("the control socket was removed, renamed or replaced: it is made again")
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
                 await anyio.sleep(LONGEST_RETRY)
 
-    def _then_look(self, verb: control.Verb) -> control.Verb:
+    def _then_look(self, verb: Verb) -> Verb:
         """The verb, after which the GPUs are looked at: whatever it did to them need not wait for their turn."""
 
         async def acted(request: Mapping[str, object]) -> Mapping[str, object]:
@@ -313,10 +300,6 @@ class Daemon:
 
     def _observe(self, uuid: str, error: ApplicationError) -> None:
         self._health.observe(uuid, error)
-
-    async def _holding_pods(self) -> Pods | None:
-        held = await self._attribution.newest()
-        return None if held is None else pods(held)
 
     def _page(self) -> "Source":
         from gpu_plugin.telemetry.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
@@ -351,4 +334,4 @@ class Daemon:
 
 def make_way(settings: Settings) -> None:
     """Puts aside what stands in the control socket's place and is none."""
-    set_aside(Path(settings.state_dir) / control.SOCKET, stat.S_ISSOCK)
+    set_aside(Path(settings.state_dir) / SOCKET, stat.S_ISSOCK)

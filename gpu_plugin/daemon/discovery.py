@@ -6,31 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 import anyio
-import msgspec
 
-from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.daemon.cluster_reporting import ClusterReporting
-from gpu_plugin.daemon.event_log import EventLog
-from gpu_plugin.daemon.hardware import Hardware
-from gpu_plugin.daemon.health_watch import HealthWatch
-from gpu_plugin.daemon.node_view import Now
-from gpu_plugin.daemon.offering import Offering
-from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.daemon.node_view import Parts
 from gpu_plugin.devices.device import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.host.cdi.watch import CdiWatch
-from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
-from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.sources.list_strategy import tell
-from gpu_plugin.state.memory import Memory
 from gpu_plugin.telemetry.logs import configure, know
 
 log = logging.getLogger(__name__)
@@ -40,25 +27,11 @@ class NoDriverError(Exception):
     """There is nothing to serve and the operator wants to hear of it at once: what to do, then why, a line each."""
 
 
-class Discovery(msgspec.Struct, frozen=True, kw_only=True):
+class Discovery(Parts, frozen=True, kw_only=True):
     """Finds the GPUs, and has every part follow what is found and what the settings ask for.
 
     What cannot be offered changes nothing: what was served before is still served.
     """
-
-    now: Now
-    configuration: Configuration
-    hardware: Hardware
-    health: HealthWatch
-    operations: Operations
-    inventory: Inventory
-    offering: Offering
-    cluster: ClusterReporting
-    specs: CdiWatch
-    labels: NodeLabels
-    events: EventLog
-    memory: Memory
-    call_times: CallTimes
 
     @property
     def settings(self) -> Settings:
@@ -133,7 +106,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
         if first and node.gpus:
             _tell_hardware(node, self.hardware.library())
         for old, new in _named(self.now.node, node):
-            self.health.rename(old, new)
+            self.health.ledger.rename(old, new)
         found: Offer | None
         self.now.unoffered = ""
         try:
@@ -146,7 +119,10 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
             self.now.unoffered = str(error)
             found = None if first else without_gone(self.inventory.offer, node)
         if self.now.node.links and node.links != self.now.node.links:
-            _tell_links(self.now.node, node)
+            from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+
+            if changed := changed_links(self.now.node, node):
+                log.info("links between GPUs have changed: %s", changed)
         self.now.node = node
         self.health.watch(node.gpus)
         self.inventory.found(node.gpus)
@@ -199,10 +175,3 @@ def _tell_hardware(node: Node, library: str) -> None:
     version = node.driver_version or "of an unknown version"
     fields = {"driver": node.driver_version, "library": library, "model": ", ".join(models)}
     log.info("driver %s, library %s, GPUs: %s", version, library or "not known", told, extra=fields)
-
-
-def _tell_links(before: Node, after: Node) -> None:
-    from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
-
-    if changed := changed_links(before, after):
-        log.info("links between GPUs have changed: %s", changed)

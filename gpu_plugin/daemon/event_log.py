@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control import RefusedError
+from gpu_plugin.control.server import Peer, Verb, asking
 from gpu_plugin.devices.gpu_names import called, named, short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
@@ -90,7 +91,7 @@ class EventLog:
             self.store.add("configuration", f"refused, and the one before stays in force: {why}")
         self._refused = refused
 
-    def resolved(self, verb: control.Verb) -> control.Verb:
+    def resolved(self, verb: Verb) -> Verb:
         """The verb, asked with the uuid of whatever `gpu` in a request names; what names none is passed on as it is."""
 
         async def asked(request: Mapping[str, object]) -> Mapping[str, object]:
@@ -98,18 +99,18 @@ class EventLog:
 
         return asked
 
-    def order(self, name: str, verb: control.Verb) -> control.Verb:
+    def order(self, name: str, verb: Verb) -> Verb:
         """The verb, of which it is remembered who asked for what, why (`reason` of the request), and what came of it."""
 
         async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
             reason = request.get("reason", "")
             if not isinstance(reason, str) or len(reason) > LONGEST_REASON or not reason.isprintable():
                 raise ConfigError(f"reason: a text of at most {LONGEST_REASON} characters, all of them printable")
-            peer = control.asking.get()
+            peer = asking.get()
             asked = self._resolve({field: value for field, value in request.items() if field != "reason"})
             try:
                 reply = await verb({**asked, "reason": reason} if reason and name in REASONED else asked)
-            except (ConfigError, control.RefusedError) as error:
+            except (ConfigError, RefusedError) as error:
                 self._remember(name, asked, f"refused: {error}", peer, reason)
                 await self.store.written()
                 raise
@@ -151,9 +152,7 @@ class EventLog:
         gone = {event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in self.store.events}
         found = named(name, self._gpus()) or named(name, [gpu for uuid, gpu in gone.items() if uuid])
         if found is None and not self._gpus():
-            raise control.RefusedError(
-                f"GPU {name}: no GPU of this node is known yet, and nothing is remembered of this one"
-            )
+            raise RefusedError(f"GPU {name}: no GPU of this node is known yet, and nothing is remembered of this one")
         if found is None:
             raise ConfigError(f"GPU {name}: no GPU of this node has this name, and nothing is remembered of one")
         return [event for event in self.store.events if event.uuid == found.uuid]
@@ -167,9 +166,7 @@ class EventLog:
             return request
         return {**request, "gpu": found.uuid}
 
-    def _remember(
-        self, verb: str, request: Mapping[str, object], outcome: str, peer: control.Peer, reason: str
-    ) -> None:
+    def _remember(self, verb: str, request: Mapping[str, object], outcome: str, peer: Peer, reason: str) -> None:
         asked = request.get("gpu")
         uuid = asked if isinstance(asked, str) else next((gpu.uuid for gpu in self._gpus() if gpu.index == asked), "")
         self.store.add("order", f"{verb}: {outcome}", **self._about(uuid), by=str(peer), reason=reason)

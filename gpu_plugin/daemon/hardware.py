@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin import control
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.control.server import Verb
 from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.port import Driver
 
@@ -27,7 +27,7 @@ class Hardware(msgspec.Struct, frozen=True):
     driver: Driver
     host: HostView
     dev_root: str
-    verbs: Mapping[str, control.Verb] = msgspec.field(default_factory=dict)
+    verbs: Mapping[str, Verb] = msgspec.field(default_factory=dict)
     driver_roots: Callable[[], Sequence[tuple[str, str]]] = tuple
     library: Callable[[], str] = str
     keep: Callable[[], object] = tuple
@@ -70,16 +70,13 @@ def _driver_roots(settings: Settings) -> list[tuple[str, str]]:
     """
     from gpu_plugin.host.node_files.evidence import contained  # noqa: PLC0415 - only CDI specifications need it
 
-    return [_mounted(settings) if contained() else _mounted_or_own(settings)]
+    return [_root(settings, own=not contained())]
 
 
-def _mounted(settings: Settings) -> tuple[str, str]:
-    return settings.driver_root_ctr_path.rstrip("/"), settings.driver_root.rstrip("/")
-
-
-def _mounted_or_own(settings: Settings) -> tuple[str, str]:
-    seen_at, host = _mounted(settings)
-    return (seen_at if Path(seen_at or "/").is_dir() else host), host
+def _root(settings: Settings, *, own: bool) -> tuple[str, str]:
+    """Where the host's root is seen, and its name there; its name for both where nothing is mounted and it is our `own`."""
+    seen_at, host = settings.driver_root_ctr_path.rstrip("/"), settings.driver_root.rstrip("/")
+    return (host if own and not Path(seen_at or "/").is_dir() else seen_at), host
 
 
 def _simulated(settings: Settings) -> Hardware:
@@ -113,7 +110,7 @@ def _simulated(settings: Settings) -> Hardware:
 def _simulated_driver_roots(settings: Settings, version: str) -> list[tuple[str, str]]:
     """The driver root that the operator names, else one made for the simulated node."""
     if settings.driver_root != "/":
-        return [_mounted_or_own(settings)]
+        return [_root(settings, own=True)]
     from gpu_plugin.simulation import driver_files  # noqa: PLC0415
 
     made = str(driver_files.make(Path(settings.state_dir) / driver_files.DIRECTORY, version))

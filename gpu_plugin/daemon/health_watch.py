@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.faulting_pods import Error
@@ -30,10 +31,8 @@ WRITTEN_WITHIN = 0.5
 """Seconds that news of a GPU's health wait at most until they are written down, before the kubelet hears of them."""
 
 
-def since_boot() -> float:
-    """Seconds since the node was booted, those that it slept included. Nobody can set that clock."""
-    seconds: float = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return seconds
+since_boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+"""Seconds since the node was booted, those that it slept included. Nobody can set that clock."""
 
 
 class HealthWatch:
@@ -112,10 +111,6 @@ class HealthWatch:
         known = frozenset(gpu.uuid for gpu in self.gpus)
         self.readings.keep(known)
         self.past = tuple(entry for entry in self.past if entry.uuid not in known)  # for GPUs still to be named
-
-    def rename(self, old: str, new: str) -> None:
-        """A GPU known under a made-up name turned out to be `new`."""
-        self.ledger.rename(old, new)
 
     def observe(self, uuid: str, seen: Observation) -> bool:
         """Takes in one observation and says what it changed. Returns whether another one soon would settle something."""

@@ -109,7 +109,7 @@ def gpu(
         "signals": _verdicts(standing),
         "held_back": held_back(standing),
         "withheld": list(dict.fromkeys(device.reason for device in sound if device.reason and not device.healthy)),
-        "holders": None if holders is None else _holders(devices, holders),
+        "holders": None if holders is None else sorted({pod for each in devices for pod in holders.get(each.id, ())}),
         "readings": told(hardware, readings),
     }
 
@@ -158,11 +158,6 @@ def pods_by_id(holders: Mapping[tuple[str, str], frozenset[str]]) -> Mapping[str
     for (_, identifier), pods in holders.items():
         found[identifier] = found[identifier] | pods if identifier in found else pods
     return found
-
-
-def _holders(devices: Sequence[Device], holders: Mapping[str, frozenset[str]]) -> list[str]:
-    """The pods that hold any of these devices."""
-    return sorted({pod for device in devices for pod in holders.get(device.id, ())}) if holders else []
 
 
 def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[str, object]:

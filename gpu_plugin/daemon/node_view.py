@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -21,20 +21,24 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon import node_status
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.event_log import EventLog
+from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.host.cdi.watch import CdiWatch
 from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
+from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
-from gpu_plugin.kubelet.holders import Pods
+from gpu_plugin.kubelet.pod_listing import Pods
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.sources.configuration import Configuration, Wait
-from gpu_plugin.state.event_store import EventStore
+from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.logs import dropped
 
@@ -70,6 +74,28 @@ class Now(msgspec.Struct):
     def driver_trouble(self) -> str | None:
         """Why no GPU can be reached now; empty where one can, and None while the first attempt is under way."""
         return self.monitor.trouble if self.monitor is not None and self.driver == "" else self.driver
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon is made of, for those of its parts that have to do with most of the others."""
+
+    now: Now
+    configuration: Configuration
+    hardware: Hardware
+    health: HealthWatch
+    operations: Operations
+    inventory: Inventory
+    offering: Offering
+    cluster: ClusterReporting
+    specs: CdiWatch
+    labels: NodeLabels
+    events: EventLog
+    memory: Memory
+    recorder: Recorder
+    registrations: Registrations
+    attribution: PodAttribution
+    counts: KubeletCounts
+    call_times: CallTimes
 
 
 def _process(started: float, now: float) -> Mapping[str, object]:
@@ -135,24 +161,9 @@ class Made(msgspec.Struct):
     topology: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
-class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon's status and its views, made of what the parts know. `holding_pods` asks the kubelet which pods hold what."""
+class NodeView(Parts, frozen=True, kw_only=True):
+    """The daemon's status and its views, made of what the parts know."""
 
-    now: Now
-    configuration: Configuration
-    store: SnapshotStore
-    inventory: Inventory
-    health: HealthWatch
-    operations: Operations
-    registrations: Registrations
-    recorder: Recorder
-    events: EventStore
-    cluster: ClusterReporting
-    labels: NodeLabels
-    holding_pods: Callable[[], Awaitable[Pods | None]]
-    attribution: PodAttribution
-    counts: KubeletCounts
-    call_times: CallTimes
     made: Made = msgspec.field(default_factory=Made)
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -173,7 +184,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: not a field of this verb")
-        holding = await self.holding_pods()
+        holding = await self.attribution.newest_pods()
         await checkpoint()  # tens of milliseconds, where pods hold tens of thousands of devices, and as many follow
         glance = self.at_a_glance(holding)
         told = {**glance, "attribution": None, "settings": self.configuration.in_full()}
@@ -248,7 +259,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
                 "directory": self.configuration.settings.socket_dir,
                 "resources": {
                     name: node_status.registration(self.registrations.of(name), now, unix)
-                    for name in self.store.current.resources
+                    for name in self.inventory.store.current.resources
                 },
             },
             "configuration": self.configuration.status(),
@@ -262,14 +273,14 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
             "resources": resources,
             "health": {**health, "gpus": gpus},
             "counters": {
-                "snapshot_version": self.store.current.version,
+                "snapshot_version": self.inventory.store.current.version,
                 "kubelet": self.counts.as_data(),
                 "nvml": self.call_times.told(),
             },
         }
 
     def _listed(self) -> node_status.Listed:
-        now = self.store.current.resources
+        now = self.inventory.store.current.resources
         if self.made.resources is not now:
             counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
             devices = {name: view.resource.devices for name, view in now.items()}
@@ -279,7 +290,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     def _unwritten(self) -> str:
         """What a restart would not remember; empty where it would remember all."""
-        return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.trouble)))
+        return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.store.trouble)))
 
     def _attribution(self, held: "HoldersByDevice | None") -> Mapping[str, object]:
         """Whether PodResources answers which containers hold what; `held` is its newest answer.
@@ -300,7 +311,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
                 {"resource": name, "device": device.id, "uuid": device.gpu, "index": index.get(device.gpu, "")},
                 sorted(held_by),
             )
-            for name, device, held_by in self.store.current.allocated(holders or {})
+            for name, device, held_by in self.inventory.store.current.allocated(holders or {})
         )
 
     def facts(self) -> "Facts":
@@ -309,7 +320,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.now.waits_for:
             return Facts(waits_for=self.now.waits_for)
-        served = self.store.current.resources
+        served = self.inventory.store.current.resources
         cdi = self.inventory.cdi_status()
         return Facts(
             refused=str(self.configuration.status()["refused"]),
@@ -328,7 +339,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         from gpu_plugin.telemetry.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
 
         status = self.at_a_glance()
-        newest = list(self.events.events)[-EVENTS:]
+        newest = list(self.events.store.events)[-EVENTS:]
         return Material(
             node=self.configuration.settings.node_name or socket.gethostname(),
             status=status,
@@ -355,7 +366,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     def _topology(self) -> Mapping[str, object]:
         from gpu_plugin.placement.views.report import report  # noqa: PLC0415 - only those who ask pay for it
 
-        node, now = self.now.node, self.store.current.resources
+        node, now = self.now.node, self.inventory.store.current.resources
         if self.made.linked is not now or self.made.node is not node:
             served = [(view.resource, view.policy) for view in now.values()]
             self.made.node, self.made.linked, self.made.topology = node, now, report(node, served)

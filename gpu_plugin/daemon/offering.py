@@ -1,7 +1,7 @@
 """What is offered, kept true to what pods hold and to the MPS daemons' state: the edges around the inventory."""
 
-import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -14,15 +14,15 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.words import counted
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.listing import Judgement, ListingInput, judge
+from gpu_plugin.inventory.listing import judge
 from gpu_plugin.inventory.offer import Offer
+from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.kubelet.holding import Holding
-from gpu_plugin.kubelet.list_resend import ListResend
+from gpu_plugin.kubelet.holding import Holding, ListResend
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Offering:
         inventory: Inventory,
         settings: Callable[[], Settings],
         published: Callable[[], None],
-        heard: Callable[[str], bool] = lambda _: True,
+        heard: Callable[[str], bool],
     ) -> None:
         """Takes how to learn the settings in force (which sockets to ask), and what to call when the lists may be others.
 
@@ -73,8 +73,7 @@ class Offering:
         self._settings = settings
         self._published = published
         self._heard = heard
-        self._unanswered = _Waiting()
-        self._unread = _Waiting()
+        self._unanswered: Counter[str] = Counter()
         self._writes = False
         self._unsettled = Pulse()
         self._next: Offer | None = None
@@ -96,7 +95,7 @@ class Offering:
             self._apply(new, Holding(), anyio.current_time())
 
     def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
-        before = {name: view.resource for name, view in self._inventory.store.current.resources.items()}
+        before = self._inventory.store.current.resources
         self._inventory.store.recent.seen(holding.listed, holding.writing, asked)
         # What the offer itself retires was not asked about.
         self._inventory.apply(new, holding.of_all, asked, holding.listed)
@@ -107,9 +106,9 @@ class Offering:
         self._tell_resources(before)
         self._unsettled.ring()
 
-    def _tell_resources(self, before: Mapping[str, object]) -> None:
+    def _tell_resources(self, before: Mapping[str, ResourceView]) -> None:
         for name, view in self._inventory.store.current.resources.items():
-            if before.get(name) != view.resource:
+            if name not in before or before[name].resource != view.resource:
                 log.info("%s: %s", name, _counted(view.resource.devices), extra={"resource": name})
         self._published()
 
@@ -180,22 +179,19 @@ class Offering:
             if self._inventory.judged.asked is not about:
                 return
             standing = self._inventory.standing(holding.allocated, asked, holding.listed)
-            if last or standing.devices < OFF_LOOP_DEVICES:
-                judged = judge(standing)
-            else:
-                judged = await anyio.to_thread.run_sync(_judge_apart, standing, abandon_on_cancel=True)
-            lists = store.current.resources
-            before = {name: view.resource for name, view in lists.items()}
+            judged = await computed(judge, standing, apart=not last and standing.devices >= OFF_LOOP_DEVICES)
+            before = store.current.resources
             foreign = self._inventory.foreign
             if self._inventory.take(judged, standing):
-                self._have_written(holding, asked, before, changed=store.current.resources is not lists)
+                self._have_written(holding, asked, before)
                 if self._inventory.foreign != foreign:
                     self._published()  # it is to be written down
                 return
 
-    def _have_written(self, holding: Holding, asked: float, before: Mapping[str, object], *, changed: bool) -> None:
-        """Has the kubelet write its checkpoint where something waits for that, and says what has `changed` since `before`."""
+    def _have_written(self, holding: Holding, asked: float, before: Mapping[str, ResourceView]) -> None:
+        """Has the kubelet write its checkpoint where something waits for that, and says what has changed since `before`."""
         store = self._inventory.store
+        changed = store.current.resources is not before
         awaited = self._inventory.judged.awaited
         kept = (holding.written & awaited) | store.recent.unconfirmed(awaited)
         self._say_what_waits(holding, awaited)
@@ -203,28 +199,23 @@ class Offering:
             self._tell_resources(before)
             again = ""
         else:
-            again = self._again.due(
-                kept,
-                store.current.resources,
-                asked,
-                ready=store.recent.begun(kept),
-                answered=holding.answered,
-                heard=self._heard,
-            )
+            heard = filter(self._heard, store.current.resources)
+            begun = store.recent.begun(kept)
+            again = self._again.due(kept, heard, asked, ready=begun, answered=holding.answered)
         if again:
             store.resend(again)
         self._writes = bool(kept) and (changed or bool(again))
 
     def _say_what_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
         """Says once that capacity may not come back while a witness stays silent; and again after it has not been so."""
-        if self._unread.lasts(waits=holding.writing is None and self._unproved(holding, awaited)):
+        if self._lasts("checkpoint", waits=holding.writing is None and self._unproved(holding, awaited)):
             log.warning(
                 "hardware is kept back for pods that may have ended: the kubelet's checkpoint %s cannot be read: %s. "
                 "It comes back once that can be read: PodResources does not list what plain init containers have",
                 Path(self._settings().socket_dir) / checkpoint.NAME,
                 self._holders.unread,
             )
-        if self._unanswered.lasts(waits=bool(awaited) and not holding.answered):
+        if self._lasts("PodResources", waits=bool(awaited) and not holding.answered):
             log.warning(
                 "hardware is kept back for pods that may have ended: without PodResources the kubelet does not say so. "
                 "It comes back once PodResources answers at %s. Otherwise it does once the kubelet has admitted another pod "
@@ -233,6 +224,11 @@ class Offering:
                 self._settings().effective_pod_resources_socket,
                 Path(self._settings().socket_dir) / checkpoint.NAME,
             )
+
+    def _lasts(self, witness: str, *, waits: bool) -> bool:
+        """Counts a question that a witness left unanswered, in a row. Whether the wait is to be logged at this one."""
+        self._unanswered[witness] = self._unanswered[witness] + 1 if waits else 0
+        return self._unanswered[witness] == UNANSWERED_LIMIT
 
     def _unproved(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> bool:
         """Whether something waits that is not known to be a pod's."""
@@ -279,31 +275,6 @@ class Offering:
                 await self._inventory.store.changed.wait(MPS_POLL)
         finally:
             watch.close()
-
-
-class _Waiting:
-    """A count of questions in a row that left something unanswered."""
-
-    def __init__(self) -> None:
-        self._questions = 0
-
-    def lasts(self, *, waits: bool) -> bool:
-        """Counts a question. Returns whether this is the one at which the wait is to be logged."""
-        self._questions = self._questions + 1 if waits else 0
-        return self._questions == UNANSWERED_LIMIT
-
-
-def _judge_apart(standing: ListingInput) -> Judgement:
-    """`judge` on a thread, without the search for cycles.
-
-    What it makes, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all devices
-    because of so much, which takes 0.1 s in which the event loop stands still.
-    """
-    gc.disable()
-    try:
-        return judge(standing)
-    finally:
-        gc.enable()
 
 
 def _counted(listed: Sequence[Device]) -> str:

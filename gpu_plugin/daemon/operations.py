@@ -3,9 +3,10 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.words import are
+from gpu_plugin.control import RefusedError
+from gpu_plugin.control.server import Verb
 from gpu_plugin.daemon.health_watch import EVERY_GPU, HealthWatch
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
@@ -34,7 +35,7 @@ class Operations:
         self._all_released = False
 
     @property
-    def verbs(self) -> Mapping[str, control.Verb]:
+    def verbs(self) -> Mapping[str, Verb]:
         """The verbs by name. `gpu` in a request is an index or a uuid."""
         return {
             "explain": self.explain,
@@ -46,8 +47,7 @@ class Operations:
 
     def begin(self) -> frozenset[str] | None:
         """The uuids of GPUs that an earlier process had released, as the monitor takes them: None for all of the node."""
-        released = self._health.released()
-        self._all_released = EVERY_GPU in released or self._every_one_released(released)
+        released = self._released()
         return None if self._all_released else released
 
     def booted(self) -> None:
@@ -104,8 +104,8 @@ class Operations:
         if override and (before := self._held_against(gpu)):
             self._health.override(gpu.uuid)
             done.append("what was held against it is overridden: " + _changed(before, self._held_against(gpu)))
-        if done:
-            self._look()
+        if done and (monitor := self._monitor()) is not None:
+            monitor.look_now()
         text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
         standing = self._held_against(gpu)
         if not standing:
@@ -124,13 +124,12 @@ class Operations:
             self._health.observe(gpu.uuid, Order("release"))
         if request.get("gpu") is None:
             self._health.release_all()
-        released = self._health.released()
-        self._all_released = EVERY_GPU in released or self._every_one_released(released)
+        self._released()
         try:
             if (monitor := self._monitor()) is not None:
                 await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
         except ReleaseError as error:
-            raise control.RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
+            raise RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
         how = "gpu-plugin resume" if request.get("gpu") is None else f"gpu-plugin resume --gpu {gpus[0].uuid}"
         text = f"{_names(gpus)}: released, and held back. " + (
             "NVML is shut down: GPUs can be reset, and the driver replaced."
@@ -200,7 +199,7 @@ class Operations:
             if any(mig.uuid == asked for mig in gpu.mig_devices):
                 raise ConfigError(f"{asked} is a MIG device of GPU {gpu.index}: name the GPU")
         if not gpus:
-            raise control.RefusedError(
+            raise RefusedError(
                 f"GPU {asked}: no GPU of this node is known yet: the driver does not work, or finds none"
             )
         named = "has this index" if isinstance(asked, int) else "has this name"
@@ -220,8 +219,11 @@ class Operations:
     def _ordered(self, request: Mapping[str, object]) -> tuple[Gpu, ...]:
         return self._asked(request) if request.get("gpu") is None else (self._one(request),)
 
-    def _every_one_released(self, released: frozenset[str]) -> bool:
-        return bool(self._health.gpus) and {gpu.uuid for gpu in self._health.gpus} <= released
+    def _released(self) -> frozenset[str]:
+        """The uuids of the GPUs that are released; notes whether those are all of the node."""
+        released, gpus = self._health.released(), {gpu.uuid for gpu in self._health.gpus}
+        self._all_released = EVERY_GPU in released or (bool(gpus) and gpus <= released)
+        return released
 
     def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> tuple[str, str] | None:
         """Forgets the cordon that was written down of a GPU that has not been found, or `everything` that was.
@@ -259,11 +261,6 @@ class Operations:
             found.setdefault(f"{latch.detail or key.signal}{where}", verdict)
         return found
 
-    def _look(self) -> None:
-        monitor = self._monitor()
-        if monitor is not None:
-            monitor.look_now()
-
     async def _done(self, outcome: str, advice: str = "") -> Mapping[str, object]:
         """The answer to an order that was obeyed: `done` for who gave it, `outcome` (without advice) to be remembered.
 
@@ -271,7 +268,7 @@ class Operations:
         """
         if await self._saved():
             return {"done": outcome + advice, "outcome": outcome}
-        raise control.RefusedError(
+        raise RefusedError(
             f"{outcome.removesuffix('.')}. But this could not be written down, and a restart of the daemon forgets it: "
             "see that there is room in the state directory, then give the order again"
         )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
-from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.control.server import serve_refusals
 from gpu_plugin.daemon.daemon import Daemon, make_way
 from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.daemon.node_view import without_configuration
@@ -87,9 +87,7 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
             async def status(_: Mapping[str, object]) -> Mapping[str, object]:
                 return without_configuration(asked, wait, started)
 
-            refusals = control.serve_refusals(
-                Path(settings.state_dir), lambda: f"{why}: {wait.why}", {"status": status}
-            )
+            refusals = serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}", {"status": status})
             await waiting.enter_async_context(refusals)
         begun = await begin_with(settings, _checked(resolve), wait)
     if begun is None:
@@ -101,11 +99,11 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
     looking = "the node's files are looked at for --device-list-strategy auto"
     listener.begin(settings.http_address, lambda: _awaiting(looking))
     strategy = ListStrategy()
-    settings = await strategy.settle(settings)
+    settings = await strategy.settled(settings)
     require_functions(settings)
     tell_settings(settings, source.current())
     tell(settings)
-    configuration = Configuration(settings, source, _checked(strategy.settling(resolve)), UNCHANGEABLE)
+    configuration = Configuration(settings, source, _checked(resolve), UNCHANGEABLE, strategy.settled)
     return await Daemon(configuration, hardware_for(settings), listener).run()
 
 

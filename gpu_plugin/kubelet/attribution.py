@@ -16,12 +16,11 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.kubelet import pod_resources
-from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
+from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet.pod_listing import HoldersByDevice, Pods, pods
 from gpu_plugin.kubelet.socket import Identity, identity
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
-
-__all__ = ["Holder", "HoldersByDevice", "PodAttribution"]
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +88,6 @@ class PodAttribution:
             await self.current()
             self._answered.ring()
 
-    @property
-    def age(self) -> float | None:
-        """Seconds since the question that the known answer belongs to; None where none is known."""
-        return None if self._holders is None else self._clock() - self._answer_of
-
     async def current(self) -> HoldersByDevice | None:
         """The containers that hold each (resource, device id), as they were some `AGE` seconds ago at most.
 
@@ -137,6 +131,11 @@ class PodAttribution:
                 await self._ask()
         return None if self.trouble else self._holders
 
+    async def newest_pods(self) -> Pods | None:
+        """The pods that hold each (resource, device id), asked as `newest` does."""
+        held = await self.newest()
+        return None if held is None else pods(held)
+
     def _good(self) -> bool:
         return self._holders is not None and not self.trouble and self._clock() - self._answer_of < AGE
 
@@ -149,7 +148,7 @@ class PodAttribution:
         socket = self._socket()
         try:
             self._holders = await pod_resources.holders(socket, PATIENCE, self._holders)
-        except pod_resources.PodResourcesError as error:
+        except CallError as error:
             self.failures += 1
             if str(error) != self.trouble:
                 log.warning("which pods hold which devices is not known: %s; asking again now and then", error)

@@ -22,7 +22,6 @@ MAX_BYTES = 16 * 1024 * 1024
 """More than a node with 110 pods and tens of thousands of device ids has: 46 bytes for each id, healthy or given out, and the
 answer for each container, some 1 KiB. Reading a file takes eleven times its size for a moment."""
 
-
 Writing = tuple[int, int, int, int]
 """What tells one writing of the file from another: device, inode, time of the last change in nanoseconds, bytes."""
 
@@ -35,19 +34,10 @@ class NoCheckpointError(CheckpointError):
     """The kubelet's checkpoint is not there: a kubelet that has given nothing away may not have written it yet."""
 
 
-def entries(directory: Path) -> Mapping[tuple[str, str], frozenset[str]] | None:
-    """The uids of the pods that each (resource, device id) was given to; None where the kubelet has not written that down.
-
-    Blocks for as long as the disk does. A file that cannot be understood is no witness: None.
-    """
-    try:
-        return read(directory)[0]
-    except CheckpointError:
-        return None
-
-
 def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Writing]:
-    """What is allocated by the checkpoint, and which writing of it this was: a kubelet makes a new file each time it writes.
+    """The uids of the pods that each (resource, device id) was given to, and which writing of the file says so.
+
+    A kubelet makes a new file each time it writes. Blocks for as long as the disk does.
 
     Raises:
         CheckpointError: the file is no witness.
@@ -64,10 +54,7 @@ def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Wri
         raise CheckpointError(f"it {error.strerror}") from None
     except OSError as error:
         raise CheckpointError(error.strerror or str(error)) from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # msgspec's errors are ValueErrors, as is that of text that is no UTF-8
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, as is that of text that is no UTF-8
         raise CheckpointError(f"it is not as kubelets write it: {error}") from None
 
 

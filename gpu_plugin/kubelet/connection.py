@@ -20,8 +20,8 @@ from h2.events import DataReceived, StreamReset
 from h2.exceptions import ProtocolError
 
 from gpu_plugin.kubelet.codec import EndsAtUnknownFrame
-from gpu_plugin.kubelet.log_throttle import LogThrottle
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.rates import LogThrottle
 
 log = logging.getLogger(__name__)
 

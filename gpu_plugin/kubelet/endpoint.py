@@ -18,10 +18,11 @@ import msgspec
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
 from gpu_plugin.kubelet.feed import ListFeed
-from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
@@ -49,42 +50,37 @@ FIRST_STREAM = 30.0
 """Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """What the endpoints of all resources have in common.
+
+    `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering; `look` rings when something in `directory`
+    may have changed. `registered` is called after each registration, and `registrations` told how each resource stands: a
+    registration counts there once the kubelet has opened its stream; `counts` takes down what passes between us and the kubelet.
+    """
+
+    store: SnapshotStore
+    kubelet_socket: Path | None
+    directory: Path
+    look: Pulse
+    registered: Callable[[], object] = tuple
+    registrations: Registrations = msgspec.field(default_factory=Registrations)
+    counts: KubeletCounts = msgspec.field(default_factory=KubeletCounts)
+    pairs: PairWatch = msgspec.field(default_factory=PairWatch)
+
+
 class ResourceEndpoint:
     """Keeps one resource registered for as long as `run` runs."""
 
-    def __init__(
-        self,
-        resource: str,
-        store: SnapshotStore,
-        kubelet_socket: Path | None,
-        directory: Path,
-        look: Pulse,
-        pairs: PairWatch | None = None,
-        registered: Callable[[], object] | None = None,
-        registrations: Registrations | None = None,
-        counts: KubeletCounts | None = None,
-    ) -> None:
-        """Takes the pulse that rings when something in `directory` may have changed, and what all resources' services share.
-
-        `registered` is called after each registration, and `registrations` told how the resource stands: a registration counts
-        there once the kubelet has opened its stream; `counts` takes down what passes between us and the kubelet.
-        `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering. Raises ValueError for a name that no
-        kubelet would take.
-        """
+    def __init__(self, resource: str, shared: Shared) -> None:
+        """Raises ValueError for a name that no kubelet would take."""
         fault = resource_name_fault(resource)
         if fault:
             raise ValueError(fault)
         self.resource = resource
         self._log = logging.LoggerAdapter(log, {"resource": resource})
-        self._store = store
-        self._feed = ListFeed(resource, store)
-        self._kubelet_socket = kubelet_socket
-        self._directory = directory
-        self._look = look
-        self._pairs = pairs
-        self._registered = registered
-        self._registrations = registrations or Registrations()
-        self._counts = counts or KubeletCounts()
+        self._shared = shared
+        self._registrations = shared.registrations
+        self._feed = ListFeed(resource, shared.store)
         self._trouble = ""
         """Why the last incarnation came to nothing; empty where it did not. The same is worth a line once."""
         self._unheard = False
@@ -103,25 +99,23 @@ class ResourceEndpoint:
         while True:
             seen = self._kubelet()
             self._works_since = None
-            trouble = ""
+            trouble, unheard = "", False
             try:
                 kubelet = await self._kubelet_present()
                 if kubelet != seen:  # it was waited for
                     seen = kubelet
                     backoff.succeeded()
                 why = await self._serve(kubelet)
-                if self._unheard:
+                unheard = self._unheard
+                if unheard:
                     trouble = f"{why}, so it knows no device of this resource; registering again"
                 else:
                     self._log.info("%s: %s; registering again", self.resource, why)
-            except RegistrationError as error:
-                self._unheard = False
+            except CallError as error:
                 trouble = f"registration failed: {error}"
             except OSError as error:
-                self._unheard = False
-                trouble = f"cannot serve in {self._directory}: {error}"
+                trouble = f"cannot serve in {self._shared.directory}: {error}"
             except Exception:
-                self._unheard = False
                 fields = {"resource": self.resource}
                 log.exception("%s: serving failed unexpectedly; starting again", self.resource, extra=fields)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
@@ -130,7 +124,7 @@ class ResourceEndpoint:
                     logging.DEBUG if trouble == self._trouble else logging.WARNING, "%s: %s", self.resource, trouble
                 )
                 self._registrations.away(self.resource, trouble)
-            self._trouble = trouble
+            self._trouble, self._unheard = trouble, unheard
             now = anyio.current_time()
             worked_for = 0.0 if self._works_since is None else now - self._works_since
             pause = backoff.failed(now, random.random(), worked_for)  # noqa: S311 - spreads retries, keeps no secret
@@ -143,26 +137,27 @@ class ResourceEndpoint:
             left = deadline - anyio.current_time()
             if left <= 0:
                 return
-            await self._look.wait(left)
+            await self._shared.look.wait(left)
         backoff.succeeded()
 
     def _kubelet(self) -> Identity | None:
         """Which kubelet socket there is now; where none is registered with, any directory will do."""
-        if self._kubelet_socket is None:
-            return (0, 0, 0) if self._directory.is_dir() else None
-        return identity(self._kubelet_socket)
+        if self._shared.kubelet_socket is None:
+            return (0, 0, 0) if self._shared.directory.is_dir() else None
+        return identity(self._shared.kubelet_socket)
 
     async def _serve(self, kubelet: Identity) -> str:
         """One incarnation for this kubelet: returns why it is over.
 
         Raises:
-            RegistrationError: the kubelet did not take us.
+            CallError: the kubelet did not take us.
             OSError: the socket cannot be made.
         """
-        remove_stale(self._directory)
-        path = socket_path(self._directory, self.resource, next(_INCARNATIONS))
+        remove_stale(self._shared.directory)
+        path = socket_path(self._shared.directory, self.resource, next(_INCARNATIONS))
         await self._feed.refresh()
-        service = DevicePluginService(self._feed, self._store, self._look.ring, self._pairs, counts=self._counts)
+        shared = self._shared
+        service = DevicePluginService(self._feed, shared.store, shared.look.ring, shared.pairs, counts=shared.counts)
         server = SocketServer(service)
         try:
             try:
@@ -172,14 +167,13 @@ class ResourceEndpoint:
                 return "our socket went as soon as it was made"
             self._log.debug("%s: listening on %s", self.resource, path)
             self._registrations.served(self.resource, path)
-            if self._kubelet_socket is not None:
-                kubelet = await self._register(self._kubelet_socket, path.name, server) or kubelet
+            if self._shared.kubelet_socket is not None:
+                kubelet = await self._register(self._shared.kubelet_socket, path.name, server) or kubelet
                 service.registering = False
                 level = logging.DEBUG if self._unheard else logging.INFO
                 self._log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
                 self._registrations.away(self.resource, UNHEARD)
-                if self._registered is not None:
-                    self._registered()
+                self._shared.registered()
             why = await self._until_over(service, server, kubelet)
             self._registrations.away(self.resource, why)
             return why
@@ -194,7 +188,7 @@ class ResourceEndpoint:
         Returns which kubelet it was.
 
         Raises:
-            RegistrationError: the kubelet did not take us.
+            CallError: the kubelet did not take us.
             OSError: our socket went, and cannot be made again.
         """
         dialled: Identity | None = None
@@ -204,13 +198,13 @@ class ResourceEndpoint:
             dialled = identity(kubelet_socket)
             return server.listening
 
-        failure: RegistrationError | OSError | None = None
+        failure: CallError | OSError | None = None
 
         async def keep_in_place() -> None:
             nonlocal failure
             while True:
-                await self._look.wait(POLL_INTERVAL)
-                if dialled is not None and not server.listening and self._directory.is_dir():
+                await self._shared.look.wait(POLL_INTERVAL)
+                if dialled is not None and not server.listening and self._shared.directory.is_dir():
                     self._log.warning("%s: our socket went while we registered; making it again", self.resource)
                     try:
                         await server.rebind()
@@ -219,21 +213,14 @@ class ResourceEndpoint:
                         tasks.cancel_scope.cancel()
                         return
 
-        async def attempt() -> None:
-            # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows that,
-            # and whoever runs on in that task stands half cancelled.
-            nonlocal failure
-            try:
-                await register(kubelet_socket, name, self.resource, listening)
-            except RegistrationError as error:
-                failure = error
-            finally:
-                tasks.cancel_scope.cancel()
-
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_in_place)
-            tasks.start_soon(attempt)
-        self._counts.registrations[self.resource, ACCEPTED if failure is None else FAILED] += 1
+            try:
+                await register(kubelet_socket, name, self.resource, listening)
+            except CallError as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        self._shared.counts.registrations[self.resource, ACCEPTED if failure is None else FAILED] += 1
         if failure is not None:
             raise failure
         return dialled
@@ -251,22 +238,22 @@ class ResourceEndpoint:
                 self._log.log(level, "%s: %s", self.resource, why)
                 self._registrations.away(self.resource, why)
                 next_line, reminded = anyio.current_time() + REMINDER, True
-            await self._look.wait(POLL_INTERVAL)
+            await self._shared.look.wait(POLL_INTERVAL)
 
     def _absent(self) -> str:
         """What of the kubelet is not there."""
-        if not self._directory.is_dir():
-            return f"waiting for the kubelet: there is no directory {self._directory}: is --device-plugin-dir right?"
-        return f"waiting for the kubelet: no {self._kubelet_socket} yet"
+        if not self._shared.directory.is_dir():
+            return f"waiting for the kubelet: there is no directory {self._shared.directory}: is --device-plugin-dir right?"
+        return f"waiting for the kubelet: no {self._shared.kubelet_socket} yet"
 
     async def _until_over(self, service: DevicePluginService, server: SocketServer, kubelet: Identity) -> str:
         registered = anyio.current_time()
-        if self._kubelet_socket is None:
+        if self._shared.kubelet_socket is None:
             self._works_since = registered
         while True:
             view = View(
                 listening=server.listening,
-                registering=self._kubelet_socket is not None,
+                registering=self._shared.kubelet_socket is not None,
                 kubelet_before=kubelet,
                 kubelet_now=self._kubelet(),
                 streams=service.streams,
@@ -283,30 +270,15 @@ class ResourceEndpoint:
                 self._registrations.taken(self.resource)
                 if self._unheard:
                     self._log.info("%s: the kubelet has opened its stream", self.resource)
-            await self._look.wait(POLL_INTERVAL)
+            await self._shared.look.wait(POLL_INTERVAL)
 
 
 class Endpoints:
     """Serves every resource of the store on a socket of its own. One resource's trouble never reaches another."""
 
-    def __init__(
-        self,
-        store: SnapshotStore,
-        kubelet_socket: Path | None,
-        directory: Path,
-        look: Pulse,
-        registered: Callable[[], object] | None = None,
-        registrations: Registrations | None = None,
-        counts: KubeletCounts | None = None,
-    ) -> None:
-        """Takes what each `ResourceEndpoint` takes."""
-        self._store = store
-        self._registrations = registrations or Registrations()
-        pairs = PairWatch()
-        counted = counts or KubeletCounts()
-        self._make: Callable[[str], ResourceEndpoint] = lambda name: ResourceEndpoint(
-            name, store, kubelet_socket, directory, look, pairs, registered, self._registrations, counted
-        )
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._store, self._registrations = shared.store, shared.registrations
         self._running: dict[str, anyio.CancelScope] = {}
 
     async def run(self) -> None:
@@ -326,7 +298,7 @@ class Endpoints:
     async def _serve(self, name: str, scope: anyio.CancelScope) -> None:
         with scope:
             try:
-                endpoint = self._make(name)
+                endpoint = ResourceEndpoint(name, self._shared)
             except ValueError as error:
                 log.error("cannot be served: %s", error)  # noqa: TRY400 - the sentence is all there is to say
                 self._registrations.away(name, f"it cannot be served: {error}")

@@ -4,7 +4,6 @@ import logging
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from gpu_plugin.devices.device import Device
 from gpu_plugin.inventory.snapshot import SnapshotStore
@@ -20,15 +19,8 @@ OFF_LOOP_DEVICES = 2_000
 """From so many devices never encoded before on (20 µs each) the work is done on a thread, so that the loop runs on."""
 
 
-class ListRequest(msgspec.Struct, frozen=True):
-    """What the store wants sent: the devices, and how often the same list was asked for once more."""
-
-    devices: tuple[Device, ...]
-    again: int
-
-    def same(self, other: "ListRequest | None") -> bool:
-        """Whether both are the very same devices, which are not compared one by one."""
-        return other is not None and self.devices is other.devices and self.again == other.again
+ListRequest = tuple[tuple[Device, ...], int]
+"""What the store wants sent: the devices, and how often the same list was asked for once more."""
 
 
 class ListFeed:
@@ -49,17 +41,17 @@ class ListFeed:
         while True:
             if await self.refresh():
                 await anyio.sleep(QUIET)
-            elif self._wanted().same(self._done):
+            elif self._is_done(self._wanted()):
                 await self._store.changed.wait()
 
     async def refresh(self) -> bool:
         """Takes in the newest snapshot. Returns whether there is a list to send, another than before or the same once more."""
         async with self._refreshing:
             wanted = self._wanted()
-            if wanted.same(self._done):
+            if self._is_done(wanted):
                 return False
-            payload = await self._encoded(wanted.devices)
-            repeated = self._done is not None and wanted.again > self._done.again
+            payload = await self._encoded(wanted[0])
+            repeated = self._done is not None and wanted[1] > self._done[1]
             self._done = wanted
             if self.version and payload == self.payload and not repeated:
                 return False
@@ -70,7 +62,11 @@ class ListFeed:
 
     def _wanted(self) -> ListRequest:
         view = self._store.current.resources.get(self.resource)
-        return ListRequest(view.resource.devices if view else (), self._store.resends(self.resource))
+        return view.resource.devices if view else (), self._store.resends(self.resource)
+
+    def _is_done(self, wanted: ListRequest) -> bool:
+        """Whether these very devices, which are not compared one by one, were taken in."""
+        return self._done is not None and wanted[0] is self._done[0] and wanted[1] == self._done[1]
 
     async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
         """A list of these devices; the last one where it would be too long."""

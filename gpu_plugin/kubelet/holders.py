@@ -1,29 +1,25 @@
 """Which devices pods hold, by the word of two witnesses: PodResources, and the kubelet's checkpoint."""
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
-import anyio.to_thread
+import anyio
 
+from gpu_plugin.devices.retirement import Allocated
 from gpu_plugin.kubelet import checkpoint, pod_resources
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
 from gpu_plugin.kubelet.socket import identity
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Workers
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Workers, computed
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Seconds that each witness may take."""
 
-Pods = Mapping[tuple[str, str], frozenset[str]]
-"""Pods, as namespace/name, by the (resource, device id) that they hold."""
-
 NOTHING: Mapping[Key, float] = {}
-
-T = TypeVar("T")
 
 Written = tuple[Entries, checkpoint.Writing]
 """What the checkpoint says, and which writing of it that is."""
@@ -48,22 +44,20 @@ class Holders:
         """What pods hold or may hold. `socket` is that of PodResources, `awaited` as for `weigh`."""
         before = await self._written()
         kubelet = identity(socket)
-        listed = await self._answer(pod_resources.allocated(socket, PATIENCE))
+        listed = await self._listed(socket)
         if kubelet != identity(socket):
             kubelet = None
         after = await self._written()
         entries, writing = (None, None) if after is None else after
         said = KubeletReadings(kubelet, listed, None if before is None else before[0], entries, writing)
-        if len(listed or ()) + len(entries or ()) >= OFF_LOOP_DEVICES:
-            holding, self._history = await anyio.to_thread.run_sync(weigh, self._history, said, awaited)
-        else:
-            holding, self._history = weigh(self._history, said, awaited)
+        many = len(listed or ()) + len(entries or ()) >= OFF_LOOP_DEVICES
+        holding, self._history = await computed(weigh, self._history, said, awaited, apart=many)
         return holding
 
-    async def _answer(self, question: Awaitable[T]) -> T | None:
+    async def _listed(self, socket: Path) -> Allocated | None:
         try:
-            listed = await question
-        except pod_resources.PodResourcesError as error:
+            listed = await pod_resources.allocated(socket, PATIENCE)
+        except CallError as error:
             if str(error) != self._no_answer:
                 log.warning("PodResources does not say which devices pods hold: %s", error)
             self._no_answer = str(error)

@@ -7,9 +7,11 @@ resource is forgotten (pkg/kubelet/cm/devicemanager/manager.go, writeCheckpoint)
 
 So that PodResources does not list a device proves nothing by itself. It proves that a pod has ended where the same kubelet has
 listed the device for that very pod before.
+
+So that the kubelet writes its checkpoint again, a list is sent once more though nothing in it has changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -24,6 +26,14 @@ NOBODY: frozenset[str] = frozenset()
 
 Entries = Mapping[Key, frozenset[str]]
 """The checkpoint: by resource and device id, the uids of the pods that were given the device."""
+
+RESEND_INTERVAL = 10.0
+"""Seconds between two such lists at least. The kubelet writes a file for each; a pod's plain init containers may hold a device
+for as long as the pod runs, so that nothing comes of it."""
+
+UNANSWERED = 3
+"""How often at most it is sent for the same devices while nobody answers as PodResources: then a kubelet forgets pods that have
+ended only when it admits another one with devices, and writes that down by itself."""
 
 
 class KubeletReadings(msgspec.Struct, frozen=True):
@@ -129,3 +139,40 @@ def _pairs(said: KubeletReadings, listed: Allocated) -> Mapping[Key, str]:
             if len(both) == 1:
                 (found[key],) = both
     return found
+
+
+class ListResend(msgspec.Struct):
+    """A kubelet forgets pods that have ended when PodResources is asked, and writes that down when a list arrives.
+
+    Source: pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices and genericDeviceUpdateCallback.
+    """
+
+    last: float = float("-inf")
+    before: AbstractSet[Key] = frozenset()
+    unanswered: int = 0
+
+    def due(
+        self,
+        kept: AbstractSet[Key],
+        heard: Iterable[str],
+        now: float,
+        *,
+        ready: AbstractSet[Key] = frozenset(),
+        answered: bool = True,
+    ) -> str:
+        """The resource whose list is to be sent again now; empty for none.
+
+        `kept` is what keeps hardware back until the checkpoint is written, by resource name and device id; `heard` are the
+        resources whose lists the kubelet hears, any of which will do. `now` is in seconds of a steady clock, `answered` whether
+        PodResources did. What was not kept the last time either is waited for: PodResources has only just been asked about it,
+        and a list that is on its way may do. `ready` is what no list before now does for.
+        """
+        if answered or kept != self.before:
+            self.unanswered = 0
+        name = min(heard, default="")
+        stayed, self.before = kept & (self.before | ready), kept
+        if not stayed or not name or now - self.last < RESEND_INTERVAL or self.unanswered >= UNANSWERED:
+            return ""
+        self.last = now
+        self.unanswered += not answered
+        return name

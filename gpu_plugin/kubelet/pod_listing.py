@@ -21,6 +21,9 @@ class Holder(NamedTuple):
 HoldersByDevice = Mapping[tuple[str, str], frozenset[Holder]]
 """The containers that hold each (resource name, device id): several where containers share it."""
 
+Pods = Mapping[tuple[str, str], frozenset[str]]
+"""Pods, as namespace/name, by the (resource, device id) that they hold."""
+
 
 def decode_holders(data: bytes) -> HoldersByDevice:
     """The containers that hold each device of a ListPodResourcesResponse.
@@ -59,12 +62,7 @@ def _devices(data: bytes, container: Span) -> list[tuple[bytes, int, int]]:
     ]
 
 
-def decode_allocated(data: bytes) -> frozenset[tuple[str, str]]:
-    """The pairs of resource name and device id in a ListPodResourcesResponse. Raises ValueError as `decode_holders`."""
-    return frozenset(decode_holders(data))
-
-
-def pods(by_device: HoldersByDevice) -> Mapping[tuple[str, str], frozenset[str]]:
+def pods(by_device: HoldersByDevice) -> Pods:
     """The pods, as namespace/name, that hold each device."""
     named: dict[frozenset[Holder], frozenset[str]] = {}
     for holders in by_device.values():

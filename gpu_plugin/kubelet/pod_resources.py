@@ -1,33 +1,21 @@
 """One question to the kubelet's PodResources service: which devices do pods hold now, and which pods are they."""
 
-import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
-from grpclib.client import UnaryUnaryMethod
-from grpclib.const import Status
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from gpu_plugin.kubelet import pod_listing, wire
-from gpu_plugin.kubelet.bounded_channel import BoundedChannel
+from gpu_plugin.kubelet.bounded_channel import CallError, call
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
-
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""What is read of one answer at most: the usual limit of the Go clients of this service."""
-
+from gpu_plugin.runtime.threads import computed
 
 OFF_LOOP_BYTES = 64 * 1024
 """From so many bytes on an answer is read on a thread (30 µs a KiB), so that the loop runs on."""
 
 
 T = TypeVar("T")
-
-
-class PodResourcesError(Exception):
-    """The kubelet did not say what pods hold: nothing follows about any device. The text says why."""
 
 
 async def allocated(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]:
@@ -38,10 +26,12 @@ async def allocated(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, 
     100 calls a second and 10 at once; all others are refused.
 
     Raises:
-        PodResourcesError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within
-            `timeout` seconds, or answers something else.
+        CallError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within `timeout`
+            seconds, or answers something else.
     """
-    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, pod_listing.decode_allocated)
+    return await _ask(
+        socket, timeout, wire.POD_RESOURCES_LIST, lambda data: frozenset(pod_listing.decode_holders(data))
+    )
 
 
 async def holders(socket: Path, timeout: float = 5.0, before: HoldersByDevice | None = None) -> HoldersByDevice:
@@ -50,7 +40,7 @@ async def holders(socket: Path, timeout: float = 5.0, before: HoldersByDevice | 
     Where that is what was known `before`, it is the same object.
 
     Raises:
-        PodResourcesError: as `allocated`.
+        CallError: as `allocated`.
     """
 
     def decode(data: bytes) -> HoldersByDevice:
@@ -66,85 +56,26 @@ async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozen
     Kubelets from 1.23 on answer this. A resource whose plugin the kubelet takes for gone is not there.
 
     Raises:
-        PodResourcesError: as `allocated`.
+        CallError: as `allocated`.
     """
     return await _ask(socket, timeout, wire.POD_RESOURCES_ALLOCATABLE, pod_listing.decode_allocatable)
 
 
 async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[bytes], T]) -> T:
-    """What `decode` makes of the answer. Raises PodResourcesError, also where it raises ValueError."""
-    outcome: T | PodResourcesError | None = None
-
-    async def ask() -> None:
-        # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows that, and
-        # whoever runs on in that task stands half cancelled.
-        nonlocal outcome
-        try:
-            answer = await _call(socket, timeout, method)
-            if len(answer) < OFF_LOOP_BYTES:
-                outcome = decode(answer)
-            else:
-                with anyio.fail_after(timeout):  # what is left behind ends by itself: the answer is not endless
-                    outcome = await anyio.to_thread.run_sync(_apart, decode, answer, abandon_on_cancel=True)
-        except TimeoutError:
-            outcome = PodResourcesError(f"the answer of {socket} could not be read within {timeout:g} s")
-        except ValueError as error:
-            outcome = PodResourcesError(
-                f"{socket} answers, but not as the kubelet's PodResources service does: {error}"
-            )
-        except PodResourcesError as error:
-            outcome = error
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask)
-    if outcome is None:
-        raise PodResourcesError(f"the kubelet's PodResources service at {socket} hung up in the middle of the call")
-    if isinstance(outcome, PodResourcesError):
-        raise outcome
-    return outcome
-
-
-def _apart(decode: Callable[[bytes], T], answer: bytes) -> T:
-    """The same on a thread, and without the search for cycles, for which the loop would stand still for 0.1 s."""
-    gc.disable()
+    """What `decode` makes of the answer. Raises CallError, also where it raises ValueError."""
+    who = f"the kubelet's PodResources service at {socket}"
     try:
-        return decode(answer)
-    finally:
-        gc.enable()
-
-
-async def _call(socket: Path, timeout: float, method: str) -> bytes:
-    """The bytes of the answer. Raises PodResourcesError."""
-    channel = BoundedChannel(str(socket), MAX_ANSWER_BYTES)
-    call: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, method, bytes, bytes)
-    try:
-        return await call(wire.EMPTY, timeout=timeout)
-    except FileNotFoundError:
-        raise PodResourcesError(
+        answer = await call(socket, method, wire.EMPTY, timeout, who)
+        with anyio.fail_after(timeout):  # what is left behind ends by itself: the answer is not endless
+            return await computed(decode, answer, apart=len(answer) >= OFF_LOOP_BYTES)
+    except CallError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise CallError(
             f"there is no PodResources socket at {socket}: mount the kubelet's pod-resources directory into the "
             "container, or name the socket with --pod-resources-socket"
         ) from None
     except TimeoutError:
-        raise PodResourcesError(_late(socket, timeout)) from None
-    except OSError as error:
-        reason = error.strerror or error
-        raise PodResourcesError(f"nobody answers on the kubelet's PodResources socket {socket}: {reason}") from None
-    except GRPCError as error:
-        if error.status is Status.DEADLINE_EXCEEDED and not error.message:
-            raise PodResourcesError(_late(socket, timeout)) from None
-        said = f"{error.status.name} {error.message or ''}".strip()
-        raise PodResourcesError(f"the kubelet's PodResources service at {socket} refused: {said}") from None
-    except (StreamTerminatedError, ProtocolError) as error:
-        raise PodResourcesError(
-            f"the kubelet's PodResources service at {socket} ended the call: {channel.fault or error}"
-        ) from None
-    except Exception as error:  # what does not speak gRPC meets h2's and grpclib's own assertions
-        raise PodResourcesError(
-            f"{socket} answers, but not as the kubelet's PodResources service does: {error!r}"
-        ) from error
-    finally:
-        channel.close()
-
-
-def _late(socket: Path, timeout: float) -> str:
-    return f"the kubelet's PodResources service at {socket} did not answer within {timeout:g} s"
+        raise CallError(f"the answer of {socket} could not be read within {timeout:g} s") from None
+    except ValueError as error:
+        raise CallError(f"{socket} answers, but not as the kubelet's PodResources service does: {error}") from None

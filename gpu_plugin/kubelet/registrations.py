@@ -26,15 +26,6 @@ class ResourceRegistration(msgspec.Struct, frozen=True):  # made while pods wait
     lost: float | None = None
     why: str = UNREGISTERED
 
-    def taken(self, now: float) -> "ResourceRegistration":
-        """The kubelet has opened its stream."""
-        return ResourceRegistration(self.socket, now, None, "")
-
-    def away(self, why: str, now: float) -> "ResourceRegistration":
-        """The kubelet does not know the resource, or does not know it any more."""
-        lost = now if self.registered is not None else self.lost
-        return ResourceRegistration(self.socket, None, lost, why)
-
 
 class Registrations:
     """The standing of every resource that has an endpoint, by name."""
@@ -79,11 +70,13 @@ class Registrations:
 
     def taken(self, resource: str) -> None:
         """The kubelet has opened its stream for the resource, after it took the registration."""
-        self._stands(resource, self.of(resource).taken(self._clock()))
+        self._stands(resource, ResourceRegistration(self.of(resource).socket, self._clock(), None, ""))
 
     def away(self, resource: str, why: str) -> None:
-        """The kubelet does not know the resource, for this reason."""
-        self._stands(resource, self.of(resource).away(why, self._clock()))
+        """The kubelet does not know the resource, or does not know it any more, for this reason."""
+        standing, now = self.of(resource), self._clock()
+        lost = now if standing.registered is not None else standing.lost
+        self._stands(resource, ResourceRegistration(standing.socket, None, lost, why))
 
     def overtake(self, resource: str, why: str) -> bool:
         """Notes that another plugin serves the resource although our stream is open; False where that has ended."""

@@ -21,6 +21,7 @@ from grpclib.protocol import H2Protocol
 
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.connection import Requests, TrackedProtocol
+from gpu_plugin.kubelet.socket import Identity, identity
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class SocketServer(grpclib.server.Server):
         self.connections: set[TrackedProtocol] = set()
         self._lost = Pulse()
         self._path: Path | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identity: Identity | None = None
 
     def _protocol_factory(self) -> H2Protocol:
         self.__gc_step__()
@@ -78,8 +79,7 @@ class SocketServer(grpclib.server.Server):
             bound.close()
             raise
         handle_shortages(asyncio.get_running_loop())
-        status = os.stat(path)  # noqa: PTH116 - a local file system's answer, microseconds
-        self._path, self._identity = path, (status.st_dev, status.st_ino)
+        self._path, self._identity = path, identity(path)
 
     async def rebind(self) -> None:
         """Listens on the same path again, where the socket there was removed; connections that are open stay so."""
@@ -95,13 +95,7 @@ class SocketServer(grpclib.server.Server):
         return self._server is not None and self._server.is_serving() and self._owns_file()
 
     def _owns_file(self) -> bool:
-        if self._path is None:
-            return False
-        try:
-            status = os.stat(self._path)  # noqa: PTH116 - as cheap as can be, it is asked often
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self._identity
+        return self._path is not None and self._identity is not None and identity(self._path) == self._identity
 
     async def end(self) -> None:
         """Stops listening, lets handlers return, closes every connection with GOAWAY, and removes the socket if it is ours.

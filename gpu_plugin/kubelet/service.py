@@ -25,9 +25,9 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.connection import received
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
-from gpu_plugin.kubelet.log_throttle import LogThrottle
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
+from gpu_plugin.runtime.rates import LogThrottle
 
 log = logging.getLogger(__name__)
 

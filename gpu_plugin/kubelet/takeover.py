@@ -12,14 +12,14 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.runtime.backoff import Backoff
-from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 
 log = logging.getLogger(__name__)
 
@@ -69,41 +69,20 @@ def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
     return found
 
 
-class List(msgspec.Struct, frozen=True):
-    """The list of a resource that the kubelet was sent: its view, and which of its devices are healthy and which are not."""
-
-    view: ResourceView
-    healthy: frozenset[str]
-    unfit: frozenset[str]
-
-    @classmethod
-    def of(cls, view: ResourceView) -> "List":
-        """The list of a view. Takes 0.2 µs a device."""
-        devices = view.resource.devices
-        return cls(
-            view,
-            frozenset([device.id for device in devices if not device.reason]),
-            frozenset([device.id for device in devices if device.reason]),
-        )
-
-
-def steady(before: Mapping[str, List], after: Mapping[str, List]) -> tuple[Ids, Ids]:
+def steady(before: Mapping[str, ResourceView], after: Mapping[str, ResourceView]) -> tuple[Ids, Ids]:
     """The healthy and the unhealthy devices of each resource, as far as they were so before a question and after it. Pure.
 
     Each question comes long after a list was sent, or the next one does.
     """
     names = before.keys() & after.keys()
     return (
-        {name: before[name].healthy & after[name].healthy for name in names},
-        {name: before[name].unfit & after[name].unfit for name in names},
+        {name: _ids(before[name], fit=True) & _ids(after[name], fit=True) for name in names},
+        {name: _ids(before[name], fit=False) & _ids(after[name], fit=False) for name in names},
     )
 
 
-def lists(views: Mapping[str, ResourceView], made: Mapping[str, List]) -> Mapping[str, List]:
-    """The list of each view; the very same one where it has been made before."""
-    return {
-        name: made[name] if name in made and made[name].view is view else List.of(view) for name, view in views.items()
-    }
+def _ids(view: ResourceView, *, fit: bool) -> frozenset[str]:
+    return frozenset([device.id for device in view.resource.devices if (not device.reason) is fit])
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -184,7 +163,6 @@ class TakeoverWatch:
         self._socket = socket
         self._look = look
         self._takeovers = Takeovers()
-        self._lists: Mapping[str, List] = {}
 
     async def run(self) -> None:
         """Never returns."""
@@ -200,16 +178,14 @@ class TakeoverWatch:
             return
         try:
             allocatable = await pod_resources.allocatable(self._socket(), PATIENCE)
-        except pod_resources.PodResourcesError as error:
+        except CallError as error:
             log.debug("whether the kubelet still has our devices is not known: %s", error)
             return
         after = self._served()
         self._takeovers.registered({name for name in self._takeovers.taken if not self._registrations.overtaken(name)})
         now = anyio.current_time()
-        if sum(len(view.resource.devices) for view in after.values()) < OFF_LOOP_DEVICES:
-            outcome = self._judge(before, after, allocatable, now)
-        else:
-            outcome = await anyio.to_thread.run_sync(self._judge, before, after, allocatable, now)
+        many = sum(len(view.resource.devices) for view in after.values()) >= OFF_LOOP_DEVICES
+        outcome = await computed(self._judge, before, after, allocatable, now, apart=many)
         for name in sorted(outcome.back):
             if self._registrations.returned(name):
                 log.info("%s: the kubelet has this plugin's devices again", name, extra={"resource": name})
@@ -224,9 +200,7 @@ class TakeoverWatch:
     def _judge(
         self, before: Mapping[str, ResourceView], after: Mapping[str, ResourceView], allocatable: Ids, now: float
     ) -> Outcome:
-        earlier = lists(before, self._lists)
-        self._lists = lists(after, earlier)
-        ours, unfit = steady(earlier, self._lists)
+        ours, unfit = steady(before, after)
         return self._takeovers.judge(ours, allocatable, now, unfit)
 
     def _served(self) -> Mapping[str, ResourceView]:

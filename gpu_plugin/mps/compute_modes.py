@@ -14,7 +14,7 @@ from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.runtime.threads import DaemonThreads, answered
+from gpu_plugin.runtime.threads import Workers, answered, settled
 from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class ComputeModes:
         self._boot_id = boot_id
         self._timeout = timeout
         self._before: dict[str, int] = {}
-        self._files = DaemonThreads("mps-files")
+        self._files = Workers("mps-files")
+        self._saving = anyio.Lock()
 
     @property
     def changed(self) -> frozenset[str]:
@@ -106,10 +107,11 @@ class ComputeModes:
 
     async def _save(self) -> None:
         """Writes down what is to be restored, also when everything ends; a disk that takes long is waited for no longer."""
-        saved = _Saved(boot_id=self._boot_id, modes=dict(self._before))
-        with anyio.CancelScope(shield=True):
-            job = await self._files.submit(lambda: self._memory.write(FILE, saved), _DISK_PATIENCE)
-        if not job.done.done():
+        with anyio.move_on_after(_DISK_PATIENCE, shield=True) as late:
+            async with self._saving:
+                saved = _Saved(boot_id=self._boot_id, modes=dict(self._before))
+                await settled(self._files.begin(lambda: self._memory.write(FILE, saved)))
+        if late.cancelled_caught:
             log.warning("%s has not been written for %g s", FILE, _DISK_PATIENCE)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How long to wait before what failed is tried again, and how often something may be done. Pure: clock and dice are arguments."""
+"""How long to wait before what failed is tried again: twice as long each time. Pure: takes clock and dice as arguments."""
 
 import math
 
@@ -64,25 +64,3 @@ class Backoff(msgspec.Struct):
     def succeeded(self) -> None:
         """The attempt did what it is for, or the cause of the failures is gone: what fails next fails for the first time."""
         self.failures, self.not_before = 0, -math.inf
-
-
-class TokenBucket(msgspec.Struct):
-    """Lets `burst` through at once, and then one every `seconds`."""
-
-    burst: int
-    seconds: float
-    _spent: float = 0.0
-    _at: float = 0.0
-
-    def take(self, now: float) -> bool:
-        """Whether one more may pass at `now`, in seconds of a steady clock; it has passed then."""
-        if self.wait(now) > 0:
-            return False
-        self._spent += 1
-        return True
-
-    def wait(self, now: float) -> float:
-        """Seconds from `now` until one may pass."""
-        self._spent = max(0.0, self._spent - max(0.0, now - self._at) / self.seconds)
-        self._at = now
-        return max(0.0, self._spent - (self.burst - 1)) * self.seconds

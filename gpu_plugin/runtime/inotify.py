@@ -1,10 +1,20 @@
-"""The door to asyncinotify, whose import has no program run for us.
+"""Hears what happens in directories, and the door to asyncinotify, whose import has no program run for us.
 
 It looks for the C library with `ctypes.util.find_library`, which runs ldconfig, and compilers where there is none. The library is
 in this process already, where asyncinotify looks for it next.
 """
 
 import ctypes.util
+import logging
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gpu_plugin.runtime.pulse import Pulse
 
 _find = ctypes.util.find_library
 
@@ -16,8 +26,143 @@ def _nothing(name: str) -> str | None:  # noqa: ARG001
 
 ctypes.util.find_library = _nothing
 try:
-    from asyncinotify import Event, Inotify, Mask, Watch
+    from asyncinotify import Event, Inotify, Mask
 finally:
     ctypes.util.find_library = _find
 
-__all__ = ["Event", "Inotify", "Mask", "Watch"]
+log = logging.getLogger(__name__)
+
+ANY = ""
+"""Stands for whatever name in a directory."""
+
+_ENTRIES = (
+    Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
+)
+_CONTENTS = Mask.MODIFY | Mask.CLOSE_WRITE | Mask.ATTRIB
+
+_MAX_LINKS = 40
+"""Symbolic links followed on one way, as many as Linux does (path_resolution(7))."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A name in a directory that something depends on; `content` where on what the file holds, not on the name alone."""
+
+    directory: str
+    name: str
+    content: bool = False
+
+
+def route(path: Path) -> frozenset[Place]:
+    """Every name that is looked up on the way to `path`, through all symbolic links, as far as the way exists."""
+    places: set[Place] = set()
+    at, links = "/", 0
+    whole = path if path.is_absolute() else Path.cwd() / path
+    ahead = list(whole.parts[:0:-1])
+    while ahead:
+        name = ahead.pop()
+        if name in {"", "."}:
+            continue
+        if name == "..":
+            at = os.path.dirname(at)  # noqa: PTH120 - text, of a way that holds no link any more
+            continue
+        places.add(Place(at, name, content=not ahead))
+        entry = f"{at.rstrip('/')}/{name}"
+        try:
+            target = os.readlink(entry)  # noqa: PTH115 - the text, whatever it may be
+        except OSError:
+            if not ahead or not os.path.isdir(entry):  # noqa: PTH112 - the way ends here
+                break
+            at = entry
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            break
+        if target.startswith("/"):
+            at = "/"
+        ahead.extend(reversed(target.split("/")))
+    return frozenset(places)
+
+
+class Directories:
+    """Watches directories for what happens to certain names in them. A context manager."""
+
+    def __init__(self, happened: Callable[[], None], what: str) -> None:
+        """Calls `happened`, on the event loop, after anything that may matter; `what` says what changes are about."""
+        self._happened = happened
+        self._what = what
+        self._inotify: Inotify | None = None
+        self._opened = Pulse()
+        self._names: dict[int, set[str]] = {}
+        self._said = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    def arm(self, places: Iterable[Place]) -> bool:
+        """Watches these places and no others. Returns whether any is watched that was not.
+
+        Where the system refuses (its inotify limits, for one), that is said once; who needs to know must look by himself.
+        What may not be read is passed over.
+        """
+        try:
+            return self._arm(places)
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                where = f"{error.filename}: " if error.filename else ""
+                log.warning(
+                    "changes %s are looked for now and then instead of being told of: %s%s "
+                    "(fs.inotify.max_user_watches and max_user_instances may be too low)",
+                    self._what,
+                    where,
+                    error.strerror,
+                )
+            return False
+
+    def _arm(self, places: Iterable[Place]) -> bool:
+        if self._inotify is None:
+            self._inotify = Inotify()
+            self._opened.ring()
+        wanted: dict[str, tuple[set[str], Mask]] = {}
+        for place in places:
+            names, mask = wanted.get(place.directory, (set(), _ENTRIES))
+            names.add(place.name)
+            wanted[place.directory] = names, mask | _CONTENTS if place.content else mask
+        names_of: dict[int, set[str]] = {}
+        try:
+            for directory, (names, mask) in wanted.items():
+                # What went this moment its parent tells of.
+                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    names_of.setdefault(self._inotify.add_watch(directory, mask).wd, set()).update(names)
+        finally:
+            new = names_of.keys() - self._names.keys()
+            gone = self._names.keys() - names_of.keys()
+            self._names = names_of
+            for watch in self._inotify.watches:
+                if watch.wd in gone:
+                    with suppress(OSError):  # the directory is gone, and its watch with it
+                        self._inotify.rm_watch(watch)
+        self._said = False
+        return bool(new)
+
+    async def listen(self) -> None:
+        """Hears what happens. Never returns."""
+        while self._inotify is None:
+            await self._opened.wait()
+        while True:
+            if self._matters(await self._inotify.get()):
+                self._happened()
+
+    def _matters(self, event: Event) -> bool:
+        if event.mask & Mask.Q_OVERFLOW:
+            return True
+        watch = event.watch
+        names = self._names.get(watch.wd) if watch is not None else None
+        if names is None:
+            return False  # of a watch that was given up
+        return event.name is None or ANY in names or str(event.name) in names

@@ -68,8 +68,9 @@ class SlowCall(Generic[T]):
             Exception: whatever the call raises.
         """
         self.begin(call)
-        assert self._job is not None
-        return await self._outcome(self._job, anyio.current_time() + seconds, seconds)
+        with anyio.move_on_after(seconds):
+            return (await self._over()).done.result()
+        raise NoAnswerError(seconds)
 
     async def fresh(self, call: Callable[[], T], seconds: float) -> T:
         """What this very call brings; those that are under way before it are waited for, and what they bring is let go of.
@@ -78,23 +79,18 @@ class SlowCall(Generic[T]):
             NoAnswerError: all together take longer. One of them goes on.
             Exception: whatever the call raises.
         """
-        until = anyio.current_time() + seconds
-        while (earlier := self._job) is not None:
-            if not await settled(earlier, max(0.0, until - anyio.current_time())):
-                raise NoAnswerError(seconds)
-            self._let_go_of(earlier)
-        self.begin(call)
+        with anyio.move_on_after(seconds):
+            while self.begun:
+                await self._over()
+            self.begin(call)
+            return (await self._over()).done.result()
+        raise NoAnswerError(seconds)
+
+    async def _over(self) -> Job[T]:
+        """The call that there is, once it is over; from then on there is none, unless another who waited began the next."""
         assert self._job is not None
-        return await self._outcome(self._job, until, seconds)
-
-    async def _outcome(self, job: Job[T], until: float, seconds: float) -> T:
-        """What a call brings until that event loop time, `seconds` after it was asked for; from then on there is none."""
-        if not await settled(job, max(0.0, until - anyio.current_time())):
-            raise NoAnswerError(seconds)
-        self._let_go_of(job)
-        return job.done.result()
-
-    def _let_go_of(self, job: Job[T]) -> None:
-        """Forgets the call that is over, unless another who waited for it did so already and began the next."""
+        job = self._job
+        await settled(job)
         if self._job is job:
             self._job = None
+        return job

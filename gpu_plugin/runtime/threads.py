@@ -6,21 +6,21 @@ a daemon, and one that does not come back is left behind and replaced.
 
 import asyncio
 import collections
+import gc
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import anyio
+import anyio.to_thread
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 log = logging.getLogger(__name__)
-
-OFF_LOOP_DEVICES = 4_000
-"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
 
 
 class NoAnswerError(TimeoutError):
@@ -49,13 +49,10 @@ class Job(Generic[T]):
         except Exception as raised:  # noqa: BLE001 - it is raised again where the call was asked for
             error = raised
         with suppress(RuntimeError):  # the loop has closed: the process is leaving, nobody wants the outcome
-            self._loop.call_soon_threadsafe(self._settle, outcome, error)
+            self._loop.call_soon_threadsafe(self.settle, outcome, error)
 
-    def fail(self, error: BaseException) -> None:
-        """Gives a call that cannot be made its outcome. From the event loop's thread."""
-        self._settle(None, error)
-
-    def _settle(self, outcome: Any, error: BaseException | None) -> None:
+    def settle(self, outcome: Any, error: BaseException | None) -> None:
+        """Gives the call its outcome, also one that cannot be made. From the event loop's thread."""
         if self.done.done():
             return
         if error is None:
@@ -71,7 +68,7 @@ def begin(call: Callable[[], T], name: str) -> Job[T]:
     try:
         threading.Thread(target=job.run, name=name, daemon=True).start()
     except RuntimeError as error:  # the process may have no more threads: that is the call's outcome
-        job.fail(error)
+        job.settle(None, error)
     return job
 
 
@@ -99,55 +96,31 @@ async def answered(job: Job[T], patience: float) -> T:
     return job.done.result()
 
 
-class DaemonThreads:
-    """Runs calls one after the other on a daemon thread called `name`, and on a fresh one once a call is given up on."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._queue: queue.SimpleQueue[Job[Any] | None] | None = None
-
-    async def submit(self, call: Callable[[], T], patience: float) -> Job[T]:
-        """Starts a call and gives it `patience` seconds; it may still be under way when this returns."""
-        job = Job(call, asyncio.get_running_loop())
-        if self._queue is None:
-            fresh: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
-            try:
-                threading.Thread(target=_work, args=(fresh,), name=self._name, daemon=True).start()
-            except RuntimeError as error:
-                job.fail(error)
-                return job
-            self._queue = fresh
-        mine = self._queue
-        mine.put(job)
-        try:
-            await settled(job, patience)
-        finally:
-            if not job.done.done() and self._queue is mine:
-                self._queue = None
-                mine.put(None)  # the thread ends itself if the call ever comes back
-        return job
-
-    async def run(self, call: Callable[[], T], timeout: float) -> T:
-        """The call's result. Raises what the call raises, and NoAnswerError after `timeout` seconds."""
-        job = await self.submit(call, timeout)
-        if not job.done.done():
-            raise NoAnswerError(timeout)
-        return job.done.result()
-
-    def close(self) -> None:
-        """Lets the idle thread end; a hung one is a daemon and ends with the process."""
-        if self._queue is not None:
-            self._queue.put(None)
-            self._queue = None
-
-
-def _work(jobs: "queue.SimpleQueue[Job[Any] | None]") -> None:
-    while (job := jobs.get()) is not None:
-        job.run()
-
-
 STALL = 0.02
 """Seconds for which every worker stays in its call, while other calls wait, before those get workers of their own."""
+
+
+OFF_LOOP_DEVICES = 4_000
+"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
+
+
+async def computed(call: Callable[[*Ts], T], *args: *Ts, apart: bool) -> T:
+    """What a call brings that computes and waits for nothing, made on a thread where that is `apart`, so that the loop runs on.
+
+    What it makes there, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all
+    devices because of so much, which takes 0.1 s in which the event loop stands still. So it does not look meanwhile.
+    """
+    return (
+        await anyio.to_thread.run_sync(_without_cycles, call, *args, abandon_on_cancel=True) if apart else call(*args)
+    )
+
+
+def _without_cycles(call: Callable[[*Ts], T], *args: *Ts) -> T:
+    gc.disable()
+    try:
+        return call(*args)
+    finally:
+        gc.enable()
 
 
 class Workers:
@@ -183,6 +156,10 @@ class Workers:
                 self._watch(loop)
         return job
 
+    async def run(self, call: Callable[[], T], patience: float) -> T:
+        """The call's result. Raises what the call raises, and NoAnswerError after `patience` seconds; it goes on then."""
+        return await answered(self.begin(call), patience)
+
     def close(self) -> None:
         """Lets every thread end: at once, or after the call that it is in; one that hangs ends with the process."""
         self._closed = True
@@ -209,7 +186,7 @@ class Workers:
             threading.Thread(target=self._work, args=(mine, loop), name=self._name, daemon=True).start()
         except RuntimeError as error:
             self._busy.discard(mine)
-            job.fail(error)
+            job.settle(None, error)
 
     def _give(self, mine: "queue.SimpleQueue[Job[Any] | None]", job: Job[Any]) -> None:
         self._begun += 1

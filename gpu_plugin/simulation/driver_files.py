@@ -4,7 +4,7 @@ import os
 import struct
 from pathlib import Path
 
-from gpu_plugin.runtime.atomic import replace_file
+from gpu_plugin.runtime.regular_file import replace_file
 
 DIRECTORY = "driver-root"
 """Where it is made, below a simulated node's state directory."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.runtime.atomic import replace_file
-from gpu_plugin.runtime.regular_file import read_file
+from gpu_plugin.runtime.regular_file import read_file, replace_file
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.mig import lay_out
 from gpu_plugin.simulation.profile import Profile

@@ -1,9 +1,10 @@
 """The settings in force: read again on a thread, applied whole or not at all, and what became of the last attempt."""
 
+import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from gpu_plugin.config.words import shortened
 from gpu_plugin.config.written import differing, written
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
-from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.sources.source import ConfigSource
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,22 @@ _KEYS = {option.name: option.file for option in OPTIONS} | {
 class Configuration:
     """Which settings are in force, where they come from, and whether newer ones were refused."""
 
-    def __init__(self, settings: Settings, source: ConfigSource, resolve: Resolve, unchangeable: Sequence[str]) -> None:
-        """Takes what to begin with, how to resolve newer settings, and the names of those that a restart takes."""
+    def __init__(
+        self,
+        settings: Settings,
+        source: ConfigSource,
+        resolve: Resolve,
+        unchangeable: Sequence[str],
+        settled: Callable[[Settings], Awaitable[Settings]] | None = None,
+    ) -> None:
+        """Takes what to begin with, how to resolve newer settings, and the names of those that a restart takes.
+
+        `settled` replaces what newer settings leave to the node.
+        """
         self.settings = settings
         self._source = source
         self._resolve = resolve
+        self._settled = settled
         self._unchangeable = (*unchangeable, *SOURCES)
         self._asked = False
         self._bell = Pulse()
@@ -105,7 +117,7 @@ class Configuration:
         `take` applies settings whole, or raises ConfigError and has changed nothing. What cannot be read or taken is said
         once, and the settings of before stay in force. `was_read` is called after each attempt, whatever came of it.
         """
-        threads = DaemonThreads("configuration")
+        threads = Workers("configuration")
         try:
             await self._keep(threads)
             while True:
@@ -125,10 +137,12 @@ class Configuration:
         finally:
             threads.close()
 
-    async def _read(self, threads: DaemonThreads, take: Callable[[Settings], None]) -> None:
+    async def _read(self, threads: Workers, take: Callable[[Settings], None]) -> None:
         path = self._source.current()
         try:
             new = await _resolved(threads, self._resolve, path)
+            if self._settled is not None:
+                new = await self._settled(new)
             kept = [name for name in self._unchangeable if getattr(new, name) != getattr(self.settings, name)]
             if kept:
                 raise ConfigError(f"{path or 'the configuration'}: {_for_a_restart(kept, self.settings, new)}")
@@ -160,7 +174,7 @@ class Configuration:
         else:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: valid, and it changes nothing")
 
-    async def _keep(self, threads: DaemonThreads) -> None:
+    async def _keep(self, threads: Workers) -> None:
         """Has the choice of the file in force outlive the process: it is taken again while the node's label is not known."""
         try:
             self._kept = await threads.run(partial(self._source.keep, self._file), PATIENCE)
@@ -184,18 +198,14 @@ class Configuration:
         """
         wanted = self._source.wanted()
         return {
-            "file": _name(self._file),
+            "file": str(self._file or ""),
             "since": self._since,
-            "wanted": _name(wanted) if wanted != self._file else "",
+            "wanted": str(wanted or "") if wanted != self._file else "",
             "refused": self._refused or self._source.complaint,
             "faults": list(self._faults or filter(None, [self._source.complaint])),
             "unheard": self._source.unheard,
             "reloads": dict(self._reloads),
         }
-
-
-def _name(path: Path | None) -> str:
-    return str(path) if path else ""
 
 
 def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:
@@ -248,17 +258,11 @@ async def begin_with(
         return settings, source
     log.info("waiting for the label %s of node %s to choose the configuration", settings.node_label, settings.node_name)
     wait.source = source
-    bell, threads = Pulse(), DaemonThreads("configuration")
-    changed = True
+    asked, threads = asyncio.Event(), Workers("configuration")
+    asked.set()
     found: list[Settings] = []
 
-    def ask() -> None:
-        nonlocal changed
-        changed = True
-        bell.ring()
-
     async def read() -> None:
-        nonlocal changed
         with anyio.move_on_after(CHOSEN_WITHIN) as patience:
             await source.settled()
         if patience.cancelled_caught:
@@ -269,10 +273,8 @@ async def begin_with(
             await source.settled()
             wait.failed = ()
         while not found:
-            if not changed:
-                await bell.wait()
-                continue
-            changed = False
+            await asked.wait()
+            asked.clear()
             try:
                 found.append(await _resolved(threads, resolve, source.current()))
             except ConfigError as error:
@@ -283,7 +285,7 @@ async def begin_with(
 
     def look_again() -> None:
         source.look_again()
-        ask()
+        asked.set()
 
     async def stop() -> None:
         await told_to_stop(look_again)
@@ -292,14 +294,14 @@ async def begin_with(
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop)
-            tasks.start_soon(source.run, ask)
+            tasks.start_soon(source.run, asked.set)
             tasks.start_soon(read)
     finally:
         threads.close()
     return (found[0], source) if found else None
 
 
-async def _resolved(threads: DaemonThreads, resolve: Resolve, path: Path | None) -> Settings:
+async def _resolved(threads: Workers, resolve: Resolve, path: Path | None) -> Settings:
     try:
         return await threads.run(partial(resolve, path), PATIENCE)
     except TimeoutError:

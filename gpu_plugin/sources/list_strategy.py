@@ -5,9 +5,7 @@ before is used on, or envvar where nothing was. Where strategies are named, noth
 """
 
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,8 +13,8 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
-from gpu_plugin.runtime.threads import begin
-from gpu_plugin.sources.configuration import Resolve
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import NoAnswerError, begin
 
 if TYPE_CHECKING:  # only those who leave the strategy to the node pay for what chooses it
     from gpu_plugin.access.strategy_choice import Choice, NodeEvidence
@@ -34,48 +32,30 @@ class ListStrategy:
         """`look` blocks and gives what the node's files say."""
         self._look = look or evidence_for
         self._patience = patience
-        self._look_under_way: Future[Choice] | None = None
+        self._looking: SlowCall[Choice] = SlowCall(partial(begin, name="node-files"))
         self._known: Choice | None = None
 
-    def settled(self, settings: Settings) -> Settings:
-        """Settings with `auto` replaced by the strategies that it chooses. Blocks, for `PATIENCE` at most."""
+    async def settled(self, settings: Settings) -> Settings:
+        """Settings with `auto` replaced by the strategies that it chooses. Waits for `PATIENCE` at most."""
         if AUTO not in settings.device_list_strategy:
             return settings
-        choice = self._choose(settings)
+        choice = await self._choose(settings)
         return replace(
             settings, device_list_strategy=(choice.strategy,), device_list_strategy_reason=f"{AUTO}: {choice.reason}"
         )
 
-    async def settle(self, settings: Settings) -> Settings:
-        """`settled` beside the event loop."""
-        if AUTO not in settings.device_list_strategy:
-            return settings
-        return await begin(partial(self.settled, settings), "device-list-strategy").done
-
-    def settling(self, resolve: Resolve) -> Resolve:
-        """`resolve`, whose settings name strategies."""
-        return lambda path: self.settled(resolve(path))
-
-    def _choose(self, settings: Settings) -> "Choice":
+    async def _choose(self, settings: Settings) -> "Choice":
         from gpu_plugin.access.strategy_choice import choose  # noqa: PLC0415
 
-        if self._look_under_way is not None and not self._look_under_way.done():
+        if self._looking.under_way:
             return self._without_a_look("an earlier look at the node's files still hangs")
-        self._look_under_way = outcome = Future["Choice"]()
-
-        def look() -> None:
-            try:
-                outcome.set_result(choose(self._look(settings), settings.cdi_dir))
-            except Exception as error:  # noqa: BLE001 - raised again below
-                outcome.set_exception(error)
-
-        threading.Thread(target=look, name="node-files", daemon=True).start()
-        if not wait(
-            (outcome,), self._patience
-        ).done:  # a look may raise TimeoutError of its own: ETIMEDOUT of a network's disk
-            return self._without_a_look(f"the node's files could not be read within {self._patience:g} s")
+        self._looking.forget()
         try:
-            self._known = outcome.result()
+            self._known = await self._looking.joined(
+                lambda: choose(self._look(settings), settings.cdi_dir), self._patience
+            )
+        except NoAnswerError:  # a look may raise another TimeoutError of its own: ETIMEDOUT of a network's disk
+            return self._without_a_look(f"the node's files could not be read within {self._patience:g} s")
         except Exception as error:
             log.exception("looking at the node's files failed")
             return self._without_a_look(f"looking at the node's files failed: {error!r}")

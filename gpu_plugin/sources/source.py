@@ -14,8 +14,9 @@ from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.runtime.inotify import ANY, Place, route
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
-from gpu_plugin.sources.files import ABSENT, ANY, FileWatcher, Observed, Place, fingerprint, route, watch_file
+from gpu_plugin.sources.files import ABSENT, FileWatcher, fingerprint, watch_file
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
 
 log = logging.getLogger(__name__)
@@ -50,30 +51,32 @@ class LastChoice:
         self._state = StateDirectory(Path(settings.state_dir))
         self._path = self._state.path / CHOICE_FILE
         self._found: Identity | None = None
+        self.kept: str | None = None
+        """The file that a restart would know of."""
 
     def read(self) -> str | None:
         """The file chosen last by the same label of the same node, from the same directory; None where none is known."""
         known = self._state.read(CHOICE_FILE, ChosenFile)
         self._found = identity(self._path)
-        return known.file if known is not None and known == self._of(known.file) else None
+        self.kept = known.file if known is not None and known == self._of(known.file) else None
+        return self.kept
 
     @property
     def is_current(self) -> bool:
         """Whether what was read or written last is there still: it may have been removed, or its directory renamed."""
         return identity(self._path) == self._found
 
-    def write(self, file: str) -> bool:
-        """Has this choice outlive the process. Returns whether that worked.
+    def write(self, file: str) -> None:
+        """Has this choice outlive the process; `kept` says whether that worked.
 
         Where it did not, nothing is left of the choice of before: without one nothing is served while the label is not known, by
         an old one what the operator no longer wants would be.
         """
-        written = self._state.write(CHOICE_FILE, self._of(file))
-        if not written:
+        self.kept = file if self._state.write(CHOICE_FILE, self._of(file)) else None
+        if self.kept is None:
             with suppress(OSError):
                 self._path.unlink()
         self._found = identity(self._path)
-        return written
 
     def _of(self, file: str) -> ChosenFile:
         settings = self._settings
@@ -105,8 +108,6 @@ class ConfigSource:
         self._memory = LastChoice(settings)
         self._last: str | None = None
         """The file in force, or the one that was in force last."""
-        self._kept: str | None = None
-        """The one that a restart would know of."""
         self._recalled = False
         self._last_logged: tuple[str, str | None] | None = None
         self.complaint = ""
@@ -165,9 +166,9 @@ class ConfigSource:
         name = file.name if file is not None else NO_FILE
         self._recall()
         self._last = name
-        if name != self._kept or not self._memory.is_current:
-            self._kept = name if self._memory.write(name) else None
-        return name == self._kept
+        if name != self._memory.kept or not self._memory.is_current:
+            self._memory.write(name)
+        return name == self._memory.kept
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Calls `changed` whenever the file in force is another or its content is. Never returns."""
@@ -201,8 +202,8 @@ class ConfigSource:
                     await answered.wait()
             await watcher.run()
 
-    def _look(self) -> Observed[tuple[str, str, Choice, str]]:
-        """Why the label is not known, its value, the choice, and the fingerprint of that file. Blocks."""
+    def _look(self) -> tuple[tuple[str, str, Choice, str], frozenset[Place]]:
+        """Why the label is not known, its value, the choice, and the fingerprint of that file; where that may change. Blocks."""
         settings, label_unknown, label = self._settings, self.unknown, self._label or ""
         self._recall()
         directory = Path(settings.config_file_srcdir)
@@ -214,11 +215,11 @@ class ConfigSource:
         if choice.file:
             places |= route(directory / choice.file)
             content = fingerprint(directory / choice.file)
-        return Observed((label_unknown, label, choice, content), places)
+        return (label_unknown, label, choice, content), places
 
     def _recall(self) -> None:
         if not self._recalled:
-            self._last = self._kept = self._memory.read()
+            self._last = self._memory.read()
             self._recalled = True
 
     def _take(self, label_unknown: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:

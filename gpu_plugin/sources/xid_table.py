@@ -14,17 +14,12 @@ SHIPPED = Path(gpu_plugin.health.__file__).with_name("xids.json")
 
 
 @cache
-def shipped_table() -> XidTable:
+def shipped_table(path: Path = SHIPPED) -> XidTable:
     """The table of the package, read once.
 
     Raises:
-        ConfigError: the file is not there or is no such table: the package is broken, and must be installed again.
+        ConfigError: the file is not there or is no such table, with the place in it: the package is broken.
     """
-    return read_table(SHIPPED)
-
-
-def read_table(path: Path) -> XidTable:
-    """The table in a file. Raises ConfigError for one that cannot be read, with the file and the place in it."""
     try:
         return xid_table(msgspec.json.decode(path.read_bytes()))
     except (OSError, ValueError) as error:

@@ -16,8 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.runtime.atomic import leftovers, replace_file
-from gpu_plugin.runtime.regular_file import UnfitFileError, kind, read_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, kind, leftovers, read_file, replace_file
 
 T = TypeVar("T")
 

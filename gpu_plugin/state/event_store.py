@@ -17,10 +17,9 @@ import anyio
 import msgspec
 
 from gpu_plugin.config.words import are, counted
-from gpu_plugin.runtime.atomic import replace_file
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.regular_file import open_file
+from gpu_plugin.runtime.regular_file import open_file, replace_file
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.state.directory import MODE, Identity, identity, keep_aside, open_own

@@ -9,7 +9,6 @@ import fcntl
 import logging
 import os
 import socket
-import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 
 from gpu_plugin.config.times import utc
 from gpu_plugin.kubelet.socket import PREFIX
+from gpu_plugin.runtime.peer import peer_of
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.state.directory import Identity, identity, is_named, open_own, set_aside
@@ -31,8 +31,6 @@ RETRY = 0.25
 """Seconds between two tries: a process that ends tells no other one of it."""
 
 _MAX_BYTES = 4096
-_PEERCRED = struct.Struct("3i")
-"""struct ucred of unix(7): pid, uid, gid."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -210,8 +208,7 @@ def _listener(path: Path) -> int:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         probe.connect(str(path))
-        pid: int = _PEERCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))[0]
-        return pid
+        return peer_of(probe)[0]
 
 
 def _locked(descriptor: int) -> bool:

@@ -14,7 +14,7 @@ from gpu_plugin import __version__, control
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
 from gpu_plugin.host.cdi.directory import SpecDirectory
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
-from gpu_plugin.runtime.atomic import leftovers
+from gpu_plugin.runtime.regular_file import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
 from gpu_plugin.state.node_lock import FILE as LOCK_FILE
 from gpu_plugin.state.node_lock import NodeLock

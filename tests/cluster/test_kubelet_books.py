@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from gpu_plugin.kubelet import checkpoint, messages, pod_resources
-from gpu_plugin.kubelet.pod_resources import PodResourcesError
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.socket import identity
 
 from .harness.cluster import Cluster
@@ -26,13 +26,13 @@ from .test_mig import AS_BUILT, MIDDLE, SIMULATED_NODE, VARIED
 
 
 def listed(cluster: Cluster) -> frozenset[tuple[str, str]]:
-    """What PodResources says that pods hold. Raises PodResourcesError."""
+    """What PodResources says that pods hold. Raises CallError."""
     return anyio.run(partial(pod_resources.allocated, cluster.layout.pod_resources, 5.0))
 
 
 def named(pod: Pod) -> set[str]:
     """Device ids that the checkpoint has for a pod."""
-    entries = checkpoint.entries(DEVICE_PLUGINS) or {}
+    entries, _ = checkpoint.read(DEVICE_PLUGINS)
     return {identifier for (_, identifier), uids in entries.items() if pod.uid in uids}
 
 
@@ -94,7 +94,7 @@ def test_pod_resources_answers_before_the_device_manager_listens_and_knows_no_de
     def answered() -> frozenset[tuple[str, str]]:
         try:
             said = listed(cluster)
-        except PodResourcesError as error:
+        except CallError as error:
             expect(holds=False, seen=error)
             raise
         assert identity(DEVICE_PLUGINS / KUBELET_SOCKET) in (dead, None), "kubelet.sock was there first"

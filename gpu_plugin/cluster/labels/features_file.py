@@ -14,8 +14,7 @@ from typing import Final
 import msgspec
 
 from gpu_plugin.config.names import DOMAIN, PRESENT, TIMESTAMP
-from gpu_plugin.runtime.atomic import leftovers, replace_file
-from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, open_file, replace_file
 from gpu_plugin.state.directory import StateDirectory
 
 NAME = "gfd"

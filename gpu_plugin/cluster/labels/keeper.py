@@ -30,7 +30,7 @@ from gpu_plugin.host.view import HostView
 from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import DaemonThreads, Workers
+from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.state.directory import StateDirectory
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class NodeLabels:
         self._node = Node()
         self._news = True
         self._bell = Pulse()
-        self._threads = DaemonThreads("labels")
+        self._threads = Workers("labels")
         self._directories: set[str] = set()
         self._files = WrittenFiles(state)
         self._recalled = False

@@ -10,11 +10,11 @@ import anyio
 from msgspec.structs import replace
 
 from gpu_plugin.doctor.edges.directories import directory
-from gpu_plugin.doctor.edges.sockets import listening
 from gpu_plugin.doctor.facts import KubeletDirectory, PodResources
 from gpu_plugin.kubelet import pod_resources
-from gpu_plugin.kubelet.pod_resources import PodResourcesError
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.socket import PREFIX
+from gpu_plugin.runtime.peer import listening
 
 _CHECKPOINT = "kubelet_internal_checkpoint"
 """Where the kubelet writes down which devices it gave away (pkg/kubelet/cm/devicemanager)."""
@@ -60,6 +60,6 @@ async def _ask(path: str, patience: float, clock: Callable[[], float]) -> PodRes
         allocated = await pod_resources.allocated(Path(path), patience)
         seconds = clock() - began
         healthy = await pod_resources.allocatable(Path(path), max(0.1, patience - seconds))
-    except PodResourcesError as error:
+    except CallError as error:
         return PodResources(path, clock() - began, trouble=str(error))
     return PodResources(path, seconds, len(allocated), {name: len(ids) for name, ids in healthy.items()})

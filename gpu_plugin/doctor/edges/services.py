@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gpu_plugin.devices.mps_paths import CONTROL, PIPE
 from gpu_plugin.doctor.edges.process import processes
-from gpu_plugin.doctor.edges.sockets import listening
 from gpu_plugin.doctor.facts import FabricManager, Mps
+from gpu_plugin.runtime.peer import listening
 
 _FABRIC_MANAGER = "nv-fabricmanage"  # the first 15 characters of its name
 _FABRIC_SOCKET = "run/nvidia-fabricmanager/socket"

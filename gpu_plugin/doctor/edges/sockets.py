@@ -1,17 +1,13 @@
 """Who listens on a Unix socket. Nothing is asked of them that they would remember."""
 
-import errno
 import os
 import socket
 import stat
-import struct
 from contextlib import closing
 
 from gpu_plugin.doctor.edges.process import name_of
 from gpu_plugin.doctor.facts import Socket
-
-_PEERCRED = struct.Struct("3i")
-"""struct ucred of unix(7): pid, uid, gid."""
+from gpu_plugin.runtime.peer import peer_of
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 """How a client of HTTP/2 begins: the preface, and an empty SETTINGS frame (RFC 9113, 3.4)."""
@@ -42,14 +38,8 @@ def look(path: str, patience: float) -> Socket:
             return Socket(path, error="it accepts no connection", http2=False)
         except OSError as error:
             return Socket(path, error=error.strerror or str(error), http2=False)
-        pid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))[0]
+        pid, _ = peer_of(connection)
         return Socket(path, http2=_begins_as_http2(connection), pid=pid, program=name_of(pid))
-
-
-def listening(path: str) -> bool:
-    """Whether somebody takes connections on a socket. Blocks, but not for long."""
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
-        return probe.connect_ex(path) in (0, errno.EAGAIN)
 
 
 def _begins_as_http2(connection: socket.socket) -> bool:

@@ -13,8 +13,7 @@ import msgspec
 
 from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json, to_json
-from gpu_plugin.runtime.atomic import leftovers, replace_file
-from gpu_plugin.runtime.regular_file import read_file
+from gpu_plugin.runtime.regular_file import leftovers, read_file, replace_file
 
 MODE = 0o644
 DIRECTORY_MODE = 0o755

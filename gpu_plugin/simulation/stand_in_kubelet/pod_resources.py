@@ -13,7 +13,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
 from gpu_plugin.kubelet import wire
-from gpu_plugin.runtime.backoff import TokenBucket
+from gpu_plugin.runtime.rates import TokenBucket
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.pods import Pod
 

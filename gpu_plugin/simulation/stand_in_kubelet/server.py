@@ -8,7 +8,6 @@ kubelet that stopped or died leaves it behind, dead.
 import asyncio
 import os
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Handler, Server, Stream
 
 from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.runtime.peer import peer_of
 
 SOCKET_MODE = 0o755
 """What a Go process with umask 022 leaves on a unix socket."""
@@ -134,11 +134,7 @@ def close_connection(protocol: H2Protocol, *, goaway: bool) -> None:
 def peer_pid(transport: asyncio.BaseTransport) -> int:
     """Process id at the other end of a unix connection: of who connected, or of who called listen(); 0 if unknown."""
     end = transport.get_extra_info("socket")
-    if end is None:
-        return 0
-    size = struct.calcsize("3i")
-    pid, _, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(pid)
+    return 0 if end is None else peer_of(end)[0]
 
 
 def caller_pid(stream: Stream[Any, Any]) -> int:

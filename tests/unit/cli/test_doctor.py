@@ -16,7 +16,6 @@ from anyio import to_thread
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.cli.doctor import lines
-from gpu_plugin.control import protocol
 from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
 from gpu_plugin.doctor.registry import CHECKS
 from gpu_plugin.simulation import profile
@@ -195,7 +194,7 @@ def test_a_daemon_that_never_says_which_file_the_label_names_is_not_waited_for(s
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
         took = time.monotonic() - began
     found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
-    assert took < protocol.PATIENCE, done.stderr
+    assert took < control.PATIENCE, done.stderr
     assert "no daemon says which" in found["configuration"]["found"]
     assert "no answer within 0.2 s" in found["daemon"]["found"]
 

@@ -14,7 +14,7 @@ from gpu_plugin.cluster.correlation import (
     EventContent,
     Object,
 )
-from gpu_plugin.runtime.backoff import TokenBucket
+from gpu_plugin.runtime.rates import TokenBucket
 
 NODE = Object("Node", "node-a", uid="node-a")
 POD = Object("Pod", "p", "ns", "uid-p")

@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from gpu_plugin import cli, control
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control import protocol, server
+from gpu_plugin.control import server
 
 
 async def echo(request):
@@ -37,7 +37,7 @@ async def say(state, line):
 
 
 async def test_a_request_and_its_reply(tmp_path):
-    async with control.serve(tmp_path, {"echo": echo}):
+    async with server.serve(tmp_path, {"echo": echo}):
         assert await ask(tmp_path, "echo", gpu=3, text="\n°") == {"got": {"gpu": 3, "text": "\n°"}}
         assert await ask(tmp_path, "echo") == {"got": {}}
         assert (tmp_path / control.SOCKET).stat().st_mode & 0o777 == 0o600
@@ -46,7 +46,7 @@ async def test_a_request_and_its_reply(tmp_path):
 
 async def test_a_state_directory_is_made(tmp_path):
     state = tmp_path / "new" / "state"
-    async with control.serve(state, {"echo": echo}):
+    async with server.serve(state, {"echo": echo}):
         assert await ask(state, "echo") == {"got": {}}
         assert state.stat().st_mode & 0o777 == 0o700
 
@@ -54,7 +54,7 @@ async def test_a_state_directory_is_made(tmp_path):
 async def test_a_directory_too_long_for_a_socket_address(tmp_path):
     state = tmp_path / ("d" * 120)
     state.mkdir()
-    async with control.serve(state, {"echo": echo}):
+    async with server.serve(state, {"echo": echo}):
         assert await ask(state, "echo", gpu=1) == {"got": {"gpu": 1}}
     assert not any(state.iterdir())
 
@@ -83,7 +83,7 @@ async def test_refusals(tmp_path, caplog):
         "endless": endless,
         "echo": echo,
     }
-    async with control.serve(tmp_path, verbs):
+    async with server.serve(tmp_path, verbs):
         with pytest.raises(control.BadRequestError, match=r"^GPU 9: this node has GPUs 0 to 7$"):
             await ask(tmp_path, "refuse")
         with pytest.raises(control.ControlError, match=r"^the disk is full$") as refused:
@@ -106,7 +106,7 @@ async def test_a_reply_may_be_longer_than_a_request(tmp_path):
     async def long(_):
         return {"it": "x" * 1_000_000}
 
-    async with control.serve(tmp_path, {"long": long}):
+    async with server.serve(tmp_path, {"long": long}):
         assert await ask(tmp_path, "long") == {"it": "x" * 1_000_000}
 
 
@@ -114,26 +114,26 @@ async def test_a_reply_may_be_longer_than_a_request(tmp_path):
     "line", [b"\n", b"no\n", b"[]\n", b'{"verb": 1}\n', b"[" * 60000 + b"\n", b"\xff\n", b"x" * 65537]
 )
 async def test_a_line_that_is_no_request(tmp_path, line):
-    async with control.serve(tmp_path, {"echo": echo}):
+    async with server.serve(tmp_path, {"echo": echo}):
         reply = json.loads(await say(tmp_path, line))
         assert not reply["ok"]
         assert reply["error"].startswith("a request is one line of JSON")
 
 
 async def test_a_verb_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(protocol, "SECONDS_TO_ANSWER", 0.02)
+    monkeypatch.setattr(control, "SECONDS_TO_ANSWER", 0.02)
 
     async def forever(_):
         await anyio.sleep_forever()
 
-    async with control.serve(tmp_path, {"forever": forever}):
+    async with server.serve(tmp_path, {"forever": forever}):
         with pytest.raises(control.ControlError, match=r"forever took longer than 0.02 s and was given up"):
             await ask(tmp_path, "forever")
 
 
 async def test_a_client_that_says_nothing_is_hung_up_on(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "_SECONDS_TO_ASK", 0.02)
-    async with control.serve(tmp_path, {"echo": echo}):
+    async with server.serve(tmp_path, {"echo": echo}):
         assert await say(tmp_path, b'{"verb"') == b""
 
 
@@ -144,7 +144,7 @@ async def test_leaving_ends_connections_at_once(tmp_path):
         began.set()
         await anyio.sleep_forever()
 
-    async with control.serve(tmp_path, {"forever": forever}):
+    async with server.serve(tmp_path, {"forever": forever}):
         silent, silent_writer = await asyncio.open_unix_connection(str(tmp_path / control.SOCKET))
         busy, busy_writer = await asyncio.open_unix_connection(str(tmp_path / control.SOCKET))
         busy_writer.write(b'{"verb": "forever"}\n')
@@ -159,7 +159,7 @@ async def test_leaving_ends_connections_at_once(tmp_path):
 
 async def test_leaving_by_cancellation(tmp_path):
     async def daemon(*, task_status):
-        async with control.serve(tmp_path, {"echo": echo}):
+        async with server.serve(tmp_path, {"echo": echo}):
             task_status.started()
             await anyio.sleep_forever()
 
@@ -194,7 +194,7 @@ async def test_the_socket_is_its_owners_from_the_start_and_no_other_file_is_touc
     monkeypatch.setattr(socket, "socket", Socket)
     before = os.umask(umask)
     try:
-        async with control.serve(tmp_path, {"echo": echo}):
+        async with server.serve(tmp_path, {"echo": echo}):
             pass
     finally:
         os.umask(before)
@@ -204,14 +204,14 @@ async def test_the_socket_is_its_owners_from_the_start_and_no_other_file_is_touc
 
 async def test_every_verb_is_refused_while_there_is_nothing_to_ask(tmp_path):
     why = ["the label is awaited"]
-    async with control.serve_refusals(tmp_path, lambda: f"nothing is served yet: {why[0]}"):
+    async with server.serve_refusals(tmp_path, lambda: f"nothing is served yet: {why[0]}"):
         for verb in ("status", "cordon"):
             with pytest.raises(control.ControlError, match=r"^nothing is served yet: the label is awaited$"):
                 await ask(tmp_path, verb)
         why[0] = "the API forbids it"
         with pytest.raises(control.ControlError, match=r"the API forbids it$"):
             await ask(tmp_path, "status")
-    async with control.serve(tmp_path, {"echo": echo}), control.serve_refusals(tmp_path, lambda: "nothing"):
+    async with server.serve(tmp_path, {"echo": echo}), server.serve_refusals(tmp_path, lambda: "nothing"):
         assert await ask(tmp_path, "echo") == {"got": {}}
 
 
@@ -219,20 +219,20 @@ async def test_a_socket_of_a_killed_daemon_is_replaced(tmp_path):
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(tmp_path / control.SOCKET))
     dead.close()
-    async with control.serve(tmp_path, {"echo": echo}):
+    async with server.serve(tmp_path, {"echo": echo}):
         assert await ask(tmp_path, "echo") == {"got": {}}
 
 
 async def test_a_second_daemon_is_told_about_the_first(tmp_path):
-    async with control.serve(tmp_path, {"echo": echo}):
+    async with server.serve(tmp_path, {"echo": echo}):
         with pytest.raises(ConfigError, match=r"control.sock: another daemon already uses this state directory"):
-            async with control.serve(tmp_path, {}):
+            async with server.serve(tmp_path, {}):
                 pass
         assert await ask(tmp_path, "echo") == {"got": {}}
 
 
 async def test_another_s_socket_is_left_alone(tmp_path):
-    async with control.serve(tmp_path, {"echo": echo}):
+    async with server.serve(tmp_path, {"echo": echo}):
         (tmp_path / control.SOCKET).unlink()
         other = socket.socket(socket.AF_UNIX)
         other.bind(str(tmp_path / control.SOCKET))
@@ -243,10 +243,10 @@ async def test_another_s_socket_is_left_alone(tmp_path):
 async def test_what_is_in_the_way_is_named(tmp_path):
     (tmp_path / control.SOCKET).write_text("")
     with pytest.raises(ConfigError, match=r"control.sock: is in the way of the control socket"):
-        async with control.serve(tmp_path, {}):
+        async with server.serve(tmp_path, {}):
             pass
     with pytest.raises(ConfigError, match=r"--state-dir: .*/control.sock is not a directory"):
-        async with control.serve(tmp_path / control.SOCKET, {}):
+        async with server.serve(tmp_path / control.SOCKET, {}):
             pass
 
 
@@ -270,12 +270,12 @@ def test_no_daemon(tmp_path, monkeypatch):
 
 async def test_a_verb_is_told_who_asks(tmp_path):
     async def who(_request):
-        return {"who": str(control.asking.get())}
+        return {"who": str(server.asking.get())}
 
-    async with control.serve(tmp_path, {"who": who}):
+    async with server.serve(tmp_path, {"who": who}):
         told = await ask(tmp_path, "who")
     assert re.fullmatch(rf"uid {os.getuid()}, process {os.getpid()} \(.+\)", told["who"])
-    assert str(control.asking.get()) == "unknown"
+    assert str(server.asking.get()) == "unknown"
 
 
 def answer_once(tmp_path, reply):
@@ -320,7 +320,7 @@ async def test_the_fault_command_sends_one_fault(tmp_path, capsys):
         asked.append(dict(request))
         return {"done": "GPU 3: done."}
 
-    async with control.serve(tmp_path, {"fault": verb}):
+    async with server.serve(tmp_path, {"fault": verb}):
         for arguments in (
             ["--gpu", "3", "--xid", "79"],
             ["--gpu", "GPU-x", "--temperature", "-5"],
@@ -340,7 +340,7 @@ async def test_the_fault_command_sends_one_fault(tmp_path, capsys):
 
 
 async def test_the_fault_command_against_real_gpus(tmp_path, capsys):
-    async with control.serve(tmp_path, {"echo": echo}):
+    async with server.serve(tmp_path, {"echo": echo}):
         assert await to_thread.run_sync(lambda: fault(tmp_path, "--gpu", "0", "--lost")) == 1
     assert "only one with --simulate takes faults" in capsys.readouterr().err
 
@@ -423,7 +423,7 @@ def test_a_daemon_that_is_too_busy_to_accept_is_there_and_is_waited_for(tmp_path
 
 
 def test_a_daemon_that_never_accepts_does_not_answer_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(protocol, "PATIENCE", 0.05)
+    monkeypatch.setattr(control, "PATIENCE", 0.05)
     listener, waiting = listening(tmp_path, 0)
     with listener, pytest.raises(control.NoDaemonError, match="does not answer in time"):
         control.request(tmp_path, "echo")
@@ -432,7 +432,7 @@ def test_a_daemon_that_never_accepts_does_not_answer_in_time(tmp_path, monkeypat
 
 
 async def test_hundreds_of_requests_at_once_are_all_answered(tmp_path):
-    async with control.serve(tmp_path, {"echo": echo}), anyio.create_task_group() as tasks:
+    async with server.serve(tmp_path, {"echo": echo}), anyio.create_task_group() as tasks:
         limiter = anyio.CapacityLimiter(300)
         for number in range(300):
             tasks.start_soon(

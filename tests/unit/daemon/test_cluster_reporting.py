@@ -106,7 +106,7 @@ def test_switched_off_nothing_of_it_stands(tmp_path):
     AnnotatedCordons(before).take("0")
     health = watching(tmp_path, gpus=(), past=before.evidence())
     cordons = AnnotatedCordons(health)
-    cordons.lift()
+    cordons.take(None)
     health.watch(GPUS)
     for gpu in GPUS:
         health.observe(gpu.uuid, SEEN)

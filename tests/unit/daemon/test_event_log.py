@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control import server
 from gpu_plugin.daemon.event_log import LONGEST_REASON, LONGEST_REPLY, EventLog
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
@@ -106,7 +106,7 @@ async def test_an_order_is_obeyed_by_uuid_and_remembered_with_who_asked_and_why(
         asked.append(dict(request))
         return {"done": "cordoned, until gpu-plugin uncordon --gpu 3.", "outcome": "cordoned."}
 
-    control.asking.set(control.Peer(12, 1000, "gpu-plugin"))
+    server.asking.set(server.Peer(12, 1000, "gpu-plugin"))
     reply = await log.order("cordon", cordon)({"gpu": name, "reason": "fan is loud"})
     assert (reply["done"], asked) == (
         "cordoned, until gpu-plugin uncordon --gpu 3.",

@@ -25,7 +25,7 @@ from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, endpoint, holders
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoint import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints, Shared
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.runtime.pulse import Pulse
@@ -81,7 +81,7 @@ class OnTheLoop:
             read = call()
         except checkpoint.CheckpointError as error:
             await anyio.sleep(after)
-            job.fail(error)
+            job.settle(None, error)
         else:
             await anyio.sleep(after)
             job.done.set_result(read)
@@ -128,7 +128,7 @@ class Life:
         registrations = Registrations()
         self.offering = Offering(self.inventory, lambda: self.settings, self.published, registrations.heard)
         endpoints = Endpoints(
-            store, self.kubelet.socket, self.kubelet.directory, look, look.ring, registrations=registrations
+            Shared(store, self.kubelet.socket, self.kubelet.directory, look, look.ring, registrations)
         )
         self.offering.take(offered(self.situation))
         self.over, self.ended = anyio.CancelScope(), anyio.Event()

@@ -55,8 +55,13 @@ def test_since_is_that_of_the_oldest_of_what_is_worst():
 
 
 async def test_links_that_no_resource_goes_by_are_told_as_they_are_now():
-    served = SimpleNamespace(current=SimpleNamespace(resources={}))  # every GPU is excluded
-    parts: dict[str, Any] = dict.fromkeys(NodeView.__struct_fields__) | {"now": Now(), "store": served, "made": Made()}
+    store = SimpleNamespace(current=SimpleNamespace(resources={}))  # every GPU is excluded
+    inventory = SimpleNamespace(store=store)
+    parts: dict[str, Any] = dict.fromkeys(NodeView.__struct_fields__) | {
+        "now": Now(),
+        "inventory": inventory,
+        "made": Made(),
+    }
     view = NodeView(**parts)
     for uuid in ("GPU-0", "GPU-1"):
         view.now.node = Node((Gpu(uuid, 0),))

@@ -54,7 +54,10 @@ class Served:
         self.settings = settings
         self.published: list[Placement] = []
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
-        self.offering = Offering(self.inventory, lambda: settings, self._note)
+        self.unheard: set[str] = set()
+        self.offering = Offering(
+            self.inventory, lambda: settings, self._note, lambda resource: resource not in self.unheard
+        )
 
     def _note(self) -> None:
         self.published.append(self.view.placement)
@@ -269,7 +272,7 @@ def holding(monkeypatch, *answers):
     monkeypatch.setattr(Holders, "ask", ask)
 
 
-async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again(settings, monkeypatch):
+async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again_that_the_kubelet_hears(settings, monkeypatch):
     key = (GPU, "GPU-00")
     holding(monkeypatch, Holding(frozenset()), Holding(frozenset({key}), written=frozenset({key})))
     monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
@@ -277,7 +280,11 @@ async def test_what_the_checkpoint_alone_keeps_has_a_list_sent_again(settings, m
         served.take(node(2))
         await served.until(lambda: GPU in served.inventory.store.current.resources)
         assert served.inventory.store.resends(GPU) == 0
+        served.unheard = {GPU, "nvidia.com/x"}
         served.take(node(1), gpu_names=(NamePattern("*", "nvidia.com/x"),))
+        await anyio.sleep(0.05)
+        assert served.inventory.store.resends(GPU) == 0
+        served.unheard = {"nvidia.com/x"}
         await served.until(lambda: served.inventory.store.resends(GPU) == 1)
         await anyio.sleep(0.05)
         assert served.inventory.store.resends(GPU) == 1  # not at every question

@@ -34,7 +34,7 @@ from gpu_plugin.host.cdi.source import SpecSource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import takeover
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoint import ResourceEndpoint
+from gpu_plugin.kubelet.endpoint import ResourceEndpoint, Shared
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.placement.subsets import Placement
@@ -890,7 +890,7 @@ async def test_a_resource_that_another_plugin_took_over_and_left_is_registered_a
                 served = tuple(replace(device, id=device.id[4:]) for device in served)
             others = SnapshotStore()
             others.publish({GPU: ResourceView.of(Resource(GPU, served), Access(), Placement())})
-            foreign = ResourceEndpoint(GPU, others, plugins / "kubelet.sock", plugins, Pulse())
+            foreign = ResourceEndpoint(GPU, Shared(others, plugins / "kubelet.sock", plugins, Pulse()))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(foreign.run)
                 await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)

@@ -11,6 +11,7 @@ import pytest
 from gpu_plugin import control
 from gpu_plugin.cli.options import settings_from
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control import server
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.node import Gpu, Node
@@ -177,7 +178,7 @@ async def test_released_gpus_are_left_alone(short_path, monkeypatch, real):
         return status(health={"gpus": gpus})
 
     (short_path / "state").mkdir()
-    async with control.serve(short_path / "state", {"status": said}):
+    async with server.serve(short_path / "state", {"status": said}):
         facts: Any = await gather(settings(short_path), 2.0, places=Places(root=str(short_path)))
     assert facts.daemon.status["resources"][GPU]["healthy"] == 2
     assert facts.driver == Unknown("GPU 1 is released for maintenance, so the driver is left alone")

@@ -10,7 +10,7 @@ from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.health.xid_table import XidRow, xid_table
-from gpu_plugin.sources.xid_table import SHIPPED, read_table, shipped_table
+from gpu_plugin.sources.xid_table import SHIPPED, shipped_table
 
 TABLE = shipped_table()
 BEYOND = 9999
@@ -171,9 +171,9 @@ def test_a_file_that_is_no_table_is_told_with_its_name(tmp_path):
         with pytest.raises(
             ConfigError, match=r"xids.json: the table of Xids cannot be read: .*; reinstall the package"
         ):
-            read_table(broken)
+            shipped_table(broken)
     with pytest.raises(ConfigError, match="No such file"):
-        read_table(tmp_path / "none.json")
+        shipped_table(tmp_path / "none.json")
 
 
 def test_an_xid_is_described_in_words_where_there_are_some():

@@ -16,8 +16,7 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.health.latch import Health
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet.holding import History, KubeletReadings, weigh
-from gpu_plugin.kubelet.list_resend import ListResend
+from gpu_plugin.kubelet.holding import History, KubeletReadings, ListResend, weigh
 from tests.unit.inventory.changing_node import (
     LATER,
     LATER_SHARED,

@@ -90,7 +90,7 @@ class ModelKubelet:
         )
 
     def written(self) -> Mapping[Key, frozenset[str]]:
-        """What the checkpoint says, as `checkpoint.entries` reads it."""
+        """What the checkpoint says, as `checkpoint.read` reads it."""
         found: dict[Key, set[str]] = {}
         for uid, keys in self.file.items():
             for key in keys:

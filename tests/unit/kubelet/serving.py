@@ -11,7 +11,7 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoint import ResourceEndpoint
+from gpu_plugin.kubelet.endpoint import ResourceEndpoint, Shared
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -70,7 +70,7 @@ async def serving(
     plugin = Plugin(directory, resource)
     plugin.publish(devices(count))
     registration = (kubelet_socket or directory / "kubelet.sock") if register else None
-    plugin.endpoint = ResourceEndpoint(resource, plugin.store, registration, directory, plugin.look)
+    plugin.endpoint = ResourceEndpoint(resource, Shared(plugin.store, registration, directory, plugin.look))
 
     async def run() -> None:
         with plugin.scope:

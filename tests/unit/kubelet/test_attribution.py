@@ -9,12 +9,10 @@ from gpu_plugin.kubelet.attribution import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     STALE,
-    Holder,
-    HoldersByDevice,
     PodAttribution,
 )
-from gpu_plugin.kubelet.pod_listing import pods
-from gpu_plugin.kubelet.pod_resources import PodResourcesError
+from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice, pods
 from gpu_plugin.simulation.stand_in_kubelet import Container, StandInKubelet
 from tests.unit.simulation.stand_in_kubelet.fake_plugin import healthy, plugin
 
@@ -44,7 +42,7 @@ class Kubelet:
         self.began.set()
         await self.gate.wait()
         if isinstance(self.answer, str):
-            raise PodResourcesError(self.answer)
+            raise CallError(self.answer)
         return before if self.answer == before else dict(self.answer)
 
 
@@ -79,7 +77,6 @@ async def test_one_question_serves_all_who_ask_for_ten_seconds_and_the_answer_st
     kubelet.now += AGE
     kubelet.answer = {}
     assert await kubelet.attribution.current() == {}
-    assert kubelet.attribution.age == 0
 
 
 async def test_who_wants_the_newest_gets_the_answer_to_a_later_question(kubelet):
@@ -159,7 +156,6 @@ async def test_silence_is_said_once_asked_about_ever_more_rarely_and_its_end_is_
         kubelet.now += 1
     assert tried == [0, FIRST_PAUSE, 30, 70, 70 + LONGEST_PAUSE, 190, 250]
     assert kubelet.attribution.trouble == "there is no such socket"
-    assert kubelet.attribution.age is None
     assert (kubelet.attribution.failures, kubelet.attribution.questions) == (7, 8)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     kubelet.answer = {}
@@ -193,7 +189,6 @@ async def test_an_answer_is_as_old_as_its_question(kubelet):
         await kubelet.began.wait()
         kubelet.now += 4  # a pod may have been admitted since the kubelet began to answer
         kubelet.gate.set()
-    assert kubelet.attribution.age == 4
     kubelet.now += AGE - 4 - 0.1
     assert await kubelet.attribution.current() == ONE
     assert kubelet.asked == 1

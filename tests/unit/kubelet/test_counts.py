@@ -1,5 +1,6 @@
 """What is counted of the kubelet's calls, over a socket as it makes them."""
 
+import anyio
 import pytest
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.exceptions import GRPCError
@@ -7,7 +8,7 @@ from grpclib.exceptions import GRPCError
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.counts import KubeletCounts
+from gpu_plugin.kubelet.counts import ACCEPTED, KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
@@ -56,8 +57,11 @@ async def test_a_failed_registration_and_the_one_after_it(directory):  # noqa: F
         kubelet.fail_next_register("refuse", "no such resource name")
         async with serving(directory) as plugin:
             await kubelet.wait_for(registered(kubelet))
-            told = plugin.endpoint._counts.as_data()["resources"][GPU]
+            with anyio.fail_after(5):
+                while not plugin.endpoint._shared.counts.registrations[GPU, ACCEPTED]:  # its answer is on the way
+                    await plugin.look.wait(0.01)
+            told = plugin.endpoint._shared.counts.as_data()["resources"][GPU]
     assert told["registrations"] == {"accepted": 1, "failed": 1}
     assert told["streams"] == 1
     assert told["lists"] >= 1
-    assert plugin.endpoint._counts.as_data()["resources"][GPU]["streams"] == 0, "it ended with the endpoint"
+    assert plugin.endpoint._shared.counts.as_data()["resources"][GPU]["streams"] == 0, "it ended with the endpoint"

@@ -9,7 +9,7 @@ import pytest
 from asyncinotify import Event, Inotify, Mask
 
 from gpu_plugin.kubelet import directory as directory_module
-from gpu_plugin.kubelet.directory import POLL_INTERVAL, OrphanCheck, watch
+from gpu_plugin.kubelet.directory import POLL_INTERVAL, watch
 from gpu_plugin.runtime.pulse import Pulse
 
 SOON = 2.0
@@ -99,21 +99,38 @@ async def test_what_happens_beside_the_way_is_nothing(plugins, directory):
         assert heard.times == before
 
 
-async def test_after_an_overflow_it_is_watched_anew(plugins, monkeypatch):
-    made, original = [], Inotify.get
+async def test_an_overflow_is_a_reason_to_look_and_what_comes_after_it_is_heard(plugins, monkeypatch):
+    told, original = anyio.Event(), Inotify.get
 
     async def overflowing(self):
-        if self not in made:
-            made.append(self)
-        if len(made) == 1:
+        if told.is_set() and not overflowed:
+            overflowed.append(self)
             return Event(None, Mask.Q_OVERFLOW, 0, None)
         return await original(self)
 
+    overflowed: list[Inotify] = []
     monkeypatch.setattr(Inotify, "get", overflowing)
     async with watching(plugins) as heard:
+        before = heard.times
+        told.set()
+        (plugins.parent / "cpu_manager_state").touch()  # beside the way
         with anyio.fail_after(SOON):
-            while len(made) < 2:
-                await anyio.sleep(0.01)
+            while heard.times == before:
+                await heard.pulse.wait()
+        assert overflowed
+        await heard.after((plugins / "kubelet.sock").touch)
+
+
+async def test_a_directory_on_the_way_that_may_not_be_read_is_no_matter(plugins, monkeypatch):
+    original = Inotify.add_watch
+
+    def add_watch(self, path, mask):
+        if path == str(plugins.parent.parent):
+            raise PermissionError(13, "Permission denied", path)
+        return original(self, path, mask)
+
+    monkeypatch.setattr(Inotify, "add_watch", add_watch)
+    async with watching(plugins) as heard:
         await heard.after((plugins / "kubelet.sock").touch)
 
 
@@ -127,13 +144,18 @@ async def test_where_nothing_can_be_watched_one_looks_now_and_then(plugins, monk
     assert "no watches left" in caplog.text
 
 
-def test_a_directory_that_was_removed_under_its_mount_is_said_once(plugins, caplog):
+async def test_a_directory_that_was_removed_under_its_mount_is_said_once(plugins, monkeypatch, caplog):
+    monkeypatch.setattr(directory_module, "POLL_INTERVAL", 0.02)
     held = os.open(plugins, os.O_PATH)
     try:
-        orphan = OrphanCheck(Path(f"/proc/self/fd/{held}"))
-        assert not orphan.look()
-        plugins.rmdir()
-        assert [orphan.look(), orphan.look()] == [True, True]
+        async with watching(Path(f"/proc/self/fd/{held}")) as heard:
+            assert "was removed" not in caplog.text
+            plugins.rmdir()
+            with anyio.fail_after(SOON):
+                while "was removed on the host" not in caplog.text:
+                    await heard.pulse.wait()
+            for _ in range(3):
+                await heard.pulse.wait()
     finally:
         os.close(held)
     assert caplog.text.count("was removed on the host") == 1

@@ -6,9 +6,10 @@ import anyio
 
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint as endpoint_module
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.directory import watch
-from gpu_plugin.kubelet.endpoint import Endpoints
-from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.kubelet.endpoint import Endpoints, Shared
+from gpu_plugin.kubelet.registration import register
 from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.serving import devices, view
 
@@ -20,7 +21,7 @@ async def serving_all(directory, store):
     look = Pulse()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch, directory, look)
-        tasks.start_soon(Endpoints(store, directory / "kubelet.sock", directory, look).run)
+        tasks.start_soon(Endpoints(Shared(store, directory / "kubelet.sock", directory, look)).run)
         yield
         tasks.cancel_scope.cancel()
 
@@ -73,7 +74,7 @@ async def test_a_resource_that_comes_or_goes_touches_no_other(kubelet, directory
 async def test_one_that_cannot_be_registered_keeps_no_other_back(kubelet, directory, monkeypatch):
     async def refuse_one(kubelet_socket, name, resource, listening):
         if resource == TWO:
-            raise RegistrationError("not this one")
+            raise CallError("not this one")
         return await register(kubelet_socket, name, resource, listening)
 
     monkeypatch.setattr(endpoint_module, "register", refuse_one)

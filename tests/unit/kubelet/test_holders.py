@@ -10,6 +10,7 @@ import pytest
 
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet import holders as holders_module
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.checkpoint import NAME
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.simulation.stand_in_kubelet import Container
@@ -32,12 +33,12 @@ def written(directory, *entries, pod="1"):
 @pytest.mark.parametrize("ids", [["GPU-a", "GPU-b"], {"0": ["GPU-a"], "-1": ["GPU-b"]}])
 def test_a_checkpoint_is_read_in_both_its_forms(tmp_path, ids):
     written(tmp_path, (GPU, ids), ("nvidia.com/x", None))
-    assert checkpoint.entries(tmp_path) == {A: frozenset({"1"}), B: frozenset({"1"})}
+    assert checkpoint.read(tmp_path)[0] == {A: frozenset({"1"}), B: frozenset({"1"})}
 
 
 def test_a_kubelet_that_gave_nothing_away_is_a_witness(tmp_path):
     (tmp_path / NAME).write_text('{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1}')
-    assert checkpoint.entries(tmp_path) == {}
+    assert checkpoint.read(tmp_path)[0] == {}
 
 
 @pytest.mark.parametrize(
@@ -54,15 +55,18 @@ def test_a_kubelet_that_gave_nothing_away_is_a_witness(tmp_path):
     ],
 )
 def test_what_is_no_checkpoint_is_no_witness(tmp_path, content):
-    assert checkpoint.entries(tmp_path) is None
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.read(tmp_path)
     (tmp_path / NAME).write_text(content)
-    assert checkpoint.entries(tmp_path) is None
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.read(tmp_path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_file_is_no_witness_and_holds_nobody_up(tmp_path, make):
     make(tmp_path / NAME)
-    assert checkpoint.entries(tmp_path) is None
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.read(tmp_path)
 
 
 def test_a_link_to_a_checkpoint_is_no_witness(tmp_path):
@@ -81,7 +85,7 @@ def listed(monkeypatch):
 
     async def allocated(_, __):
         if said["now"] is None:
-            raise pod_resources.PodResourcesError("away")
+            raise CallError("away")
         answer = frozenset(said["now"])
         said["meanwhile"]()
         return answer
@@ -280,4 +284,4 @@ async def test_the_stand_in_s_witnesses_agree_on_a_running_pod(kubelet, director
             "pod", containers=[Container("init", {GPU: 1}, "init"), Container("app", {GPU: 2})]
         )
         ids = {(GPU, i) for each in admission.allocations for i in each.ids}
-        assert set(checkpoint.entries(directory) or ()) == ids
+        assert set(checkpoint.read(directory)[0]) == ids

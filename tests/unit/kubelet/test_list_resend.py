@@ -1,6 +1,6 @@
 """When a list is sent again although nothing in it has changed."""
 
-from gpu_plugin.kubelet.list_resend import RESEND_INTERVAL, UNANSWERED, ListResend
+from gpu_plugin.kubelet.holding import RESEND_INTERVAL, UNANSWERED, ListResend
 
 ONE, OTHER = {("r/mig", "MIG-1")}, {("r/mig", "MIG-2")}
 
@@ -30,12 +30,6 @@ def test_what_is_kept_no_more_and_what_is_kept_anew_ask_for_none():
     again = ListResend()
     for now, kept in enumerate([ONE, OTHER, set(), ONE, set()]):
         assert again.due(kept, ["r/gpu"], float(now)) == ""
-
-
-def test_a_resource_is_taken_that_the_kubelet_hears():
-    again = ListResend()
-    assert [again.due(ONE, ["r/a", "r/b"], now, heard=lambda name: name == "r/b") for now in (0.0, 1.0)] == ["", "r/b"]
-    assert again.due(ONE, ["r/a"], 99.0, heard=lambda _: False) == ""
 
 
 def test_where_pod_resources_is_silent_it_is_done_a_few_times_and_no_more():

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_plugin.access.container import ContainerEdits
-from gpu_plugin.kubelet import pod_listing, pod_resources, wire
+from gpu_plugin.kubelet import bounded_channel, pod_listing, pod_resources, wire
 from gpu_plugin.kubelet._api import v1
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import Holder
-from gpu_plugin.kubelet.pod_resources import PodResourcesError, allocated, holders
+from gpu_plugin.kubelet.pod_resources import allocated, holders
 from gpu_plugin.simulation.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
@@ -148,31 +149,31 @@ class TestWithTheStandIn:
         async with serving(path, service):
             for _ in range(10):
                 assert await allocated(path) == frozenset()
-            with pytest.raises(PodResourcesError, match="refused: RESOURCE_EXHAUSTED rejected by rate limit"):
+            with pytest.raises(CallError, match="refused: RESOURCE_EXHAUSTED rejected by rate limit"):
                 await allocated(path)
 
     async def test_a_socket_of_another_service_is_a_refusal(self, directory):
         async with StandInKubelet(directory) as kubelet:
             # grpclib ends calls of unknown methods without a content type, a Go server with UNIMPLEMENTED
-            with pytest.raises(PodResourcesError, match=f"{kubelet.socket} refused: UN"):
+            with pytest.raises(CallError, match=f"{kubelet.socket} refused: Missing content-type header"):
                 await allocated(kubelet.socket)
 
 
 class TestWhereNobodyAnswersRightly:
     async def test_no_socket(self, path):
-        with pytest.raises(PodResourcesError, match=f"no PodResources socket at {path}: .*--pod-resources-socket"):
+        with pytest.raises(CallError, match=f"no PodResources socket at {path}: .*--pod-resources-socket"):
             await allocated(path)
 
     async def test_a_dead_socket(self, path):
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(os.fspath(path))
-        with pytest.raises(PodResourcesError, match=f"socket {path}: Connection refused"):
+        with pytest.raises(CallError, match=f"nobody answers on {path}: Connection refused"):
             await allocated(path)
 
     async def test_something_that_is_no_socket_or_has_too_long_a_path(self, directory):
-        with pytest.raises(PodResourcesError, match="nobody answers"):
+        with pytest.raises(CallError, match="nobody answers"):
             await allocated(directory)
-        with pytest.raises(PodResourcesError, match="path too long"):
+        with pytest.raises(CallError, match="path too long"):
             await allocated(directory / ("x" * 120))
 
     async def test_one_that_takes_the_connection_and_says_nothing(self, path):
@@ -184,7 +185,7 @@ class TestWhereNobodyAnswersRightly:
             gone.set()
 
         async with listening(path, swallow):
-            with pytest.raises(PodResourcesError, match=r"did not answer within 0\.05 s"):
+            with pytest.raises(CallError, match=r"did not answer within 0\.05 s"):
                 await allocated(path, 0.05)
             await asyncio.wait_for(gone.wait(), 10)  # we hung up
 
@@ -194,7 +195,7 @@ class TestWhereNobodyAnswersRightly:
             await asyncio.get_running_loop().create_future()
 
         async with answering(path, never):
-            with pytest.raises(PodResourcesError, match=r"did not answer within 0\.05 s"):
+            with pytest.raises(CallError, match=r"did not answer within 0\.05 s"):
                 await allocated(path, 0.05)
 
     @pytest.mark.parametrize("received", [0, 1, 24, 60])
@@ -205,7 +206,7 @@ class TestWhereNobodyAnswersRightly:
 
         async with listening(path, hang_up):
             for _ in range(5):
-                with pytest.raises(PodResourcesError, match=re.escape(str(path))):
+                with pytest.raises(CallError, match=re.escape(str(path))):
                     await allocated(path, 10)
                 task = asyncio.current_task()
                 assert task
@@ -227,13 +228,13 @@ class TestWhereNobodyAnswersRightly:
             writer.close()
 
         async with listening(path, speak):
-            with pytest.raises(PodResourcesError, match=re.escape(str(path))):
+            with pytest.raises(CallError, match=re.escape(str(path))):
                 await allocated(path, 10)
 
     @pytest.mark.parametrize("data", [b"\x0a\x05ab", b"\x0a", b"\xff" * 11, b"\x0b", b"\x0a\x04\x1a\x02\x12\xff"])
     async def test_an_answer_that_is_no_message(self, path, data):
         async with answering(path, sends(data)):
-            with pytest.raises(PodResourcesError, match="not as the kubelet's PodResources service does"):
+            with pytest.raises(CallError, match="not as the kubelet's PodResources service does"):
                 await allocated(path)
 
     async def test_no_answer_at_all(self, path):
@@ -241,14 +242,14 @@ class TestWhereNobodyAnswersRightly:
             await stream.recv_message()
 
         async with answering(path, ends):
-            with pytest.raises(PodResourcesError):
+            with pytest.raises(CallError):
                 await allocated(path)
 
     async def test_whoever_asks_for_pods_is_refused_alike(self, path):
-        with pytest.raises(PodResourcesError, match="no PodResources socket"):
+        with pytest.raises(CallError, match="no PodResources socket"):
             await holders(path)
         async with answering(path, sends(b"\x0a\x05ab")):
-            with pytest.raises(PodResourcesError, match="not as the kubelet's PodResources service does"):
+            with pytest.raises(CallError, match="not as the kubelet's PodResources service does"):
                 await holders(path)
 
     async def test_an_error_status(self, path):
@@ -257,13 +258,13 @@ class TestWhereNobodyAnswersRightly:
             raise GRPCError(Status.INTERNAL, "the checkpoint is gone")
 
         async with answering(path, fails):
-            with pytest.raises(PodResourcesError, match="refused: INTERNAL the checkpoint is gone"):
+            with pytest.raises(CallError, match="refused: INTERNAL the checkpoint is gone"):
                 await allocated(path)
 
     async def test_an_answer_without_end_is_read_up_to_a_limit(self, path, monkeypatch):
-        monkeypatch.setattr(pod_resources, "MAX_ANSWER_BYTES", 100_000)
+        monkeypatch.setattr(bounded_channel, "MAX_ANSWER_BYTES", 100_000)
         async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 200_000, "default", {})]))):
-            with pytest.raises(PodResourcesError, match="its answer has more than 100000 bytes"):
+            with pytest.raises(CallError, match="its answer has more than 100000 bytes"):
                 await allocated(path)
         path.unlink()
         async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 90_000, "default", {})]))):
@@ -271,10 +272,10 @@ class TestWhereNobodyAnswersRightly:
 
     async def test_reading_a_long_answer_has_an_end(self, path, monkeypatch):
         going_on = threading.Event()
-        monkeypatch.setattr(pod_listing, "decode_allocated", lambda _: going_on.wait(30) and frozenset())
+        monkeypatch.setattr(pod_listing, "decode_holders", lambda _: going_on.wait(30) and frozenset())
         try:
             async with answering(path, sends(b"a" * pod_resources.OFF_LOOP_BYTES)):
-                with anyio.fail_after(10), pytest.raises(PodResourcesError, match="could not be read within 1 s"):
+                with anyio.fail_after(10), pytest.raises(CallError, match="could not be read within 1 s"):
                     await allocated(path, 1)
         finally:
             going_on.set()
@@ -331,7 +332,7 @@ def test_reads_what_generated_code_writes(answer):
         for devices in container.devices
         for identifier in devices.device_ids
     }
-    assert pod_listing.decode_allocated(bytes(answer)) == expected
+    assert frozenset(pod_listing.decode_holders(bytes(answer))) == expected
     assert pod_listing.decode_holders(bytes(answer)) == {
         pair: {
             Holder(pod.namespace, pod.name, container.name)
@@ -350,16 +351,16 @@ def test_an_answer_cut_short_is_read_to_a_part_or_refused(answer, data):
     whole = bytes(answer)
     cut = whole[: data.draw(st.integers(0, len(whole)))]
     try:
-        told = pod_listing.decode_allocated(cut)
+        told = frozenset(pod_listing.decode_holders(cut))
     except ValueError:
         return
-    assert told <= pod_listing.decode_allocated(whole)
+    assert told <= frozenset(pod_listing.decode_holders(whole))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data):
     try:
-        told = pod_listing.decode_allocated(data)
+        told = frozenset(pod_listing.decode_holders(data))
     except ValueError:
         return
     assert all(isinstance(part, str) for pair in told for part in pair)
@@ -370,6 +371,6 @@ def test_fields_of_every_kind_that_are_not_ours_are_stepped_over():
     devices = varint + b"\x0a\x01r" + fixed64 + b"\x12\x01i" + fixed32 + text
     container = fixed32 + b"\x12" + bytes([len(devices)]) + devices + varint
     pod = text + b"\x1a" + bytes([len(container)]) + container + fixed64
-    assert pod_listing.decode_allocated(fixed64 + b"\x0a" + bytes([len(pod)]) + pod + fixed32) == {("r", "i")}
+    assert frozenset(pod_listing.decode_holders(fixed64 + b"\x0a" + bytes([len(pod)]) + pod + fixed32)) == {("r", "i")}
     with pytest.raises(ValueError, match="8 bytes where 7 are left"):
-        pod_listing.decode_allocated(fixed64[:-1])
+        frozenset(pod_listing.decode_holders(fixed64[:-1]))

@@ -13,7 +13,8 @@ from grpclib.exceptions import StreamTerminatedError
 from msgspec.structs import replace
 
 from gpu_plugin.kubelet import endpoint, registration
-from gpu_plugin.kubelet.registration import RegistrationError, register
+from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
@@ -83,7 +84,7 @@ async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again
 
 
 async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_dial_it(kubelet, directory):
-    with pytest.raises(RegistrationError, match="our socket went"):
+    with pytest.raises(CallError, match="our socket went"):
         await register(directory / "kubelet.sock", "x.sock", GPU, lambda: False)
     assert GPU not in kubelet.registrations
 
@@ -402,9 +403,9 @@ async def test_nobody_listening_is_a_registration_error_with_the_path(directory)
     dead = directory / "kubelet.sock"
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(os.fspath(dead))
-    with pytest.raises(RegistrationError, match=r"kubelet\.sock: Connection refused"):
+    with pytest.raises(CallError, match=r"kubelet\.sock: Connection refused"):
         await register(dead, "x.sock", GPU, lambda: True)
-    with pytest.raises(RegistrationError, match="No such file"):
+    with pytest.raises(CallError, match="No such file"):
         await register(directory / "none.sock", "x.sock", GPU, lambda: True)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
-from gpu_plugin.kubelet.endpoint import Endpoints
+from gpu_plugin.kubelet.endpoint import Endpoints, Shared
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, ResourceRegistration
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
 from gpu_plugin.runtime.backoff import Backoff
@@ -73,13 +73,13 @@ async def test_no_connection_is_left_behind(directory):
 @pytest.mark.parametrize("patience", [0.05])
 async def test_what_is_told_of_a_server_that_does_not_answer(directory, patience):
     path = directory / "x.sock"
-    assert await self_call(path, patience) == "no connection: No such file or directory"
+    assert await self_call(path, patience) == f"nobody answers on {path}: No such file or directory"
     path.write_text("")
-    assert await self_call(path, patience) == "no connection: Connection refused"
+    assert await self_call(path, patience) == f"nobody answers on {path}: Connection refused"
     path.unlink()
     conversations = []
     server = await asyncio.start_unix_server(lambda *streams: conversations.append(streams), path)
-    assert await self_call(path, patience) == "no answer within 0.05 s"
+    assert await self_call(path, patience) == "it did not answer within 0.05 s"
     server.close()
     path.unlink(missing_ok=True)
     hang_up = await asyncio.start_unix_server(lambda _, writer: writer.transport.abort(), path)
@@ -223,7 +223,7 @@ class Deaf(StandInKubelet):
 
 
 @asynccontextmanager
-async def endpoints(directory, views, registered=None):
+async def endpoints(directory, views, registered=tuple):
     """Endpoints of these resources: their store, how the resources stand, and what waits until that is so."""
     store, look, known = SnapshotStore(), Pulse(), Registrations()
     store.publish(views)
@@ -234,7 +234,7 @@ async def endpoints(directory, views, registered=None):
                 look.ring()  # stands in for the watch on the directory
                 await anyio.sleep(0.005)
 
-    made = Endpoints(store, directory / "kubelet.sock", directory, look, registered, known)
+    made = Endpoints(Shared(store, directory / "kubelet.sock", directory, look, registered, known))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.run)
         yield store, known, until

@@ -12,7 +12,7 @@ from h2.events import ConnectionTerminated, RemoteSettingsChanged
 
 from gpu_plugin.kubelet import connection, wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.log_throttle import LogThrottle
+from gpu_plugin.runtime.rates import LogThrottle
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, registered, serving

@@ -9,7 +9,7 @@ import pytest
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
-from gpu_plugin.kubelet import pod_resources, wire
+from gpu_plugin.kubelet import pod_resources, takeover, wire
 from gpu_plugin.kubelet.pod_listing import decode_allocatable
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.takeover import (
@@ -18,11 +18,11 @@ from gpu_plugin.kubelet.takeover import (
     NOBODY,
     OTHERS,
     UNREAD,
-    List,
     Outcome,
     Takeovers,
     TakeoverWatch,
     lost,
+    steady,
 )
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
@@ -279,18 +279,17 @@ async def test_a_resource_that_was_registered_anew_is_judged_anew(monkeypatch):
 async def test_tens_of_thousands_of_devices_are_judged_beside_the_loop(monkeypatch):
     threads, loop = [], threading.get_ident()
 
-    def counted(view):
+    def counted(before, after):
         threads.append(threading.get_ident())
-        return made(view)
+        return steady(before, after)
 
-    made = List.of
-    monkeypatch.setattr(List, "of", counted)
+    monkeypatch.setattr(takeover, "steady", counted)
     watched = Watched(monkeypatch, **{f"d{at}": True for at in range(OFF_LOOP_DEVICES)})
     await watched.ask("0")
     assert watched.standing.why == OTHERS
     published(watched.store, a=True)
     await watched.ask("a")
-    assert [thread == loop for thread in threads] == [False, True], "and each list once"
+    assert [thread == loop for thread in threads] == [False, False, True, True]
 
 
 def test_what_comes_back_by_itself_is_said():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import messages, pod_listing, wire
-from gpu_plugin.kubelet.pod_listing import decode_allocated
+from gpu_plugin.kubelet.pod_listing import decode_holders
 
 ids = st.lists(st.text(max_size=70), max_size=6)
 
@@ -111,7 +111,7 @@ def test_a_message_that_is_none_is_refused():
 
 @given(st.binary(max_size=60))
 def test_bytes_of_any_kind_are_read_or_refused(data):
-    for decode in (wire.decode_allocate, wire.decode_preferred, wire.decode_pre_start, decode_allocated):
+    for decode in (wire.decode_allocate, wire.decode_preferred, wire.decode_pre_start, decode_holders):
         with suppress(ValueError):
             assert decode(data) is not None
 
@@ -121,4 +121,4 @@ def test_an_answer_with_more_devices_than_a_node_has_is_refused(monkeypatch):
     devices = [("nvidia.com/gpu", f"GPU-{at}", ()) for at in range(4)]
     answer = wire.encode_pod_resources([wire.PodListing("p", "n", {"c": devices})])
     with pytest.raises(ValueError, match="more than 3 devices"):
-        decode_allocated(answer)
+        decode_holders(answer)

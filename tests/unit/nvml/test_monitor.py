@@ -567,7 +567,7 @@ async def test_an_event_set_of_a_driver_that_was_closed_is_not_used_for_the_next
         await bench.until_turned(lambda: bench.driver.calls["wait"])
         assert bench.node.post(5, EventType.XID_CRITICAL, 79) == 1
         await bench.until(lambda: XidEvent(79) in bench.of(5))
-    assert bench.driver.asked == 2
+    assert bench.driver.asked >= 2  # again where the driver could be closed only at the second try
 
 
 class LateBoth(LateEventSet):

@@ -9,7 +9,7 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime import threads as runtime_threads
-from gpu_plugin.runtime.threads import DaemonThreads, Workers, begin, settled
+from gpu_plugin.runtime.threads import Workers, begin, settled
 
 from .conftest import driver_threads
 from .monitored import LONG
@@ -146,16 +146,15 @@ async def test_a_call_for_which_no_thread_can_be_started_fails_and_the_next_one_
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
-    workers, threads = Workers("nvml-test"), DaemonThreads("nvml-test")
+    workers = Workers("nvml-test")
     with monkeypatch.context() as patches:
         patches.setattr(threading.Thread, "start", refuse)
-        for job in (workers.begin(int), begin(int, "nvml-test"), await threads.submit(int, LONG)):
+        for job in (workers.begin(int), begin(int, "nvml-test")):
             with pytest.raises(RuntimeError, match="can't start"):
                 await job.done
     with monkeypatch.context() as patches:
         patches.setattr(runtime_threads, "STALL", 100 * LONG)  # nobody is at work for whom the next call has to wait
         assert await settled(workers.begin(int), LONG)
-    assert await threads.run(int, LONG) == 0
     gate = Gate()
     held = workers.begin(gate)
     with monkeypatch.context() as patches:
@@ -165,4 +164,3 @@ async def test_a_call_for_which_no_thread_can_be_started_fails_and_the_next_one_
     gate.free.set()
     assert await held.done == "through"
     workers.close()
-    threads.close()

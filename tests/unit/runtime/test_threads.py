@@ -12,7 +12,7 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import DaemonThreads, NoAnswerError, answered, begin, settled
+from gpu_plugin.runtime.threads import NoAnswerError, Workers, answered, begin, settled
 
 SOON = 0.01
 LONG = 5.0
@@ -38,7 +38,7 @@ class Hang:
 
 @pytest.fixture
 def threads():
-    made = DaemonThreads("calls")
+    made = Workers("calls")
     yield made
     made.close()
 
@@ -95,8 +95,8 @@ async def test_a_hung_call_leaves_others_free(threads, hang):
 
 
 async def test_several_hung_calls_leave_others_free():
-    threads, hangs = DaemonThreads("calls"), [Hang() for _ in range(3)]
-    jobs = [await threads.submit(hang, SOON) for hang in hangs]
+    threads, hangs = Workers("calls"), [Hang() for _ in range(3)]
+    jobs = [threads.begin(hang) for hang in hangs]
     assert await threads.run(lambda: "answer", LONG) == "answer"
     for hang in hangs:
         hang.free.set()
@@ -104,15 +104,14 @@ async def test_several_hung_calls_leave_others_free():
     threads.close()
 
 
-async def test_a_late_outcome_stays_readable_and_its_thread_ends(threads, hang):
+async def test_a_late_outcome_stays_readable(threads, hang):
     started = anyio.current_time()
-    job = await threads.submit(hang, SOON)
-    assert not job.done.done()
+    job = threads.begin(hang)
+    assert not await settled(job, SOON)
     assert started <= job.started <= anyio.current_time()
     hang.free.set()
     with anyio.fail_after(LONG):
         assert await job.done == "late"
-    assert await joined(hang.thread)
     assert job.done.result() == "late"
 
 
@@ -153,9 +152,12 @@ async def test_a_late_failure_nobody_asks_for_is_not_complained_of(threads):
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     hang = Hang(NvmlError(Return.UNKNOWN, "nvmlDeviceGetName"))
-    job = await threads.submit(hang, SOON)
+    job = threads.begin(hang)
+    assert not await settled(job, SOON)
+    threads.close()
     hang.free.set()
     assert await joined(hang.thread)
+    await anyio.lowlevel.checkpoint()
     assert isinstance(job.done.exception(), NvmlError)
     del job
     gc.collect()
@@ -185,8 +187,9 @@ async def test_close_before_any_call_does_nothing(threads):
 
 def test_a_loop_may_close_while_a_call_is_under_way(hang):
     async def leave():
-        threads = DaemonThreads("calls")
-        job = await threads.submit(hang, SOON)
+        threads = Workers("calls")
+        job = threads.begin(hang)
+        assert not await settled(job, SOON)
         threads.close()
         return job
 
@@ -201,11 +204,10 @@ def test_a_loop_may_close_while_a_call_is_under_way(hang):
 def test_a_hung_call_does_not_hold_the_process():
     code = """
 import anyio, threading
-from gpu_plugin.runtime.threads import DaemonThreads
+from gpu_plugin.runtime.threads import Workers, settled
 
 async def main():
-    job = await DaemonThreads("calls").submit(threading.Event().wait, 0.01)
-    print("hung" if not job.done.done() else "done")
+    print("done" if await settled(Workers("calls").begin(threading.Event().wait), 0.01) else "hung")
 
 anyio.run(main)
 """

@@ -13,6 +13,7 @@ import anyio.to_thread
 import pytest
 from asyncinotify import Inotify
 
+from gpu_plugin.runtime import inotify
 from gpu_plugin.sources import files
 from gpu_plugin.sources.files import ABSENT, MAX_BYTES, fingerprint, watch_file
 from tests.unit.sources.config_map import ConfigMapVolume, Listener
@@ -25,7 +26,7 @@ def net(request, monkeypatch):
         monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
     else:
         monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
-        monkeypatch.setattr(files, "Inotify", exhausted)
+        monkeypatch.setattr(inotify, "Inotify", exhausted)
     return request.param
 
 
@@ -235,12 +236,12 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch
 
 async def test_inotify_that_runs_out_is_said_once_and_used_once_there_is_more(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr(files, "Inotify", exhausted)
+    monkeypatch.setattr(inotify, "Inotify", exhausted)
     path = tmp_path / "config.yaml"
     async with watching(path) as listener:
         path.write_text("version: v1")
         await listener.called(2)
-        monkeypatch.setattr(files, "Inotify", Inotify)
+        monkeypatch.setattr(inotify, "Inotify", Inotify)
         path.write_text("version: v2")
         await listener.called(3)
         await anyio.sleep(0.1)
@@ -259,7 +260,7 @@ async def test_watches_that_run_out_leave_the_looks(tmp_path, monkeypatch, caplo
             return super().add_watch(path, mask)
 
     monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr(files, "Inotify", Small)
+    monkeypatch.setattr(inotify, "Inotify", Small)
     path = tmp_path / "a" / "b" / "config.yaml"
     path.parent.mkdir(parents=True)
     async with watching(path) as listener:
@@ -273,14 +274,14 @@ async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypa
     path = tmp_path / "config.yaml"
     path.write_text("version: v1")
     known = fingerprint(path)
-    real = files.Directories.arm
+    real = inotify.Directories.arm
 
     def late(self, places):
         if not path.read_text().endswith("v2"):
             path.write_text("version: v2")
         return real(self, places)
 
-    monkeypatch.setattr(files.Directories, "arm", late)
+    monkeypatch.setattr(inotify.Directories, "arm", late)
     async with watching(path, known) as listener:
         assert listener.calls == 1
 
@@ -293,7 +294,7 @@ async def test_places_that_matter_no_more_are_watched_no_more(tmp_path, monkeypa
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(files, "Inotify", Kept)
+    monkeypatch.setattr(inotify, "Inotify", Kept)
     old = tmp_path / "old"
     old.mkdir()
     (old / "config.yaml").write_text("version: 0")
@@ -391,27 +392,3 @@ def test_fingerprints_tell_contents_apart(tmp_path):
     path.unlink()
     path.write_bytes(b"a")
     assert fingerprint(path) == seen[2]
-
-
-def test_a_route_names_every_look_up(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real/../real")
-    whole = files.route(tmp_path / "link" / "absent" / "config.yaml")
-    here = {(place.directory, place.name) for place in whole if place.directory.startswith(str(tmp_path))}
-    assert here == {(str(tmp_path), "link"), (str(tmp_path), "real"), (f"{tmp_path}/real", "absent")}
-    assert files.Place("/", tmp_path.parts[1]) in whole
-
-
-def test_a_route_through_links_without_end_ends(tmp_path):
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    names = {place.name for place in files.route(tmp_path / "a" / "config.yaml")}
-    assert {"a", "b"} <= names
-    assert "config.yaml" not in names
-
-
-def test_a_relative_path_begins_where_we_are(tmp_path, monkeypatch):
-    (tmp_path / "config.yaml").write_text("version: v1")
-    monkeypatch.chdir(tmp_path)
-    place = files.Place(str(tmp_path), "config.yaml", content=True)
-    assert place in files.route(Path("config.yaml"))

@@ -30,9 +30,7 @@ def unlooked(_settings):
 async def test_where_strategies_are_named_nothing_is_looked_at(caplog):
     strategy = ListStrategy(unlooked)
     threads = threading.active_count()
-    assert strategy.settled(NAMED) is NAMED
-    assert await strategy.settle(NAMED) is NAMED
-    assert strategy.settling(lambda _: NAMED)(None) is NAMED
+    assert await strategy.settled(NAMED) is NAMED
     assert threading.active_count() == threads
     with caplog.at_level("INFO"):
         tell(NAMED)
@@ -46,7 +44,7 @@ async def test_the_node_s_files_are_looked_at_on_a_thread_and_the_choice_is_said
         looked.append((threading.current_thread() is threading.main_thread(), settings))
         return GOOD
 
-    settled = await ListStrategy(look).settle(LEFT)
+    settled = await ListStrategy(look).settled(LEFT)
     assert looked == [(False, LEFT)]
     assert settled.device_list_strategy == ("cdi-cri",)
     assert settled.device_list_strategy_reason.startswith("auto: the kubelet's package is of version 1.31.2, and ")
@@ -56,16 +54,15 @@ async def test_the_node_s_files_are_looked_at_on_a_thread_and_the_choice_is_said
     assert "device list strategy: cdi-cri (auto: the kubelet's package" in caplog.text
 
 
-def test_each_reading_of_the_configuration_looks_again():
+async def test_each_reading_of_the_configuration_looks_again():
     found = [GOOD, NodeEvidence(trouble="gone")]
-    resolving = ListStrategy(lambda _: found.pop(0)).settling(lambda _: LEFT)
-    assert [resolving(None).device_list_strategy for _ in range(2)] == [("cdi-cri",), ("envvar",)]
+    strategy = ListStrategy(lambda _: found.pop(0))
+    assert [(await strategy.settled(LEFT)).device_list_strategy for _ in range(2)] == [("cdi-cri",), ("envvar",)]
 
 
-def test_specs_are_looked_for_where_they_are_written():
-    assert ListStrategy(lambda _: GOOD).settled(
-        msgspec.structs.replace(LEFT, cdi_dir="/opt/cdi")
-    ).device_list_strategy == ("envvar",)
+async def test_specs_are_looked_for_where_they_are_written():
+    settled = await ListStrategy(lambda _: GOOD).settled(msgspec.structs.replace(LEFT, cdi_dir="/opt/cdi"))
+    assert settled.device_list_strategy == ("envvar",)
 
 
 async def test_a_disk_that_hangs_means_envvar_and_holds_one_thread_at_most():
@@ -79,8 +76,8 @@ async def test_a_disk_that_hangs_means_envvar_and_holds_one_thread_at_most():
     strategy = ListStrategy(hang, patience=0.05)
     try:
         with anyio.fail_after(5):
-            first = await strategy.settle(LEFT)
-            again = await strategy.settle(LEFT)
+            first = await strategy.settled(LEFT)
+            again = await strategy.settled(LEFT)
     finally:
         release.set()
     assert first.device_list_strategy == again.device_list_strategy == ("envvar",)
@@ -89,7 +86,7 @@ async def test_a_disk_that_hangs_means_envvar_and_holds_one_thread_at_most():
     assert len(calls) == 1
 
 
-def test_what_was_chosen_before_is_used_on_while_the_disk_hangs_or_a_look_fails(caplog):
+async def test_what_was_chosen_before_is_used_on_while_the_disk_hangs_or_a_look_fails(caplog):
     release, looks = threading.Event(), []
 
     def look(_settings):
@@ -102,7 +99,7 @@ def test_what_was_chosen_before_is_used_on_while_the_disk_hangs_or_a_look_fails(
 
     strategy = ListStrategy(look, patience=0.25)
     try:
-        settled = [strategy.settled(LEFT) for _ in range(4)]
+        settled = [await strategy.settled(LEFT) for _ in range(4)]
     finally:
         release.set()
     assert settled[0].device_list_strategy == ("cdi-cri",)
@@ -116,21 +113,22 @@ def test_what_was_chosen_before_is_used_on_while_the_disk_hangs_or_a_look_fails(
     for thread in threading.enumerate():
         if thread.name == "node-files":
             thread.join(5)
-    assert strategy.settled(LEFT).device_list_strategy == ("envvar",)
+    await anyio.wait_all_tasks_blocked()
+    assert (await strategy.settled(LEFT)).device_list_strategy == ("envvar",)
 
 
-def test_a_look_that_fails_means_envvar(caplog):
-    settled = ListStrategy(unlooked).settled(LEFT)
+async def test_a_look_that_fails_means_envvar(caplog):
+    settled = await ListStrategy(unlooked).settled(LEFT)
     assert settled.device_list_strategy == ("envvar",)
     assert "nothing is to be looked at" in settled.device_list_strategy_reason
     assert "Traceback" in caplog.text
 
 
-def test_a_disk_that_times_out_of_itself_is_told_as_what_failed():
+async def test_a_disk_that_times_out_of_itself_is_told_as_what_failed():
     def time_out(_settings):
         raise TimeoutError(errno.ETIMEDOUT, "Connection timed out", "/etc/containerd/config.toml")
 
-    reason = ListStrategy(time_out).settled(LEFT).device_list_strategy_reason
+    reason = (await ListStrategy(time_out).settled(LEFT)).device_list_strategy_reason
     assert reason.startswith("auto: looking at the node's files failed: TimeoutError(110, 'Connection timed out'")
 
 

@@ -169,7 +169,7 @@ async def test_a_choice_is_remembered_once_its_settings_are_in_force(api, volume
     def look(label):
         source._label = label
         source._label_known.set()
-        return source._look().seen[2]
+        return source._look()[0][2]
 
     assert look("h100") == Choice("h100")
     assert known.read() is None

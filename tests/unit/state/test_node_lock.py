@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -341,7 +340,7 @@ def test_nobody_else_can_read_or_hold_it(tmp_path, directory):
 def test_who_serves_is_told_by_sockets_that_answer(tmp_path, directory, other, monkeypatch, pid, said):
     monkeypatch.chdir(directory)
     if pid is not None:  # as the kernel names a process of another container
-        monkeypatch.setattr(node_lock, "_PEERCRED", SimpleNamespace(size=12, unpack=lambda _: (pid, 0, 0)))
+        monkeypatch.setattr(node_lock, "peer_of", lambda _: (pid, 0))
     lock = NodeLock(tmp_path / "own", directory, "1")
     with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as server:
         dead.bind("gpu-plugin-dead.sock")

@@ -10,6 +10,7 @@ import pytest
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
+from gpu_plugin.control import server
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.node_lock import NodeLock
 from gpu_plugin.uninstall.traces import FILES, remove_traces
@@ -158,7 +159,7 @@ def test_a_link_is_removed_and_not_what_it_leads_to(node, tmp_path):
 async def test_a_running_daemon_is_left_alone(node):
     state, cdi, sockets = node
     (state / "health.json").write_text("{}")
-    async with control.serve(state, {}):
+    async with server.serve(state, {}):
         done = remove_traces(state, cdi, sockets)
         assert done.removed == []
         assert "a daemon is running" in done.left[0]

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_plugin.host.cdi import directory as directory_module
 from gpu_plugin.host.cdi.directory import OURS, SpecDirectory
-from gpu_plugin.runtime import atomic
+from gpu_plugin.runtime import regular_file
 from tests.unit.host.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
@@ -107,7 +107,7 @@ def test_what_somebody_else_did_to_our_file_is_mended(directory, change):
 
 
 def test_somebody_who_writes_right_after_us_is_noticed_at_the_next_look(directory, monkeypatch):
-    replace = atomic.replace_file
+    replace = regular_file.replace_file
 
     def overtaken(file, content, mode):
         replace(file, content, mode)
@@ -139,7 +139,7 @@ def test_after_the_removal_nothing_is_written_any_more(directory):
 
 
 def test_a_removal_waits_for_what_is_being_written(directory, monkeypatch):
-    replace, begun, go = atomic.replace_file, threading.Event(), threading.Event()
+    replace, begun, go = regular_file.replace_file, threading.Event(), threading.Event()
 
     def slow(*arguments):
         begun.set()
@@ -169,11 +169,11 @@ def test_a_removal_goes_on_past_what_cannot_be_removed(directory):
 def test_what_fifty_killed_writers_left_is_swept_by_the_next_one_and_only_that(directory):
     directory.path.mkdir(parents=True)
     program = (
-        "import os, pathlib, signal, sys; from gpu_plugin.runtime import atomic\n"
+        "import os, pathlib, signal, sys; from gpu_plugin.runtime import regular_file\n"
         "for _ in range(25):\n"
         "    if not os.fork():\n"
-        "        atomic.os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        atomic.replace_file(pathlib.Path(sys.argv[1]), b'{', 0o644)\n"
+        "        regular_file.os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        regular_file.replace_file(pathlib.Path(sys.argv[1]), b'{', 0o644)\n"
         "    os.wait()\n"
     )
     for name in (GPU_FILE, MOFED_FILE):

@@ -28,6 +28,7 @@ import json
 import pytest
 
 from gpu_plugin.kubelet import checkpoint, messages, pod_resources
+from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container, StandInKubelet
 
 from .fake_plugin import device, healthy, plugin
@@ -40,7 +41,7 @@ def content(kubelet):
 
 
 def named(kubelet):
-    return {identifier for _, identifier in checkpoint.entries(kubelet.directory) or ()}
+    return {identifier for _, identifier in checkpoint.read(kubelet.directory)[0]}
 
 
 async def test_it_has_the_form_of_1_20_and_later(kubelet):
@@ -97,7 +98,7 @@ async def test_pods_are_known_after_the_socket_and_pod_resources_answers_before_
         while told is None:
             try:
                 told = await pod_resources.allocated(kubelet.pod_resources_socket)
-            except pod_resources.PodResourcesError:
+            except CallError:
                 await asyncio.sleep(0)
         assert told == frozenset()
         assert (kubelet.socket.stat().st_ino, kubelet.socket.stat().st_ctime_ns) == before  # still the dead one's

@@ -28,7 +28,7 @@ GOOD = {
     "turn_due": NOW + 200,
     "offered": True,
     "resources": {GPU: SERVED},
-    "standings": {GPU: ResourceRegistration(SOCKET).taken(NOW - 60)},
+    "standings": {GPU: ResourceRegistration(SOCKET, NOW - 60, None, "")},
 }
 
 
@@ -74,7 +74,7 @@ def test_what_a_restart_may_help_against(changed, silent, line):
     [
         {"driver": None, "offered": False, "resources": {}},
         {"driver": "the NVIDIA driver cannot be used: no libnvidia-ml.so.1", "offered": False, "resources": {}},
-        {"standings": {GPU: ResourceRegistration().away("nobody answers", NOW)}},
+        {"standings": {GPU: ResourceRegistration(why="nobody answers")}},
         {"resources": {GPU: Resource(GPU, tuple(withhold(d, "Xid 79") for d in SERVED.devices))}},
         {"cdi": "/var/run/cdi: No space left on device"},
         {"awaited": "waiting for the label", "driver": None, "turn_due": float("inf")},
@@ -143,15 +143,11 @@ def test_pauses_are_not_kept_for_longer_than_they_are_told():
             "[-]registrations failed: nvidia.com/gpu: it has not been registered yet",
         ),
         (
-            {"standings": {GPU: ResourceRegistration(SOCKET).away(UNHEARD, NOW - 3)}},
+            {"standings": {GPU: ResourceRegistration(SOCKET, why=UNHEARD)}},
             "[-]registrations failed: nvidia.com/gpu: registered, but the kubelet has not opened its stream yet",
         ),
         (
-            {
-                "standings": {
-                    GPU: ResourceRegistration(SOCKET).taken(NOW - 60).away("the kubelet dropped our stream", NOW - 7)
-                }
-            },
+            {"standings": {GPU: ResourceRegistration(SOCKET, None, NOW - 7, "the kubelet dropped our stream")}},
             "[-]registrations failed: nvidia.com/gpu: the kubelet dropped our stream (lost 7 s ago)",
         ),
         (

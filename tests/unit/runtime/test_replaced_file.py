@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.runtime.atomic import leftovers, replace_file
+from gpu_plugin.runtime.regular_file import leftovers, replace_file
 
 NAME = "vendor.example.com-gpu.json"
 
@@ -47,9 +47,9 @@ def test_a_failure_midway_leaves_the_old_file_and_nothing_beside_it(tmp_path, mo
 
 def test_what_a_killed_process_leaves_is_no_specification_to_runtimes_and_is_found(tmp_path):
     program = (
-        "import os, pathlib, signal, sys; from gpu_plugin.runtime import atomic\n"
-        "atomic.os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "atomic.replace_file(pathlib.Path(sys.argv[1]), b'{', 0o644)"
+        "import os, pathlib, signal, sys; from gpu_plugin.runtime import regular_file\n"
+        "regular_file.os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "regular_file.replace_file(pathlib.Path(sys.argv[1]), b'{', 0o644)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / NAME)], check=False, cwd=Path.cwd())
     assert done.returncode == -signal.SIGKILL

@@ -1,6 +1,6 @@
 import logging
 
-from gpu_plugin.kubelet.log_throttle import BURST, REFILL_SECONDS, LogThrottle
+from gpu_plugin.runtime.rates import BURST, REFILL_SECONDS, LogThrottle
 
 
 def test_some_lines_at_once_then_few_and_how_many_are_missing_is_said():
