@@ -71,14 +71,14 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit status, the same for all verbs (`cli.output`)."""
-    from gpu_plugin.cli.output import NO_OUTPUT, Output  # noqa: PLC0415 - not where a verb's module is imported
+    from gpu_plugin.cli.output import NO_OUTPUT, lossy_output  # noqa: PLC0415 - not where a verb's module is imported
 
-    with Output() as output:
+    with lossy_output() as lost:
         status = _run(arguments)
         sys.stdout.flush()
-        if output.lost and not status:
-            status = NO_OUTPUT
-        output.complain()
+        if sentence := lost():
+            print(f"gpu-plugin: {sentence}", file=sys.stderr, flush=True)
+            status = status or NO_OUTPUT
     return status
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -14,11 +13,14 @@ from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import GPU_RESOURCE
-
-if TYPE_CHECKING:
-    from gpu_plugin.placement.topology import Topology
-    from gpu_plugin.placement.views.groups import LinkGroups
-    from gpu_plugin.placement.views.report import Offered, OfferedResource
+from gpu_plugin.placement import shared, whole
+from gpu_plugin.placement.preferred import preferred
+from gpu_plugin.placement.subsets import Placement
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views import explain
+from gpu_plugin.placement.views.groups import LinkGroups
+from gpu_plugin.placement.views.matrix import held_back_words
+from gpu_plugin.placement.views.report import Offered, OfferedResource, left_out
 
 Ids = Mapping[int, Sequence[str]]
 """Device ids by the place of their hardware in a resource; no place without any."""
@@ -28,8 +30,8 @@ class Served(msgspec.Struct, frozen=True):
     """A resource of a node. `left_out` is what pods do not get of it now; `live` is whether a running daemon serves it."""
 
     node: Node
-    resource: "OfferedResource"
-    left_out: Sequence["Offered"] = ()
+    resource: OfferedResource
+    left_out: Sequence[Offered] = ()
     live: bool = False
 
 
@@ -43,8 +45,6 @@ class Request(msgspec.Struct, frozen=True):
 
 def simulated(profile: str, replicas: int | None, policy: str | None) -> Served:
     """All GPUs of a simulated node, whole or given out so many times. Raises UsageError where there is no such node."""
-    from gpu_plugin.placement.views.report import Offered, OfferedResource  # noqa: PLC0415 - usage and help need none of it
-
     node = simulated_node(profile)
     count, how = (replicas, TIME_SLICING) if replicas else (1, "")
     gpus = sorted(node.gpus, key=lambda gpu: gpu.index)
@@ -59,8 +59,6 @@ def served(state_dir: Path, name: str | None, replicas: int | None, policy: str 
         UsageError: no such resource, or several and none is named.
         ClickException: no daemon of this version answers, or it serves nothing yet.
     """
-    from gpu_plugin.placement.views.report import OfferedResource, left_out  # noqa: PLC0415
-
     node, resources = daemons_node(state_dir)
     if not resources:
         raise click.ClickException("the running daemon serves no resource of this node yet: its log says why")
@@ -70,7 +68,7 @@ def served(state_dir: Path, name: str | None, replicas: int | None, policy: str 
     return Served(node, chosen, left_out(node, resources, chosen), live=True)
 
 
-def _resource(name: str | None, resources: Sequence["OfferedResource"]) -> "OfferedResource":
+def _resource(name: str | None, resources: Sequence[OfferedResource]) -> OfferedResource:
     by_name = {resource.name: resource for resource in resources}
     if name is None and GPU_RESOURCE not in by_name and len(resources) > 1:
         raise click.UsageError(f"--resource: name one of {', '.join(by_name)}")
@@ -103,7 +101,7 @@ def request(what: Served, available: Sequence[str], taken: Sequence[str], must: 
     return Request(free, required, size)
 
 
-def _required(wanted: Mapping[int, Amount], free: Ids, resource: "OfferedResource") -> Ids:
+def _required(wanted: Mapping[int, Amount], free: Ids, resource: OfferedResource) -> Ids:
     hardware = resource.hardware
     gone = [hardware[at] for at, amount in wanted.items() if at not in free and amount.count != 0]
     if gone:
@@ -122,17 +120,15 @@ def _required(wanted: Mapping[int, Amount], free: Ids, resource: "OfferedResourc
     return {at: ids for at, ids in required.items() if ids}
 
 
-def _noun(resource: "OfferedResource", free: Ids) -> str:
+def _noun(resource: OfferedResource, free: Ids) -> str:
     if any(resource.hardware[at].shared for at in free):
         return "replicas"
     return "MIG devices" if any(resource.hardware[at].kind != GPU for at in free) else "GPUs"
 
 
-def _check(size: int, available: int, required: int, what: str, left_out: "Sequence[Offered]") -> None:
+def _check(size: int, available: int, required: int, what: str, left_out: Sequence[Offered]) -> None:
     """Raises UsageError where there is no such set at all."""
     if size > available:
-        from gpu_plugin.placement.views.matrix import held_back_words  # noqa: PLC0415
-
         more = f"; left out: {held_back_words(left_out)}" if left_out else ""
         asked = f"{size} {what.removesuffix('s') if size == 1 else what} {are(size)}"
         raise click.UsageError(f"--size: {asked} asked for, and {available} {are(available)} available{more}")
@@ -148,8 +144,8 @@ class Answer(msgspec.Struct, frozen=True):
     """
 
     asked: Request
-    topology: "Topology"
-    groups: "LinkGroups"
+    topology: Topology
+    groups: LinkGroups
     ids: Sequence[str]
     counts: Mapping[int, int]
     gpus: Sequence[int]
@@ -163,7 +159,7 @@ class Answer(msgspec.Struct, frozen=True):
         """Whether a policy chose, since there were shared GPUs or MIG devices to choose from."""
         return not self.how
 
-    def not_offered(self, what: Served) -> list["Offered"]:
+    def not_offered(self, what: Served) -> list[Offered]:
         """What was taken to be available although the kubelet would not offer it."""
         asked = {what.resource.hardware[at].visible_id for at in self.asked.available}
         return [each for each in what.left_out if each.visible_id in asked]
@@ -175,9 +171,6 @@ def answer_to(what: Served, asked: Request) -> Answer:
     Raises:
         UsageError: a GPU is available whose links are not known.
     """
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415 - usage and help need none of it
-
     hardware = what.resource.hardware
     groups, topology = LinkGroups.of(what.node), Topology.of(what.node)
     for at in asked.available:
@@ -188,33 +181,24 @@ def answer_to(what: Served, asked: Request) -> Answer:
     return _shared(what, asked, groups, topology)
 
 
-def _whole(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
-    from gpu_plugin.placement.subsets import Placement  # noqa: PLC0415
-    from gpu_plugin.placement.views import explain  # noqa: PLC0415
-    from gpu_plugin.placement.whole import Trace, choose  # noqa: PLC0415
-
+def _whole(what: Served, asked: Request, groups: LinkGroups, topology: Topology) -> Answer:
     hardware = what.resource.hardware
     places = {topology.position[hardware[at].gpu]: at for at in asked.available}
     must = [topology.position[hardware[at].gpu] for at in asked.must]
-    trace = Trace()
-    found = choose(Placement.of(topology), places, must, asked.size, trace=trace)
+    trace = whole.Trace()
+    found = whole.choose(Placement.of(topology), places, must, asked.size, trace=trace)
     counts = {places[gpu]: 1 for gpu in found.gpus}
     ids = [hardware[at].visible_id for at in counts]
     why, how = explain.why(trace), explain.how(trace)
     return Answer(asked, topology, groups, ids, counts, found.gpus, why, how, found.exact, trace.runner_up)
 
 
-def _shared(what: Served, asked: Request, groups: "LinkGroups", topology: "Topology") -> Answer:
-    from gpu_plugin.placement.preferred import preferred  # noqa: PLC0415
-    from gpu_plugin.placement.shared import Trace  # noqa: PLC0415
-    from gpu_plugin.placement.subsets import Placement  # noqa: PLC0415
-    from gpu_plugin.placement.views import explain  # noqa: PLC0415
-
+def _shared(what: Served, asked: Request, groups: LinkGroups, topology: Topology) -> Answer:
     hardware, policy = what.resource.hardware, what.resource.policy
     devices = what.resource.devices
     order = {device.id: at for at, device in enumerate(devices)}
     available, must = ([one for ids in part.values() for one in ids] for part in (asked.available, asked.must))
-    trace = Trace()
+    trace = shared.Trace()
     placement = Placement.of(topology)
     ids = preferred(available, must, asked.size, devices, order, placement, policy, trace=trace)
     chosen = frozenset(ids)

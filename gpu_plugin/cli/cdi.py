@@ -2,22 +2,22 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
+from gpu_plugin.access import cdi_names
+from gpu_plugin.access.cdi import spec as document
+from gpu_plugin.access.cdi.build import Built
+from gpu_plugin.access.cdi.spec import json_schema, to_json
+from gpu_plugin.cli.cdi_files import Judged, found, gone, judge, judge_content, judged
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
+from gpu_plugin.host.cdi.directory import Outcome, SpecDirectory
 from gpu_plugin.runtime.printable import printable
-
-if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.build import Built
-    from gpu_plugin.access.cdi.spec import Spec
-    from gpu_plugin.cli.cdi_files import Judged
 
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
 """Where runtimes look for specifications (CDI's specification); in the later ones those that win."""
@@ -88,15 +88,14 @@ def command() -> None:
 @with_hidden_options
 def generate(root: str | None, form: str, device_class: str, output: Path | None, **given: object) -> int:
     """Prints or writes specifications."""
-    from gpu_plugin.access import cdi_names  # noqa: PLC0415 - usage and help need none of it
-
-    if output is not None and _given("form", "device_class"):
+    source = click.get_current_context().get_parameter_source
+    if output is not None and ParameterSource.COMMANDLINE in (source("form"), source("device_class")):
         raise click.UsageError("--output writes every class, as JSON: leave --format and --class out")
     if device_class not in cdi_names.CLASSES:
         raise click.UsageError(f"--class: {device_class!r} is none of {', '.join(cdi_names.CLASSES)}")
     made = _built(given_flags(given), root)
     if output is not None:
-        _write(output, made.specs)
+        _tell(output, SpecDirectory(output).write(made.specs), made.specs, "--output", "nothing to change")
         if given["simulate"] and root is None:
             click.echo(f"{click.get_current_context().command_path}: {_SIMULATED}", err=True)
         return 0
@@ -106,56 +105,30 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
         raise click.ClickException(
             f"this node has nothing of class {device_class}" + (f", or {wanted} does not ask for it" if wanted else "")
         )
-    click.echo(_text(spec, form), nl=False)
+    written = to_json(spec).decode()
+    if form == "yaml":
+        import yaml  # noqa: PLC0415 - paid for only by those who ask for it
+
+        written = yaml.safe_dump(json.loads(written), sort_keys=False, width=120)
+    click.echo(written, nl=False)
     return 0
 
 
-def _built(flags: Mapping[str, object], root: str | None) -> "Built":
+def _built(flags: Mapping[str, object], root: str | None) -> Built:
     """The specifications of what flags and `root` name; what was left out is said on standard error."""
-    from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415 - 100 ms for those alone who make specifications
 
     context = click.get_current_context()
     try:
         made = built(settings_from(flags, os.environ), root)
     except ConfigError as error:
         raise click.UsageError(str(error), context) from None
-    for sentence in (*made.complaints, *_missing(made.missing)):
+    missing = (f"{name} is left out: {why}" for name, why in made.missing.items())
+    for sentence in (*made.complaints, *missing):
         click.echo(f"{context.command_path}: {sentence}", err=True)
     if made.trouble:
         raise click.ClickException(made.trouble)
     return made
-
-
-def _given(*parameters: str) -> bool:
-    context = click.get_current_context()
-    return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in parameters)
-
-
-def _missing(missing: Mapping[str, str]) -> Iterator[str]:
-    yield from (f"{name} is left out: {why}" for name, why in missing.items())
-
-
-def _text(spec: "Spec", form: str) -> str:
-    from gpu_plugin.access.cdi.spec import to_json  # noqa: PLC0415
-
-    written = to_json(spec).decode()
-    if form == "json":
-        return written
-    import yaml  # noqa: PLC0415
-
-    return str(yaml.safe_dump(json.loads(written), sort_keys=False, width=120))
-
-
-def _write(output: Path, specs: "Mapping[str, Spec]") -> None:
-    from gpu_plugin.host.cdi.directory import SpecDirectory  # noqa: PLC0415
-
-    outcome = SpecDirectory(output).write(specs)
-    for name in outcome.changed:
-        click.echo(f"{output / name}: {'written' if name in specs else 'removed'}")
-    if outcome.refused:
-        raise click.ClickException(f"--output: {'; '.join(outcome.refused.values())}")
-    if not outcome.changed:
-        click.echo(f"{output}: nothing to change")
 
 
 @command.command(
@@ -170,9 +143,7 @@ def _write(output: Path, specs: "Mapping[str, Spec]") -> None:
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of objects instead of a line each.")
 def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str | None, as_json: bool) -> int:  # noqa: FBT001 - click hands it over so
     """Prints every device's qualified name."""
-    from gpu_plugin.cli.cdi_files import found  # noqa: PLC0415 - usage and help need none of it
-
-    files = _judged(directories, root, simulate)
+    files = _judged((), directories, root, simulate)
     known = found(files)
     faults = [f"{printable(each.file)}: {fault}" for each in files for fault in _faults(each, known.conflicts)]
     for fault in faults:
@@ -213,19 +184,15 @@ def validate(
 ) -> int:
     """Prints a verdict on each file."""
     if schema:
-        from gpu_plugin.access.cdi.spec import json_schema  # noqa: PLC0415
-
         click.echo(json.dumps(json_schema(), indent=2))
         return 0
-    from gpu_plugin.access.cdi import spec as document  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_files import found, gone  # noqa: PLC0415
 
-    judged = _named(files, simulate) if files else _judged(directories, root, simulate)
-    if not judged:
+    specs = _judged(files, directories, root, simulate)
+    if not specs:
         raise click.UsageError(f"{_none_in(directories, root)}: name a file, or - for standard input")
-    conflicts = {} if files else found(judged).conflicts
+    conflicts = {} if files else found(specs).conflicts
     valid = True
-    for each in judged:
+    for each in specs:
         shown, spec = printable(each.file), each.spec
         faults = _faults(each, conflicts)
         if spec is not None and host_paths:
@@ -251,29 +218,22 @@ def _none_in(directories: tuple[Path, ...], root: str | None) -> str:
     return f"there is no specification in {places}"
 
 
-def _judged(directories: tuple[Path, ...], root: str | None, simulate: str | None) -> "list[Judged]":
-    """The specifications in directories, or those of a simulated node, judged."""
-    from gpu_plugin.access.cdi.spec import to_json  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.cli.cdi_files import Judged, judge_content, judged  # noqa: PLC0415
-
-    if simulate is None:
-        return judged(directories or DIRECTORIES, _below(root), named=bool(directories))
-    if directories:
-        raise click.UsageError("--simulate makes specifications, and --cdi-dir names others: leave one of them out")
-    specs = sorted(_built({"simulate": simulate}, root).specs.items())
-    return [Judged(name, *judge_content(to_json(spec))) for name, spec in specs]
-
-
-def _named(files: tuple[Path, ...], simulate: str | None) -> "list[Judged]":
-    """The files that the operator names, judged; they need not be where runtimes look."""
-    from gpu_plugin.cli.cdi_files import Judged, judge  # noqa: PLC0415
-
+def _judged(
+    files: tuple[Path, ...], directories: tuple[Path, ...], root: str | None, simulate: str | None
+) -> list[Judged]:
+    """The specifications in files, which need not be where runtimes look, or else in directories, or of a simulated node."""
+    if simulate is not None and (files or directories):
+        others = "FILE" if files else "--cdi-dir"
+        raise click.UsageError(f"--simulate makes specifications, and {others} names others: leave one of them out")
     if simulate is not None:
-        raise click.UsageError("--simulate makes specifications, and FILE names others: leave one of them out")
-    return [Judged(str(file), *judge(file)) for file in files]
+        specs = sorted(_built({"simulate": simulate}, root).specs.items())
+        return [Judged(name, *judge_content(to_json(spec))) for name, spec in specs]
+    if files:
+        return [Judged(str(file), *judge(file)) for file in files]
+    return judged(directories or DIRECTORIES, _below(root), named=bool(directories))
 
 
-def _faults(each: "Judged", conflicts: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _faults(each: Judged, conflicts: Mapping[str, tuple[str, ...]]) -> list[str]:
     return [*each.faults, *map(printable, conflicts.get(each.file, ()))]
 
 
@@ -286,13 +246,15 @@ def _faults(each: "Judged", conflicts: Mapping[str, tuple[str, ...]]) -> list[st
 )  # fmt: skip
 def remove(directory: Path) -> int:
     """Removes our files and no other."""
-    from gpu_plugin.host.cdi.directory import SpecDirectory  # noqa: PLC0415
-
-    outcome = SpecDirectory(directory).remove()
-    for name in outcome.changed:
-        click.echo(f"{directory / name}: removed")
-    if outcome.refused:
-        raise click.ClickException(f"not removed: {'; '.join(outcome.refused.values())}")
-    if not outcome.changed:
-        click.echo(f"{directory}: nothing of this plugin's")
+    _tell(directory, SpecDirectory(directory).remove(), (), "not removed", "nothing of this plugin's")
     return 0
+
+
+def _tell(directory: Path, outcome: Outcome, written: Collection[str], refused: str, nothing: str) -> None:
+    """Prints what was done in a directory. Raises ClickException, which begins with `refused`, for what could not be."""
+    for name in outcome.changed:
+        click.echo(f"{directory / name}: {'written' if name in written else 'removed'}")
+    if outcome.refused:
+        raise click.ClickException(f"{refused}: {'; '.join(outcome.refused.values())}")
+    if not outcome.changed:
+        click.echo(f"{directory}: {nothing}")

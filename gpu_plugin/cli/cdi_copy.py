@@ -68,26 +68,22 @@ class Copy(msgspec.Struct, frozen=True):
         return replace(built, specs={name: self._renamed(spec) for name, spec in built.specs.items()})
 
     def _renamed(self, spec: Spec) -> Spec:
-        devices = tuple(
-            msgspec.structs.replace(device, container_edits=self._edits(device.container_edits))
-            for device in spec.devices
-        )
-        renamed = msgspec.structs.replace(spec, devices=devices, container_edits=self._edits(spec.container_edits))
-        return msgspec.structs.replace(renamed, cdi_version=minimum_version(renamed))
+        devices = tuple(replace(each, container_edits=self._edits(each.container_edits)) for each in spec.devices)
+        renamed = replace(spec, devices=devices, container_edits=self._edits(spec.container_edits))
+        return replace(renamed, cdi_version=minimum_version(renamed))
 
     def _edits(self, edits: Edits) -> Edits:
-        change = msgspec.structs.replace
-        return change(
+        return replace(
             edits,
             device_nodes=tuple(
-                change(node, host_path=f"{self.host_dev}{node.path}" if self.host_dev else "")
+                replace(node, host_path=f"{self.host_dev}{node.path}" if self.host_dev else "")
                 for node in edits.device_nodes
             ),
             mounts=tuple(
-                change(mount, host_path=f"{self.host_driver}{mount.host_path.removeprefix(self.driver)}")
+                replace(mount, host_path=f"{self.host_driver}{mount.host_path.removeprefix(self.driver)}")
                 for mount in edits.mounts
             ),
-            hooks=tuple(change(hook, path=self.hook) for hook in edits.hooks),
+            hooks=tuple(replace(hook, path=self.hook) for hook in edits.hooks),
         )
 
 
@@ -101,7 +97,7 @@ def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
         strategy: what --device-discovery-strategy says.
 
     Raises:
-        ClickException: the files name no GPU.
+        ClickException: the files name no GPU, or those of a WSL node have no NVML, without which it would have none.
     """
     files = Path(root or "/", "proc")
     try:
@@ -110,7 +106,12 @@ def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
         gpus, trouble = (), error
     platform = choose(strategy, look([root or "/"]), lambda: [gpu.model for gpu in gpus] or None).platform
     if platform is Platform.WSL:
-        _need_nvml(root)
+        paths = (f"{root}/{directory}/{SONAME}" for directory in (WSL_LIBRARIES, *LIBRARY_DIRECTORIES))
+        if not any((path := resolve(root, each)) is not None and Path(path).is_file() for each in paths):
+            raise click.ClickException(
+                f"--root: {root or '/'} is a copy of a WSL node and has no {SONAME} where WSL or a distribution puts it: "
+                "copy usr/lib/wsl as a whole"
+            )
         return Node((Gpu(uuid=WSL_GPUS, index=0),)), ()
     if platform is Platform.TEGRA:
         return Node((Gpu(uuid=TEGRA_GPU, index=0),)), ()
@@ -120,13 +121,3 @@ def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
             "GPUs with --simulate"
         )
     return Node(gpus, driver_version=kernel_driver_version(files)), (NO_MIG,) if any_partitioned(files) else ()
-
-
-def _need_nvml(root: str) -> None:
-    """Raises ClickException where a copy of a WSL node lacks NVML's library, without which the node would have no GPU."""
-    paths = (f"{root}/{directory}/{SONAME}" for directory in (WSL_LIBRARIES, *LIBRARY_DIRECTORIES))
-    if not any((path := resolve(root, each)) is not None and Path(path).is_file() for each in paths):
-        raise click.ClickException(
-            f"--root: {root or '/'} is a copy of a WSL node and has no {SONAME} where WSL or a distribution puts it: "
-            "copy usr/lib/wsl as a whole"
-        )

@@ -34,8 +34,10 @@ class Judged(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The qualified names of its devices as far as runtimes take the file, which they do whole or not at all."""
-        return () if self.spec is None or self.faults else tuple(qualified(self.spec))
+        """The names of its devices, such as nvidia.com/gpu=0, if runtimes take the file, which they do whole or not at all."""
+        if self.spec is None or self.faults:
+            return ()
+        return tuple(f"{self.spec.kind}={device.name}" for device in self.spec.devices)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -46,11 +48,6 @@ class Found(msgspec.Struct, frozen=True):
 
     owners: dict[str, Judged]
     conflicts: dict[str, tuple[str, ...]]
-
-
-def qualified(spec: Spec) -> Iterator[str]:
-    """The names that its devices are asked for by, such as nvidia.com/gpu=0."""
-    return (f"{spec.kind}={device.name}" for device in spec.devices)
 
 
 def found(files: Sequence[Judged]) -> Found:

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -14,16 +13,17 @@ from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.options import cdi_options, ignored_options
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.plan import access_warnings, plan_access
+from gpu_plugin.cli.cdi_copy import Copy, CopySource, copied_node
+from gpu_plugin.cli.topology_source import simulated_hardware
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan, served_gpus
 from gpu_plugin.host.cdi.directory import said
 from gpu_plugin.host.cdi.source import Request, SpecSource
-from gpu_plugin.host.view import HostView
+from gpu_plugin.host.view import HostView, LinuxHost
 from gpu_plugin.nvml.port import Driver, NvmlError
-
-if TYPE_CHECKING:
-    from gpu_plugin.cli.cdi_copy import Copy
+from gpu_plugin.nvml.traits import probe_gpu
 
 
 class _Subject(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class _Subject(msgspec.Struct, frozen=True):
     host: HostView
     roots: tuple[tuple[str, str], ...]
     dev_root: str = ""
-    copy: "Copy | None" = None
+    copy: Copy | None = None
     complaints: tuple[str, ...] = ()
 
 
@@ -54,21 +54,15 @@ def built(settings: Settings, root: str | None) -> Built:
         wanted = cdi_options(settings, plan_access(settings, node, subject.dev_root))
         asked = (*plan(node, settings).warnings, *access_warnings(settings, node), *ignored_options(settings))
         request = Request(served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *asked))
+        copy = subject.copy
+        if copy is not None:
+            request = replace(request, options=replace(request.options, hook=copy.hook_here))
+        source = (SpecSource if copy is None else CopySource)(subject.host, lambda: subject.roots)
         try:
-            return _made(subject, request)
+            made = source.build(request)
         except OSError as error:
             raise click.ClickException(said(error)) from None
-
-
-def _made(subject: _Subject, request: Request) -> Built:
-    """The specifications of a subject. Raises OSError where its files cannot be read."""
-    copy = subject.copy
-    if copy is None:
-        return SpecSource(subject.host, lambda: subject.roots).build(request)
-    from gpu_plugin.cli.cdi_copy import CopySource  # noqa: PLC0415 - only who has a copy of a node needs it
-
-    request = msgspec.structs.replace(request, options=replace(request.options, hook=copy.hook_here))
-    return copy.as_on_node(CopySource(subject.host, lambda: subject.roots).build(request))
+        return made if copy is None else copy.as_on_node(made)
 
 
 @contextmanager
@@ -84,9 +78,6 @@ def _subject(settings: Settings, root: str | None) -> Iterator[_Subject]:
 
 def _copied(settings: Settings, root: str) -> _Subject:
     """The node of a directory, or a simulated one with the driver of that directory."""
-    from gpu_plugin.cli.cdi_copy import Copy, copied_node  # noqa: PLC0415 - only who has a copy of a node needs it
-    from gpu_plugin.host.view import LinuxHost  # noqa: PLC0415
-
     copy = Copy.of(root, settings)
     roots = ((copy.driver, copy.driver),)  # as the copy has them, which is how sentences should
     if settings.simulate:
@@ -108,15 +99,11 @@ def _simulated(settings: Settings, made: Path) -> _Subject:
 
 
 def _simulated_node(settings: Settings) -> tuple[Node, HostView]:
-    from gpu_plugin.cli.topology_source import simulated_hardware  # noqa: PLC0415 - only who simulates needs it
-
     driver, host = simulated_hardware(settings.simulate)
     return _probed(driver, host), host
 
 
 def _live(settings: Settings) -> _Subject:
-    from gpu_plugin.daemon.hardware import hardware_for  # noqa: PLC0415 - only a real node needs it
-
     hardware = hardware_for(settings)
     try:
         node = _probed(hardware.driver, hardware.host)
@@ -130,8 +117,6 @@ def _live(settings: Settings) -> _Subject:
 
 
 def _probed(driver: Driver, host: HostView) -> Node:
-    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
-
     driver.open()
     try:
         gpus = tuple(probe_gpu(driver, host, index)[1] for index in range(driver.device_count()))

@@ -4,17 +4,12 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from gpu_plugin import __version__
 from gpu_plugin.cli.options import given_flags, refusal, settings_from, settings_without_file, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-
-if TYPE_CHECKING:
-    from gpu_plugin.uninstall.traces import Removal
 
 POLL_INTERVAL = 0.5
 """Seconds between two looks whether the daemon has ended."""
@@ -46,12 +41,25 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
         return 0
     settings = _settings(given_flags(given))
     if mps and not settings.mps_root:
-        raise click.UsageError("--mps: needs --mps-root", click.get_current_context())
+        raise click.UsageError("--mps: needs --mps-root")
+    from gpu_plugin.cli.uninstall import mps_traces, node_marks, traces  # noqa: PLC0415 - what only stays needs none of it
+    from gpu_plugin.mps.directories import root_here  # noqa: PLC0415
+    from gpu_plugin.mps.readiness import supervised  # noqa: PLC0415
+
+    state, sockets = Path(settings.state_dir), Path(settings.socket_dir)
     if wait:
-        while _running(settings, mps=mps):
+        while supervised(root_here(settings.mps_root)) if mps else traces.running(state, sockets):
             time.sleep(POLL_INTERVAL)  # a process that is not ours tells nobody of its end
         time.sleep(LAST_WRITES)
-    done = _remove_mps(settings) if mps else _remove(settings)
+
+    def take_back() -> None:
+        for sentence in node_marks.take_back(state, settings.node_name, settings.kubeconfig):
+            click.echo(sentence, err=True)
+
+    if mps:
+        done = mps_traces.remove_mps_traces(root_here(settings.mps_root))
+    else:
+        done = traces.remove_traces(state, Path(settings.cdi_dir), sockets, Path(settings.features_dir), take_back)
     for path in done.removed:
         click.echo(f"{path}: removed")
     for sentence in done.left:
@@ -61,42 +69,6 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
     if not done.removed and not done.left and not done.out_of_reach:
         click.echo("nothing of gpu-plugin is on this node")
     return 1 if done.left else 0
-
-
-def _running(settings: Settings, *, mps: bool) -> bool:
-    from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.state.node_lock import NodeLock  # noqa: PLC0415
-    from gpu_plugin.uninstall.mps_traces import supervised  # noqa: PLC0415
-    from gpu_plugin.uninstall.traces import running  # noqa: PLC0415
-
-    if mps:
-        return supervised(root_here(settings.mps_root))
-    lock = NodeLock(Path(settings.state_dir), Path(settings.socket_dir), __version__)
-    try:
-        return bool(running(Path(settings.state_dir), lock))
-    finally:
-        lock.release()
-
-
-def _remove(settings: Settings) -> "Removal":
-    from gpu_plugin.uninstall.traces import remove_traces  # noqa: PLC0415 - usage and help need none of it
-
-    state, specs, sockets = Path(settings.state_dir), Path(settings.cdi_dir), Path(settings.socket_dir)
-
-    def take_back() -> None:
-        from gpu_plugin.uninstall.node_marks import take_back  # noqa: PLC0415 - as above
-
-        for sentence in take_back(state, settings.node_name, settings.kubeconfig):
-            click.echo(sentence, err=True)
-
-    return remove_traces(state, specs, sockets, Path(settings.features_dir), take_back)
-
-
-def _remove_mps(settings: Settings) -> "Removal":
-    from gpu_plugin.mps.directories import root_here  # noqa: PLC0415 - as above
-    from gpu_plugin.uninstall.mps_traces import remove_mps_traces  # noqa: PLC0415
-
-    return remove_mps_traces(root_here(settings.mps_root))
 
 
 def _settings(flags: dict[str, object]) -> Settings:

@@ -5,21 +5,23 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import anyio
 import click
+import msgspec
 
-from gpu_plugin.cli.options import given_flags, read_written, settings_without_file, with_hidden_options
+from gpu_plugin import __version__, control
+from gpu_plugin.cli.options import given_flags, read_written, seconds, settings_without_file, with_hidden_options
 from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config import document
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import chosen, resolve
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.doctor.check import Finding, Status
+from gpu_plugin.doctor.child_process import ChildError, ChildTimeoutError, in_child
+from gpu_plugin.doctor.facts import Known, Unknown
 from gpu_plugin.runtime.printable import encodable, printable
-
-if TYPE_CHECKING:
-    from gpu_plugin.doctor.facts import Known
-    from gpu_plugin.doctor.finding import Finding
 
 _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
 
@@ -44,12 +46,7 @@ _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
 @with_hidden_options
 def command(output: str, timeout: str, **given: object) -> int:
     """Prints what every check found."""
-    from gpu_plugin.config.values import duration  # noqa: PLC0415 - usage and help need none of it
-
-    try:
-        patience = duration(0.1, 600)(timeout)
-    except ValueError as error:
-        raise click.UsageError(f"--timeout: {error}", click.get_current_context()) from None
+    patience = seconds("--timeout", timeout, 0.1, 600)
     asked = _asked(given_flags(given), patience)
     found = _found(asked, patience)
     if output == "text":
@@ -59,18 +56,15 @@ def command(output: str, timeout: str, **given: object) -> int:
     return PROBLEM_FOUND if any(each.status == "failed" for _, each in found) else SUCCESS
 
 
-def _found(asked: "_ResolvedSettings", patience: float) -> "list[tuple[str, Finding]]":
+def _found(asked: "_ResolvedSettings", patience: float) -> list[tuple[str, Finding]]:
     """What every check found, in a child process: one that a driver holds in the kernel could not end.
 
     Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
     """
-    import anyio  # noqa: PLC0415 - usage and help need none of it
+    from gpu_plugin.doctor.checks import examined  # noqa: PLC0415
+    from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415 - 200 ms that usage and help do without
 
-    from gpu_plugin.doctor.child_process import ChildError, in_child  # noqa: PLC0415
-    from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415
-    from gpu_plugin.doctor.registry import examined  # noqa: PLC0415
-
-    def look() -> "list[tuple[str, Finding]]":
+    def look() -> list[tuple[str, Finding]]:
         logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
         return examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
 
@@ -79,16 +73,14 @@ def _found(asked: "_ResolvedSettings", patience: float) -> "list[tuple[str, Find
     except ChildError as error:
         raise click.ClickException(str(error)) from None
     except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise click.UsageError(str(error)) from None
 
 
-def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) -> Iterator[str]:
+def lines(found: Sequence[tuple[str, Finding]], columns: int | None = None) -> Iterator[str]:
     """What was found, as text: what is wrong first and with its remedy, then the rest, then the sum.
 
     `columns` is how wide a line may be, None for as wide as it is.
     """
-    from gpu_plugin.doctor.finding import Status  # noqa: PLC0415 - as above
-
     label = max(len(name) for name, _ in found) + 2
     head = max(len(status) for status in Status) + 2
     indent = " " * (head if columns is not None and columns < 72 else head + label)
@@ -106,7 +98,7 @@ def lines(found: "Sequence[tuple[str, Finding]]", columns: int | None = None) ->
     yield from wrapped(_summary(found), "", columns)
 
 
-def _summary(found: "Sequence[tuple[str, Finding]]") -> str:
+def _summary(found: Sequence[tuple[str, Finding]]) -> str:
     """One line that sums the findings up."""
     failed = list(dict.fromkeys(name for name, each in found if each.status == "failed"))
     warned = list(dict.fromkeys(name for name, each in found if each.status == "warning" and name not in failed))
@@ -117,21 +109,14 @@ def _summary(found: "Sequence[tuple[str, Finding]]") -> str:
     return "nothing failed"
 
 
-def _as_data(found: "Sequence[tuple[str, Finding]]", settings: Settings) -> dict[str, object]:
+def _as_data(found: Sequence[tuple[str, Finding]], settings: Settings) -> dict[str, object]:
     """The findings for programs."""
-    from gpu_plugin import __version__  # noqa: PLC0415
-
     return {
         "version": __version__,
         "node": settings.node_name or socket.gethostname(),
         "healthy": not any(each.status == "failed" for _, each in found),
         "findings": [
-            {
-                "check": name,
-                "status": str(each.status),
-                "found": encodable(each.found),
-                "remedy": encodable(each.remedy),
-            }
+            {"check": name} | {key: encodable(text) for key, text in msgspec.to_builtins(each).items()}
             for name, each in found
         ],
     }
@@ -141,15 +126,12 @@ class _ResolvedSettings(NamedTuple):
     """What is asked for: settings, what is wrong with the config file where they do without it, and the file they come from."""
 
     settings: Settings
-    refused: "Known[str]" = ""
+    refused: Known[str] = ""
     file: str = ""
 
 
 def _asked(flags: dict[str, object], patience: float) -> _ResolvedSettings:
     """The settings of flags, environment and file. Raises UsageError where that cannot be even without the file."""
-    from gpu_plugin.doctor.child_process import ChildTimeoutError  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.doctor.facts import Unknown  # noqa: PLC0415
-
     try:
         named = chosen(flags, os.environ)
         settings = resolve(flags, os.environ, _document(named, patience) if named else None)
@@ -164,7 +146,7 @@ def _asked(flags: dict[str, object], patience: float) -> _ResolvedSettings:
     try:
         return _ResolvedSettings(settings_without_file(flags, os.environ), refused)
     except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise click.UsageError(str(error)) from None
 
 
 def _document(file: str, patience: float) -> document.Document:
@@ -172,8 +154,6 @@ def _document(file: str, patience: float) -> document.Document:
 
     Raises ChildTimeoutError, and ConfigError where it cannot be read or is no YAML.
     """
-    from gpu_plugin.doctor.child_process import ChildError, ChildTimeoutError, in_child  # noqa: PLC0415 - as above
-
     try:
         written = in_child(lambda: read_written(file, "--config-file "), patience)
     except ChildTimeoutError:
@@ -187,9 +167,6 @@ def _labelled(settings: Settings, patience: float) -> str:
     """The file that a label of the Node names, as a running daemon says it; empty where it does not, or not in time."""
     if not settings.config_file_srcdir:
         return ""
-    from gpu_plugin import control  # noqa: PLC0415 - only who has such a directory needs it
-    from gpu_plugin.doctor.child_process import ChildError, in_child  # noqa: PLC0415
-
     try:
         status = in_child(lambda: control.request(Path(settings.state_dir), "status"), patience)
     except (ChildError, control.ControlError):

@@ -10,8 +10,12 @@ import click
 
 from gpu_plugin.cli.output import NO_DAEMON, SUCCESS, displayable, output_options, structured, width, wrapped
 from gpu_plugin.cli.running_daemon import NoDaemon, ask, gpus_option, state_dir_option
+from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.times import utc
-from gpu_plugin.state.event_store import KEPT, KINDS
+from gpu_plugin.config.values import duration
+from gpu_plugin.devices.gpu_names import named
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.state.event_store import FILE, KEPT, KINDS, lost_lines, recollect
 
 DAY = 86400
 
@@ -22,8 +26,6 @@ def moment(text: str, now: float, after: float | None = None) -> float:
     A time of day is the latest that has been or, where `after` is given, the first from then on. All of it in UTC; `now` and
     `after` are Unix times in seconds. Raises ValueError for what is none of these.
     """
-    from gpu_plugin.config.values import duration  # noqa: PLC0415 - usage and help need none of it
-
     try:
         return now - duration(0, 366 * DAY)(text)
     except ValueError:
@@ -82,7 +84,7 @@ def command(
     begin = _moment("--since", since, now)
     end = _moment("--until", until, now, begin)
     if begin is not None and end is not None and end < begin:
-        raise click.UsageError("--until is before --since: no time is between them", click.get_current_context())
+        raise click.UsageError("--until is before --since: no time is between them")
     status = SUCCESS
     try:
         reply = ask(state_dir, "events", gpu)
@@ -112,7 +114,8 @@ def command(
 def lines(events: Sequence[dict[str, Any]], columns: int | None = None) -> Iterator[str]:
     """Events as text, a line each, longer where the terminal is narrower."""
     for event in events:
-        text = f"{utc(event['at'])}  {event['kind']:<13}  {_stopped(event['text'])}"
+        said = event["text"] if event["text"].endswith("...") else event["text"].removesuffix(".")  # more may follow
+        text = f"{utc(event['at'])}  {event['kind']:<13}  {said}"
         if event.get("reason"):
             text += f"; reason: {event['reason']}"
         if event.get("by"):
@@ -120,26 +123,16 @@ def lines(events: Sequence[dict[str, Any]], columns: int | None = None) -> Itera
         yield from wrapped(text, " " * 25, columns)
 
 
-def _stopped(text: str) -> str:
-    """A sentence without its full stop, so that more may follow; what shows that it was cut stays."""
-    return text if text.endswith("...") else text.removesuffix(".")
-
-
 def _moment(option: str, text: str | None, now: float, after: float | None = None) -> float | None:
     try:
         return None if text is None else moment(text, now, after)
     except ValueError as error:
-        raise click.UsageError(f"{option}: {error}", click.get_current_context()) from None
+        raise click.UsageError(f"{option}: {error}") from None
 
 
 def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[str, Any]]:
     """Events of the file in the state directory. Raises `silent` where it cannot be read either."""
     import msgspec  # noqa: PLC0415 - usage and help need none of it
-
-    from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
-    from gpu_plugin.devices.gpu_names import named  # noqa: PLC0415
-    from gpu_plugin.devices.node import Gpu  # noqa: PLC0415
-    from gpu_plugin.state.event_store import FILE, lost_lines, recollect  # noqa: PLC0415
 
     try:
         events, unreadable = recollect(state_dir)
@@ -155,6 +148,6 @@ def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[st
         try:
             wanted = named(gpu, tuple(seen.values()))
         except ConfigError as error:
-            raise click.UsageError(str(error), click.get_current_context()) from None
+            raise click.UsageError(str(error)) from None
         events = [event for event in events if wanted is not None and event.uuid == wanted.uuid]
     return [msgspec.to_builtins(event) for event in events]

@@ -2,19 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.words import counted
 from gpu_plugin.devices.gpu_names import is_bus_id, named
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.sharing import REPLICA
-
-if TYPE_CHECKING:
-    from gpu_plugin.placement.views.report import Offered
+from gpu_plugin.placement.views.groups import called, mig_spans
+from gpu_plugin.placement.views.report import Offered
 
 ALL = "all"
 
@@ -51,7 +48,7 @@ class Amount(msgspec.Struct, frozen=True):
 class Hardware(msgspec.Struct, frozen=True):
     """What there is to be named: `offered` of the GPUs of a node, and `whose` it is, `this node` or a resource's name."""
 
-    offered: Sequence["Offered"]
+    offered: Sequence[Offered]
     gpus: Sequence[Gpu]
     whose: str
 
@@ -68,51 +65,52 @@ def amounts(option: str, given: Sequence[str], hardware: Hardware) -> dict[int, 
         UsageError: no such hardware, or more than one piece is meant, or it is given twice with different counts.
     """
     found: dict[int, Amount] = {}
-    for item in (item.strip() for text in given for item in text.split(",")):
-        if item:
-            for at, amount in _meant(option, item, hardware).items():
+    try:
+        for item in (item.strip() for text in given for item in text.split(",")):
+            for at, amount in (_meant(item, hardware) if item else {}).items():
                 before = found.get(at, amount)
                 if before.ids and amount.ids:
-                    amount = Amount(ids=tuple(dict.fromkeys((*before.ids, *amount.ids))))  # noqa: PLW2901 - grown
-                elif before != amount:
+                    found[at] = Amount(ids=tuple(dict.fromkeys((*before.ids, *amount.ids))))
+                elif before == amount:
+                    found[at] = amount
+                else:
                     how = "by its ids and otherwise" if before.ids or amount.ids else f"{before} and {amount}"
-                    raise click.UsageError(f"{option}: {hardware.offered[at].name} is given twice, {how}: give it once")
-                found[at] = amount
+                    raise ValueError(f"{hardware.offered[at].name} is given twice, {how}: give it once")
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from None
     return dict(sorted(found.items()))
 
 
-def _meant(option: str, item: str, hardware: Hardware) -> dict[int, Amount]:
+def _meant(item: str, hardware: Hardware) -> dict[int, Amount]:
     """The amount of each piece of hardware that one item of a list names, by its place."""
     offered = hardware.offered
     if match := _ID.fullmatch(item):
-        places = _named(option, match[1], hardware)
+        places = _named(match[1], hardware)
         for at in places:
             if item not in offered[at].ids:
-                raise click.UsageError(f"{option}: {item}: {_no_id(offered[at], match[1])}")
+                raise ValueError(f"{item}: {_no_id(offered[at], match[1])}")
         return dict.fromkeys(places, Amount(ids=(item,)))
     match = None if is_bus_id(item) or _is_mig_index(item, offered) else _COUNTED.fullmatch(item)
     name, amount = (match[1], Amount(int(match[2]))) if match else (item, Amount())
-    places = _named(option, name, hardware)
+    places = _named(name, hardware)
     for at in places if match else ():
         if not offered[at].shared:
-            raise click.UsageError(
-                f"{option}: {item}: counts go with replicas, and {offered[at].name} is given out once, with no MIG device here"
+            raise ValueError(
+                f"{item}: counts go with replicas, and {offered[at].name} is given out once, with no MIG device here"
             )
         if int(match[2]) > len(offered[at].ids):  # type: ignore[index] # there is a match where there are places
-            raise click.UsageError(
-                f"{option}: {item}: {offered[at].name} has {counted(len(offered[at].ids), 'replica')}"
-            )
+            raise ValueError(f"{item}: {offered[at].name} has {counted(len(offered[at].ids), 'replica')}")
     return dict.fromkeys(places, amount)
 
 
-def _is_mig_index(item: str, hardware: Sequence["Offered"]) -> bool:
+def _is_mig_index(item: str, hardware: Sequence[Offered]) -> bool:
     """Whether 0:3 is MIG device 3 of GPU 0, and not three replicas of GPU 0."""
     gpu, colon, _ = item.partition(":")
     partitioned = any(":" in each.index for each in hardware)
     return bool(partitioned and colon and _INDEX.fullmatch(item) and not any(each.index == gpu for each in hardware))
 
 
-def _no_id(piece: "Offered", uuid: str) -> str:
+def _no_id(piece: Offered, uuid: str) -> str:
     if not piece.shared:
         return f"{piece.name} is given out once, so that its only id is {piece.visible_id}"
     if uuid != piece.visible_id:
@@ -120,53 +118,46 @@ def _no_id(piece: "Offered", uuid: str) -> str:
     return f"{piece.name} has {counted(len(piece.ids), 'replica')}, numbered from 0"
 
 
-def _named(option: str, name: str, hardware: Hardware) -> list[int]:
+def _named(name: str, hardware: Hardware) -> list[int]:
     """The places of the hardware of this name."""
     if name == ALL:
         return list(range(len(hardware.offered)))
     if match := _SPAN.fullmatch(name):
         gpu, first, last = match[1] or "", int(match[2]), int(match[3])
         if first > last:
-            raise click.UsageError(f"{option}: {name}: a range begins with the lower index")
+            raise ValueError(f"{name}: a range begins with the lower index")
         last = min(last, first + len(hardware.offered))  # one of them is missing then, and is said
         indices = [f"{gpu}{index}" for index in range(first, last + 1)]
-        return [at for index in indices for at in _one(option, index, hardware)]
-    return _one(option, name, hardware)
+        return [at for index in indices for at in _one(index, hardware)]
+    return _one(name, hardware)
 
 
-def _one(option: str, name: str, hardware: Hardware) -> list[int]:
+def _one(name: str, hardware: Hardware) -> list[int]:
     offered = list(enumerate(hardware.offered))
     if _INDEX.fullmatch(name):
         found = [at for at, each in offered if each.index == name]
         kind = "index"
         if not found:  # a partitioned GPU stands for all of its MIG devices
-            return [at for at, each in offered if each.index.partition(":")[0] == name] or _of_gpu(
-                option, name, hardware
-            )
+            return [at for at, each in offered if each.index.partition(":")[0] == name] or _of_gpu(name, hardware)
     else:
         found = [at for at, each in offered if name and each.visible_id.lower().startswith(name.lower())]
         kind = "uuid"
     if len(found) > 1:
         which = " and ".join(hardware.offered[at].visible_id for at in found[:2])
         more = f" and {len(found) - 2} more" if len(found) > 2 else ""
-        raise click.UsageError(f"{option}: {name} is the {kind}, or its beginning, of {which}{more}: give its uuid")
-    return found or _of_gpu(option, name, hardware)
+        raise ValueError(f"{name} is the {kind}, or its beginning, of {which}{more}: give its uuid")
+    return found or _of_gpu(name, hardware)
 
 
-def _of_gpu(option: str, name: str, hardware: Hardware) -> list[int]:
+def _of_gpu(name: str, hardware: Hardware) -> list[int]:
     """The places of all hardware of the GPU of this name."""
-    try:
-        gpu = named(name, hardware.gpus)
-    except ConfigError as error:
-        raise click.UsageError(f"{option}: {error}") from None
+    gpu = named(name, hardware.gpus)
     found = [at for at, each in enumerate(hardware.offered) if gpu is not None and each.gpu == gpu.uuid]
-    return found or _none(option, name, hardware)
+    return found or _none(name, hardware)
 
 
-def _none(option: str, name: str, hardware: Hardware) -> list[int]:
-    """Raises UsageError: there is no such hardware, or the name is none."""
-    from gpu_plugin.placement.views.groups import called, mig_spans  # noqa: PLC0415 - usage and help need none of it
-
+def _none(name: str, hardware: Hardware) -> list[int]:
+    """Raises ValueError: there is no such hardware, or the name is none."""
     gpus = sorted({int(each.index) for each in hardware.offered if each.index.isdecimal()})
     migs = [each.index for each in hardware.offered if ":" in each.index]
     there = [called(gpus)] if gpus else []
@@ -174,9 +165,9 @@ def _none(option: str, name: str, hardware: Hardware) -> list[int]:
         there.append(f"MIG {'device' if len(migs) == 1 else 'devices'} {mig_spans(migs)}")
     has = f"{hardware.whose} has {' and '.join(there) or 'no GPU'}"
     if _INDEX.fullmatch(name):
-        raise click.UsageError(f"{option}: {name}: nothing there has this index; {has}")
+        raise ValueError(f"{name}: nothing there has this index; {has}")
     if _UUID.fullmatch(name):
-        raise click.UsageError(f"{option}: {name}: nothing there has this uuid; {has}")
+        raise ValueError(f"{name}: nothing there has this uuid; {has}")
     if is_bus_id(name):
-        raise click.UsageError(f"{option}: {name}: nothing there has this PCI bus id; {has}")
-    raise click.UsageError(f"{option}: {name}: neither an index, a range, a uuid nor a PCI bus id; {has}")
+        raise ValueError(f"{name}: nothing there has this PCI bus id; {has}")
+    raise ValueError(f"{name}: neither an index, a range, a uuid nor a PCI bus id; {has}")

@@ -42,27 +42,24 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
         settings = settings_from(flags, os.environ)
         if mount_shm and not settings.mps_root:
             raise ConfigError("--mount-shm: needs --mps-root")
-    except ConfigError as error:
-        raise refusal(error) from None
+        from gpu_plugin.telemetry import logs  # noqa: PLC0415 - usage and help need none of it
 
-    from gpu_plugin.telemetry import logs  # noqa: PLC0415 - usage and help need none of it
+        logs.configure(settings.log_format, settings.log_level)
+        if mount_shm:
+            return _mount_shm(settings)
 
-    logs.configure(settings.log_format, settings.log_level)
-    if mount_shm:
-        return _mount_shm(settings)
+        from gpu_plugin.daemon.hardware import hardware_for  # noqa: PLC0415
+        from gpu_plugin.mps import service  # noqa: PLC0415
+        from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
 
-    from gpu_plugin.daemon.hardware import hardware_for  # noqa: PLC0415
-    from gpu_plugin.mps import service  # noqa: PLC0415
-    from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
-
-    def control() -> Sequence[str]:
-        return _control(settings, mps_control_binary)
-
-    try:
         with logged_on(signal.SIGUSR2):
             hardware = hardware_for(settings)
             return service.run(
-                settings, lambda path: settings_from(flags, os.environ, path), hardware.driver, hardware.host, control
+                settings,
+                lambda path: settings_from(flags, os.environ, path),
+                hardware.driver,
+                hardware.host,
+                lambda: _control(settings, mps_control_binary),
             )
     except ConfigError as error:
         raise refusal(error) from None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import click
 from gpu_plugin.config import document, values
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import OPTIONS, Option
+from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import chosen, resolve
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import HEADINGS, OPTIONS, Settings
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.runtime.regular_file import open_file
 
@@ -50,16 +51,11 @@ def read_document(file: str | Path, named_by: str = "") -> Document:
 def read_written(file: str | Path, named_by: str = "") -> bytes:
     """As much of a config file as tells that it is too long. Raises ConfigError where it cannot be read, as `read_document`."""
     try:
-        return regular_file(file)
+        with open_file(file, null=True) as stream:
+            return stream.read(document.MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)  # a name with a zero byte is a ValueError
         raise ConfigError.of([Fault(reason or "cannot be read", f"{named_by}{file}")]) from None
-
-
-def regular_file(file: str | Path) -> bytes:
-    """The first bytes of a regular file or of /dev/null, one more than a config file has. Raises OSError or ValueError."""
-    with open_file(file, null=True) as stream:
-        return stream.read(document.MAX_BYTES + 1)
 
 
 def given_flags(given: Mapping[str, object]) -> dict[str, object]:
@@ -70,91 +66,45 @@ def given_flags(given: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def seconds(option: str, written: str, low: float, high: float) -> float:
+    """The duration that an option was given. Raises UsageError for what is none, or not between these seconds."""
+    try:
+        return values.duration(low, high)(written)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from None
+
+
 def refusal(error: ConfigError) -> click.UsageError:
     """What a verb ends with whose configuration is refused: every fault of it, a line each."""
     faults = [" ".join(str(each).split()) for each in error.faults or (error,)]
-    return click.UsageError("\n".join(faults), click.get_current_context())
+    return click.UsageError("\n".join(faults))
 
-
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "GPUs": (
-        "mig_strategy",
-        "include_gpus",
-        "exclude_gpus",
-        "device_discovery_strategy",
-        "simulate",
-        "fail_on_init_error",
-    ),
-    "What a container gets": (
-        "device_list_strategy",
-        "device_id_strategy",
-        "pass_device_specs",
-        "gdrcopy_enabled",
-        "gds_enabled",
-        "mofed_enabled",
-        "imex_channel_ids",
-        "imex_required",
-        "shared_devices_allocation_policy",
-        "mps_root",
-    ),
-    "CDI": (
-        "cdi_dir",
-        "cdi_annotation_prefix",
-        "nvidia_cdi_hook_path",
-        "cdi_feature_flags",
-        "cdi_disable_hooks",
-        "cdi_remove_on_exit",
-    ),
-    "Driver and directories": (
-        "driver_root",
-        "driver_root_ctr_path",
-        "dev_root",
-        "state_dir",
-        "device_plugin_dir",
-        "kubelet_socket",
-        "pod_resources_socket",
-    ),
-    "Health": ("health_poll_interval", "nvml_timeout", "temperature_recovery", "flap_guard", "vanished_gpu_retention"),
-    "Configuration": (
-        "config_file",
-        "config_file_srcdir",
-        "default_config",
-        "fallback_strategies",
-        "node_name",
-        "node_label",
-        "kubeconfig",
-    ),
-    "Logs and probes": (
-        "log_format",
-        "log_level",
-        "http_address",
-        "pod_metrics",
-        "status_page",
-        "status_page_hosts",
-        "event_loop",
-    ),
-    "The Kubernetes Node": (
-        "node_events",
-        "pod_events",
-        "node_condition",
-        "node_taint",
-        "cordon_annotation",
-        "node_labels",
-        "features_dir",
-    ),
-}
-"""Options by name under the headings of help, in the order they are shown."""
 
 _DURATION = re.compile(r"\d+(ms|s|m|h)")
 
 
-class OneDash(click.Command):
-    """A command that takes long options behind one dash, as Go's flag package and so NVIDIA's plugin do: -mig-strategy=single."""
+class Grouped(click.Command):
+    """A command whose help has the options of `run` under headings, and its own under Options.
+
+    It takes long options behind one dash, as Go's flag package and so NVIDIA's plugin do: -mig-strategy=single.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses them, each as if it had two dashes."""
         names = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
         return super().parse_args(ctx, with_two_dashes(args, names))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes them."""
+        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        headings = {option.name: option.heading for option in OPTIONS}
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*HEADINGS, "Options")}
+        for name, record in records.items():
+            sections[headings.get(str(name), "Options")].append(record)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def with_two_dashes(args: Sequence[str], names: Collection[str]) -> list[str]:
@@ -167,38 +117,18 @@ def with_two_dashes(args: Sequence[str], names: Collection[str]) -> list[str]:
     return [*long, *args[end:]]
 
 
-class Grouped(OneDash):
-    """A command whose help has the options of `run` under headings, and its own under Options."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes them."""
-        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
-        known = {name for names in SECTIONS.values() for name in names}
-        sections = {title: [records[name] for name in names if name in records] for title, names in SECTIONS.items()}
-        sections["Options"] = [record for name, record in records.items() if name not in known]
-        for title, rows in sections.items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-
-
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command every flag of `options.OPTIONS`."""
+def with_options(command: Callable[..., Any], *, hidden: bool = False) -> Callable[..., Any]:
+    """Gives a command every flag of `settings.OPTIONS`; without a word in its help where they are `hidden`."""
     for option in reversed(OPTIONS):
         if option.flags:
-            command = _flag(option)(command)
+            command = _flag(option, hidden=hidden)(command)
     return command
 
 
-def with_hidden_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command those flags without a word in its help."""
-    for option in reversed(OPTIONS):
-        if option.flags:
-            command = _flag(option, hidden=True)(command)
-    return command
+with_hidden_options = partial(with_options, hidden=True)
 
 
-def _flag(option: Option, *, hidden: bool = False) -> Callable[[Any], Any]:
+def _flag(option: Option, *, hidden: bool) -> Callable[[Any], Any]:
     names = [f"--{flag}" for flag in option.flags]
     envs = ", ".join(f"${env}" for env in option.envs)
     default = "" if option.default in (None, "") else f" [default: {str(option.default).lower()}]"

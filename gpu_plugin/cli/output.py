@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -154,44 +154,27 @@ class _LossyDescriptor(io.RawIOBase):
         return size
 
 
-class Output:
-    """Standard output and error for the time of a command: a full disk or a reader that has left ends no command halfway."""
+@contextlib.contextmanager
+def lossy_output() -> Iterator[Callable[[], str]]:
+    """Standard output and error for the time of a command: a full disk or a reader that has left ends no command halfway.
 
-    def __init__(self) -> None:
-        self._raw: _LossyDescriptor | None = None
-        self._stack = contextlib.ExitStack()
+    Gives what says, in a sentence, that output was lost which somebody wanted; empty where a reader simply left, as `head` does.
+    """
+    out, err = _lossy(sys.stdout), _lossy(sys.stderr)
 
-    def __enter__(self) -> Self:
-        self._raw, err = _lossy(sys.stdout), _lossy(sys.stderr)
-        if self._raw is not None:
-            self._enter(contextlib.redirect_stdout, _lines(self._raw, at_once=self._raw.isatty()))
-        if err is not None:
-            self._enter(contextlib.redirect_stderr, _lines(err, at_once=True))
-        return self
-
-    def _enter(self, redirect: Callable[[TextIO], contextlib.AbstractContextManager[TextIO]], stream: TextIO) -> None:
-        self._stack.enter_context(redirect(stream))
-        self._stack.callback(stream.flush)
-
-    def __exit__(self, *_raised: object) -> None:
-        self._stack.close()
-
-    def complain(self) -> None:
-        """Says on standard error what was lost, where that can be said."""
-        if self.lost:
-            print(f"gpu-plugin: {self.lost}", file=sys.stderr, flush=True)
-
-    @property
-    def failed(self) -> OSError | None:
-        """Why something could not be written to standard output; None where all was."""
-        return None if self._raw is None else self._raw.failed
-
-    @property
-    def lost(self) -> str:
-        """A sentence where output was lost that somebody wanted; empty where a reader simply left, as `head` does."""
-        if self.failed is None or self.failed.errno == errno.EPIPE:
+    def lost() -> str:
+        if out is None or out.failed is None or out.failed.errno == errno.EPIPE:
             return ""
-        return f"the output could not be written: {self.failed.strerror}; what was asked for is done all the same"
+        return f"the output could not be written: {out.failed.strerror}; what was asked for is done all the same"
+
+    with contextlib.ExitStack() as stack:
+        for raw, redirect in ((out, contextlib.redirect_stdout), (err, contextlib.redirect_stderr)):
+            if raw is not None:
+                buffer, at_once = io.BufferedWriter(raw), raw is err or raw.isatty()
+                stream = io.TextIOWrapper(buffer, "utf-8", errors="backslashreplace", line_buffering=at_once)
+                stack.enter_context(redirect(stream))
+                stack.callback(stream.flush)
+        yield lost
 
 
 def _lossy(stream: TextIO | None) -> _LossyDescriptor | None:
@@ -203,10 +186,6 @@ def _lossy(stream: TextIO | None) -> _LossyDescriptor | None:
         return _LossyDescriptor(stream.fileno())
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def _lines(raw: _LossyDescriptor, *, at_once: bool) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=at_once)
 
 
 def reader_left() -> bool:

@@ -44,16 +44,13 @@ def command(**given: object) -> int:
         from gpu_plugin.daemon import process as daemon  # noqa: PLC0415 - usage and help need none of it
         from gpu_plugin.telemetry import logs  # noqa: PLC0415
         from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
-    except ConfigError as error:  # of the import: a health signal without its function
-        raise refusal(error) from None
 
-    gc.freeze()  # nor does a later look go through them again, 20 ms in which nothing is answered
-    gc.enable()
-    logs.configure(settings.log_format, settings.log_level)
-    try:
+        gc.freeze()  # nor does a later look go through them again, 20 ms in which nothing is answered
+        gc.enable()
+        logs.configure(settings.log_format, settings.log_level)
         with logged_on(signal.SIGUSR2):
             return daemon.run(settings, lambda path: settings_from(flags, os.environ, path))
-    except ConfigError as error:
+    except ConfigError as error:  # also of an import: a health signal without its function
         raise refusal(error) from None
 
 

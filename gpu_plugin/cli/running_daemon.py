@@ -60,6 +60,6 @@ def ask(
     except control.NoDaemonError as error:
         raise NoDaemon(f"{error}{hint}") from None
     except control.BadRequestError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise click.UsageError(str(error)) from None
     except control.ControlError as error:
         raise click.ClickException(f"{error}{hint}") from None

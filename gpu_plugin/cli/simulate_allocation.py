@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,11 +12,10 @@ from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import simulate_option
 from gpu_plugin.config.choices import ALLOCATION_POLICIES
 from gpu_plugin.config.words import counted
-
-if TYPE_CHECKING:
-    from gpu_plugin.placement.topology import Topology
-    from gpu_plugin.placement.views.groups import LinkGroups
-    from gpu_plugin.placement.views.report import Offered
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views.groups import LinkGroups
+from gpu_plugin.placement.views.matrix import held_back_words, word
+from gpu_plugin.placement.views.report import Offered
 
 _LIST = "GPUs or MIG devices by index, range, uuid (or how one begins) or PCI bus id, such as 0,2-5"
 
@@ -129,14 +127,12 @@ def _choice_json(answer: Answer, gpus: Sequence[int]) -> dict[str, object]:
     }
 
 
-def _index(each: "Offered") -> int | str:
+def _index(each: Offered) -> int | str:
     return int(each.index) if each.index.isdecimal() else each.index
 
 
 def _text(what: Served, answer: Answer, *, named: bool) -> Iterator[str]:
     """The answer for people."""
-    from gpu_plugin.placement.views.matrix import held_back_words  # noqa: PLC0415
-
     yield f"choice     {_gpus(answer, answer.gpus)}"
     if what.live:
         yield f"resource   {what.resource.name}"
@@ -162,7 +158,7 @@ def _gpus(answer: Answer, gpus: Sequence[int]) -> str:
     return f"{answer.groups.called(gpus)}{score}"
 
 
-def _devices(hardware: "Sequence[Offered]", answer: Answer) -> Iterator[str]:
+def _devices(hardware: Sequence[Offered], answer: Answer) -> Iterator[str]:
     """A line for each piece of hardware that the container gets."""
     width = max(len(hardware[at].name) for at in answer.counts)
     for at, count in answer.counts.items():
@@ -171,10 +167,8 @@ def _devices(hardware: "Sequence[Offered]", answer: Answer) -> Iterator[str]:
         yield f"{hardware[at].name:<{width}}  {hardware[at].visible_id}{replicas}"
 
 
-def _pairs(groups: "LinkGroups", topology: "Topology", gpus: Sequence[int]) -> Iterator[str]:
+def _pairs(groups: LinkGroups, topology: Topology, gpus: Sequence[int]) -> Iterator[str]:
     """A line for each pair of a choice: how it is linked, and its score."""
-    from gpu_plugin.placement.views.matrix import word  # noqa: PLC0415
-
     pairs = [
         (f"{groups.gpus[a].index}-{groups.gpus[b].index}", word(groups.links[a][b]), str(topology.scores[a][b]))
         for a, b in combinations(gpus, 2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gpu_plugin.cli.options import seconds
 from gpu_plugin.cli.output import (
     NARROWEST,
     NO_DAEMON,
@@ -58,12 +59,7 @@ def command(state_dir: Path, output: str, as_metrics: bool, every: str | None) -
     """Prints the status."""
     if every is None:
         return _once(state_dir, output, as_metrics=as_metrics)
-    from gpu_plugin.config import values  # noqa: PLC0415 - paid for only by those who ask for it
-
-    try:
-        pause = values.duration(0.1, 3600)(every)
-    except ValueError as error:
-        raise click.UsageError(f"--watch: {error}", click.get_current_context()) from None
+    pause = seconds("--watch", every, 0.1, 3600)
     status = None
     while True:
         if sys.stdout.isatty():

@@ -3,20 +3,19 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import daemons_node, simulate_option, simulated_node
 from gpu_plugin.devices.device import GPU
-from gpu_plugin.devices.node import Node
+from gpu_plugin.placement.topology import Topology
+from gpu_plugin.placement.views import matrix
+from gpu_plugin.placement.views.groups import LinkGroups
+from gpu_plugin.placement.views.matrix import pairs_json
+from gpu_plugin.placement.views.picture import picture
+from gpu_plugin.placement.views.report import Offered, held_back
 from gpu_plugin.runtime.regular_file import replace_file
-
-if TYPE_CHECKING:
-    from gpu_plugin.placement.topology import Topology
-    from gpu_plugin.placement.views.groups import LinkGroups
-    from gpu_plugin.placement.views.report import Offered
 
 _MODE = 0o644
 
@@ -47,33 +46,19 @@ def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: boo
         raise click.UsageError("--svg: name the file, or - for standard output")
     if as_json and as_scores:
         raise click.UsageError("--json has the scores: leave out --scores")
-    from gpu_plugin.placement.topology import Topology  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.placement.views.groups import LinkGroups  # noqa: PLC0415
-    from gpu_plugin.placement.views.matrix import pairs_json  # noqa: PLC0415
 
-    node, held_back = _known(simulate, state_dir)
+    node, resources = daemons_node(state_dir) if simulate is None else (simulated_node(simulate), ())
+    kept = held_back(node, resources) if simulate is None else []
     groups, topology = LinkGroups.of(node), Topology.of(node)
     if svg is not None:
-        _draw(groups, topology, simulate or "", held_back, svg)
+        _draw(groups, topology, simulate or "", kept, svg)
     if as_json:
         click.echo(json.dumps(pairs_json(groups, topology), indent=2))
     elif svg != "-":
-        click.echo("\n".join(_text(groups, topology, held_back, scores=as_scores)))
+        click.echo("\n".join(_text(groups, topology, kept, scores=as_scores)))
 
 
-def _known(simulate: str | None, state_dir: Path) -> "tuple[Node, Sequence[Offered]]":
-    """The node, and the devices held back from pods."""
-    if simulate is not None:
-        return simulated_node(simulate), ()
-    from gpu_plugin.placement.views.report import held_back  # noqa: PLC0415 - usage and help need none of it
-
-    node, resources = daemons_node(state_dir)
-    return node, held_back(node, resources)
-
-
-def _text(groups: "LinkGroups", topology: "Topology", held_back: "Sequence[Offered]", *, scores: bool) -> list[str]:
-    from gpu_plugin.placement.views import matrix  # noqa: PLC0415
-
+def _text(groups: LinkGroups, topology: Topology, held_back: Sequence[Offered], *, scores: bool) -> list[str]:
     if scores:
         return matrix.scores(groups, topology.scores)
     shown = [*matrix.matrix(groups), "", *matrix.legend(groups), "", *matrix.words(groups)]
@@ -82,23 +67,16 @@ def _text(groups: "LinkGroups", topology: "Topology", held_back: "Sequence[Offer
     return shown
 
 
-def _draw(groups: "LinkGroups", topology: "Topology", name: str, held_back: "Sequence[Offered]", file: str) -> None:
-    from gpu_plugin.placement.views.picture import picture  # noqa: PLC0415
-
+def _draw(groups: LinkGroups, topology: Topology, name: str, held_back: Sequence[Offered], file: str) -> None:
     drawn = picture(groups, topology, name, {each.visible_id: each.reason for each in held_back if each.kind == GPU})
     if file == "-":
         click.echo(drawn, nl=False)
         return
     try:
-        _write(Path(file), drawn)
+        path = Path(file).resolve()  # what a link leads to is replaced, not the link
+        if path.exists() and not path.is_file():
+            raise OSError("it exists and is not a regular file; name another one, or - for standard output")
+        replace_file(path, drawn.encode(), _MODE)
     except OSError as error:
         raise click.ClickException(f"--svg: {file} cannot be written: {error.strerror or error}") from None
     click.echo(f"{file}: written", err=True)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replaces a file whole, or leaves it as it is. Raises OSError where that cannot be."""
-    file = path.resolve()  # what a link leads to is replaced, not the link
-    if file.exists() and not file.is_file():
-        raise OSError("it exists and is not a regular file; name another one, or - for standard output")
-    replace_file(file, text.encode(), _MODE)

@@ -8,9 +8,11 @@ import click
 from gpu_plugin.cli.running_daemon import NoDaemon, ask
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Node
+from gpu_plugin.nvml.links import probe_links
+from gpu_plugin.nvml.traits import probe_gpu
+from gpu_plugin.placement.views.report import OfferedResource, reported
 
 if TYPE_CHECKING:
-    from gpu_plugin.placement.views.report import OfferedResource
     from gpu_plugin.simulation.driver import SimulatedDriver
     from gpu_plugin.simulation.host import SimulatedHost
 
@@ -34,13 +36,10 @@ def simulated_hardware(profile: str) -> "tuple[SimulatedDriver, SimulatedHost]":
 
 def simulated_node(profile: str) -> Node:
     """A simulated node with its links. Raises UsageError where there is no such node."""
-    from gpu_plugin.nvml.links import probe_links  # noqa: PLC0415 - usage and help need none of it
-    from gpu_plugin.nvml.traits import probe_gpu  # noqa: PLC0415
-
     try:
         driver, host = simulated_hardware(profile)
     except ConfigError as error:
-        raise click.UsageError(f"--simulate: {error}", click.get_current_context()) from None
+        raise click.UsageError(f"--simulate: {error}") from None
     driver.open()
     try:
         probed = [probe_gpu(driver, host, index) for index in range(driver.device_count())]
@@ -51,14 +50,12 @@ def simulated_node(profile: str) -> Node:
         driver.close()
 
 
-def daemons_node(state_dir: Path) -> "tuple[Node, tuple[OfferedResource, ...]]":
+def daemons_node(state_dir: Path) -> tuple[Node, tuple[OfferedResource, ...]]:
     """The node that the daemon of `state_dir` knows, and what is served of it.
 
     Raises:
         ClickException: no daemon answers, it is of another version, or it knows no GPU.
     """
-    from gpu_plugin.placement.views.report import reported  # noqa: PLC0415 - usage and help need none of it
-
     reply = ask(state_dir, "topology", hint=" (or name a simulated node with --simulate)")
     try:
         node, resources = reported(reply)

@@ -7,15 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import click
+import yaml
 
 from gpu_plugin.cli.options import given_flags, read_document, with_hidden_options
+from gpu_plugin.config import json_schema
 from gpu_plugin.config.document import MAX_BYTES, Document, at, parse
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.names import DOMAIN
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.schema_v1 import FOREIGN
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import SECTIONS
+from gpu_plugin.config.sharing_section import resource_name
 from gpu_plugin.config.written import written
+from gpu_plugin.inventory.offer import require_functions
 
 
 @click.command(
@@ -38,8 +43,6 @@ from gpu_plugin.config.written import written
 def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environment: bool, **given: object) -> int:  # noqa: FBT001
     """Prints a verdict on each file; the exit status is 0 when all are valid."""
     if schema:
-        from gpu_plugin.config import json_schema  # noqa: PLC0415
-
         click.echo(json_schema.text(), nl=False)
         return 0
     environ = dict(os.environ) if heed_environment else {}
@@ -48,16 +51,21 @@ def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environmen
     if not files and not heed_environment:
         raise click.UsageError("name a file, or - for standard input")
     flags = given_flags(given)
-    for option in OPTIONS:
-        if flags.get(option.name) and option.name in {"config_file", "config_file_srcdir"}:
-            raise click.UsageError(f"--{option.flags[0]}: name files without it")
+    for name in ("config_file", "config_file_srcdir"):
+        if flags.get(name):
+            raise click.UsageError(f"--{name.replace('_', '-')}: name files without it")
     verdicts = [_judge(file, flags, environ) for file in files or ("",)]
     if as_json:
         click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=2))
-    else:
-        for verdict in verdicts:
-            _print(verdict)
-    return 0 if all(verdict.valid for verdict in verdicts) else 2
+    for verdict in () if as_json else verdicts:
+        for fault in verdict.faults:
+            click.echo(str(fault))
+        for warning in verdict.warnings:
+            click.echo(str(warning._replace(reason=f"warning: {warning.reason}")))
+        if not verdict.faults:
+            click.echo(f"{verdict.file}: valid")
+            click.echo(yaml.safe_dump(verdict.config, sort_keys=False, width=120), nl=False)
+    return 2 if any(verdict.faults for verdict in verdicts) else 0
 
 
 class _Verdict(NamedTuple):
@@ -68,59 +76,36 @@ class _Verdict(NamedTuple):
     warnings: Sequence[Fault]
     config: Mapping[str, object]
 
-    @property
-    def valid(self) -> bool:
-        return not self.faults
-
 
 def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -> _Verdict:
     """A verdict on a file with these flags and variables, or on those alone where there is none."""
-    from gpu_plugin.inventory.offer import require_functions  # noqa: PLC0415 - usage, help and schema need none of it
-
-    document = None
+    document = Document({})
     name = file or "flags and environment"
     try:
-        document = _read(file) if file else None
+        if file == "-":
+            document = parse(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>")
+        elif file:
+            document = read_document(file)
         settings = resolve(flags, environ, document)
         require_functions(settings)
     except ConfigError as error:
         return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_without_effect(document)), {})
-    remarks = [remark._replace(reason=f"warning: {remark.reason}") for remark in settings.remarks]
-    return _Verdict(
-        name,
-        (),
-        _by_line([*_without_effect(document), *remarks, *_unknown_resources(settings, document)]),
-        written(settings),
-    )
+    warnings = [*_without_effect(document), *settings.remarks, *_unknown_resources(settings, document)]
+    return _Verdict(name, (), _by_line(warnings), written(settings))
 
 
 def _by_line(faults: Iterable[Fault]) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.line)
 
 
-def _read(file: str) -> Document:
-    if file == "-":
-        return parse(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>")
-    return read_document(file)
-
-
-def _without_effect(document: Document | None) -> list[Fault]:
+def _without_effect(document: Document) -> list[Fault]:
     """Keys of the file that have no effect here."""
-    from gpu_plugin.config.schema_v1 import FOREIGN  # noqa: PLC0415
-
-    if document is None:
-        return []
-    reason = "warning: read by gpu-feature-discovery, not by this plugin"
+    reason = "read by gpu-feature-discovery, not by this plugin"
     return [document.fault(place, reason) for place in FOREIGN if at(document.content, place) is not None]
 
 
-def _unknown_resources(settings: Settings, document: Document | None) -> list[Fault]:
+def _unknown_resources(settings: Settings, document: Document) -> list[Fault]:
     """Resources to be shared that no node has devices of, such as nvidia.com/gpus."""
-    from gpu_plugin.config.names import DOMAIN  # noqa: PLC0415
-    from gpu_plugin.config.sharing_section import resource_name  # noqa: PLC0415
-
-    if document is None:
-        return []
     known = {f"{DOMAIN}/gpu", *(pattern.name for pattern in (*settings.gpu_names, *settings.mig_names))}
     found = []
     for section in SECTIONS:
@@ -130,29 +115,14 @@ def _unknown_resources(settings: Settings, document: Document | None) -> list[Fa
             if name not in known and not name.startswith(f"{DOMAIN}/mig-"):
                 place = ("sharing", section, "resources", index, "name")
                 names = ", ".join(sorted(known))
-                reason = f"warning: no node counts a device under {name}; there are {names} and {DOMAIN}/mig-..."
+                reason = f"no node counts a device under {name}; there are {names} and {DOMAIN}/mig-..."
                 found.append(document.fault(place, reason))
     return found
 
 
-def _print(verdict: _Verdict) -> None:
-    import yaml  # noqa: PLC0415
-
-    for fault in (*verdict.faults, *verdict.warnings):
-        click.echo(str(fault))
-    if verdict.valid:
-        click.echo(f"{verdict.file}: valid")
-        click.echo(yaml.safe_dump(verdict.config, sort_keys=False, width=120), nl=False)
-
-
 def _as_json(verdict: _Verdict) -> dict[str, object]:
-    return {
-        "file": verdict.file,
-        "valid": verdict.valid,
-        "faults": [{"line": one.line, "path": one.path, "reason": one.reason} for one in verdict.faults],
-        "warnings": [
-            {"line": one.line, "path": one.path, "reason": one.reason.removeprefix("warning: ")}
-            for one in verdict.warnings
-        ],
-        "config": verdict.config,
+    told = {
+        key: [{"line": each.line, "path": each.path, "reason": each.reason} for each in faults]
+        for key, faults in (("faults", verdict.faults), ("warnings", verdict.warnings))
     }
+    return {"file": verdict.file, "valid": not verdict.faults, **told, "config": verdict.config}

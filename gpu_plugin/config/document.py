@@ -103,14 +103,14 @@ def parse(written: bytes, source: str, limits: Limits = CONFIG_FILE) -> Document
     try:
         loader, root = _composed(text, limits)
     except yaml.reader.ReaderError as error:
-        reason = f"the character #x{_code(error.character):04x} is not allowed in YAML"
+        reason = f"the character #x{error.character:04x} is not allowed in YAML"
         raise ConfigError.of([Fault(reason, source, text.count("\n", 0, error.position) + 1)]) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError.of([Fault(_reason(error), source, line)]) from None
     if root is None:
         return Document.of(None, source)
-    reader = _Values(loader, source, limits.most_values)
+    reader = _Values(loader, root, source, limits.most_values)
     content = reader.value(root, ())
     if reader.faults:
         raise ConfigError.of(reader.faults)
@@ -192,33 +192,24 @@ def _native_loader() -> Any:
     return Loader
 
 
-class _TooManyError(Exception):
-    """Aliases make more of the file than anybody wrote."""
-
-
 class _Values:
     """Turns composed nodes into plain values, and notes their lines and what is wrong with them."""
 
-    def __init__(self, loader: Any, source: str, most: int) -> None:
+    def __init__(self, loader: Any, root: Any, source: str, most: int) -> None:
         self.faults: list[Fault] = []
         self.lines: dict[Place, int] = {}
         self._loader = loader
+        self._root = root
         self._source = source
         self._most = self._left = most
         self._open: list[Any] = []  # the nodes around the one that is read
 
     def value(self, node: Any, place: Place) -> object:
-        """The plain value of a whole document."""
-        try:
-            return self._value(node, place)
-        except _TooManyError:
-            self.faults = [Fault(f"aliases make more than {self._most} values of it", self._source, _line(node))]
-            return None
-
-    def _value(self, node: Any, place: Place) -> object:
+        """The plain value of a node. Raises ConfigError where aliases make more of the document than anybody wrote."""
         self._left -= 1
         if self._left < 0:
-            raise _TooManyError
+            reason = f"aliases make more than {self._most} values of it"
+            raise ConfigError.of([Fault(reason, self._source, _line(self._root))])
         self.lines.setdefault(place, _line(node))
         if any(node is around for around in self._open):
             return self._fault(node, place, "an alias that contains itself")
@@ -230,7 +221,7 @@ class _Values:
         try:
             if node.id == "mapping":
                 return self._mapping(node, place)
-            return [self._value(item, (*place, index)) for index, item in enumerate(node.value)]
+            return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
         finally:
             self._open.pop()
 
@@ -254,7 +245,7 @@ class _Values:
                 self._fault(key, (*place, name), "an unpaired surrogate is not a character")
                 continue
             self.lines[(*place, name)] = _line(key)
-            found[name] = self._value(inner, (*place, name))
+            found[name] = self.value(inner, (*place, name))
         for key, inner in merged:
             # What stands here comes first, then the merged mappings in their order (YAML's merge key, yaml.org/type/merge).
             for other in inner.value if inner.id == "sequence" else [inner]:
@@ -330,10 +321,6 @@ def _without_tabs(text: str) -> str:
             return text
         return text.replace("\t", " ")
     return text
-
-
-def _code(character: object) -> int:
-    return ord(character) if isinstance(character, str) else int(str(character))
 
 
 def _reason(error: Any) -> str:

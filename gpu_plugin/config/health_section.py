@@ -6,8 +6,25 @@ from typing import Any
 from gpu_plugin.config import values
 from gpu_plugin.config.choices import HEALTH_SIGNALS
 from gpu_plugin.config.schema import Branch, Leaf, Table
+from gpu_plugin.config.sharing import Verdicts
 from gpu_plugin.config.values import reading
-from gpu_plugin.config.verdicts import MAX_XID, SIGNAL_VERDICTS, XID_CLASSES, XID_VERDICTS, Verdicts
+
+XID_VERDICTS = ("ignore", "app", "degraded", "fatal")
+"""What an Xid may be said to mean: counted only, an application's error, worth a look, or unfit for use."""
+
+SIGNAL_VERDICTS = ("ignore", "degraded", "fatal")
+
+XID_CLASSES: Mapping[str, str] = {
+    "application": "Xids that are over after ten minutes without another: applications' own errors",
+    "quiet": "Xids that are over after a day without another, or a reset",
+    "reset": "Xids that a reset of the GPU ends",
+    "reboot": "Xids that a boot of the node ends, or rebinding the GPU",
+    "rma": "Xids after which the part is to be serviced",
+}
+"""Classes of Xids, by what proves that one is over."""
+
+MAX_XID = 2**32 - 1
+"""The largest number that an Xid can have: the driver's log and its events have 32 bits for it."""
 
 
 @reading({"pattern": r"^(0|[1-9]\d{0,9})$"})

@@ -8,7 +8,7 @@ that they have here; what is beyond JSON Schema (two entries that contradict eac
 import json
 from collections.abc import Mapping
 
-from gpu_plugin.config.schema import Branch, Leaf, Node, Rows, Table
+from gpu_plugin.config.schema import Leaf, Node, Rows, Table
 from gpu_plugin.config.schema_v1 import SCHEMA
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -24,30 +24,29 @@ def text() -> str:
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _of(node: Node) -> dict[str, object]:
-    about = {"description": node.help} if node.help else {}
+def _of(node: Node, *, null: bool = True) -> dict[str, object]:
+    """The schema of a node, which may be null as well: that counts as not set."""
+    about: dict[str, object] = {"description": node.help} if node.help else {}
     if isinstance(node, Leaf):
         default = {} if node.default in (None, "") else {"default": node.default}
-        return {**about, **_or_null(node.parse.schema), **default}
+        return {**about, **(_or_null(node.parse.schema) if null else node.parse.schema), **default}
+    if isinstance(node, Rows):
+        rows = {"type": ["array", "null"] if null else "array", "items": _of(node.row, null=False)}
+        return {**about, **rows, **({"minItems": 1} if node.missing else {})}
+    about["type"] = ["object", "null"] if null else "object"
     if isinstance(node, Table):
         values = {str(node.key.schema["pattern"]): _of(node.value)}
-        return {**about, "type": ["object", "null"], "patternProperties": values, "additionalProperties": False}
-    if isinstance(node, Branch):
-        required = [key for key, inner in node.keys.items() if isinstance(inner, Leaf | Rows) and inner.missing]
-        keys = {key: _never_null(_of(inner)) if key in required else _of(inner) for key, inner in node.keys.items()}
-        return {
-            **about,
-            "type": ["object", "null"],
-            "properties": keys,
-            "additionalProperties": False,
-            **({"required": required} if required else {}),
-        }
-    rows = {"type": ["array", "null"], "items": _never_null(_of(node.row))}
-    return {**about, **rows, **({"minItems": 1} if node.missing else {})}
+        return {**about, "patternProperties": values, "additionalProperties": False}
+    required = [key for key, inner in node.keys.items() if isinstance(inner, Leaf | Rows) and inner.missing]
+    return {
+        **about,
+        "properties": {key: _of(inner, null=key not in required) for key, inner in node.keys.items()},
+        "additionalProperties": False,
+        **({"required": required} if required else {}),
+    }
 
 
 def _or_null(schema: Mapping[str, object]) -> dict[str, object]:
-    """The same, or null: that counts as not set."""
     if "enum" in schema:
         assert isinstance(schema["enum"], list)
         return {**schema, "enum": [*schema["enum"], None]}
@@ -56,11 +55,3 @@ def _or_null(schema: Mapping[str, object]) -> dict[str, object]:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
     kinds = schema["type"]
     return {**schema, "type": [*(kinds if isinstance(kinds, list) else [kinds]), "null"]}
-
-
-def _never_null(schema: dict[str, object]) -> dict[str, object]:
-    """The same without null."""
-    kinds = schema["type"]
-    assert isinstance(kinds, list)
-    left = [kind for kind in kinds if kind != "null"]
-    return {**schema, "type": left[0] if len(left) == 1 else left}

@@ -75,7 +75,13 @@ def choose(
                 return _kept(last, f"{why}: {_there(present)}", "")
             if file is not None:
                 return Choice(file)
-    return _kept(last, _complaint(label, default, present), asked)
+    complaint = _there(present)
+    if asked:
+        by = "the node's label" if label else "the default"
+        complaint = f"specified config {asked} (by {by}) does not exist: {complaint}"
+    elif present:
+        complaint = f"no config was set, no default was provided, and all fallbacks failed: {complaint}"
+    return _kept(last, complaint, asked)
 
 
 def _kept(last: str | None, complaint: str, asked: str) -> Choice:
@@ -90,13 +96,3 @@ def _named_in_words(file: str) -> str:
 
 def _there(present: Collection[str]) -> str:
     return f"there are {', '.join(sorted(present))}" if present else "no configuration files are available"
-
-
-def _complaint(label: str, default: str, present: Collection[str]) -> str:
-    there = _there(present)
-    if label or default:
-        by = "the node's label" if label else "the default"
-        return f"specified config {label or default} (by {by}) does not exist: {there}"
-    if not present:
-        return there
-    return f"no config was set, no default was provided, and all fallbacks failed: {there}"

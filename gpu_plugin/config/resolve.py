@@ -7,8 +7,8 @@ import msgspec
 
 from gpu_plugin.config.document import Document, at
 from gpu_plugin.config.errors import ConfigError, Fault
-from gpu_plugin.config.options import OPTIONS, Option
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.options import Option
+from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.config.values import AUTO
@@ -45,25 +45,24 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
     Raises:
         ConfigError: values that cannot be, keys nobody knows, options that contradict each other: `faults` has them all.
     """
-    written = _read_file(_document(flags, environ, file))
-    found: dict[str, object] = {}
+    document = file if isinstance(file, Document) else Document.of(file, chosen(flags, environ) or "config file")
+    written = _read_file(document)
+    found: dict[str, Any] = {}
     faults: list[Fault] = []
+    unsure: set[str] = set()
     for option in OPTIONS:
         try:
-            found[option.name] = _value(option, flags, environ, written.content)
+            if (value := _value(option, flags, environ, written.content)) is not None:
+                found[option.name] = value
         except ConfigError as error:
             faults += error.faults
+            unsure.add(option.name)
     overruled = {option.name for option in OPTIONS if _given(option, flags, environ) is not None}
     remarks, wrong = _remarks_and_faults(written.faults, overruled)
     faults += wrong
-    if faults:
-        known = {option.name: found.get(option.name, _default(option)) for option in OPTIONS}
-        sure = {option.name for option in OPTIONS if option.name in found} - (_faulty(written) - overruled)
-    else:
-        known, sure = found, set(found)
-    remarks += written.remarks
-    settings = Settings(**known, **written.sections, remarks=tuple(remarks))  # type: ignore[arg-type]
-    faults += [fault for fault, names in _contradictions(settings, written.document) if names <= sure]
+    unsure |= _faulty(written) - overruled
+    settings = Settings(**found, **written.sections, remarks=(*remarks, *written.remarks))
+    faults += [fault for fault, names in _contradictions(settings, written.document) if not names & unsure]
     if faults:
         raise ConfigError.of(sorted(faults, key=lambda fault: fault.line))
     return settings
@@ -72,10 +71,6 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
 def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
     """The config file that flags and environment name; empty for none."""
     return str(flags.get("config_file") or environ.get("CONFIG_FILE") or "")
-
-
-def _document(flags: Mapping[str, object], environ: Mapping[str, str], file: File) -> Document:
-    return file if isinstance(file, Document) else Document.of(file, chosen(flags, environ) or "config file")
 
 
 def _read_file(document: Document) -> _Written:
@@ -111,22 +106,17 @@ def _faulty(written: _Written) -> set[str]:
     }
 
 
-def _default(option: Option) -> object:
-    return None if option.default is None else option.parse(option.default)
-
-
 def _value(
     option: Option, flags: Mapping[str, object], environ: Mapping[str, str], content: Mapping[str, object]
 ) -> object:
-    """An option's value. Raises ConfigError for a flag or a variable that cannot be; the file is read already."""
+    """An option's value, None where none is given; the file's is read already. Raises ConfigError for one that cannot be."""
     if (given := _given(option, flags, environ)) is not None:
         written, source = given
         try:
             return option.parse(written)
         except ValueError as error:
             raise ConfigError.of([Fault(str(error), source)]) from None
-    in_file = at(content, tuple(option.file.split("."))) if option.file else None
-    return _default(option) if in_file is None else in_file
+    return at(content, tuple(option.file.split("."))) if option.file else None
 
 
 def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:

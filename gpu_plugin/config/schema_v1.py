@@ -1,6 +1,6 @@
 """The config file, schema v1: NVIDIA's keys (api/config/v1/config.go, flags.go, resources.go) and some of our own.
 
-Single values are those of `options.OPTIONS` that have a place in the file.
+Single values are those of `settings.OPTIONS` that have a place in the file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,9 @@ from gpu_plugin.config.device_names import MAX_PATTERN, bounded_pattern
 from gpu_plugin.config.document import Document
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.health_section import HEALTH
-from gpu_plugin.config.options import OPTIONS, Option
+from gpu_plugin.config.options import Option
 from gpu_plugin.config.schema import Branch, Leaf, Node, Rows
+from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.config.sharing_section import SHARING, resource_name
 from gpu_plugin.config.values import reading

@@ -1,11 +1,17 @@
-"""The daemon's settings, resolved."""
+"""The daemon's settings, resolved, and every option of `gpu-plugin run` as data."""
+
+from functools import partial
 
 import msgspec
 
+from gpu_plugin.config import values
+from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, MIG_STRATEGIES, listed
+from gpu_plugin.config.device_names import selected_gpus
 from gpu_plugin.config.errors import Fault
-from gpu_plugin.config.sharing import NamePattern, SharedResource
+from gpu_plugin.config.options import declared, option
+from gpu_plugin.config.places import STATE_DIR
+from gpu_plugin.config.sharing import DISTRIBUTED, NamePattern, SharedResource, Verdicts
 from gpu_plugin.config.values import Auto
-from gpu_plugin.config.verdicts import Verdicts
 
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 """Where the kubelet looks for device plugins, whatever its own --root-dir (pkg/kubelet, DevicePluginPath)."""
@@ -16,9 +22,30 @@ CDI_DIR = "/var/run/cdi"
 FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"
 """Where Node Feature Discovery's worker reads files of features, its local source (source/local)."""
 
+HEADINGS = (
+    "GPUs",
+    "What a container gets",
+    "CDI",
+    "Driver and directories",
+    "Health",
+    "Configuration",
+    "Logs and probes",
+    "The Kubernetes Node",
+)
+"""Headings of help, in their order."""
+
+_gpus, _container, _cdi, _directories, _health, _configuration, _logs, _node = (
+    partial(option, heading) for heading in HEADINGS
+)
+_variable = partial(option, "")
+_feature = partial(_container, default=False, parse=values.boolean_or_auto)
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Every option under its own name; durations are in seconds. Defaults are those of `options.OPTIONS`.
+    """Every option under its own name, with its default; durations are in seconds.
+
+    Names and defaults of the first ones are those of NVIDIA's plugin v0.20.0 (cmd/nvidia-device-plugin/main.go,
+    api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files carry over.
 
     `sharing` to `verdicts` stand in the config file alone. The first three of them are in the file's order: what is shared,
     and the names of whole GPUs by model and of MIG devices by profile, of which the first that matches counts. The fourth is
@@ -28,64 +55,279 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     what was chosen once the node was looked at, and this is why; empty where the operator names strategies.
     """
 
-    mig_strategy: str
-    fail_on_init_error: bool
-    driver_root: str
-    dev_root: str
-    pass_device_specs: bool
-    device_list_strategy: tuple[str, ...]
-    device_id_strategy: str
-    gdrcopy_enabled: bool | Auto
-    gds_enabled: bool | Auto
-    mofed_enabled: bool | Auto
-    cdi_annotation_prefix: str
-    nvidia_cdi_hook_path: str
-    driver_root_ctr_path: str
-    mps_root: str
-    shared_devices_allocation_policy: str
-    device_discovery_strategy: str
-    imex_channel_ids: tuple[int, ...] | Auto
-    imex_required: bool
-    kubelet_socket: str | None
-    device_plugin_dir: str | None
-    config_file: str
-    cdi_feature_flags: tuple[str, ...]
-    cdi_disable_hooks: tuple[str, ...]
-    config_file_srcdir: str
-    default_config: str
-    fallback_strategies: tuple[str, ...]
-    node_name: str
-    node_label: str
-    kubeconfig: str
-    pod_resources_socket: str | None
-    cdi_dir: str
-    cdi_remove_on_exit: bool
-    include_gpus: tuple[str, ...]
-    exclude_gpus: tuple[str, ...]
-    simulate: str
-    state_dir: str
-    http_address: str
-    log_format: str
-    log_level: str
-    health_poll_interval: float
-    temperature_recovery: float
-    nvml_timeout: float
-    flap_guard: float
-    vanished_gpu_retention: float
-    pod_metrics: bool
-    status_page: bool
-    status_page_hosts: tuple[str, ...]
-    node_events: bool
-    pod_events: bool
-    node_condition: bool
-    node_taint: str
-    cordon_annotation: bool
-    node_labels: str
-    features_dir: str
-    event_loop: str
-    disable_healthchecks: str
-    enable_healthchecks: str
-    xid_config: str
+    mig_strategy: str = _gpus(
+        "flags.migStrategy",
+        "none",
+        values.choice(*MIG_STRATEGIES),
+        f"how MIG devices are offered: {listed(MIG_STRATEGIES)}",
+    )
+    fail_on_init_error: bool = _gpus(
+        "flags.failOnInitError",
+        True,
+        values.boolean,
+        "exit when there is no driver or no GPU; false: keep looking for one",
+    )
+    driver_root: str = _directories(
+        "flags.nvidiaDriverRoot",
+        "/",
+        values.root,
+        "root of the driver installation on the host",
+        flags=("driver-root", "nvidia-driver-root"),
+        envs=("NVIDIA_DRIVER_ROOT",),
+    )
+    dev_root: str = _directories(
+        "flags.nvidiaDevRoot",
+        "",
+        values.optional_path,
+        "root of /dev on the host, where it is not the driver root",
+        flags=("dev-root", "nvidia-dev-root"),
+        envs=("NVIDIA_DEV_ROOT",),
+    )
+    pass_device_specs: bool = _container(
+        "flags.plugin.passDeviceSpecs", False, values.boolean, "list the device nodes in the answer to Allocate"
+    )
+    device_list_strategy: tuple[str, ...] = _container(
+        "flags.plugin.deviceListStrategy",
+        "envvar",
+        values.choices(*DEVICE_LIST_STRATEGIES, exclusive=values.AUTO),
+        f"how the runtime is told of devices, one or several of {listed(DEVICE_LIST_STRATEGIES)}; "
+        "auto: cdi-cri where kubelet and runtime are known to take CDI device names, else envvar",
+    )
+    device_id_strategy: str = _container(
+        "flags.plugin.deviceIDStrategy",
+        "uuid",
+        values.choice("uuid", "index"),
+        "how devices are identified to the runtime",
+    )
+    gdrcopy_enabled: bool | Auto = _feature(
+        "flags.gdrcopyEnabled", text="give containers GDRCopy; auto: where its device nodes exist"
+    )
+    gds_enabled: bool | Auto = _feature(
+        "flags.gdsEnabled", text="give containers GPUDirect Storage; auto: where its device nodes exist"
+    )
+    mofed_enabled: bool | Auto = _feature(
+        "flags.mofedEnabled", text="give containers the MOFED devices; auto: where its device nodes exist"
+    )
+    cdi_annotation_prefix: str = _cdi(
+        "flags.plugin.cdiAnnotationPrefix",
+        "cdi.k8s.io/",
+        values.text,
+        "prefix of the annotation key under cdi-annotations",
+    )
+    nvidia_cdi_hook_path: str = _cdi(
+        "flags.plugin.nvidiaCTKPath",
+        "",
+        values.optional_path,
+        "NVIDIA's hook on the host, nvidia-ctk or nvidia-cdi-hook, for CDI specifications with hooks; empty: they need none",
+        flags=("nvidia-cdi-hook-path", "nvidia-ctk-path"),
+        envs=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
+    )
+    driver_root_ctr_path: str = _directories(
+        "flags.plugin.containerDriverRoot",
+        "/driver-root",
+        values.path,
+        "where the driver root is mounted for this process",
+        flags=("driver-root-ctr-path", "container-driver-root"),
+        envs=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
+    )
+    mps_root: str = _container("flags.mpsRoot", "", values.optional_path, "host directory of MPS pipes")
+    shared_devices_allocation_policy: str = _container(
+        "flags.plugin.sharedDevicesAllocationPolicy",
+        DISTRIBUTED,
+        values.choice(*ALLOCATION_POLICIES),
+        f"which GPUs shared devices are taken from: {listed(ALLOCATION_POLICIES)}",
+    )
+    device_discovery_strategy: str = _gpus(
+        "flags.deviceDiscoveryStrategy",
+        "auto",
+        values.choice("auto", "nvml", "tegra"),
+        "how GPUs are found: what suits the platform, by NVML, or as the one GPU of a Tegra",
+    )
+    imex_channel_ids: tuple[int, ...] | Auto = _container(
+        "imex.channelIDs",
+        "",
+        values.imex_channels,
+        "IMEX channels given to every container: none or 0; auto: 0 where its device node exists",
+    )
+    imex_required: bool = _container("imex.required", False, values.boolean, "treat a missing IMEX channel as an error")
+    kubelet_socket: str | None = _directories(
+        "",
+        None,
+        values.optional_path,
+        "the kubelet's registration socket; empty: serve without registering [default: kubelet.sock in the directory]",
+    )
+    config_file: str = _configuration("", "", values.text, "settings as YAML or JSON, in NVIDIA's schema v1")
+    cdi_feature_flags: tuple[str, ...] = _cdi(
+        "",
+        "",
+        values.texts,
+        "NVIDIA's feature flags for CDI: no-additional-gids-for-device-nodes (no groups for DRM nodes), "
+        "disable-ipc-discoverer (no sockets of the driver's daemons); others change nothing",
+    )
+    cdi_disable_hooks: tuple[str, ...] = _cdi("", "", values.texts, "hooks of NVIDIA's to leave out, by name, or all")
+    config_file_srcdir: str = _configuration(
+        "", "", values.text, "directory of settings files, of which the node's label names one"
+    )
+    default_config: str = _configuration("", "", values.text, "the file in that directory for a node without the label")
+    fallback_strategies: tuple[str, ...] = _configuration(
+        "",
+        "named,single",
+        values.choices("named", "single", "empty"),
+        "without a label or default: named (the file default), single (the only file), empty (no file); in order",
+    )
+    node_name: str = _configuration("", "", values.text, "the Node whose label names the settings file")
+    node_label: str = _configuration(
+        "", "nvidia.com/device-plugin.config", values.label_key, "the label that names the settings file"
+    )
+    kubeconfig: str = _configuration(
+        "", "", values.text, "how to reach the Kubernetes API [default: as a pod of the cluster]"
+    )
+    # From here on they are our own.
+    device_plugin_dir: str | None = _directories(
+        "flags.devicePluginDir",
+        None,
+        values.path,
+        f"directory of kubelet.sock and of our sockets [default: {DEVICE_PLUGIN_DIR}]",
+    )
+    pod_resources_socket: str | None = _directories(
+        "flags.podResourcesSocket",
+        None,
+        values.path,
+        "where the kubelet says which devices pods hold "
+        "[default: pod-resources/kubelet.sock beside the directory of device plugins]",
+    )
+    cdi_dir: str = _cdi(
+        "flags.plugin.cdiDir",
+        CDI_DIR,
+        values.path,
+        "where CDI specifications are written for the container runtime to read",
+    )
+    cdi_remove_on_exit: bool = _cdi(
+        "flags.plugin.cdiRemoveOnExit",
+        False,
+        values.boolean,
+        "remove the CDI specifications when told to stop: for uninstalling, since containers that restart need them",
+    )
+    include_gpus: tuple[str, ...] = _gpus(
+        "selection.include",
+        "",
+        selected_gpus,
+        "serve only these GPUs: index, GPU-<uuid>, PCI bus id or model, in which * stands for any text",
+    )
+    exclude_gpus: tuple[str, ...] = _gpus(
+        "selection.exclude", "", selected_gpus, "serve all GPUs except these, named the same way"
+    )
+    simulate: str = _gpus(
+        "", "", values.text, "serve a simulated node: the name of a profile, or a file that describes one"
+    )
+    state_dir: str = _directories(
+        "flags.stateDir", STATE_DIR, values.path, "directory of what must outlive this process"
+    )
+    http_address: str = _logs(
+        "flags.httpAddress",
+        "",
+        values.listen_address,
+        "HOST:PORT where probes (/livez, /readyz, /startupz) and /metrics are answered; empty: nowhere",
+    )
+    log_format: str = _logs("flags.logFormat", "text", values.choice("text", "json"), "form of log lines, text or json")
+    log_level: str = _logs(
+        "flags.logLevel",
+        "info",
+        values.choice("debug", "info", "warning", "error"),
+        "lowest severity shown: debug, info, warning, error",
+    )
+    health_poll_interval: float = _health(
+        "flags.healthPollInterval", "5s", values.duration(0.05, 3600), "interval between two looks at each GPU"
+    )
+    temperature_recovery: float = _health(
+        "flags.temperatureRecovery",
+        "5m",
+        values.duration(0, 86400),
+        "how long an overheated GPU must stay cool before it is Healthy again",
+    )
+    nvml_timeout: float = _health(
+        "flags.nvmlTimeout",
+        "30s",
+        values.duration(0.1, 3600),
+        "how long an NVML call may take before its GPU counts as hung",
+    )
+    flap_guard: float = _health(
+        "flags.flapGuard",
+        "1h",
+        values.duration(0, 86400),
+        "how long a GPU is held back that became unfit for the same reason three times within an hour; 0s: not at all",
+    )
+    vanished_gpu_retention: float = _health(
+        "flags.vanishedGpuRetention",
+        "24h",
+        values.duration(1, 30 * 86400),
+        "how long a GPU that is gone from the node stays listed, as unhealthy",
+    )
+    pod_metrics: bool = _logs(
+        "flags.podMetrics",
+        True,
+        values.boolean,
+        "name the pods that hold devices in /metrics and on the status page, where the kubelet's PodResources service says so",
+    )
+    status_page: bool = _logs(
+        "flags.statusPage", True, values.boolean, "serve the status page at / of the HTTP address"
+    )
+    status_page_hosts: tuple[str, ...] = _logs(
+        "flags.statusPageHosts",
+        "",
+        values.host_names,
+        "names under which the page is shown, besides localhost, the name of the node and all addresses; "
+        "*.example.com for all below example.com",
+    )
+    node_events: bool = _node(
+        "flags.nodeEvents",
+        False,
+        values.boolean,
+        "write a Kubernetes Event on the Node when the health of a GPU changes",
+    )
+    pod_events: bool = _node("flags.podEvents", False, values.boolean, "write it also on the pods that hold the GPU")
+    node_condition: bool = _node(
+        "flags.nodeCondition",
+        False,
+        values.boolean,
+        "keep the condition GPUHealthy on the Node, for people and remediation tools",
+    )
+    node_taint: str = _node(
+        "flags.nodeTaint",
+        "none",
+        values.choice("none", "NoSchedule", "PreferNoSchedule", "NoExecute"),
+        "effect of the taint nvidia.com/gpu-unhealthy that the Node has while a GPU is Unhealthy; none: no taint",
+    )
+    cordon_annotation: bool = _node(
+        "flags.cordonAnnotation",
+        False,
+        values.boolean,
+        "hold back the GPUs that the Node's annotation nvidia.com/gpu-plugin.cordon names",
+    )
+    node_labels: str = _node(
+        "flags.nodeLabels",
+        "none",
+        values.choice("none", "file", "api"),
+        "label the Node as GPU Feature Discovery does: by a file for Node Feature Discovery, by the Kubernetes API, or not",
+    )
+    features_dir: str = _node(
+        "flags.featuresDir", FEATURES_DIR, values.path, "where Node Feature Discovery reads the file of labels"
+    )
+    event_loop: str = _logs(
+        "flags.eventLoop",
+        "asyncio",
+        values.choice("asyncio", "uvloop"),
+        "event loop: asyncio, or uvloop where the extra of that name is installed (a tenth faster, 2 MiB more)",
+    )
+    # Read from the environment alone, as NVIDIA's plugin does; the last as Google's does (container-engine-accelerators,
+    # cmd/nvidia_gpu).
+    disable_healthchecks: str = _variable(
+        "", "", values.text, "Xids that are not faults: numbers, xids, or all", envs=("DP_DISABLE_HEALTHCHECKS",)
+    )
+    enable_healthchecks: str = _variable(
+        "", "", values.text, "Xids that are faults after all: numbers, or all", envs=("DP_ENABLE_HEALTHCHECKS",)
+    )
+    xid_config: str = _variable("", "", values.text, "further Xids that are faults: numbers", envs=("XID_CONFIG",))
     sharing: tuple[SharedResource, ...] = ()
     gpu_names: tuple[NamePattern, ...] = ()
     mig_names: tuple[NamePattern, ...] = ()
@@ -127,5 +369,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The host directory whose /dev holds the device nodes: the driver root unless told otherwise."""
         return self.dev_root or self.driver_root
 
+
+OPTIONS = declared(Settings.__struct_fields__)
+DEFAULTS = Settings()
 
 _COMPARED_FIELDS = tuple(name for name in Settings.__struct_fields__ if name != "remarks")

@@ -1,4 +1,4 @@
-"""What the config file asks for beyond single values: shared devices, names by pattern. Immutable, already checked."""
+"""What the config file asks for beyond single values: shared devices, names by pattern, verdicts. Immutable, already checked."""
 
 import msgspec
 
@@ -29,10 +29,11 @@ class DeviceChoice(msgspec.Struct, frozen=True):
         return not self.count and not self.listed
 
 
-class MpsLimits(msgspec.Struct, frozen=True):
+class MpsLimits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What each client of an MPS daemon may use at most; None: an equal share among the replicas.
 
-    `active_thread_percentage` is 1 to 100; `pinned_memory` is MiB of device memory.
+    `active_thread_percentage` is 1 to 100; `pinned_memory` is MiB of device memory. A file has
+    those that are given, with its own spelling.
     """
 
     active_thread_percentage: float | None = None
@@ -60,3 +61,11 @@ class NamePattern(msgspec.Struct, frozen=True):
 
     pattern: str
     name: str
+
+
+class Verdicts(msgspec.Struct, frozen=True):
+    """The operator's own words, which `health_section` lists: on Xids, on classes of Xids, and on health signals, by name."""
+
+    xids: tuple[tuple[int, str], ...] = ()
+    xid_classes: tuple[tuple[str, str], ...] = ()
+    signals: tuple[tuple[str, str], ...] = ()

@@ -171,7 +171,6 @@ SHARING = Branch(
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    number: int
     place: Place
     shared: SharedResource
     all_written: bool  # devices: all stands there, in so many words
@@ -190,7 +189,6 @@ def shared_resources(
     """
     faults: list[Fault] = []
     entries: list[_Entry] = []
-    alike: dict[tuple[str, str], list[_Entry]] = {}  # by name and by what it is offered as: no others can contradict
     for entry in _entries(document, sharing, faults):
         if len(entries) == MAX_ENTRIES:
             faults.append(
@@ -200,20 +198,15 @@ def shared_resources(
         name, place = entry.shared.name, entry.place
         if entry.shared.strategy == MPS and (name.partition("/")[2].startswith("mig-") or name in mig_names):
             faults.append(document.fault((*place, "name"), "sharing using MPS is not supported for MIG devices"))
-        keys = (("name", name), ("offered", entry.shared.offered_as))
-        others = sorted({other.number: other for key in keys for other in alike.get(key, ())}.items())
-        fault = next(filter(None, (_contradiction(document, other, entry) for _, other in others)), None)
+        fault = next(filter(None, (_contradiction(document, other, entry) for other in entries)), None)
         if fault:
             faults.append(fault)
-        for key in keys:
-            alike.setdefault(key, []).append(entry)
         entries.append(entry)
     return tuple(entry.shared for entry in entries), faults
 
 
 def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]) -> Iterator[_Entry]:
-    """The entries that can be judged, numbered: those without a fault of their own."""
-    number = 0
+    """The entries that can be judged: those without a fault of their own."""
     for key, strategy in SECTIONS.items():
         section = sharing.get(key, {})
         single = section.get("failRequestsGreaterThanOne", strategy == MPS)
@@ -226,7 +219,6 @@ def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]
             fault = resource_name_fault(offered)
             if fault:
                 faults.append(document.fault(place, f"renamed by default, {fault}"))
-            limits = row.get("limits", {})
             shared = SharedResource(
                 name=name,
                 offered_as=offered,
@@ -234,11 +226,10 @@ def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]
                 strategy=strategy,
                 devices=row.get("devices", DeviceChoice()),
                 single_requests=single,
-                limits=MpsLimits(limits.get("activeThreadPercentage"), limits.get("pinnedMemory")),
+                limits=msgspec.convert(row.get("limits", {}), MpsLimits),
             )
             all_written = "devices" in row and shared.devices.everything
-            yield _Entry(number, place, shared, all_written, frozenset(shared.devices.listed))
-            number += 1
+            yield _Entry(place, shared, all_written, frozenset(shared.devices.listed))
 
 
 def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault | None:
@@ -246,7 +237,8 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
     one, other = first.shared, second.shared
 
     def there() -> str:
-        return _where(document, first.place)
+        line = document.line(first.place)
+        return f"{spell(first.place)} (line {line})" if line else spell(first.place)
 
     if one.strategy != other.strategy:
         if one.name == other.name:
@@ -276,8 +268,3 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
             reason = f"device {name} of {one.name} is in the entry at {there()} already"
             return document.fault((*second.place, "devices", index), reason)
     return None
-
-
-def _where(document: Document, place: Place) -> str:
-    line = document.line(place)
-    return f"{spell(place)} (line {line})" if line else spell(place)

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from gpu_plugin.config.options import OPTIONS
-from gpu_plugin.config.settings import Settings
-from gpu_plugin.config.sharing import MPS, SECTIONS, NamePattern, SharedResource
+import msgspec
+
+from gpu_plugin.config.settings import DEFAULTS, OPTIONS, Settings
+from gpu_plugin.config.sharing import SECTIONS, SharedResource
 from gpu_plugin.config.values import spell_duration
 
 
@@ -17,7 +18,7 @@ def written(settings: Settings) -> dict[str, object]:
             _put(content, option.file.split("."), plain(value))
     for key, patterns in (("gpus", settings.gpu_names), ("mig", settings.mig_names)):
         if patterns:
-            _put(content, ["resources", key], _patterns(patterns))
+            _put(content, ["resources", key], [msgspec.to_builtins(each) for each in patterns])
     for key, strategy in SECTIONS.items():
         entries = [entry for entry in settings.sharing if entry.strategy == strategy]
         if entries:
@@ -42,21 +43,13 @@ def _put(content: dict[str, object], path: Sequence[str], value: object) -> None
     content[last] = value
 
 
-def _patterns(patterns: Sequence[NamePattern]) -> list[dict[str, str]]:
-    return [{"pattern": pattern.pattern, "name": pattern.name} for pattern in patterns]
-
-
 def _entry(entry: SharedResource) -> dict[str, object]:
     """One entry. `devices` is left out for all: next to other entries that means all that they leave."""
     content: dict[str, object] = {"name": entry.name, "rename": entry.offered_as, "replicas": entry.replicas}
     if not entry.devices.everything:
         content["devices"] = list(entry.devices.listed) or entry.devices.count
-    if entry.strategy == MPS:
-        percentage, memory = entry.limits.active_thread_percentage, entry.limits.pinned_memory
-        limits = {"activeThreadPercentage": percentage, "pinnedMemory": memory}
-        given = {key: value for key, value in limits.items() if value is not None}
-        if given:
-            content["limits"] = given
+    if limits := msgspec.to_builtins(entry.limits):
+        content["limits"] = limits
     return content
 
 
@@ -65,8 +58,7 @@ def differing(settings: Settings) -> list[str]:
     found = []
     for option in OPTIONS:
         value = getattr(settings, option.name)
-        default = None if option.default is None else option.parse(option.default)
-        if value != default:
+        if value != getattr(DEFAULTS, option.name):
             name = option.file or (f"--{option.flags[0]}" if option.flags else option.envs[0])
             found.append(f"{name}: {_in_words(plain(value))}")
     for key, patterns in (("resources.gpus", settings.gpu_names), ("resources.mig", settings.mig_names)):

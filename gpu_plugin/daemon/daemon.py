@@ -38,6 +38,7 @@ from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.node_view import NodeView, Now
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.host.cdi.watch import CdiWatch
 from gpu_plugin.inventory.inventory import Inventory
@@ -59,7 +60,6 @@ from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.node_lock import RETRY, NodeLock
 from gpu_plugin.state.recorder import Known, Recorder
 from gpu_plugin.telemetry.listener.listener import Listener
-from gpu_plugin.uninstall.state_files import FILES
 
 if TYPE_CHECKING:
     from gpu_plugin.telemetry.listener.status_page import Source

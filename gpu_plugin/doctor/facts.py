@@ -136,7 +136,6 @@ class Directory(msgspec.Struct, frozen=True):
     read_only: bool = False
     removed: bool = False
     mode: int = 0o755
-    owner: int = 0
     mount: str = "/"
     filesystem: str = ""
     free_bytes: int = -1
@@ -213,13 +212,6 @@ class Clock(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class FabricManager(msgspec.Struct, frozen=True):
-    """Traces of nvidia-fabricmanager: the ids of its processes that can be seen, and its socket's path, empty for none."""
-
-    processes: tuple[int, ...] = ()
-    socket: str = ""
-
-
 class Mps(msgspec.Struct, frozen=True):
     """Traces of MPS: processes that can be seen by id and name, and the directories of resources below the MPS root.
 
@@ -268,6 +260,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `file` is the config file that `settings` come from, besides flags and environment; empty for none. `configuration` is what is
     wrong with it, where they come from those alone; an `Unknown` where it could not be read in time.
+    `fabric_manager` is a trace of nvidia-fabricmanager, a process or its socket's path, empty for none.
     `released` are the GPUs that an operator has released for maintenance.
     """
 
@@ -281,14 +274,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pci: Known[Pci]
     nodes: Known[DeviceNodes]
     kubelet_directory: Known[KubeletDirectory]
-    kubelet_socket: Known[Socket] | None
+    kubelet_socket: Known[Socket] | None = None
     pod_resources: Known[PodResources]
     evidence: Known[NodeEvidence]
     cdi_directory: Known[Directory]
     state: Known[Directory]
     features: Known[Directory]
     clock: Known[Clock]
-    fabric_manager: Known[FabricManager]
+    fabric_manager: Known[str]
     mps: Known[Mps]
     api: Known[Api]
     released: Known[tuple[str, ...]] = ()

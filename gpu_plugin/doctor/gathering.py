@@ -17,8 +17,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.health_watch import EVERY_GPU
-from gpu_plugin.doctor import rights
-from gpu_plugin.doctor.edges import api, host, kubelet, services, sockets
+from gpu_plugin.doctor.edges import api, host, kubelet, sockets
 from gpu_plugin.doctor.edges.clock import clock
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.driver import described, kernel_module, opened
@@ -33,8 +32,6 @@ from gpu_plugin.doctor.facts import (
     Facts,
     Gpu,
     Known,
-    Mps,
-    PodResources,
     Unknown,
 )
 from gpu_plugin.health.signals.orders import MAINTENANCE
@@ -121,9 +118,11 @@ class _Gathering:
             "state": partial(directory, settings.state_dir),
             "features": partial(directory, settings.features_dir),
             "clock": clock,
-            "fabric_manager": partial(services.fabric_manager, (f"{places.root}/", *self._roots), places.proc),
-            "mps": self._mps,
-            "pod_resources": self._pods,
+            "fabric_manager": partial(host.fabric_manager, (f"{places.root}/", *self._roots), places.proc),
+            "mps": lambda: host.mps(str(root_here(root)) if (root := settings.mps_root) else "", places.proc),
+            "pod_resources": partial(
+                kubelet.pods, settings.effective_pod_resources_socket, self._patience * 0.9, time.monotonic
+            ),
         }
         if settings.registration_socket:
             probes["kubelet_socket"] = partial(sockets.look, settings.registration_socket, self._patience * 0.4)
@@ -147,7 +146,6 @@ class _Gathering:
                 tasks.start_soon(run, name, probe, self._patience)
             tasks.start_soon(run, "api", self._api, self._driver_patience)
             tasks.start_soon(gpus)
-        found.setdefault("kubelet_socket", None)
         return Facts(settings=settings, **found)
 
     async def _within(self, probe: Callable[[], T], patience: float, name: str) -> Known[T]:
@@ -248,16 +246,9 @@ class _Gathering:
             () if isinstance(channels_seen, Unknown) else channels_seen,
         )
 
-    def _pods(self) -> PodResources:
-        return kubelet.pods(self._settings.effective_pod_resources_socket, self._patience * 0.9, time.monotonic)
-
     def _api(self) -> Api:
-        asked = rights.needed(self._settings)
+        asked = api.needed(self._settings)
         return anyio.run(api.rights, self._settings.kubeconfig, asked, time.monotonic) if asked else Api()
-
-    def _mps(self) -> Mps:
-        root = self._settings.mps_root
-        return services.mps(str(root_here(root)) if root else "", self._places.proc)
 
 
 def _forbidden(path: Path) -> bool:

@@ -13,8 +13,7 @@ import msgspec
 
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.options import OPTIONS
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.words import shortened
 from gpu_plugin.config.written import differing, written
 from gpu_plugin.runtime.pulse import Pulse

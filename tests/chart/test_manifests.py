@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_plugin.cli.uninstall.template import cleanup_name
 from gpu_plugin.cluster.node_condition import TAINT
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.uninstall.template import cleanup_name
 from tests.chart import openapi
 from tests.chart.helm import CHART, Helm, Object, RefusedError, pods
 from tests.chart.value_table import CDI, MATRIX, MPS, ONE_CONFIG

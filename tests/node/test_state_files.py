@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 from gpu_plugin.control import request
+from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
 from gpu_plugin.state.node_lock import FILE as LOCK_FILE
 from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
-from gpu_plugin.uninstall.state_files import FILES
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
 
 

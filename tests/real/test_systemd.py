@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from gpu_plugin.cli import main
-from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import GPU, healthy

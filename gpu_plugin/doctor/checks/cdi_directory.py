@@ -3,9 +3,8 @@
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, unseen, warning
 
 _OVERLAY = "overlay"
 
@@ -13,15 +12,14 @@ _OVERLAY = "overlay"
 @check("cdi-directory")
 def cdi_directory(facts: Facts) -> Finding:
     """Fails where the strategy needs them and the directory takes none."""
-    settings, known = facts.settings, facts.cdi_directory
+    settings = facts.settings
     if not any(is_cdi(each) or each == AUTO for each in settings.device_list_strategy):
         return skipped(f"{', '.join(settings.device_list_strategy)} needs no CDI specifications")
     if AUTO in settings.device_list_strategy and (
         isinstance(facts.evidence, Unknown) or not is_cdi(choose(facts.evidence, settings.cdi_dir).strategy)
     ):
         return skipped("auto chooses envvar, which needs no CDI specifications")
-    if isinstance(known, Unknown):
-        return unseen(settings.cdi_dir, known, needed=True)
+    known = seen(facts.cdi_directory, settings.cdi_dir, needed=True)
     if known.error:
         return failed(f"{known.path}: {known.error}", "run as root")
     if known.there and not known.is_directory:

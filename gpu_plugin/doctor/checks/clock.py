@@ -3,9 +3,8 @@
 import datetime as dt
 
 from gpu_plugin.config.times import utc
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, failed, ok, seen, skipped, warning
+from gpu_plugin.doctor.facts import Facts
 
 EARLIEST = dt.datetime(2025, 1, 1, tzinfo=dt.UTC).timestamp()
 LATEST = dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()
@@ -17,9 +16,7 @@ _SYNC = "start the node's time service (chronyd, systemd-timesyncd, ntpd): `time
 @check("clock")
 def clock(facts: Facts) -> Finding:
     """Fails where the year cannot be; warns where the kernel says that nobody sets the clock."""
-    known = facts.clock
-    if isinstance(known, Unknown):
-        return unseen("the clock", known)
+    known = seen(facts.clock, "the clock")
     if not EARLIEST <= known.now < LATEST:
         return failed(
             f"the clock says {utc(known.now)}: certificates and tokens of the cluster do not hold then", _SYNC

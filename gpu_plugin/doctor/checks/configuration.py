@@ -1,8 +1,7 @@
 """Whether the configuration can be: doctor goes by the same as the daemon does."""
 
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen
+from gpu_plugin.doctor.facts import Facts
 
 _WITHOUT = "the checks go by flags and environment only"
 
@@ -11,11 +10,9 @@ _WITHOUT = "the checks go by flags and environment only"
 def configuration(facts: Facts) -> Finding:
     """Fails where it is refused; everything else then goes by flags and environment."""
     settings = facts.settings
-    if isinstance(facts.configuration, Unknown):
-        return unseen(_WITHOUT, facts.configuration, needed=True)
-    if facts.configuration:
+    if refused := seen(facts.configuration, _WITHOUT, needed=True):
         return failed(
-            f"{facts.configuration}; {_WITHOUT}",
+            f"{refused}; {_WITHOUT}",
             "fix it; `gpu-plugin validate FILE` lists everything that is wrong with a file",
         )
     if facts.file:

@@ -3,9 +3,8 @@
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, note, ok, skipped, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, note, ok, seen, skipped, warning
+from gpu_plugin.doctor.facts import Facts
 
 _ENABLE = (
     "see docs/containers.md: containerd before 2.0 needs enable_cdi = true in its CRI plugin's section, the kubelet the feature "
@@ -17,9 +16,7 @@ _ENABLE = (
 def container_runtime(facts: Facts) -> Finding:
     """Warns where CDI is asked for and the node's files do not speak for it; says what `auto` comes to."""
     strategies = facts.settings.device_list_strategy
-    evidence = facts.evidence
-    if isinstance(evidence, Unknown):
-        return unseen("the files of kubelet and container runtime", evidence)
+    evidence = seen(facts.evidence, "the files of kubelet and container runtime")
     choice = choose(evidence, facts.settings.cdi_dir)
     takes_cdi = choice.strategy == "cdi-cri"
     asked = ", ".join(strategies)

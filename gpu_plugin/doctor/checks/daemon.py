@@ -1,9 +1,8 @@
 """Whether a daemon runs, what it complains of, and whether it looks where doctor looks."""
 
 from gpu_plugin.daemon import node_status
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
+from gpu_plugin.doctor.facts import Facts
 
 _HANGS = (
     "the daemon hangs, and every pod that asks for a GPU waits for it: send it SIGUSR2 and it logs where it stands (the unit: "
@@ -23,9 +22,7 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
 
     Registrations have a check of their own.
     """
-    known = facts.daemon
-    if isinstance(known, Unknown):
-        return unseen("the daemon's status", known, _HANGS, needed=True)
+    known = seen(facts.daemon, "the daemon's status", _HANGS, needed=True)
     status = known.status
     if status is None:
         if known.refused:

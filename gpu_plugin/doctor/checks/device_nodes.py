@@ -5,9 +5,8 @@ import errno
 from msgspec.structs import replace
 
 from gpu_plugin.config.words import counted
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import DeviceNode, DeviceNodes, Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, unseen, warning
 
 _FRONTEND = 195
 """Major of /dev/nvidiaN and /dev/nvidiactl (devices.txt of the kernel's documentation)."""
@@ -26,9 +25,7 @@ _MAKE = (
 @check("device-nodes")
 def device_nodes(facts: Facts) -> Finding | list[Finding]:
     """Fails with each node that is missing, wrong or closed to us; without /dev/nvidia-uvm no CUDA program starts."""
-    known = facts.nodes
-    if isinstance(known, Unknown):
-        return unseen("device nodes", known, needed=True)
+    known = seen(facts.nodes, "device nodes", needed=True)
     if facts.simulated:
         return ok(f"the simulated node has {len(known.nodes)}; none is opened")
     if not isinstance(facts.driver, Unknown) and facts.driver.platform != "nvml":

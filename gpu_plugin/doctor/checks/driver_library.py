@@ -2,9 +2,8 @@
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, skipped
 from gpu_plugin.doctor.facts import Driver, Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped
 
 _INSTALL = (
     "install the NVIDIA driver on the node; in a container have NVIDIA's runtime add it (its runtime class, "

@@ -1,8 +1,7 @@
 """Whether the driver's library and its half in the kernel are of one version."""
 
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, ok, seen, skipped
 from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen
 
 
 @check("driver-versions")
@@ -10,9 +9,7 @@ def driver_versions(facts: Facts) -> Finding:
     """Fails where the module is not loaded, or the two differ: after an upgrade, until the module is loaded again."""
     if facts.simulated:
         return skipped("the node is simulated: it has no kernel module")
-    module, driver = facts.module, facts.driver
-    if isinstance(module, Unknown):
-        return unseen("the kernel module's version", module)
+    module, driver = seen(facts.module, "the kernel module's version"), facts.driver
     platform = "nvml" if isinstance(driver, Unknown) else driver.platform
     if platform != "nvml":
         return skipped(f"on {platform} the driver is not a module of this kernel")

@@ -1,9 +1,8 @@
 """Whether the NVLink fabric of a node with NVSwitches is ready: before that, CUDA fails with error 802."""
 
 from gpu_plugin.devices.nvml_h import FabricState
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import FabricManager, Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
+from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals.fabric import judge
 
@@ -44,12 +43,9 @@ def fabric_manager(facts: Facts) -> Finding | list[Finding]:
 
 def _by_traces(facts: Facts, switches: int) -> Finding:
     there = f"{switches} NVSwitches" if switches else "GPUs that lead to NVSwitches"
-    known = facts.fabric_manager
     if facts.simulated:
         return skipped(f"the simulated node has {there}, and no fabric manager of its own")
-    if isinstance(known, Unknown):
-        return unseen("the fabric manager", known)
-    if trace := _trace(known):
+    if trace := seen(facts.fabric_manager, "the fabric manager"):
         return ok(f"it runs ({trace})")
     if isinstance(facts.process, Unknown) or not facts.process.host_processes:
         return note(
@@ -57,7 +53,3 @@ def _by_traces(facts: Facts, switches: int) -> Finding:
             f"systemctl status nvidia-fabricmanager on the node. {_START}",
         )
     return failed(f"the node has {there}, and nvidia-fabricmanager does not run: CUDA fails with error 802", _START)
-
-
-def _trace(known: FabricManager) -> str:
-    return f"process {known.processes[0]}" if known.processes else known.socket

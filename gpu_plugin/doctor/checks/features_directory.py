@@ -1,18 +1,15 @@
 """Whether the file of labels can be written where Node Feature Discovery reads it."""
 
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, ok, skipped, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, ok, seen, skipped, warning
+from gpu_plugin.doctor.facts import Facts
 
 
 @check("features-directory")
 def features_directory(facts: Facts) -> Finding:
     """Warns where --node-labels file has nowhere to write to."""
-    known = facts.features
     if facts.settings.node_labels != "file":
         return skipped("--node-labels is not file")
-    if isinstance(known, Unknown):
-        return unseen(facts.settings.features_dir, known)
+    known = seen(facts.features, facts.settings.features_dir)
     if known.error or not known.there or not known.is_directory:
         return warning(
             f"{known.path}: {known.error or 'there is no such directory'}: the Node gets no labels",

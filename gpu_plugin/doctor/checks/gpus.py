@@ -1,9 +1,8 @@
 """Whether the driver has every GPU that is on the PCI bus, and each answers."""
 
 from gpu_plugin.devices.gpu_names import short_bus_id
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Pci, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, warning
+from gpu_plugin.doctor.check import Finding, check, failed, ok, skipped, warning
+from gpu_plugin.doctor.facts import Facts, Unknown
 
 
 @check("gpus")
@@ -48,8 +47,5 @@ def gpus(facts: Facts) -> Finding | list[Finding]:
         return found
     models = sorted({gpu.model for gpu in driver.gpus if gpu.model})
     answer = "it answers" if driver.count == 1 else f"all {driver.count} answer"
-    return ok(f"{answer}: {', '.join(models) or 'of unknown model'}{_checked(facts.pci)}")
-
-
-def _checked(pci: "Pci | Unknown") -> str:
-    return "" if not isinstance(pci, Unknown) else "; sysfs does not list the PCI bus here"
+    checked = "; sysfs does not list the PCI bus here" if isinstance(facts.pci, Unknown) else ""
+    return ok(f"{answer}: {', '.join(models) or 'of unknown model'}{checked}")

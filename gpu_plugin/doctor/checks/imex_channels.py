@@ -2,9 +2,8 @@
 
 from gpu_plugin.access.container import imex_node
 from gpu_plugin.config.values import AUTO
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, failed, ok, seen, skipped, warning
+from gpu_plugin.doctor.facts import Facts
 
 _START = (
     "start nvidia-imex on the node (systemctl status nvidia-imex), and have the module make the channel: "
@@ -15,11 +14,10 @@ _START = (
 @check("imex-channels")
 def imex_channels(facts: Facts) -> Finding:
     """Fails where a channel is required and missing; warns where it is only asked for."""
-    settings, known = facts.settings, facts.nodes
+    settings = facts.settings
     if not settings.imex_channel_ids:
         return skipped("none is asked for (--imex-channel-ids)")
-    if isinstance(known, Unknown):
-        return unseen("IMEX channels", known)
+    known = seen(facts.nodes, "IMEX channels")
     if settings.imex_channel_ids == AUTO:
         there = imex_node(0) in known.imex_channels
         return ok(f"auto: {imex_node(0)} exists" if there else f"auto: there is no {imex_node(0)}, so none is given")

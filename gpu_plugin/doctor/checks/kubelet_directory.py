@@ -1,16 +1,13 @@
 """Whether the kubelet's directory of device plugins is there, and may be written to."""
 
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen
 from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen
 
 
 @check("kubelet-directory")
 def kubelet_directory(facts: Facts) -> Finding:
     """Fails where it is missing, removed under us, or not writable."""
-    known = facts.kubelet_directory
-    if isinstance(known, Unknown):
-        return unseen(facts.settings.socket_dir, known, needed=True)
+    known = seen(facts.kubelet_directory, facts.settings.socket_dir, needed=True)
     directory = known.directory
     path = directory.path
     if directory.error:

@@ -1,8 +1,7 @@
 """Whether a kubelet takes registrations."""
 
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
+from gpu_plugin.doctor.facts import Facts
 
 _KUBELET = "kubelet"
 _EMBEDDING = ("k3s", "rke2", "k0s", "microk8s", "kubelite", "hyperkube")
@@ -12,15 +11,13 @@ _EMBEDDING = ("k3s", "rke2", "k0s", "microk8s", "kubelite", "hyperkube")
 @check("kubelet-socket")
 def kubelet_socket(facts: Facts) -> Finding:
     """Fails where nobody answers on it as a gRPC server does."""
-    known = facts.kubelet_socket
-    if known is None:
+    if facts.kubelet_socket is None:
         return note("an empty --kubelet-socket: nothing is to be registered")
-    if isinstance(known, Unknown):
-        remedy = (
-            "the kubelet, or the directory that its socket lies in, hangs: see its log and the kernel log; restart the kubelet "
-            "(systemctl restart kubelet)"
-        )
-        return unseen(facts.settings.registration_socket, known, remedy, needed=True)
+    remedy = (
+        "the kubelet, or the directory that its socket lies in, hangs: see its log and the kernel log; restart the kubelet "
+        "(systemctl restart kubelet)"
+    )
+    known = seen(facts.kubelet_socket, facts.settings.registration_socket, remedy, needed=True)
     if not known.there:
         return failed(
             f"there is no {known.path}",

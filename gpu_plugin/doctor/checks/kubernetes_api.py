@@ -1,16 +1,13 @@
 """Whether the Kubernetes API is reached, and allows what the options that are on need."""
 
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, ok, skipped, unseen
+from gpu_plugin.doctor.check import Finding, check, failed, ok, seen, skipped
+from gpu_plugin.doctor.facts import Facts
 
 
 @check("kubernetes-api")
 def kubernetes_api(facts: Facts) -> Finding | list[Finding]:
     """Fails where it is needed and cannot be asked, and with each option whose rights are missing."""
-    known = facts.api
-    if isinstance(known, Unknown):
-        return unseen("the Kubernetes API", known, needed=True)
+    known = seen(facts.api, "the Kubernetes API", needed=True)
     if not known.asked:
         return skipped("no option that is on needs it")
     if known.trouble:

@@ -3,17 +3,14 @@
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.config.words import counted
 from gpu_plugin.devices.nvml_h import ComputeMode
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Mps, Unknown
-from gpu_plugin.doctor.finding import Finding, note, ok, skipped, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, note, ok, seen, skipped, warning
+from gpu_plugin.doctor.facts import Facts, Mps
 
 
 @check("mps")
 def mps(facts: Facts) -> Finding | list[Finding]:
     """Warns of daemons that are wanted and do not listen, and of daemons and compute modes that nobody asks for."""
-    known = facts.mps
-    if isinstance(known, Unknown):
-        return unseen("MPS", known)
+    known = seen(facts.mps, "MPS")
     if any(entry.strategy == MPS for entry in facts.settings.sharing):
         return _wanted(known)
     found = []

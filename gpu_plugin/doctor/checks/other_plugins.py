@@ -1,8 +1,7 @@
 """Whether another plugin serves GPUs on this node: a kubelet takes each resource from the one that registered last."""
 
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, note, ok, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, note, ok, skipped, warning
 
 _NVIDIAS = ("nvidia-", "nvidia.")
 """How the sockets of NVIDIA's plugin (nvidia-gpu.sock, nvidia-mig-1g.10gb.sock) and of Google's begin."""

@@ -1,9 +1,8 @@
 """What this process may do, and what a daemon would need."""
 
 from gpu_plugin.config.sharing import MPS
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Process, Unknown
-from gpu_plugin.doctor.finding import Finding, note, ok, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, note, ok, seen, warning
+from gpu_plugin.doctor.facts import Facts, Process
 
 _NAMES = (
     *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
@@ -23,9 +22,7 @@ _ALL = (1 << 38) - 1
 @check("permissions")
 def permissions(facts: Facts) -> Finding | list[Finding]:
     """Notes what is not to be seen as this user; warns where a feature that is on needs a capability that is missing."""
-    known = facts.process
-    if isinstance(known, Unknown):
-        return unseen("this process", known)
+    known = seen(facts.process, "this process")
     found = []
     if known.uid:
         found.append(

@@ -1,8 +1,7 @@
 """Whether GPUs stay initialised while nobody uses them."""
 
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, ok, skipped, warning
 from gpu_plugin.doctor.facts import Facts
-from gpu_plugin.doctor.finding import Finding, ok, skipped, warning
 
 
 @check("persistence-mode")

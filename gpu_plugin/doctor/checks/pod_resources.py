@@ -1,9 +1,8 @@
 """Whether the kubelet says which pods hold what."""
 
 from gpu_plugin.config.words import counted
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, ok, unseen, warning
+from gpu_plugin.doctor.check import Finding, check, ok, seen, warning
+from gpu_plugin.doctor.facts import Facts
 
 SLOW = 1.0
 """Seconds beyond which an answer is worth a warning: the plugin waits for five at most, and needs it after each change."""
@@ -12,9 +11,7 @@ SLOW = 1.0
 @check("pod-resources")
 def pod_resources(facts: Facts) -> Finding:
     """Warns where it does not answer, or slowly: GPUs are served all the same, and stay allocated longer than they need be."""
-    known = facts.pod_resources
-    if isinstance(known, Unknown):
-        return unseen(facts.settings.effective_pod_resources_socket, known)
+    known = seen(facts.pod_resources, facts.settings.effective_pod_resources_socket)
     without = (
         "without it what pods hold is not known: metrics name no pods, and devices that are gone stay listed longer"
     )

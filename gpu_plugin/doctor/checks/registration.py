@@ -1,8 +1,7 @@
 """Whether the kubelet has the resources: what a running daemon says of its registrations, and the kubelet of its devices."""
 
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, skipped, warning
 
 _REMEDY = "is the kubelet running, and is --device-plugin-dir right? Its log says why where it refused"
 

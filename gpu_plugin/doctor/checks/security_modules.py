@@ -1,8 +1,7 @@
 """Whether SELinux or AppArmor may be in the way."""
 
-from gpu_plugin.doctor.check import check
-from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, note, ok, unseen
+from gpu_plugin.doctor.check import Finding, check, note, ok, seen
+from gpu_plugin.doctor.facts import Facts
 
 _CONTAINER_TYPES = ("container_t", "svirt_lxc_net_t")
 """SELinux types of plain containers: they may use neither the kubelet's sockets nor GPUs' device nodes."""
@@ -11,9 +10,7 @@ _CONTAINER_TYPES = ("container_t", "svirt_lxc_net_t")
 @check("security-modules")
 def security_modules(facts: Facts) -> Finding:
     """Notes an enforcing SELinux with the label of a plain container."""
-    known = facts.process
-    if isinstance(known, Unknown):
-        return unseen("this process", known)
+    known = seen(facts.process, "this process")
     label = known.label or "none"
     if known.selinux == "enforcing":
         parts = known.label.split(":")

@@ -1,8 +1,7 @@
 """Whether what is known of GPUs, cordons included, can be kept, and outlives a restart and a boot."""
 
-from gpu_plugin.doctor.check import check
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
-from gpu_plugin.doctor.finding import Finding, failed, note, ok, unseen, warning
 
 # What the files come to at most is some 20 MiB and a dozen files, with the copies that are made while they are replaced.
 ENOUGH_BYTES = 64 * 1024 * 1024
@@ -15,9 +14,7 @@ _KEPT = "what is known of GPUs, cordons included, is lost with"
 @check("state-directory")
 def state_directory(facts: Facts) -> Finding | list[Finding]:
     """Fails where nothing can be written; warns where it fills up, does not last, or others may write there."""
-    known = facts.state
-    if isinstance(known, Unknown):
-        return unseen(facts.settings.state_dir, known, needed=True)
+    known = seen(facts.state, facts.settings.state_dir, needed=True)
     path = known.path
     uid = 0 if isinstance(facts.process, Unknown) else facts.process.uid
     if known.error:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import struct
 import time
 
 from gpu_plugin.doctor.facts import Clock
@@ -10,41 +11,21 @@ _UNSYNCHRONISED = 0x0040
 """STA_UNSYNC (linux/timex.h)."""
 
 
-class _Timex(ctypes.Structure):
-    """struct timex as glibc has it (bits/timex.h)."""
+_TIMEX = struct.Struct("I4li")
+"""How struct timex of glibc begins (bits/timex.h): modes, offset, freq, maxerror, esterror, status."""
 
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        ("offset", ctypes.c_long),
-        ("freq", ctypes.c_long),
-        ("maxerror", ctypes.c_long),
-        ("esterror", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("constant", ctypes.c_long),
-        ("precision", ctypes.c_long),
-        ("tolerance", ctypes.c_long),
-        ("time", ctypes.c_long * 2),
-        ("tick", ctypes.c_long),
-        ("ppsfreq", ctypes.c_long),
-        ("jitter", ctypes.c_long),
-        ("shift", ctypes.c_int),
-        ("stabil", ctypes.c_long),
-        ("jitcnt", ctypes.c_long),
-        ("calcnt", ctypes.c_long),
-        ("errcnt", ctypes.c_long),
-        ("stbcnt", ctypes.c_long),
-        ("tai", ctypes.c_int),
-        ("reserved", ctypes.c_int * 11),
-    )
+_TIMEX_BYTES = 256
+"""More than all of it takes: 208, where a long has 8."""
 
 
 def clock() -> Clock:
     """The clock as it is now."""
     now = time.time()
     libc = ctypes.CDLL(None, use_errno=True)
-    asked = _Timex()
+    timex = ctypes.create_string_buffer(_TIMEX_BYTES)
     if not hasattr(libc, "adjtimex"):
         return Clock(now, why="this system's C library cannot ask the kernel for it")
-    if libc.adjtimex(ctypes.byref(asked)) < 0:
+    if libc.adjtimex(timex) < 0:
         return Clock(now, why=f"adjtimex: {os.strerror(ctypes.get_errno())}")
-    return Clock(now, not asked.status & _UNSYNCHRONISED, asked.maxerror / 1e6)
+    *_, maxerror, _, status = _TIMEX.unpack_from(timex)
+    return Clock(now, not status & _UNSYNCHRONISED, maxerror / 1e6)

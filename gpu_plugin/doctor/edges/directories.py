@@ -5,6 +5,8 @@ import re
 import stat
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gpu_plugin.doctor.facts import Directory
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -27,7 +29,6 @@ def directory(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Directo
         read_only=bool(space.f_flag & os.ST_RDONLY),
         removed=there.st_nlink == 0,
         mode=stat.S_IMODE(there.st_mode),
-        owner=there.st_uid,
         mount=mount,
         filesystem=filesystem,
         free_bytes=space.f_bavail * space.f_frsize if space.f_blocks else -1,
@@ -41,17 +42,7 @@ def _absent(path: str, mounts: Path) -> Directory:
     while not above.exists() and above != above.parent:
         above = above.parent
     known = directory(str(above), mounts)
-    return Directory(
-        path,
-        there=False,
-        is_directory=False,
-        writable=known.writable and known.is_directory,
-        read_only=known.read_only,
-        mount=known.mount,
-        filesystem=known.filesystem,
-        free_bytes=known.free_bytes,
-        free_inodes=known.free_inodes,
-    )
+    return replace(known, path=path, there=False, is_directory=False, writable=known.writable and known.is_directory)
 
 
 def _mounted_on(path: str, mounts: Path) -> tuple[str, str]:

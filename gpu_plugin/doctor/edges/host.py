@@ -1,12 +1,20 @@
-"""NVIDIA's devices on the PCI bus and under /dev. Blocks; opening a GPU's node wakes the GPU, which can take seconds."""
+"""NVIDIA's devices on the PCI bus and under /dev, and traces of its services: the fabric manager, and MPS daemons.
+
+Blocks; opening a GPU's node wakes the GPU, which can take seconds.
+"""
 
 import os
 import re
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from gpu_plugin.doctor.facts import DeviceNode, Pci
+from gpu_plugin.devices.mps_paths import CONTROL as MPS_CONTROL
+from gpu_plugin.devices.mps_paths import PIPE
+from gpu_plugin.doctor.edges.process import processes
+from gpu_plugin.doctor.facts import DeviceNode, Mps, Pci
+from gpu_plugin.runtime.peer import listening
 
 # PCI code and ID assignment specification
 _NVIDIA = 0x10DE  # vendor
@@ -19,6 +27,13 @@ CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 """Nodes that CUDA opens beside those of GPUs."""
 
 _CHANNELS = "dev/nvidia-caps-imex-channels"
+
+_FABRIC_MANAGER = "nv-fabricmanage"  # the first 15 characters of its name
+_FABRIC_SOCKET = "run/nvidia-fabricmanager/socket"
+_MPS = "nvidia-cuda-mps"
+
+_MAX_DIRECTORIES = 64
+"""Directories of MPS daemons that are looked at."""
 
 
 def pci(sys: Path = Path("/sys")) -> Pci:
@@ -74,3 +89,21 @@ def device_node(path: str, root: str = "") -> DeviceNode:
     except OSError as error:
         return DeviceNode(path, True, *numbers, mode, error.errno or 0, error.strerror or str(error))
     return DeviceNode(path, True, *numbers, mode, 0)
+
+
+def fabric_manager(roots: Iterable[str], proc: Path = Path("/proc")) -> str:
+    """A trace of nvidia-fabricmanager: its first process, or else its socket under one of these roots; empty for none."""
+    for pid, _ in processes((_FABRIC_MANAGER,), proc):
+        return f"process {pid}"
+    for path in (Path(root, _FABRIC_SOCKET) for root in roots):
+        with suppress(OSError):
+            if path.is_socket():
+                return str(path)
+    return ""
+
+
+def mps(root: str, proc: Path = Path("/proc")) -> Mps:
+    """Traces of MPS daemons: their processes, and what is below the MPS root, empty for none."""
+    controls = sorted(Path(root).glob(f"*.*/*/{PIPE}/{MPS_CONTROL}"))[:_MAX_DIRECTORIES] if root else ()
+    found = {str(each.parent.parent): listening(os.fspath(each)) for each in controls}
+    return Mps(processes((_MPS,), proc), found, root)

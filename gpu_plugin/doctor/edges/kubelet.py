@@ -1,7 +1,6 @@
 """The kubelet's directory and what else is in it. Blocks."""
 
 import os
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,13 +10,10 @@ from msgspec.structs import replace
 
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.facts import KubeletDirectory, PodResources
-from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.peer import listening
-
-_CHECKPOINT = "kubelet_internal_checkpoint"
-"""Where the kubelet writes down which devices it gave away (pkg/kubelet/cm/devicemanager)."""
 
 _MAX_SOCKETS = 64
 """Sockets in the directory that are looked at."""
@@ -28,21 +24,16 @@ def kubelet_directory(path: str, registration: str) -> KubeletDirectory:
     found = directory(path)
     if not found.is_directory or found.error:
         return KubeletDirectory(found)
-    checkpoint, others = False, list[str]()
+    written, others = False, list[str]()
     with suppress(OSError):  # that it cannot be listed is told by `found`
-        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-            checkpoint = checkpoint or entry.name == _CHECKPOINT
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        written = any(entry.name == checkpoint.NAME for entry in entries)
+        for entry in entries:
             ours = entry.path == registration or entry.name.startswith(PREFIX) or entry.name == "kubelet.sock"
-            if not ours and len(others) < _MAX_SOCKETS and _is_socket(entry) and listening(entry.path):
+            is_socket = not entry.is_symlink() and Path(entry.path).is_socket()
+            if not ours and len(others) < _MAX_SOCKETS and is_socket and listening(entry.path):
                 others.append(entry.name)
-    return KubeletDirectory(found, checkpoint, tuple(others))
-
-
-def _is_socket(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
-    except OSError:
-        return False
+    return KubeletDirectory(found, written, tuple(others))
 
 
 def pods(path: str, patience: float, clock: Callable[[], float]) -> PodResources:

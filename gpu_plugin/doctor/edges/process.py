@@ -12,7 +12,8 @@ _INIT = "systemd"
 
 def process(proc: Path = Path("/proc"), sys: Path = Path("/sys"), environ: Mapping[str, str] = os.environ) -> Process:
     """What proc(5) says of this process. Raises OSError or ValueError where it does not say."""
-    status = dict(_fields((proc / "self/status").read_text()))
+    lines = (line.partition(":") for line in (proc / "self/status").read_text().splitlines())
+    status = {key: value.strip() for key, _, value in lines}
     inside = contained(environ)
     return Process(
         uid=os.geteuid(),
@@ -21,9 +22,9 @@ def process(proc: Path = Path("/proc"), sys: Path = Path("/sys"), environ: Mappi
         no_new_privileges=status.get("NoNewPrivs") == "1",
         contained=inside,
         read_only_root=bool(os.statvfs("/").f_flag & os.ST_RDONLY),
-        selinux=_selinux(sys),
+        selinux={"1": "enforcing", "0": "permissive"}.get(_line(sys / "fs/selinux/enforce"), ""),
         label=_line(proc / "self/attr/current"),
-        host_processes=not inside or _comm(proc, 1) == _INIT,
+        host_processes=not inside or name_of(1, proc) == _INIT,
     )
 
 
@@ -33,7 +34,7 @@ def processes(names: tuple[str, ...], proc: Path = Path("/proc")) -> tuple[tuple
     for entry in os.scandir(proc):
         if entry.name.isdecimal():
             pid = int(entry.name)
-            name = _comm(proc, pid)
+            name = name_of(pid, proc)
             if name.startswith(names):
                 found.append((pid, name))
     return tuple(sorted(found))
@@ -41,16 +42,7 @@ def processes(names: tuple[str, ...], proc: Path = Path("/proc")) -> tuple[tuple
 
 def name_of(pid: int, proc: Path = Path("/proc")) -> str:
     """A process's name; empty where it cannot be seen."""
-    return _comm(proc, pid) if pid else ""
-
-
-def _comm(proc: Path, pid: int) -> str:
     return _line(proc / str(pid) / "comm")
-
-
-def _selinux(sys: Path) -> str:
-    said = _line(sys / "fs/selinux/enforce")
-    return {"1": "enforcing", "0": "permissive"}.get(said, "")
 
 
 def _line(file: Path) -> str:
@@ -59,8 +51,3 @@ def _line(file: Path) -> str:
         return file.read_bytes()[:4096].decode(errors="replace").rstrip("\0\n").partition("\n")[0]
     except OSError:
         return ""
-
-
-def _fields(text: str) -> list[tuple[str, str]]:
-    parts = (line.partition(":") for line in text.splitlines())
-    return [(key, value.strip()) for key, colon, value in parts if colon]

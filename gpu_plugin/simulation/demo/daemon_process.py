@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.settings import OPTIONS
 
 EXIT_SECONDS = 5.0
 LOG_TAIL = 15

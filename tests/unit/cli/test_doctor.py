@@ -16,8 +16,8 @@ from anyio import to_thread
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.cli.doctor import lines
-from gpu_plugin.doctor.finding import failed, note, ok, skipped, warning
-from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.doctor.check import failed, note, ok, skipped, warning
+from gpu_plugin.doctor.checks import CHECKS
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.doctor.made_up import status
@@ -53,10 +53,10 @@ HANGING_FILE = """
 import os, sys
 from gpu_plugin.cli import main, options
 
-def opened(file, *_):
+def opened(file, **_):
     os.close(os.open(file, os.O_RDONLY))  # a pipe that nobody writes to holds whoever opens it so
 
-options.regular_file = opened
+options.open_file = opened
 sys.exit(main(sys.argv[1:]))
 """
 

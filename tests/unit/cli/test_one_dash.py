@@ -3,7 +3,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpu_plugin import cli
-from gpu_plugin.cli.options import OneDash, with_two_dashes
+from gpu_plugin.cli.options import Grouped, with_two_dashes
 
 NAMES = {"--mig-strategy", "--node", "-n", "--n"}
 
@@ -23,7 +23,7 @@ def test_a_long_option_may_have_one_dash_and_a_short_one_stays(written, read):
 
 
 def test_a_command_takes_both():
-    @click.command(cls=OneDash)
+    @click.command(cls=Grouped)
     @click.option("--mig-strategy")
     @click.option("--verbose", "-v", is_flag=True)
     def command(mig_strategy, verbose):

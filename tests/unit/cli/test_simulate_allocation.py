@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpu_plugin import cli, control
 from gpu_plugin.cli.topology_source import simulated_node
+from gpu_plugin.config.choices import ALLOCATION_POLICIES
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu, with_reason, withhold
 from gpu_plugin.devices.sharing import Named, share
@@ -117,7 +118,8 @@ def test_what_is_taken_is_the_opposite_of_what_is_available(told):
 
 
 def test_the_policies_in_the_help_are_those_there_are(run):
-    assert f"[{'|'.join(POLICIES)}]" in run("--help")[1]
+    assert POLICIES.keys() == ALLOCATION_POLICIES.keys()
+    assert f"[{'|'.join(ALLOCATION_POLICIES)}]" in run("--help")[1]
 
 
 def test_one_gpu_has_no_pairs_and_no_score_to_show(run):

@@ -27,7 +27,7 @@ from gpu_plugin.config.choices import (
     Registry,
 )
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.options import Option, settable
+from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import process
 from gpu_plugin.devices import plan
@@ -246,15 +246,7 @@ def test_a_daemon_does_not_start_with_a_health_signal_that_has_no_function():
 
 
 def option(name: str, file: str) -> Option:
-    return Option(name, (name,), (name.upper(),), file, "", values.text, "what it does")
-
-
-def test_an_option_without_a_field_is_refused_in_a_sentence():
-    with pytest.raises(LookupError) as caught:
-        settable((option("mine", "flags.mine"),))
-    assert caught.value.args == (
-        "the option 'mine' has no field: add it, with its type, to Settings in gpu_plugin/config/settings.py",
-    )
+    return Option(name, "Health", (name,), (name.upper(),), file, "", values.text, "what it does")
 
 
 def test_an_option_in_no_section_of_the_file_is_refused_in_a_sentence():

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_plugin.config.document import parse
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.verdicts import Verdicts
+from gpu_plugin.config.sharing import Verdicts
 
 ROOT = Path(__file__).parents[3]
 SHOWN = [

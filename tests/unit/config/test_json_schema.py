@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import gpu_plugin.config
 from gpu_plugin.config import json_schema
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import OPTIONS
 from tests.unit.config.test_schema import leaves, mappings
 from tests.unit.config.written_files import contents
 

@@ -1,8 +1,7 @@
 import pytest
 
-from gpu_plugin.config.options import OPTIONS
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import OPTIONS, Settings
 
 # NVIDIA's plugin v0.20.0: flags, environment names in the order they are looked up, key in the config file, default.
 NVIDIA = [

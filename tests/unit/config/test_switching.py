@@ -8,14 +8,15 @@ import yaml
 
 from gpu_plugin.config.document import parse
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.options import NVIDIA, UNFLAGGED
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.config.written import differing
 
 RECORDED: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("nvidia_plugin_v0_20_0.yaml").read_text())
 PAGE = (Path(__file__).parents[3] / "docs" / "migration.md").read_text()
 ITS_OWN = {"DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"}
-VARIABLES = [option.envs for option in (*NVIDIA, *(o for o in UNFLAGGED if set(o.envs) <= ITS_OWN))]
+NVIDIA = OPTIONS[: [option.name for option in OPTIONS].index("device_plugin_dir")]
+VARIABLES = [option.envs for option in (*NVIDIA, *(o for o in OPTIONS if set(o.envs) <= ITS_OWN))]
 
 
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: row["case"].replace(" ", "-"))

@@ -22,7 +22,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.devices.plan import plan
-from gpu_plugin.doctor.registry import CHECKS, examine
+from gpu_plugin.doctor.checks import CHECKS, examine
 from gpu_plugin.health.observation import Facts, Sample
 from gpu_plugin.health.policy import policy
 from gpu_plugin.simulation.profile import load, names

@@ -12,9 +12,9 @@ import yaml
 from deploy import choices
 from gpu_plugin.cli import VERBS
 from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, HEALTH_SIGNALS, MIG_STRATEGIES
-from gpu_plugin.config.options import OPTIONS
+from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.config.values import AUTO
-from gpu_plugin.doctor.registry import CHECKS
+from gpu_plugin.doctor.checks import CHECKS
 from gpu_plugin.simulation.profile import names
 
 ROOT = Path(__file__).parents[3]

@@ -5,14 +5,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.doctor.checks import CHECKS, examine, examined
+from gpu_plugin.doctor.edges.api import needed
 from gpu_plugin.doctor.facts import (
     Daemon,
     Facts,
     Mps,
     Unknown,
 )
-from gpu_plugin.doctor.registry import CHECKS, examine, examined
-from gpu_plugin.doctor.rights import needed
 from tests.unit.doctor.made_up import FAILED, GPU, HUNG, NOTE, OK, POD, SKIPPED, WARNING, driver, facts, gpu, nodes
 
 

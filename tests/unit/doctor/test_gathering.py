@@ -16,11 +16,11 @@ from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.doctor import gathering
+from gpu_plugin.doctor.checks import examined
 from gpu_plugin.doctor.edges import host, state_directory
 from gpu_plugin.doctor.edges.driver import described, opened
 from gpu_plugin.doctor.facts import DeviceNode, Unknown
 from gpu_plugin.doctor.gathering import Places, gather
-from gpu_plugin.doctor.registry import examined
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Latch, LatchKey, Verdict
 from gpu_plugin.health.observation import Fabric

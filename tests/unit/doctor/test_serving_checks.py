@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.access.strategy_choice import KubeletEvidence, NodeEvidence
+from gpu_plugin.doctor.edges.api import needed
 from gpu_plugin.doctor.facts import (
     Api,
     Daemon,
@@ -14,7 +15,6 @@ from gpu_plugin.doctor.facts import (
     PodResources,
     Socket,
 )
-from gpu_plugin.doctor.rights import needed
 from tests.unit.doctor.made_up import (
     DIR,
     FAILED,

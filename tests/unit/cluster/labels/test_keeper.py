@@ -10,18 +10,18 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+from gpu_plugin.cli.uninstall import traces
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.labels import keeper
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, LONGEST_PAUSE, RENEW, NodeLabels
 from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.devices.node import Node
 from gpu_plugin.host.view import LinuxHost
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.directory import StateDirectory
-from gpu_plugin.uninstall import traces
-from gpu_plugin.uninstall.state_files import FILES
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.labels.recorded import names, whole
 from tests.unit.cluster.writable_server import WritableServer

@@ -5,17 +5,10 @@ from typing import Any
 
 import anyio
 
+from gpu_plugin.cli.uninstall import template
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.daemonset import DaemonSets
 from gpu_plugin.config.words import are, counted
-from gpu_plugin.uninstall.template import (
-    ForeignDaemonSetError,
-    cleanup_daemonset,
-    cleanup_name,
-    made_here,
-    progress,
-    restored,
-)
 
 POLL_INTERVAL = 1.0
 """Seconds between two looks at how far it is."""
@@ -41,15 +34,16 @@ async def clean(
         UnreachableError: the DaemonSet could not be read, followed by another one, or deleted.
         ForeignDaemonSetError: it does not run gpu-plugin, or what is to clean up has the name of another; nothing was changed.
     """
-    found, left = await daemonsets.read(name), await daemonsets.read(cleanup_name(name))
-    if left is not None and not made_here(left):
-        raise ForeignDaemonSetError(f"there is a DaemonSet {cleanup_name(name)} that is not ours: rename or delete it")
+    cleaner = template.cleanup_name(name)
+    found, left = await daemonsets.read(name), await daemonsets.read(cleaner)
+    if left is not None and not template.made_here(left):
+        raise template.ForeignDaemonSetError(f"there is a DaemonSet {cleaner} that is not ours: rename or delete it")
     if found is None and left is None:
         say(
             "there is no such DaemonSet: nothing to clean up (after an attempt that was killed: gpu-plugin cleanup, on each node)"
         )
         return 0, 0
-    cleaning = None if found is None else cleanup_daemonset(found, owner)
+    cleaning = None if found is None else template.cleanup_daemonset(found, owner)
     done = (0, int(((found or {}).get("status") or {}).get("desiredNumberScheduled", 0)))
     deleted = ended = False
     try:
@@ -60,11 +54,11 @@ async def clean(
         say(f"deleted; cleaning up {counted(done[1], 'node')}")
         with anyio.move_on_after(timeout):
             while True:
-                now = await _read(daemonsets, cleanup_name(name), say)
+                now = await _read(daemonsets, cleaner, say)
                 if now is None:
-                    say(f"{cleanup_name(name)} was deleted meanwhile")
+                    say(f"{cleaner} was deleted meanwhile")
                     break
-                seen = progress(now)
+                seen = template.progress(now)
                 if seen is not None and seen != done:
                     done = seen
                     say(f"{done[0]} of {counted(done[1], 'node')} {are(done[1])} clean")
@@ -74,11 +68,11 @@ async def clean(
         ended = True
     finally:
         with anyio.move_on_after(END_TIMEOUT, shield=True):
-            await daemonsets.delete(cleanup_name(name))
+            await daemonsets.delete(cleaner)
             if deleted:
                 await _gone(daemonsets, name, say)
-            await _gone(daemonsets, cleanup_name(name), say)
-            if deleted and not ended and found is not None and await daemonsets.create(restored(found)):
+            await _gone(daemonsets, cleaner, say)
+            if deleted and not ended and found is not None and await daemonsets.create(template.restored(found)):
                 say("interrupted: the DaemonSet is restored")
     return done
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from gpu_plugin.uninstall.template import (
+from gpu_plugin.cli.uninstall.template import (
     ForeignDaemonSetError,
     cleanup_daemonset,
     cleanup_name,

@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +13,13 @@ import msgspec
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
+from gpu_plugin.daemon.state_files import FILES as KEPT_FILES
 from gpu_plugin.host.cdi.directory import SpecDirectory
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.runtime.regular_file import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
 from gpu_plugin.state.node_lock import FILE as LOCK_FILE
 from gpu_plugin.state.node_lock import NodeLock
-from gpu_plugin.uninstall.state_files import FILES as KEPT_FILES
 
 FILES = (*KEPT_FILES, LOCK_FILE)
 """What a daemon writes in its state directory, besides its control socket."""
@@ -61,22 +62,31 @@ def remove_traces(
     Files that are not this plugin's stay. Where a daemon still runs with `state_dir` or `socket_dir`, nothing is removed; where
     none does, `before` is called first.
     """
-    lock = NodeLock(state_dir, socket_dir, __version__)
-    try:
-        if why := running(state_dir, lock):
+    with _locked(state_dir, socket_dir) as why:
+        if why:
             return Removal(left=[why])
         before()
         return _removed(state_dir, cdi_dir, socket_dir, features_dir)
+
+
+def running(state_dir: Path, socket_dir: Path) -> str:
+    """Which daemon runs with these directories, in a sentence; empty where none does."""
+    with _locked(state_dir, socket_dir) as why:
+        return why
+
+
+@contextmanager
+def _locked(state_dir: Path, socket_dir: Path) -> Iterator[str]:
+    """Holds a daemon's locks, unless one runs: then it gives which, in a sentence."""
+    lock = NodeLock(state_dir, socket_dir, __version__)
+    try:
+        if control.answers(state_dir):
+            yield f"{state_dir}: a daemon is running with this state directory: stop it first"
+        else:
+            why = lock.take(make=False)
+            yield f"{state_dir}: a daemon is running: {why}" if why else ""
     finally:
         lock.release()
-
-
-def running(state_dir: Path, lock: NodeLock) -> str:
-    """Which daemon runs with these directories, in a sentence; empty where none does, and then both locks are ours."""
-    if control.answers(state_dir):
-        return f"{state_dir}: a daemon is running with this state directory: stop it first"
-    why = lock.take(make=False)
-    return f"{state_dir}: a daemon is running: {why}" if why else ""
 
 
 def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Path | None) -> Removal:

@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from gpu_plugin.cli import main
-from gpu_plugin.uninstall import node_marks, traces
-from gpu_plugin.uninstall.state_files import FILES as TIDIED
+from gpu_plugin.cli.uninstall import node_marks, traces
+from gpu_plugin.daemon.state_files import FILES as TIDIED
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
 

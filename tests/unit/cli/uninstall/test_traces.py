@@ -9,11 +9,11 @@ import pytest
 
 from gpu_plugin import control
 from gpu_plugin.cli import main
+from gpu_plugin.cli.uninstall.traces import FILES, remove_traces
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.control import server
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.node_lock import NodeLock
-from gpu_plugin.uninstall.traces import FILES, remove_traces
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+import anyio
 import click
 
+from gpu_plugin.cli.options import seconds
 from gpu_plugin.config.errors import ConfigError
 
 
@@ -19,30 +21,22 @@ from gpu_plugin.config.errors import ConfigError
     "--daemonset", "daemonsets", required=True, multiple=True, metavar="NAME", help="Its name; may be repeated."
 )
 @click.option(
-    "--timeout", "seconds", default="60s", show_default=True, metavar="DURATION", help="How long to wait at most."
+    "--timeout", "timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait at most."
 )
 @click.option(
     "--kubeconfig", default="", metavar="FILE", help="How to reach the Kubernetes API. [default: as a pod of it]"
 )
-def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfig: str) -> int:
+def command(namespace: str, daemonsets: tuple[str, ...], timeout: str, kubeconfig: str) -> int:
     """Prints each step. Nodes that were not reached are no failure: they must not keep anybody from uninstalling."""
-    from gpu_plugin.config.values import duration  # noqa: PLC0415 - usage and help need none of it
-
-    try:
-        timeout = duration(1, 3600)(seconds)
-    except ValueError as error:
-        raise click.UsageError(f"--timeout: {error}", click.get_current_context()) from None
-
-    import anyio.abc  # noqa: PLC0415
-
+    from gpu_plugin.cli.uninstall.nodes import clean  # noqa: PLC0415 - 60 ms that usage, help and `cleanup` do without
+    from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
     from gpu_plugin.runtime.signals import told_to_stop  # noqa: PLC0415
     from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
-    from gpu_plugin.uninstall.nodes import clean  # noqa: PLC0415
-    from gpu_plugin.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415
 
+    patience = seconds("--timeout", timeout, 1, 3600)
     failed: list[str] = []
 
     async def clean_up(name: str) -> None:
@@ -50,45 +44,39 @@ def command(namespace: str, daemonsets: tuple[str, ...], seconds: str, kubeconfi
         try:
             async with connect(kubeconfig) as client:
                 found = DaemonSets(client, namespace)
-                done, nodes = await clean(found, name, timeout, lambda text: click.echo(f"{named}: {text}"), _owner())
+                done, nodes = await clean(found, name, patience, lambda text: click.echo(f"{named}: {text}"), _owner())
         except (UnreachableError, ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")
             return
         if done < nodes:
             click.echo(
-                f"{named}: {nodes - done} of {nodes} nodes were not cleaned up within {seconds}: run gpu-plugin cleanup on them, "
+                f"{named}: {nodes - done} of {nodes} nodes were not cleaned up within {timeout}: run gpu-plugin cleanup on them, "
                 "or leave what is there; it does no harm",
                 err=True,
             )
 
-    broken_off = False
-
     async def run() -> None:
-        nonlocal broken_off
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_told, tasks)
+            tasks.start_soon(until_told, tasks.cancel_scope)
             async with anyio.create_task_group() as work:
                 for name in dict.fromkeys(daemonsets):
                     work.start_soon(clean_up, name)
             tasks.cancel_scope.cancel()
 
-    async def until_told(tasks: anyio.abc.TaskGroup) -> None:
-        nonlocal broken_off
+    async def until_told(scope: anyio.CancelScope) -> None:
         await told_to_stop()
-        broken_off = True
-        tasks.cancel_scope.cancel()
+        failed.append("broken off")
+        scope.cancel()
 
     try:
         require_client("uninstall", "")
         if kubeconfig:
             require_file(Path(kubeconfig), MAX_KUBECONFIG)
     except OSError as error:
-        raise click.UsageError(f"--kubeconfig: {kubeconfig}: {error.strerror}", click.get_current_context()) from None
+        raise click.UsageError(f"--kubeconfig: {kubeconfig}: {error.strerror}") from None
     except ConfigError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise click.UsageError(str(error)) from None
     anyio.run(run)
-    if broken_off:
-        failed.append("broken off")
     if failed:
         raise click.ClickException("; ".join(failed))
     return 0

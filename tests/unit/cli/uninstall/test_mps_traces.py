@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_plugin.cli.uninstall.mps_traces import remove_mps_traces
 from gpu_plugin.mps import readiness
-from gpu_plugin.uninstall.mps_traces import remove_mps_traces
 
 
 @pytest.fixture

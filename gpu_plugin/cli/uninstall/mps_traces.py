@@ -3,12 +3,12 @@
 import ctypes
 import os
 import shutil
-import socket
 from pathlib import Path
 
+from gpu_plugin.cli.uninstall.traces import Removal, remove_empty
 from gpu_plugin.devices.mps_paths import CONTROL, LOG, PIPE, STARTED, shm_directory
 from gpu_plugin.mps import compute_modes, readiness
-from gpu_plugin.uninstall.traces import Removal, remove_empty
+from gpu_plugin.runtime.peer import listening
 
 _PARTS = {PIPE, LOG, readiness.READY, readiness.DOWN, STARTED}
 """All that supervisors put into a resource's directory; the last one is NVIDIA's."""
@@ -24,11 +24,11 @@ def remove_mps_traces(root: Path) -> Removal:
     """
     if not root.is_dir():
         return Removal()
-    if supervised(root):
+    if readiness.supervised(root):
         return Removal(left=[f"{root}: gpu-plugin mps is running with this MPS root: stop it first"])
     done = Removal()
     for directory in _resources(root):
-        if _listens(directory / PIPE / CONTROL):
+        if listening(str(directory / PIPE / CONTROL)):
             done.left.append(f"{directory}: an MPS control daemon is running there: stop it first")
         else:
             done.attempt(directory, shutil.rmtree)
@@ -51,17 +51,6 @@ def _remove_domain(directory: Path) -> bool:
     return True
 
 
-def supervised(root: Path) -> bool:
-    """Whether `gpu-plugin mps` runs with this MPS root."""
-    lock = root / readiness.SUPERVISOR
-    if not lock.exists():
-        return False
-    descriptor = readiness.lock(lock)
-    if descriptor is not None:
-        os.close(descriptor)
-    return descriptor is None
-
-
 def _resources(root: Path) -> list[Path]:
     """The directories of resources, as ROOT/DOMAIN/NAME: those that have pipes, and nothing that is not a daemon's."""
     found = []
@@ -74,18 +63,6 @@ def _resources(root: Path) -> list[Path]:
 def _directories(path: Path) -> list[Path]:
     with os.scandir(path) as entries:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:  # too busy to accept, and therefore there
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def _unmount(shm: Path) -> str:

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpu_plugin.cli import main
-from gpu_plugin.uninstall import nodes
-from gpu_plugin.uninstall.template import cleanup_daemonset
-from tests.unit.uninstall.test_template import daemonset
+from gpu_plugin.cli.uninstall import nodes
+from gpu_plugin.cli.uninstall.template import cleanup_daemonset
+from tests.unit.cli.uninstall.test_template import daemonset
 
 PATH = "/apis/apps/v1/namespaces/gpus/daemonsets"
 
