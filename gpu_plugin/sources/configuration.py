@@ -14,6 +14,7 @@ import msgspec
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.words import shortened
 from gpu_plugin.config.written import differing, written
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
@@ -309,8 +310,7 @@ async def _resolved(threads: Workers, resolve: Resolve, path: Path | None) -> Se
 def tell_settings(settings: Settings, file: Path | None) -> None:
     """Says the file, what of the settings is not the default, and what of the file deserves a word."""
     asked = "; ".join(differing(settings)) or "nothing but defaults"
-    shown = asked if len(asked) <= LONGEST_LINE else f"{asked[: LONGEST_LINE - 3]}..."
-    log.info("configuration: %s: %s", file or "no file", shown)
+    log.info("configuration: %s: %s", file or "no file", shortened(asked, LONGEST_LINE))
     if log.isEnabledFor(logging.DEBUG):
         log.debug("configuration: in full: %s", json.dumps(written(settings)))
     tell_remarks(settings)
