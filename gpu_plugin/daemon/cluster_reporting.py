@@ -19,7 +19,6 @@ import anyio
 
 from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.cordon_annotation import Cordoned, cordoned
-from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.health_watch import HealthWatch
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from gpu_plugin.cluster.events import EventWriter
     from gpu_plugin.cluster.node_api import NodeApi
     from gpu_plugin.cluster.node_condition import GpuFitness
+    from gpu_plugin.cluster.node_metadata import NodeMetadata
     from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class ClusterReporting:
         store: SnapshotStore,
         holders: Callable[[], Awaitable[HoldersByDevice | None]],
         trouble: Callable[[], str | None],
-        node: NodeMetadata,
+        node: "Callable[[], NodeMetadata]",
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
@@ -262,7 +262,7 @@ class ClusterReporting:
 
     async def _follow_it_soon(self) -> None:
         await anyio.sleep(START_SPREAD * self._dice())
-        await self._node.follow_annotation(ANNOTATION, self._cordons.take)
+        await self._node().follow_annotation(ANNOTATION, self._cordons.take)
 
 
 class AnnotatedCordons:

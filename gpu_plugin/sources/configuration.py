@@ -7,11 +7,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.words import shortened
@@ -20,6 +20,9 @@ from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.sources.source import ConfigSource
+
+if TYPE_CHECKING:
+    from gpu_plugin.cluster.node_metadata import NodeMetadata
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +90,7 @@ class Configuration:
         self._look = False
 
     @property
-    def node(self) -> NodeMetadata:
+    def node(self) -> "NodeMetadata":
         """The labels and annotations of the Node, which whoever follows them shares one watch for."""
         return self._source.node
 

@@ -229,13 +229,14 @@ def measure_reporting(
         async def written(_: float) -> None:
             """The journal takes no time here."""
 
+        ends = Ends(NODE, settings.kubeconfig)
         reporting = ClusterReporting(
             settings=lambda: settings,
             health=health,
             store=inventory.store,
             holders=pods.held,
             trouble=lambda: "",
-            node=Ends(NODE, settings.kubeconfig),
+            node=lambda: ends,
             wall=lambda: zero + clock() - began,
             clock=clock,
         )

@@ -145,7 +145,7 @@ class World:
             "store": self.inventory.store,
             "holders": self.holders,
             "trouble": lambda: "",
-            "node": self,
+            "node": lambda: self,
             "dice": lambda: 0.0,
         }
         self.reporting: Any = ClusterReporting(**parts)
