@@ -47,7 +47,7 @@ async def test_a_coroutine_that_ends_while_it_is_looked_at_costs_the_answer_noth
         def cr_frame(self):
             return next(self._frames, None)
 
-    class Task(asyncio.Task):
+    class Task(asyncio.Task[None]):
         def get_coro(self):
             return Ending()
 
