@@ -109,7 +109,8 @@ class Directories:
         Where the system refuses (its inotify limits, for one), that is said once; who needs to know must look by himself.
         A directory that is only on the way is passed over where it may not be read.
         """
-        new, refused = False, None
+        new = False
+        refused: OSError | None = None
         try:
             new, refused = self._arm(places)
         except OSError as error:

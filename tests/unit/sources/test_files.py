@@ -269,7 +269,9 @@ async def test_watches_that_run_out_leave_the_looks(tmp_path, monkeypatch, caplo
     assert caplog.text.count("looked for now and then") == 1
 
 
-async def test_a_directory_that_may_not_be_watched_is_said_once_where_the_file_lies_in_it(tmp_path, monkeypatch, caplog):
+async def test_a_directory_that_may_not_be_watched_is_said_once_where_the_file_lies_in_it(
+    tmp_path, monkeypatch, caplog
+):
     class Refusing(Inotify):
         def add_watch(self, path, mask):
             if str(path) in {str(tmp_path), str(tmp_path / "a")}:
