@@ -1,11 +1,13 @@
 """What compute modes were before is on the disk in the end, however long the disk takes."""
 
 import threading
+from functools import partial
 
 import anyio
 import msgspec
 import pytest
 
+from gpu_plugin.devices.nvml_h import ComputeMode
 from gpu_plugin.mps import compute_modes
 from gpu_plugin.mps.compute_modes import FILE, ComputeModes
 from gpu_plugin.state.directory import StateDirectory
@@ -27,6 +29,10 @@ class SlowDirectory(StateDirectory):
         return super().write(name, content)
 
 
+def exclusive(mps, count):
+    return sum(mps.mode(index) == ComputeMode.EXCLUSIVE_PROCESS for index in range(count)) == count
+
+
 @pytest.mark.parametrize("together", [True, False])
 async def test_a_disk_that_takes_long_gets_every_mode_in_the_end(mps, monkeypatch, caplog, together):
     monkeypatch.setattr(compute_modes, "_DISK_PATIENCE", 0.05)
@@ -34,10 +40,10 @@ async def test_a_disk_that_takes_long_gets_every_mode_in_the_end(mps, monkeypatc
     modes = ComputeModes(mps.driver, mps.calls, directory, mps.node.boot_id, 5)
     uuids = [gpu.uuid for gpu in mps.node.profile.gpus][:4]
     async with anyio.create_task_group() as group:
-        for uuid in uuids:
+        for count, uuid in enumerate(uuids, 1):
             group.start_soon(modes.make_exclusive, uuid)
             if not together:
-                await until(lambda uuid=uuid: uuid in modes.changed)
+                await until(partial(exclusive, mps, count))
     assert "has not been written" in caplog.text
     directory.go.set()
 
