@@ -163,7 +163,7 @@ def _grow_on_link(says: str, name: str, number: int) -> Effect:
 
 
 def _ecc_uncorrected(node: SimulatedNode, gpu: int, errors: int) -> str:
-    node.change(gpu, ecc_uncorrected=node.condition(gpu).ecc_uncorrected + errors)
+    node.grow(gpu, "ecc_uncorrected", errors)
     node.post(gpu, EventType.DOUBLE_BIT_ECC)
     return f"{counted(errors, 'more uncorrected memory error')}, until reset"
 
@@ -234,7 +234,7 @@ def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _pcie_replays(node: SimulatedNode, gpu: int, replays: int) -> str:
-    node.change(gpu, pcie_replays=node.condition(gpu).pcie_replays + replays)
+    node.grow(gpu, "pcie_replays", replays)
     return f"{replays} more replays on its PCIe link, until reset"
 
 
