@@ -98,10 +98,12 @@ def awaited(task: "asyncio.Task[Any]") -> list[tuple[CodeType, int]]:
     found: list[tuple[CodeType, int]] = []
     waits_on: Any = task.get_coro()
     while len(found) < 10 * MAX_FRAMES:
-        frame, inner = next((pair for pair in _WAITING if getattr(waits_on, pair[0], None) is not None), ("", ""))
-        if not frame:
+        # Asked for once: the loop runs on meanwhile, and a coroutine that has ended has no frame any more.
+        seen = ((getattr(waits_on, frame, None), inner) for frame, inner in _WAITING)
+        frame, inner = next((pair for pair in seen if pair[0] is not None), (None, ""))
+        if frame is None:
             break
-        found.append((getattr(waits_on, frame).f_code, getattr(waits_on, frame).f_lineno))
+        found.append((frame.f_code, frame.f_lineno))
         waits_on = getattr(waits_on, inner)
     return found
 

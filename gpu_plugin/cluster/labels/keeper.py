@@ -127,7 +127,7 @@ class NodeLabels:
         self._memory: SlowCall[bool] = SlowCall(self._memory_threads.begin)
         self._renew_at = float("-inf")
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
-        self._in_vain: tuple[str, UnreachableError] | None = None
+        self._in_vain: tuple[str, str] | None = None
         """The Node that the API server was asked about in vain, and why."""
         self._spread = True
 
@@ -321,12 +321,12 @@ class NodeLabels:
     async def _apply(self, settings: Settings, node_name: str, labels: Mapping[str, str]) -> None:
         """Gives the API server these labels once a pause is over, and remembers so. Raises ConfigError and UnreachableError."""
         if self._in_vain is not None and not self._backoff.due(anyio.current_time()):
-            raise self._in_vain[1].with_traceback(None)
+            raise UnreachableError("pause", self._in_vain[1])  # without a code: nobody answered anything now
         try:
             await self._api(node_name, settings.kubeconfig).apply_labels(labels)
         except UnreachableError as error:
             self._backoff.failed(anyio.current_time(), self._dice())
-            self._in_vain = node_name, error
+            self._in_vain = node_name, str(error)
             raise
         await self._given(Applied(node_name, {**labels}) if labels else Applied())
 

@@ -518,3 +518,16 @@ async def test_it_runs_for_ever_and_takes_news_of_the_node(tmp_path, monkeypatch
 
 def test_the_names_of_its_files_are_known_to_who_cleans_up():
     assert {LABELS_FILE, FEATURES_FILE} <= set(FILES) & set(traces.FILES)
+
+
+async def test_what_was_heard_of_a_node_before_a_pause_says_nothing_of_the_labels_that_are_to_be_taken_back(bench):
+    await bench.keep(ONE, node_labels="api")
+    bench.api.refused["node-a"] = 404
+    await bench.keep(TWO)
+    bench.api.refused.clear()
+    pause = await bench.keep(node_labels="none")
+    assert pause == pytest.approx(FIRST_PAUSE / 2)
+    assert "no change of node-a" in bench.labels.trouble
+    bench.steady += FIRST_PAUSE
+    assert await bench.keep() is None
+    assert bench.api.labels["node-a"] == {}
