@@ -7,9 +7,9 @@ import click
 import msgspec
 
 from gpu_plugin.cli.gpu_list import Amount, Hardware, amounts
-from gpu_plugin.cli.output import counted
 from gpu_plugin.cli.topology_source import daemons_node, simulated_node
 from gpu_plugin.config.sharing import DISTRIBUTED, TIME_SLICING
+from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import GPU_RESOURCE
@@ -75,7 +75,7 @@ def _resource(name: str | None, resources: Sequence[OfferedResource]) -> Offered
     fallback = GPU_RESOURCE if GPU_RESOURCE in by_name else resources[0].name
     wanted = fallback if name is None else name
     if wanted not in by_name:
-        raise click.UsageError(f"--resource: {wanted!r} is not served here: {', '.join(by_name)} {_are(len(by_name))}")
+        raise click.UsageError(f"--resource: {wanted!r} is not served here: {', '.join(by_name)} {are(len(by_name))}")
     return by_name[wanted]
 
 
@@ -112,7 +112,7 @@ def _required(wanted: Mapping[int, Amount], free: Ids, resource: OfferedResource
         if amount.ids and not {*amount.ids} <= {*free[at]}:
             raise click.UsageError(f"--must: not all of {', '.join(amount.ids)} are available")
         if asked > there:
-            name = f"{hardware[at].name}, of which {there} {_are(there)} available"
+            name = f"{hardware[at].name}, of which {there} {are(there)} available"
             raise click.UsageError(f"--must: {counted(asked, 'replica')} of {name}")
     required = {
         at: (amount if amount != Amount() else Amount(1)).of(free[at]) for at, amount in wanted.items() if at in free
@@ -130,14 +130,10 @@ def _check(size: int, available: int, required: int, what: str, left_out: Sequen
     """Raises UsageError where there is no such set at all."""
     if size > available:
         more = f"; left out: {held_back_words(left_out)}" if left_out else ""
-        asked = f"{size} {what.removesuffix('s') if size == 1 else what} {_are(size)}"
-        raise click.UsageError(f"--size: {asked} asked for, and {available} {_are(available)} available{more}")
+        asked = f"{size} {what.removesuffix('s') if size == 1 else what} {are(size)}"
+        raise click.UsageError(f"--size: {asked} asked for, and {available} {are(available)} available{more}")
     if required > size:
         raise click.UsageError(f"--must: {required} {what} must be had, and --size asks for {size}")
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 class Answer(msgspec.Struct, frozen=True):

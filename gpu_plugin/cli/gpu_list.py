@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from gpu_plugin.cli.output import counted
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.gpu_names import is_bus_id, named
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.sharing import REPLICA

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import click
 
 from gpu_plugin.config.times import rfc3339_milliseconds
+from gpu_plugin.config.words import shortened
 from gpu_plugin.runtime.printable import printable
 
 # Exit statuses of every verb
@@ -100,20 +101,11 @@ def table(rows: list[list[str]], columns: int | None = None, cut_first: Sequence
     for at in cut_first if columns is not None else ():
         over = max(0, sum(widths) + 2 * (len(widths) - 1) - (columns or 0))
         widths[at] = max(min(widths[at], NARROWEST), widths[at] - over)
-        rows = [[_fitted(cell, widths[at]) if i == at else cell for i, cell in enumerate(row)] for row in rows]
+        rows = [[shortened(cell, widths[at]) if i == at else cell for i, cell in enumerate(row)] for row in rows]
     lines = ["  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
     if columns is None:
         return lines
-    return [line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines]
-
-
-def _fitted(cell: str, width: int) -> str:
-    return cell if len(cell) <= width else f"{cell[: width - 3]}..."
-
-
-def counted(count: int, noun: str) -> str:
-    """So many of something, such as 1 node or 2 nodes."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return [shortened(line, columns) for line in lines]
 
 
 def displayable(data: Any) -> Any:

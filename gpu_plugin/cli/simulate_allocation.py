@@ -11,6 +11,7 @@ from gpu_plugin.cli.allocation import Answer, Served, answer_to, request, served
 from gpu_plugin.cli.running_daemon import state_dir_option
 from gpu_plugin.cli.topology_source import simulate_option
 from gpu_plugin.config.choices import ALLOCATION_POLICIES
+from gpu_plugin.config.words import counted
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import LinkGroups
 from gpu_plugin.placement.views.matrix import held_back_words, word
@@ -162,7 +163,7 @@ def _devices(hardware: Sequence[Offered], answer: Answer) -> Iterator[str]:
     width = max(len(hardware[at].name) for at in answer.counts)
     for at, count in answer.counts.items():
         free = len(answer.asked.available[at])
-        replicas = f"  {count} of {free} free replica{'' if free == 1 else 's'}" if hardware[at].shared else ""
+        replicas = f"  {count} of {counted(free, 'free replica')}" if hardware[at].shared else ""
         yield f"{hardware[at].name:<{width}}  {hardware[at].visible_id}{replicas}"
 
 

@@ -15,7 +15,6 @@ from gpu_plugin.cli.output import (
     PROBLEM_FOUND,
     SUCCESS,
     coloured,
-    counted,
     displayable,
     output_options,
     reader_left,
@@ -26,9 +25,10 @@ from gpu_plugin.cli.output import (
 )
 from gpu_plugin.cli.running_daemon import ask, state_dir_option
 from gpu_plugin.config.times import duration, utc
+from gpu_plugin.config.words import counted
 from gpu_plugin.daemon.node_status import complaints, unusable
 from gpu_plugin.runtime.printable import printable
-from gpu_plugin.telemetry.metrics import metrics
+from gpu_plugin.telemetry.metrics.families import metrics
 
 _LABEL = 15
 """Columns of what a line is about."""

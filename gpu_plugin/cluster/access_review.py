@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_plugin.cluster.answers import Request, decoded, exchange, status_of
+from gpu_plugin.cluster.answers import Request, ask, decoded
 from gpu_plugin.cluster.connection import connect
 
 _PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -33,10 +33,7 @@ async def review(kubeconfig: str, asked: Sequence[Asked]) -> tuple[str, list[boo
     async with connect(kubeconfig) as client:
         for each in asked:
             request = Request("POST", _PATH, _HEADERS, "review", _NEEDED, _content(each))
-            response, answer = await exchange(client, request)
-            if not response.is_success:
-                raise request.refused(response.status_code, status_of(answer))
-            allowed.append(decoded(answer, _Review).status.allowed)
+            allowed.append(decoded(await ask(client, request), _Review).status.allowed)
         return str(client.base_url).rstrip("/"), allowed
 
 

@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import msgspec
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-METADATA: Final = "application/json;as={};v=v1;g=meta.k8s.io,application/json"
-"""Metadata alone: a whole Node with its images is some ten times as long. It is asked for of answers to changes, too."""
+METADATA: Final = {"Accept": "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json"}
+"""The header that asks for metadata alone, of answers to changes, too: a whole Node with its images is some ten times as long."""
 
 LONGEST_MESSAGE = 4 * 1024 * 1024
 """Bytes of an object, a list or an event of a watch; etcd holds no object above 1.5 MiB."""
@@ -27,6 +27,15 @@ LONGEST_PIECE = 64 * 1024
 
 _GZIP = 16 + zlib.MAX_WBITS
 """That zlib is to expect gzip's frame (zlib.decompressobj, wbits)."""
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    """What is read of an object's metadata (metav1.ObjectMeta)."""
+
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class Status(msgspec.Struct):
@@ -56,39 +65,38 @@ class Request(msgspec.Struct, frozen=True):
     needed: str
     content: Mapping[str, object] | None = None
 
-    def refused(self, code: int, status: Status) -> UnreachableError:
-        """The error that an answer with this HTTP status is; `status` is what its body says."""
-        says = f"the Kubernetes API answered {code}{': ' if status.message else ''}{status.message}"
+    def refused(self, response: "httpx2.Response", content: bytes) -> UnreachableError:
+        """The error that an answer is whose HTTP status says no; `content` is its body."""
+        try:
+            status = decoded(content, Status)
+        except UnreachableError:
+            status = Status()
+        code = response.status_code
+        kind, says = str(code), f"the Kubernetes API answered {code}{': ' if status.message else ''}{status.message}"
         if code == HTTPStatus.UNAUTHORIZED:
-            advice = "it does not accept our credentials: is the service account's token, or --kubeconfig, its?"
-            return UnreachableError("401", f"{says}; {advice}", code)
-        if code == HTTPStatus.FORBIDDEN:
-            advice = f"bind our service account to a ClusterRole that allows {self.needed}"
-            return UnreachableError(f"403 {self.verb}", f"{says}; {advice}", code)
-        return UnreachableError(str(code), says, code)
+            says += "; it does not accept our credentials: is the service account's token, or --kubeconfig, its?"
+        elif code == HTTPStatus.FORBIDDEN:
+            kind = f"403 {self.verb}"
+            says += f"; bind our service account to a ClusterRole that allows {self.needed}"
+        return UnreachableError(kind, says, code, status.reason, _retry_after(response.headers))
 
 
-def metadata_of(kind: str) -> dict[str, str]:
-    """The headers that ask for metadata alone; `kind` is PartialObjectMetadata or PartialObjectMetadataList."""
-    return {"Accept": METADATA.format(kind)}
-
-
-async def exchange(client: "httpx2.AsyncClient", request: Request) -> tuple["httpx2.Response", bytes]:
-    """Sends a request. Returns the answer, whatever its HTTP status, and its body.
+async def ask(client: "httpx2.AsyncClient", request: Request) -> bytes:
+    """Sends a request. Returns the body of the answer.
 
     Raises:
-        UnreachableError: there is no answer within ANSWER_TIMEOUT, or none that can be read.
+        UnreachableError: there is no answer within ANSWER_TIMEOUT, none that can be read, or one that says no, with a `code`.
     """
     import httpx2  # noqa: PLC0415 - as in connect
     from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
 
-    content = None if request.content is None else json.dumps(request.content, separators=(",", ":")).encode()
-    sent = client.build_request(request.method, request.path, content=content, headers=dict(request.headers))
+    told = None if request.content is None else json.dumps(request.content, separators=(",", ":")).encode()
+    sent = client.build_request(request.method, request.path, content=told, headers=dict(request.headers))
     try:
         with anyio.fail_after(ANSWER_TIMEOUT):
             response = await client.send(sent, stream=True)
             try:
-                return response, await body(response)
+                content = await body(response)
             finally:
                 await response.aclose()
     except TimeoutError:
@@ -96,6 +104,9 @@ async def exchange(client: "httpx2.AsyncClient", request: Request) -> tuple["htt
     except (httpx2.HTTPError, OSError, ValueError, CredentialsError) as error:
         text = f"the Kubernetes API cannot be reached: {str(error) or repr(error)}"
         raise UnreachableError("connection", text) from None
+    if not response.is_success:
+        raise request.refused(response, content)
+    return content
 
 
 async def body(response: "httpx2.Response") -> bytes:
@@ -145,9 +156,7 @@ def decoded(content: bytes, kind: type[T]) -> T:
         raise UnreachableError("answer", f"the Kubernetes API's answer is not understood: {error}") from None
 
 
-def status_of(content: bytes) -> Status:
-    """The Status that an answer is, an empty one where it is none."""
-    try:
-        return decoded(content, Status)
-    except UnreachableError:
-        return Status()
+def _retry_after(headers: Mapping[str, Any]) -> float | None:
+    """Seconds, as the API server writes them. Of 0, or of a date, which proxies may write, no notice is taken."""
+    text = str(headers.get("retry-after", ""))
+    return (float(text) or None) if text.isascii() and text.isdigit() and len(text) < 6 else None

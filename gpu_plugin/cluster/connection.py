@@ -28,14 +28,16 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_
 class UnreachableError(Exception):
     """The API server cannot be asked, or does not say what was asked for; the text says why.
 
-    `kind` is the same for troubles that are the same to people, however their texts differ. `code` is the HTTP status of an
-    answer that says no, 0 where there was none.
+    `kind` is the same for troubles that are the same to people, however their texts differ. Of an answer that says no, `code` is
+    the HTTP status, `reason` the API's own word for it, `pause` the Retry-After in seconds: 0, empty and None where there is none
     """
 
-    def __init__(self, kind: str, text: str, code: int = 0) -> None:
+    def __init__(self, kind: str, text: str, code: int = 0, reason: str = "", pause: float | None = None) -> None:
         super().__init__(text)
         self.kind = kind
         self.code = code
+        self.reason = reason
+        self.pause = pause
 
 
 def require_client(what: str = "--config-file-srcdir", instead: str = ", or give one file with --config-file") -> None:

@@ -7,10 +7,7 @@ import msgspec
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import HOW, named
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.signals.orders import ANNOTATION
 from gpu_plugin.runtime.printable import printable
-
-__all__ = ["ANNOTATION", "Cordoned", "cordoned"]
 
 MAX_NAMES = 256
 """Names that are looked at. A node has 16 GPUs."""
@@ -30,11 +27,9 @@ def cordoned(value: str | None, gpus: Sequence[Gpu]) -> Cordoned:
     """What the annotation comes to on this node; None: there is no annotation."""
     names = list(dict.fromkeys(filter(None, (name.strip() for name in (value or "").split(",")))))
     found: set[str] = set()
-    complaints = (
-        [f"{len(names) - MAX_NAMES} names are not looked at: there are more than {MAX_NAMES}"]
-        if len(names) > MAX_NAMES
-        else []
-    )
+    complaints: list[str] = []
+    if len(names) > MAX_NAMES:
+        complaints.append(f"{len(names) - MAX_NAMES} names are not looked at: there are more than {MAX_NAMES}")
     for name in names[:MAX_NAMES]:
         try:
             gpu = named(name, gpus) if len(name) <= MAX_NAME_LENGTH else None

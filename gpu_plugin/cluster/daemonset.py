@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from gpu_plugin.cluster.answers import Request, decoded, exchange, status_of
+from gpu_plugin.cluster.answers import Request, ask, decoded
+from gpu_plugin.cluster.connection import UnreachableError
 
 if TYPE_CHECKING:
     import httpx2
@@ -37,9 +38,9 @@ class DaemonSets:
     ) -> Mapping[str, Any] | None:
         """The answer; None where its status is `but`."""
         request = Request(method, f"{self._path}{path}", _HEADERS, method.lower(), _NEEDED, content)
-        response, answer = await exchange(self._client, request)
-        if response.status_code == but:
+        try:
+            return decoded(await ask(self._client, request), dict)
+        except UnreachableError as error:
+            if error.code != but:
+                raise
             return None
-        if not response.is_success:
-            raise request.refused(response.status_code, status_of(answer))
-        return decoded(answer, dict)

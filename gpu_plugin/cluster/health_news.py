@@ -46,16 +46,24 @@ def reason(change: Transition) -> str:
     return DEGRADED if change.before is Verdict.FATAL and change.standing is Verdict.DEGRADED else ""
 
 
-def on_node(change: Transition, gpus: Sequence[Gpu], node: Object, at: float) -> EventContent | None:
-    """The news for the Node, at Unix time `at`; None where there are none."""
-    why = reason(change)
-    return EventContent(node, why, _message(change, gpus), why in _WARNINGS, at) if why else None
+def news(change: Transition, gpus: Sequence[Gpu], about: Object, at: float) -> EventContent | None:
+    """The news for the Node, or for a pod that holds the GPU, at Unix time `at`; None where there are none.
 
-
-def on_pod(change: Transition, gpus: Sequence[Gpu], pod: Object, at: float) -> EventContent | None:
-    """The news for a pod that holds the GPU; None where there are none."""
-    why = reason(change) if concerns_pods(change) else ""
-    return EventContent(pod, why, _message(change, gpus, operator=False), why in _WARNINGS, at) if why else None
+    What happened to which GPU, and to operators, who read the Node's, what to do.
+    """
+    operator = about.kind == "Node"
+    why = reason(change) if operator or concerns_pods(change) else ""
+    if not why:
+        return None
+    gpu = next((gpu for gpu in gpus if gpu.uuid == change.uuid), None)
+    name = called(gpu) if gpu is not None else f"GPU ({change.uuid})"
+    part = f", MIG device {change.device}" if change.device else ""
+    words = change.detail or change.signal
+    if change.xid_name and change.xid_name not in words:
+        words = f"{words}: {change.xid_name}"
+    over = " is over" if change.verdict is Verdict.OK else ""
+    action = f". What to do: {change.action}" if operator and change.action and not over else ""
+    return EventContent(about, why, printable(f"{name}{part}: {words}{over}{action}"), why in _WARNINGS, at)
 
 
 def concerns_pods(change: Transition) -> bool:
@@ -79,16 +87,3 @@ def pods_on(
 
 
 _WARNINGS = frozenset({UNHEALTHY, DEGRADED, APPLICATION})
-
-
-def _message(change: Transition, gpus: Sequence[Gpu], *, operator: bool = True) -> str:
-    """What happened to which GPU and, for an operator, what to do."""
-    gpu = next((gpu for gpu in gpus if gpu.uuid == change.uuid), None)
-    name = called(gpu) if gpu is not None else f"GPU ({change.uuid})"
-    part = f", MIG device {change.device}" if change.device else ""
-    words = change.detail or change.signal
-    if change.xid_name and change.xid_name not in words:
-        words = f"{words}: {change.xid_name}"
-    over = " is over" if change.verdict is Verdict.OK else ""
-    action = f". What to do: {change.action}" if operator and change.action and not over else ""
-    return printable(f"{name}{part}: {words}{over}{action}")

@@ -9,7 +9,7 @@ Nothing is kept open between two tasks: credentials and certificates are read ag
 
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.answers import Request, decoded, exchange, metadata_of, status_of
+from gpu_plugin.cluster.answers import METADATA, Metadata, Request, ask, decoded
 from gpu_plugin.cluster.connection import UnreachableError, connect
 from gpu_plugin.runtime.backoff import NO_SOONER, Backoff
 
@@ -36,9 +36,14 @@ ATTEMPTS = 4
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 
-_APPLY: Final = {"Content-Type": "application/apply-patch+yaml", **metadata_of("PartialObjectMetadata")}
-_MERGE: Final = {"Content-Type": "application/merge-patch+json", **metadata_of("PartialObjectMetadata")}
-_JSON: Final = {"Content-Type": "application/json", **metadata_of("PartialObjectMetadata")}
+_APPLY: Final = {"Content-Type": "application/apply-patch+yaml", **METADATA}
+_MERGE: Final = {"Content-Type": "application/merge-patch+json", **METADATA}
+_JSON: Final = {"Content-Type": "application/json", **METADATA}
+
+_NODES_RIGHT: Final = "get and patch of nodes in the core API group"
+
+_EXISTS: Final = "AlreadyExists"
+"""The reason of a conflict with an object that was there before, and not with a change of it (metav1.StatusReason)."""
 
 _AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -63,11 +68,6 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
     last_transition_time: str | None = ""
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
-    uid: str = ""
-    resource_version: str = ""
-
-
 class _Spec(msgspec.Struct):
     taints: list[Taint] | None = None
 
@@ -79,7 +79,7 @@ class _State(msgspec.Struct):
 class NodeState(msgspec.Struct):
     """As much of a Node as is decided by."""
 
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _State = msgspec.field(default_factory=_State)
 
@@ -91,23 +91,6 @@ class NodeState(msgspec.Struct):
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type; None where there is none."""
         return next((each for each in self.status.conditions or () if each.type == kind), None)
-
-
-class _AnsweredError(Exception):
-    """An answer with an error status, as `error`; `pause` is the Retry-After in seconds, None where there is none."""
-
-    def __init__(self, code: int, reason: str, error: UnreachableError, pause: float | None) -> None:
-        super().__init__(code)
-        self.code = code
-        self.reason = reason
-        self.error = error
-        self.pause = pause
-
-    @property
-    def worth_another(self) -> bool:
-        """Whether the same may well succeed in a moment."""
-        changed_since = self.code == HTTPStatus.CONFLICT and self.reason != "AlreadyExists"
-        return changed_since or self.code in _AGAIN or self.code >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class NodeApi:
@@ -149,13 +132,14 @@ class NodeApi:
 
         A label of the same key that somebody else wrote becomes ours. None at all: nothing of us is left.
         """
-        needed = "get and patch of nodes in the core API group"
-
-        async def apply() -> None:
-            metadata: dict[str, object] = {"name": self.node_name, "uid": await self._own_uid(), "labels": {**labels}}
-            await self._apply("", "labels", {"metadata": metadata}, needed)
-
-        await self._as_the_same_node(apply)
+        known = self._uid
+        try:
+            await self._apply_labels(labels)
+        except UnreachableError as error:
+            self._uid = ""
+            if not known or error.code not in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
+                raise
+            await self._apply_labels(labels)  # the Node of this name was recreated since
 
     async def apply_condition(self, condition: Condition | None) -> str:
         """Has the Node carry this condition of ours, or none. Returns the Node's uid: one that was recreated has another."""
@@ -175,10 +159,9 @@ class NodeApi:
         Returns:
             Whether there was anything to change.
         """
-        needed = "get and patch of nodes in the core API group"
         wanted: list[Taint] = [{"key": key, "effect": effect}] if effect else []
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
-        for attempt in range(ATTEMPTS):
+        while True:
             state = known if known is not None else await self.read()
             known = None
             present = [taint for taint in state.taints if taint.get("key") == key]
@@ -191,15 +174,13 @@ class NodeApi:
             }
             path = f"{self._path()}?fieldManager={MANAGER}-taint"
             try:
-                request = Request("PATCH", path, _MERGE, "patch", needed, content)
-                await self._ask(request, again_on_conflict=False)
-            except _AnsweredError as answered:
-                if attempt + 1 == ATTEMPTS:
-                    raise answered.error from None
-                await self._pause(backoff, answered.pause)
+                await self._ask(Request("PATCH", path, _MERGE, "patch", _NODES_RIGHT, content), again_on_conflict=False)
+            except UnreachableError as error:
+                if error.code != HTTPStatus.CONFLICT or backoff.failures + 1 == ATTEMPTS:
+                    raise
+                await self._pause(backoff, error.pause)
             else:
                 return True
-        raise AssertionError  # the last attempt returns or raises
 
     async def create_event(self, namespace: str, event: Mapping[str, object]) -> None:
         """Makes an Event (core/v1). One that is there already by this name was made by an attempt that seemed to fail."""
@@ -207,31 +188,21 @@ class NodeApi:
         try:
             await self._ask(Request("POST", path, _JSON, "create events", _events_right(namespace), event))
         except UnreachableError as error:
-            if error.kind != "AlreadyExists":
+            if error.reason != _EXISTS:
                 raise
 
     async def count_event(self, namespace: str, name: str, changes: Mapping[str, object]) -> bool:
         """Changes fields of an Event. Returns whether it is still there: the API server drops old ones."""
         path = f"/api/v1/namespaces/{namespace}/events/{name}?fieldManager={MANAGER}"
-        try:
-            await self._ask(Request("PATCH", path, _MERGE, "patch events", _events_right(namespace), changes))
-        except UnreachableError as error:
-            if error.code == HTTPStatus.NOT_FOUND:
-                return False
-            raise
-        return True
+        request = Request("PATCH", path, _MERGE, "patch events", _events_right(namespace), changes)
+        return await self._unless_gone(request) is not None
 
     async def pod_uid(self, namespace: str, name: str) -> str | None:
         """The uid of a pod, by its metadata alone; None where there is none of that name any more."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        headers = metadata_of("PartialObjectMetadata")
-        try:
-            content = await self._ask(Request("GET", path, headers, "get pods", "get of pods in the core API group"))
-        except UnreachableError as error:
-            if error.code == HTTPStatus.NOT_FOUND:
-                return None
-            raise
-        return decoded(content, NodeState).metadata.uid or None
+        request = Request("GET", path, METADATA, "get pods", "get of pods in the core API group")
+        content = await self._unless_gone(request)
+        return None if content is None else decoded(content, NodeState).metadata.uid or None
 
     def _path(self) -> str:
         return f"/api/v1/nodes/{self.node_name}"
@@ -241,69 +212,43 @@ class NodeApi:
         document = {"apiVersion": "v1", "kind": "Node", **content}
         return await self._ask(Request("PATCH", path, _APPLY, f"patch {concern}", needed, document))
 
-    async def _own_uid(self) -> str:
-        """The Node's uid: with it, applying to a Node that is gone makes no new one, and one that was recreated is noticed."""
+    async def _apply_labels(self, labels: Mapping[str, str]) -> None:
+        """With the Node's uid: applying to a Node that is gone makes no new one then, and one that was recreated is noticed."""
         if not self._uid:
-            headers = metadata_of("PartialObjectMetadata")
-            request = Request("GET", self._path(), headers, "get", "get of nodes in the core API group")
+            request = Request("GET", self._path(), METADATA, "get", "get of nodes in the core API group")
             self._uid = decoded(await self._ask(request), NodeState).metadata.uid
-        return self._uid
+        metadata = {"name": self.node_name, "uid": self._uid, "labels": {**labels}}
+        await self._apply("", "labels", {"metadata": metadata}, _NODES_RIGHT)
 
-    async def _as_the_same_node(self, change: Callable[[], Awaitable[None]]) -> None:
-        """Makes a change that names the Node's uid; once more where the Node of this name was recreated since."""
-        known = self._uid
+    async def _unless_gone(self, request: Request) -> bytes | None:
+        """The body of the answer; None where there is no such object. Raises UnreachableError."""
         try:
-            await change()
+            return await self._ask(request)
         except UnreachableError as error:
-            self._uid = ""
-            if not known or error.code not in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
+            if error.code != HTTPStatus.NOT_FOUND:
                 raise
-            await change()
+            return None
 
     async def _ask(self, request: Request, *, again_on_conflict: bool = True) -> bytes:
-        """The body of the answer, after a few attempts if need be.
+        """The body of the answer, after a few attempts if need be. Raises UnreachableError.
 
-        Raises:
-            UnreachableError: there was no good answer; `kind` is the HTTP status or the API's own reason where there was one.
-            _AnsweredError: the object has changed meanwhile, and the caller must read it again.
+        Without `again_on_conflict` that is raised at once where the object has changed meanwhile: the caller must read it again.
         """
         async with self.session():
+            client = _client.get()
+            assert client is not None
             backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
             while True:
-                asked: float | None = None
-                last = backoff.failures + 1 == ATTEMPTS
+                self.requests += 1
                 try:
-                    return await self._once(request)
-                except _AnsweredError as answered:
-                    if answered.code == HTTPStatus.CONFLICT and answered.worth_another and not again_on_conflict:
-                        raise
-                    if not answered.worth_another or last:
-                        raise answered.error from None
-                    asked = answered.pause
-                    log.debug("%s %s: %s; asking again", request.method, request.path, answered.error)
+                    return await ask(client, request)
                 except UnreachableError as error:
-                    if last:
+                    self.failures += 1
+                    for_good = not _may_pass(error) or (error.code == HTTPStatus.CONFLICT and not again_on_conflict)
+                    if for_good or backoff.failures + 1 == ATTEMPTS:
                         raise
                     log.debug("%s %s: %s; asking again", request.method, request.path, error)
-                await self._pause(backoff, asked)
-
-    async def _once(self, request: Request) -> bytes:
-        client = _client.get()
-        assert client is not None
-        self.requests += 1
-        try:
-            response, answer = await exchange(client, request)
-        except UnreachableError:
-            self.failures += 1
-            raise
-        if response.is_success:
-            return answer
-        self.failures += 1
-        status = status_of(answer)
-        said = request.refused(response.status_code, status)
-        if status.reason == "AlreadyExists":
-            said.kind = status.reason
-        raise _AnsweredError(response.status_code, status.reason, said, _retry_after(response.headers))
+                    await self._pause(backoff, error.pause)
 
     async def _pause(self, backoff: Backoff, asked: float | None) -> None:
         """Waits after a failure; `asked`: for so many seconds, as the server wants it, instead."""
@@ -314,10 +259,10 @@ class NodeApi:
         await anyio.sleep(pause)
 
 
-def _retry_after(headers: Mapping[str, Any]) -> float | None:
-    """Seconds, as the API server writes them. Of 0, or of a date, which proxies may write, no notice is taken."""
-    text = str(headers.get("retry-after", ""))
-    return (float(text) or None) if text.isascii() and text.isdigit() and len(text) < 6 else None
+def _may_pass(error: UnreachableError) -> bool:
+    """Whether the same may well succeed in a moment: nobody answered, or the server is busy, or the object has changed since."""
+    changed_since = error.code == HTTPStatus.CONFLICT and error.reason != _EXISTS
+    return not error.code or changed_since or error.code in _AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _events_right(namespace: str) -> str:

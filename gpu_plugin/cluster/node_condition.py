@@ -7,13 +7,20 @@ it is, as with node-problem-detector's.
 
 from collections.abc import Sequence
 from datetime import datetime
+from enum import Enum
 from typing import Final
 
 import msgspec
 
-from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
 from gpu_plugin.cluster.node_api import Condition
 from gpu_plugin.config.times import rfc3339
+from gpu_plugin.config.words import are, shortened
+from gpu_plugin.devices.gpu_names import called
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.latch import Verdict
+from gpu_plugin.health.ledger import HealthLedger
+from gpu_plugin.health.signals import SIGNALS, SignalKind, advice
+from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.runtime.rates import TokenBucket
 
 CONDITION: Final = "GPUHealthy"
@@ -38,13 +45,41 @@ LONGEST_MESSAGE = 1024
 LONGEST_OF_ONE = 240
 MAX_NAMED_GPUS = 4
 
-_RANK = (Fitness.UNHEALTHY, Fitness.UNSEEN, Fitness.DEGRADED, Fitness.HELD_BACK)
+
+class Fitness(Enum):
+    """How fit for use a GPU is, as far as remedies of a cluster are concerned."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    """Handed out, and worth an operator's look; so is a GPU of which only a MIG device is Unhealthy."""
+    HELD_BACK = "held back"
+    """Cordoned or released by an operator, and sound as far as anybody knows: that is no fault and calls for no remedy."""
+    UNHEALTHY = "unhealthy"
+    UNSEEN = "unseen"
+    """This process has had no good look at it yet, so nothing can be said."""
+
+
+class GpuFitness(msgspec.Struct, frozen=True):
+    """One GPU.
+
+    `name` is as people are told of it; `why` what makes it so, in words, the worst first; `causes` the same as names of
+    signals, which do not change with what is read; `action` what an operator is advised to do, empty for nothing.
+    """
+
+    name: str
+    fitness: Fitness
+    why: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    action: str = ""
+
+
 _SAYS = {
     Fitness.UNHEALTHY: ("False", "GPUUnhealthy", "Unhealthy"),
     Fitness.UNSEEN: ("Unknown", "GPUNotSeen", "not looked at yet"),
     Fitness.DEGRADED: ("True", "GPUDegraded", "degraded and still given to pods"),
     Fitness.HELD_BACK: ("True", "GPUHeldBack", "held back by an operator and otherwise sound"),
 }
+"""What the condition is where the worst of the GPUs is such: its status, its reason, and words for it; the worst first."""
 
 
 class ConditionContent(msgspec.Struct, frozen=True):
@@ -68,9 +103,9 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> ConditionCon
         if age < PATIENCE:
             return None
         return ConditionContent(
-            "Unknown", "DriverUnavailable", _short(trouble or "no GPU is known yet", LONGEST_MESSAGE), trouble
+            "Unknown", "DriverUnavailable", shortened(trouble or "no GPU is known yet", LONGEST_MESSAGE), trouble
         )
-    worst = next((each for each in _RANK if any(gpu.fitness is each for gpu in gpus)), None)
+    worst = next((each for each in _SAYS if any(gpu.fitness is each for gpu in gpus)), None)
     if worst is None:
         return ConditionContent("True", "AllGPUsHealthy", f"All GPUs are Healthy: {len(gpus)}")
     if worst is Fitness.UNSEEN and age < PATIENCE:
@@ -78,10 +113,10 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> ConditionCon
     status, reason, words = _SAYS[worst]
     told = [gpu for gpu in gpus if gpu.fitness is worst]
     more = f"; and {len(told) - MAX_NAMED_GPUS} more" if len(told) > MAX_NAMED_GPUS else ""
-    listed = "; ".join(_short(_one(gpu), LONGEST_OF_ONE) for gpu in told[:MAX_NAMED_GPUS])
-    message = f"{len(told)} of {len(gpus)} GPUs {'is' if len(told) == 1 else 'are'} {words}: {listed}{more}"
+    listed = "; ".join(shortened(_one(gpu), LONGEST_OF_ONE) for gpu in told[:MAX_NAMED_GPUS])
+    message = f"{len(told)} of {len(gpus)} GPUs {are(len(told))} {words}: {listed}{more}"
     return ConditionContent(
-        status, reason, _short(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told)
+        status, reason, shortened(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told)
     )
 
 
@@ -151,5 +186,30 @@ def _one(gpu: GpuFitness) -> str:
     return f"{gpu.name}: {why}{f' ({gpu.action})' if gpu.action else ''}"
 
 
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."
+def fitness_of(ledger: HealthLedger, gpu: Gpu) -> GpuFitness:
+    """The fitness of a GPU of the node."""
+    standing = sorted(
+        ((key, latch, verdict) for key, latch, verdict in ledger.standing(gpu.uuid, None) if verdict > Verdict.APP),
+        key=lambda one: (bool(one[0].device), -one[2], one[1].since, one[0]),
+    )
+    unseen = [one for one in standing if SIGNALS[one[0].signal].of_process]
+    orders = [one for one in standing if SIGNALS[one[0].signal].kind is SignalKind.ORDER]
+    faults = [one for one in standing if one not in unseen and one not in orders]
+    if any(verdict is Verdict.FATAL and not key.device for key, _, verdict in faults):
+        fitness, telling = Fitness.UNHEALTHY, faults
+    elif unseen and not any(key.signal == MAINTENANCE for key, _, _ in orders):  # who is released is not looked at
+        fitness, telling = Fitness.UNSEEN, unseen
+    elif orders:
+        fitness, telling = Fitness.HELD_BACK, orders
+    elif faults:
+        fitness, telling = Fitness.DEGRADED, faults
+    else:
+        return GpuFitness(called(gpu), Fitness.HEALTHY)
+    first, latch, _ = telling[0]
+    return GpuFitness(
+        called(gpu),
+        fitness,
+        tuple(dict.fromkeys(each.detail or key.signal for key, each, _ in telling)),
+        tuple(dict.fromkeys(" ".join(filter(None, key)) for key, _, _ in telling)),
+        advice(first, ledger.policy, gpu.uuid, latch),
+    )

@@ -16,13 +16,13 @@ import msgspec
 
 from gpu_plugin.cluster.answers import (
     LONGEST_MESSAGE,
+    METADATA,
+    Metadata,
     Request,
     Status,
+    ask,
     body,
-    exchange,
-    metadata_of,
     pieces,
-    status_of,
 )
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
@@ -53,14 +53,6 @@ version it would have to be the newest, which API servers over an etcd before 3.
 _NEEDED: Final = "get and watch of nodes in the core API group"
 
 
-class Metadata(msgspec.Struct, rename="camel"):
-    """What of a Node's metadata is followed."""
-
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    resource_version: str = ""
-
-
 class _Node(msgspec.Struct):
     metadata: Metadata
 
@@ -77,25 +69,19 @@ Troubled = Callable[[str], object]
 """Is called with why the API cannot be asked, each time that an attempt fails, and with nothing once changes are heard again."""
 
 
-def _unheard(_: object) -> None:
-    """For a follower that has no use for troubles."""
+class _Follower(msgspec.Struct, eq=False):
+    """A follower of one value: what it is of the metadata, who is told, and the last one, once there was one."""
 
-
-class _Follower:
-    """A follower of one value."""
-
-    def __init__(self, pick: Callable[[Metadata], str | None], told: Told, troubled: Troubled) -> None:
-        self.troubled = troubled
-        self._pick = pick
-        self._told = told
-        self._first = True
-        self._value: str | None = None
+    pick: Callable[[Metadata], str | None]
+    told: Told
+    troubled: Troubled
+    last: tuple[str | None, ...] = ()
 
     def tell(self, metadata: Metadata) -> None:
-        value = self._pick(metadata)
-        if self._first or value != self._value:
-            self._first, self._value = False, value
-            self._told(value)
+        value = self.pick(metadata)
+        if (value,) != self.last:
+            self.last = (value,)
+            self.told(value)
 
 
 class NodeMetadata:
@@ -115,7 +101,7 @@ class NodeMetadata:
         self._missing = False
         self._following = False
 
-    async def follow_label(self, name: str, told: Told, troubled: Troubled = _unheard) -> None:
+    async def follow_label(self, name: str, told: Told, troubled: Troubled = lambda _: None) -> None:
         """Follows a label. Never returns.
 
         As long as the API cannot be asked, or knows no such Node, nothing is told, and why is said once; a Node that is removed
@@ -126,10 +112,10 @@ class NodeMetadata:
         """
         await self._follow(_Follower(lambda metadata: (metadata.labels or {}).get(name), told, troubled))
 
-    async def follow_annotation(self, name: str, told: Told, troubled: Troubled = _unheard) -> None:
+    async def follow_annotation(self, name: str, told: Told) -> None:
         """Follows an annotation; as `follow_label`."""
         require_client("the annotation of the Node", "")
-        await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), told, troubled))
+        await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), told, lambda _: None))
 
     async def _follow(self, follower: _Follower) -> None:
         """Follows a value. The first follower watches for all of them; once it leaves, the next one does."""
@@ -188,10 +174,12 @@ class NodeMetadata:
                 await self._watch(client, seconds)
 
     async def _read(self, client: "httpx2.AsyncClient") -> None:
-        headers = metadata_of("PartialObjectMetadata")
-        request = Request("GET", f"{NODES}/{self._node_name}", headers, "get", _NEEDED)
-        response, content = await exchange(client, request)
-        if response.status_code == HTTPStatus.NOT_FOUND:
+        request = Request("GET", f"{NODES}/{self._node_name}", METADATA, "get", _NEEDED)
+        try:
+            metadata = msgspec.json.decode(await ask(client, request), type=_Node).metadata
+        except UnreachableError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
             trouble = (
                 f"the Kubernetes API knows no node {self._node_name}, so its labels are not known until it does: is --node-name "
                 "(NODE_NAME) the pod's spec.nodeName?"
@@ -200,10 +188,7 @@ class NodeMetadata:
                 log.warning("%s", trouble)
             self._missing = True
             self._tell_trouble(trouble)
-        elif response.status_code != HTTPStatus.OK:
-            raise request.refused(response.status_code, status_of(content))
         else:
-            metadata = msgspec.json.decode(content, type=_Node).metadata
             self._tell(metadata)
             self._version = metadata.resource_version
 
@@ -215,7 +200,7 @@ class NodeMetadata:
             "timeoutSeconds": str(seconds),
             "resourceVersion": self._version or ANY,
         }
-        watch = Request("GET", NODES, metadata_of("PartialObjectMetadata"), "watch", _NEEDED)
+        watch = Request("GET", NODES, METADATA, "watch", _NEEDED)
         request = client.build_request(
             watch.method, watch.path, params=asked, headers=dict(watch.headers), timeout=seconds + GRACE
         )
@@ -227,7 +212,7 @@ class NodeMetadata:
                 return
             if response.status_code != HTTPStatus.OK:
                 with anyio.fail_after(ANSWER_TIMEOUT):
-                    raise watch.refused(response.status_code, status_of(await body(response)))
+                    raise watch.refused(response, await body(response))
             keep_alive(response)
             self._following = True
             if not self._missing:

@@ -7,19 +7,24 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.gpu_fitness import GpuFitness
 from gpu_plugin.cluster.node_api import NodeApi, NodeState
-from gpu_plugin.cluster.node_condition import CONDITION, TAINT, ConditionClock, ConditionContent, tainted, wanted
-from gpu_plugin.cluster.own_marks import OwnMarks
-from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
+from gpu_plugin.cluster.node_condition import (
+    CONDITION,
+    TAINT,
+    ConditionClock,
+    ConditionContent,
+    GpuFitness,
+    tainted,
+    wanted,
+)
+from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.state.records import OwnMarks
 
 log = logging.getLogger(__name__)
-
-START_SPREAD = 10.0
-"""Seconds over which nodes that begin together spread their first requests."""
 
 LOOK = 15.0
 """Seconds between two looks at what is wanted where nobody says that it has changed; they ask nobody."""
@@ -46,13 +51,6 @@ class EnabledReports(msgspec.Struct, frozen=True):
     look: bool = False
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What is known of the node: its GPUs, and why none can be reached (empty where one can)."""
-
-    gpus: Sequence[GpuFitness]
-    trouble: str = ""
-
-
 class _Attempts(msgspec.Struct):
     """The attempts to write the condition, or the taint: why and when the newest failed, and when the next is due."""
 
@@ -64,6 +62,11 @@ class _Attempts(msgspec.Struct):
         """Notes a failed attempt at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""
         self.trouble, self.failed_at = why, now
         self.backoff.failed(now, dice)
+
+    def succeeded(self) -> None:
+        """The newest attempt did what it is for."""
+        self.trouble = ""
+        self.backoff.succeeded()
 
     def hasten(self) -> None:
         """Brings the next attempt forward, as after a first failure: what is wanted has changed."""
@@ -81,7 +84,7 @@ class NodeStateKeeper:
         self,
         api: NodeApi,
         asked: Callable[[], EnabledReports],
-        seen: Callable[[], Seen],
+        seen: Callable[[], tuple[Sequence[GpuFitness], str]],
         marks: OwnMarks,
         write_marks: Callable[[OwnMarks], Awaitable[object]],
         *,
@@ -89,7 +92,10 @@ class NodeStateKeeper:
         wall: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes the API, what is asked for and seen now, and our marks as last remembered; `write_marks` has them remembered."""
+        """Takes the API, what is asked for now, and our marks as last remembered; `write_marks` has them remembered.
+
+        `seen` gives the node's GPUs as they are now, and why none of them can be reached; empty where one can.
+        """
         self.trouble = ""
         self._logged: list[str] = []
         self._api = api
@@ -131,32 +137,37 @@ class NodeStateKeeper:
     async def _once(self) -> float | None:
         """Does what is due. Returns the seconds until something may be, None where nothing will."""
         asked = self._asked()
-        if not self._looked and asked.look and not asked.condition and not asked.effect and self._marks == OwnMarks():
-            await self._look()
-        if not asked.condition and not asked.effect and self._marks == OwnMarks():
+        nothing_asked = not asked.condition and not asked.effect
+        if nothing_asked and asked.look and not self._looked and self._marks == OwnMarks():
+            self._looked = True
+            try:
+                await self._read_node()
+            except UnreachableError as error:  # without the right to read it there are no marks to take back
+                log.debug("node %s is not looked at: %s", self._api.node_name, error)
+        if nothing_asked and self._marks == OwnMarks():
             self._condition, self._taint = _Attempts(), _Attempts()
             return None
-        seen, now = self._seen(), self._clock()
-        wants = wanted(seen.gpus, seen.trouble, now - self._began) if asked.condition else None
-        effect = self._wanted_effect(asked, seen)
+        (gpus, trouble), now = self._seen(), self._clock()
+        wants = wanted(gpus, trouble, now - self._began) if asked.condition else None
         condition_due = self._condition_due(wants, now) or (self._marks.condition and not asked.condition)
         condition_due = condition_due and self._condition.backoff.due(now)
-        taint_due = self._taint_due(effect, now) and self._taint.backoff.due(now)
+        taint_due = self._taint_due(self._wanted_effect(asked, gpus), now)
         if condition_due or taint_due:
             try:
                 async with self._api.session():
-                    state = await self._state(condition=condition_due, taint=taint_due)
-                    effect = self._wanted_effect(asked, seen)  # there may be a taint of ours that was not remembered
+                    unread = (condition_due and not self._read) or (taint_due and self._effect is None)
+                    state = await self._read_node() if unread else None
+                    effect = self._wanted_effect(asked, gpus)  # there may be a taint of ours that was not remembered
                     if condition_due:
-                        await self._try_condition(asked, wants, now)
+                        self._read = await self._try(self._condition, self._keep_condition(asked, wants, now), now)
                         state = None
-                    if effect is not None and self._taint_due(effect, now) and self._taint.backoff.due(now):
-                        await self._try_taint(effect, now, state)
+                    if effect is not None and self._taint_due(effect, now):
+                        kept = await self._try(self._taint, self._keep_taint(effect, now, state), now)
+                        self._effect = effect if kept else None
             except UnreachableError as error:
-                if condition_due:
-                    self._condition.failed(str(error), now, self._dice())
-                if taint_due:
-                    self._taint.failed(str(error), now, self._dice())
+                for each, due in ((self._condition, condition_due), (self._taint, taint_due)):
+                    if due:
+                        each.failed(str(error), now, self._dice())
         if self._marks.condition and not asked.condition and not self._condition.trouble:
             return SOON
         tried_again = [
@@ -164,102 +175,72 @@ class NodeStateKeeper:
         ]
         return max(SOON, min([LOOK, *tried_again]))
 
-    async def _look(self) -> None:
-        """Reads the Node once for marks of an earlier process. Without the right to read it there are none to take back."""
-        self._looked = True
-        try:
-            self._take(await self._api.read())
-            await self._remember_found()
-        except UnreachableError as error:
-            log.debug("node %s is not looked at: %s", self._api.node_name, error)
-
-    async def _state(self, *, condition: bool, taint: bool) -> NodeState | None:
-        """The Node, if what is due needs it and it has not been read yet. Raises UnreachableError."""
-        if (not condition or self._read) and (not taint or self._effect is not None):
-            return None
+    async def _read_node(self) -> NodeState:
+        """Reads the Node, and remembers our marks on it, so that those not asked for are removed. Raises UnreachableError."""
         state = await self._api.read()
-        self._take(state)
-        await self._remember_found()
-        return state
-
-    async def _remember_found(self) -> None:
-        """Remembers our marks that are on the Node, so that those not asked for are removed."""
-        asked = self._asked()
-        found = self._marks
-        if self._times.known and not asked.condition:
-            found = OwnMarks(condition=True, taint=found.taint)
-        if self._effect and not asked.effect:
-            found = OwnMarks(condition=found.condition, taint=True)
-        await self._remember(found)
-
-    async def _try_condition(self, asked: EnabledReports, wants: ConditionContent | None, now: float) -> None:
-        try:
-            uid = await self._keep_condition(asked, wants, now)
-        except UnreachableError as error:  # the taint may be within our rights all the same
-            self._condition.failed(str(error), now, self._dice())
-            self._read = False  # whatever was written, or not, is read again
-            return
-        self._condition = _Attempts()
-        if uid and self._uid and uid != self._uid:
-            log.info("node %s was recreated", self._api.node_name)
-            self._effect = None
-        self._uid = uid or self._uid
-
-    async def _try_taint(self, effect: str, now: float, state: NodeState | None) -> None:
-        try:
-            await self._keep_taint(effect, now, state)
-        except UnreachableError as error:
-            self._taint.failed(str(error), now, self._dice())
-            self._effect = None  # as above
-        else:
-            self._taint = _Attempts()
-
-    def _wanted_effect(self, asked: EnabledReports, seen: Seen) -> str | None:
-        """The effect that the taint is to have, empty for no taint; None: it stays as it is."""
-        if not asked.effect:
-            return "" if self._marks.taint else None
-        taint = tainted(seen.gpus)
-        return None if taint is None else asked.effect if taint else ""
-
-    def _take(self, state: NodeState) -> None:
         self._times.remember(state.condition(CONDITION))
         self._effect = next((str(taint.get("effect")) for taint in state.taints if taint.get("key") == TAINT), "")
         self._read = self._looked = True
         self._checked, self._uid = self._clock(), state.metadata.uid
+        asked = self._asked()
+        await self._remember(
+            condition=self._marks.condition or (self._times.known and not asked.condition),
+            taint=self._marks.taint or (bool(self._effect) and not asked.effect),
+        )
+        return state
+
+    async def _try(self, attempts: _Attempts, attempt: Awaitable[None], now: float) -> bool:
+        """Makes an attempt. Returns whether it was not in vain; else what was written, or not, is to be read again."""
+        try:
+            await attempt
+        except UnreachableError as error:  # the other one may be within our rights all the same
+            attempts.failed(str(error), now, self._dice())
+            return False
+        attempts.succeeded()
+        return True
+
+    def _wanted_effect(self, asked: EnabledReports, gpus: Sequence[GpuFitness]) -> str | None:
+        """The effect that the taint is to have, empty for no taint; None: it stays as it is."""
+        if not asked.effect:
+            return "" if self._marks.taint else None
+        taint = tainted(gpus)
+        return None if taint is None else asked.effect if taint else ""
 
     def _condition_due(self, wants: ConditionContent | None, now: float) -> bool:
         return wants is not None and (not self._read or self._times.due(wants, now, self._wall()) <= 0)
 
     def _taint_due(self, effect: str | None, now: float) -> bool:
-        if effect is None:
+        if effect is None or not self._taint.backoff.due(now):
             return False
         return self._effect != effect or (bool(effect) and now - self._checked >= RECHECK)
 
-    async def _keep_condition(self, asked: EnabledReports, wants: ConditionContent | None, now: float) -> str:
-        """Returns the uid of the Node that was changed; empty where none was. Raises UnreachableError."""
+    async def _keep_condition(self, asked: EnabledReports, wants: ConditionContent | None, now: float) -> None:
         if wants is not None and self._condition_due(wants, now):
-            await self._remember(OwnMarks(condition=True, taint=self._marks.taint))
+            await self._remember(condition=True)
             condition = self._times.next(wants, self._wall(), self._dice())
             uid = await self._api.apply_condition(condition)
             self._times.written(condition, wants, now)
-            return uid
-        if not asked.condition and self._marks.condition:
+            if uid and self._uid and uid != self._uid:
+                log.info("node %s was recreated", self._api.node_name)
+                self._effect = None
+            self._uid = uid or self._uid
+        elif not asked.condition and self._marks.condition:
             await self._api.apply_condition(None)
             self._times = ConditionClock()
-            await self._remember(OwnMarks(condition=False, taint=self._marks.taint))
-        return ""
+            await self._remember(condition=False)
 
     async def _keep_taint(self, effect: str, now: float, state: NodeState | None) -> None:
         if effect:
-            await self._remember(OwnMarks(condition=self._marks.condition, taint=True))
+            await self._remember(taint=True)
         if await self._api.set_taint(TAINT, effect, state):
             said = f"has the taint {TAINT}:{effect}" if effect else f"has no taint {TAINT} any more"
             log.log(logging.WARNING if effect else logging.INFO, "node %s %s", self._api.node_name, said)
-        self._effect, self._checked = effect, now
+        self._checked = now
         if not effect:
-            await self._remember(OwnMarks(condition=self._marks.condition, taint=False))
+            await self._remember(taint=False)
 
-    async def _remember(self, marks: OwnMarks) -> None:
+    async def _remember(self, **changes: bool) -> None:
+        marks = replace(self._marks, **changes)
         if marks != self._marks:
             self._marks = marks
             await self._write_marks(marks)

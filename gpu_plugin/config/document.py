@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError, Fault
+from gpu_plugin.config.words import shortened
 
 Place = tuple[str | int, ...]
 """The way to a value: keys, and indices of list items."""
@@ -31,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 CONFIG_FILE = Limits()
 _MAX_INTEGER = 2**63
-_LONGEST_KEY = 80  # as much of a key as a message shows
+_LONGEST_KEY = 83  # as much of a key as a message shows, dots and all
 
 _YAML = "tag:yaml.org,2002:"
 _NOUNS: Mapping[type, str] = {list: "a list", str: "text"}
@@ -77,7 +78,7 @@ def spell(place: Place) -> str:
         if isinstance(step, int):
             spelt += f"[{step}]"
         else:
-            short = step if len(step) <= _LONGEST_KEY else f"{step[:_LONGEST_KEY]}..."
+            short = shortened(step, _LONGEST_KEY)
             shown = short if short.isprintable() and short else repr(short)
             spelt += f".{shown}" if spelt else shown
     return spelt

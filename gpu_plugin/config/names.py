@@ -8,6 +8,12 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 DOMAIN = "nvidia.com"
 """Of every resource name that the operator gives no domain of its own."""
 
+PRESENT = f"{DOMAIN}/gpu.present"
+"""The label that there is a GPU. GPU Feature Discovery leaves this one to NVIDIA's operator and to people."""
+
+TIMESTAMP = f"{DOMAIN}/gfd.timestamp"
+"""The label that is Unix time in whole seconds when the others came to be what they are."""
+
 
 def whole_name(name: str) -> str:
     """A resource name with its domain."""

@@ -7,6 +7,7 @@ import msgspec
 from gpu_plugin.config.document import Document, Place, spell
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.values import ItemError, Reading, boolean, boolean_or_auto
+from gpu_plugin.config.words import shortened
 
 _ONE_LETTER: Mapping[str, object] = {"y": True, "Y": True, "n": False, "N": False}
 """Truth values of YAML 1.1 that NVIDIA's reader takes in a file, and PyYAML for text."""
@@ -157,7 +158,7 @@ class Checked:
         return None
 
     def _fault(self, place: Place, reason: str) -> None:
-        self.faults.append(self._document.fault(place, reason if len(reason) <= 400 else f"{reason[:397]}..."))
+        self.faults.append(self._document.fault(place, shortened(reason, 400)))
 
     def _unknown(self, place: Place, branch: Branch, name: str) -> str:
         if "." in name:
@@ -182,8 +183,7 @@ class Checked:
 
 def shown(value: object) -> str:
     """A value in a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shortened(repr(value), 80)
 
 
 def _folded(key: str) -> str:

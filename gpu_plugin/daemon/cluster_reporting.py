@@ -11,33 +11,35 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
 from gpu_plugin.cluster.connection import require_client
-from gpu_plugin.cluster.cordon_annotation import ANNOTATION, Cordoned, cordoned
-from gpu_plugin.cluster.node_metadata import NodeMetadata
-from gpu_plugin.cluster.own_marks import OWN_MARKS_FILE, OwnMarks
+from gpu_plugin.cluster.cordon_annotation import Cordoned, cordoned
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.health.latch import Transition
 from gpu_plugin.health.observation import Order
-from gpu_plugin.health.signals.orders import ANNOTATED
+from gpu_plugin.health.signals.orders import ANNOTATED, ANNOTATION
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
+from gpu_plugin.runtime.backoff import START_SPREAD
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
 from gpu_plugin.runtime.threads import Workers, settled
 from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
 
 if TYPE_CHECKING:
     from gpu_plugin.cluster.events import EventWriter
     from gpu_plugin.cluster.node_api import NodeApi
-    from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper, Seen
+    from gpu_plugin.cluster.node_condition import GpuFitness
+    from gpu_plugin.cluster.node_metadata import NodeMetadata
+    from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +48,6 @@ MAX_CHANGES = 64
 
 MAX_PODS = 64
 """Pods that are told of one change at most."""
-
-START_SPREAD = 10.0
-"""Seconds over which nodes that begin together spread their first question for the annotation; what was cordoned stands."""
 
 WRITE_PATIENCE = 5.0
 """Seconds that the state directory may take: a dead disk holds no more than its thread."""
@@ -65,7 +64,7 @@ class ClusterReporting:
         store: SnapshotStore,
         holders: Callable[[], Awaitable[HoldersByDevice | None]],
         trouble: Callable[[], str | None],
-        node: NodeMetadata,
+        node: "Callable[[], NodeMetadata]",
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
@@ -108,7 +107,7 @@ class ClusterReporting:
             about = Object(
                 "Node", name, uid=name
             )  # the uid of the kubelet's own Events about it (pkg/kubelet, nodeRef)
-            if settings.node_events and (news := health_news.on_node(change, self._health.gpus, about, now)):
+            if settings.node_events and (news := health_news.news(change, self._health.gpus, about, now)):
                 events.tell(news)
             if settings.pod_events and health_news.concerns_pods(change):
                 self._changes.append((change, now))
@@ -209,11 +208,10 @@ class ClusterReporting:
         effect = "" if settings.node_taint == "none" else settings.node_taint
         return EnabledReports(settings.node_condition, effect, _reports(settings))
 
-    def _seen(self) -> "Seen":
-        from gpu_plugin.cluster.gpu_fitness import fitness_of  # noqa: PLC0415 - as above
-        from gpu_plugin.cluster.node_state import Seen  # noqa: PLC0415
+    def _seen(self) -> "tuple[Sequence[GpuFitness], str]":
+        from gpu_plugin.cluster.node_condition import fitness_of  # noqa: PLC0415 - as above
 
-        return Seen(fitness_of(self._health.ledger, self._health.gpus), self._trouble() or "")
+        return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._trouble() or ""
 
     async def _follow_hardware(self) -> None:
         """Has condition and taint looked at again whenever a verdict on any hardware is published as another.
@@ -245,7 +243,7 @@ class ClusterReporting:
             pods = health_news.pods_on(change, allocated, self._store.current)
             for namespace, pod in sorted(pods)[:MAX_PODS]:
                 about = Object("Pod", pod, namespace)
-                if (news := health_news.on_pod(change, self._health.gpus, about, at)) is not None:
+                if (news := health_news.news(change, self._health.gpus, about, at)) is not None:
                     events.tell(news)
 
     async def _follow_annotation(self) -> None:
@@ -264,7 +262,7 @@ class ClusterReporting:
 
     async def _follow_it_soon(self) -> None:
         await anyio.sleep(START_SPREAD * self._dice())
-        await self._node.follow_annotation(ANNOTATION, self._cordons.take)
+        await self._node().follow_annotation(ANNOTATION, self._cordons.take)
 
 
 class AnnotatedCordons:

@@ -98,7 +98,7 @@ class Daemon:
             store=self.store,
             holders=self._attribution.newest,
             trouble=lambda: self._now.driver_trouble,
-            node=configuration.node,
+            node=lambda: configuration.node,
         )
         self._health.reports.subscribe(self._cluster.heard)
         self._told_to_stop = False

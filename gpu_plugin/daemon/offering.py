@@ -11,6 +11,7 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import judge
@@ -284,7 +285,7 @@ def _counted(listed: Sequence[Device]) -> str:
     parts = (
         [f"{healthy} Healthy"] + [f"{unhealthy} Unhealthy"] * bool(unhealthy) + [f"{retired} retired"] * bool(retired)
     )
-    return f"{len(listed)} {'device' if len(listed) == 1 else 'devices'}: {', '.join(parts)}"
+    return f"{counted(len(listed), 'device')}: {', '.join(parts)}"
 
 
 def _held_back(resources: Iterable[Resource]) -> Iterable[str]:

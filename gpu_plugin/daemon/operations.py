@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.words import are
 from gpu_plugin.control import RefusedError
 from gpu_plugin.control.server import Verb
 from gpu_plugin.daemon.health_watch import EVERY_GPU, HealthWatch
@@ -297,10 +298,6 @@ def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str
     """What an override changed, in words."""
     forgotten = [words for words in before if words not in after]
     lowered = [words for words, verdict in before.items() if after.get(words, verdict) is not verdict]
-    parts = [f"{'; '.join(forgotten)} {_is(forgotten)} forgotten"] if forgotten else []
-    parts += [f"{'; '.join(lowered)} {_is(lowered)} no more than DEGRADED"] if lowered else []
+    parts = [f"{'; '.join(forgotten)} {are(len(forgotten))} forgotten"] if forgotten else []
+    parts += [f"{'; '.join(lowered)} {are(len(lowered))} no more than DEGRADED"] if lowered else []
     return ", ".join(parts) or "none of it can be overridden"
-
-
-def _is(several: Sequence[str]) -> str:
-    return "is" if len(several) == 1 else "are"

@@ -2,10 +2,9 @@
 
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE
 from gpu_plugin.cluster.labels.keeper import LABELS_FILE
-from gpu_plugin.cluster.own_marks import OWN_MARKS_FILE
 from gpu_plugin.sources.source import CHOICE_FILE
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
-from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
+from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, OWN_MARKS_FILE
 
 FILES = (
     HEALTH_FILE,

@@ -10,6 +10,7 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.names import DOMAIN, resource_name_fault
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
+from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import MAX_LIST_BYTES, Resource, first_few, mig_device, mig_resource, whole_gpu, withhold
 from gpu_plugin.devices.gpu_names import matches, selected, unmatched
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
@@ -66,7 +67,7 @@ def plan(node: Node, settings: Settings) -> Plan:
     known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
     gpus = served_gpus(node, settings)
     warnings = [
-        f"{first_few(items)} on the list of GPUs to {word} {'is' if len(items) == 1 else 'are'} none of this node's GPUs"
+        f"{first_few(items)} on the list of GPUs to {word} {are(len(items))} none of this node's GPUs"
         for word, listed in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
         if (items := unmatched(known, listed))
     ]

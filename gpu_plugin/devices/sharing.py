@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.sharing import MPS, MpsLimits, SharedResource
+from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import MAX_LIST_BYTES, MIG, Device, first_few, withhold
 
 REPLICA = "::"
@@ -102,8 +103,9 @@ def _taken(
                     f"sharing of {entry.name}: device {identifier} is listed in two entries, here as {item}"
                 )
         if absent:
-            none = "is none" if len(absent) == 1 else "are none"
-            warnings.append(f"sharing of {entry.name}: {first_few(absent)} {none} of its devices on this node")
+            warnings.append(
+                f"sharing of {entry.name}: {first_few(absent)} {are(len(absent))} none of its devices on this node"
+            )
     for entry in sorted((e for e in entries if not e.devices.listed), key=lambda e: e.devices.everything):
         free = [one.device.id for one in devices if one.device.id not in taken]
         wanted = len(free) if entry.devices.everything else entry.devices.count

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from gpu_plugin.config.times import duration, utc
+from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.hysteresis import Level, Measured, spelled
 from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, AnyLatch, Proof, Verdict
@@ -136,7 +137,7 @@ def _read(signal: Signal, case: Case, reset: str) -> str:
 def _condemned(signal: Signal, latch: AnyLatch, override: str, advised: str) -> str:
     """The end of the latch of a part that is to be replaced."""
     if latch.overridden:
-        return f"{_looks(CLEAN_SAMPLES)} in a row; overridden by an operator meanwhile"
+        return f"{counted(CLEAN_SAMPLES, 'good look')} in a row; overridden by an operator meanwhile"
     if latch.recovery.rebound:
         return f"{_to_go(latch)}: it was enumerated again; or {override}"
     if signal.kind is SignalKind.EVENT:
@@ -153,7 +154,7 @@ def _quiet(signal: Signal, latch: AnyLatch) -> str:
 def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) -> str:
     """The recovery that `proof.after_recovery` still waits for."""
     names, marks = dict.fromkeys(unfit), latch.recovery.marks
-    only = f", counted once {' and '.join(names)} {'is' if len(names) == 1 else 'are'} over" if names else ""
+    only = f", counted once {' and '.join(names)} {are(len(names))} over" if names else ""
     if _seen(latch):
         why = "it was found again" if signal.shown else "its reset was seen"
         if marks.energy is None and marks.binding is None:
@@ -167,7 +168,7 @@ def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) 
     else:
         recovery = f"a reset of the GPU ({how})"
     shown = signal.shown or ("" if latch.proof is Proof.REBOOT else _shown_by(latch))
-    return f"{recovery}, then {_looks(CLEAN_SAMPLES)} in a row{only}{shown}"
+    return f"{recovery}, then {counted(CLEAN_SAMPLES, 'good look')} in a row{only}{shown}"
 
 
 def _shown_by(latch: AnyLatch) -> str:
@@ -196,17 +197,13 @@ def _seen(latch: AnyLatch) -> bool:
 
 
 def _to_go(latch: AnyLatch) -> str:
-    return _missing(latch, " more") + " in a row"
+    return _missing(latch, "more ") + " in a row"
 
 
 def _missing(latch: AnyLatch, more: str = "") -> str:
     memory = latch.memory
     seen = memory.row if isinstance(memory, Level) else latch.recovery.clean
-    return _looks(max(1, CLEAN_SAMPLES - seen), more)
-
-
-def _looks(count: int, more: str = "") -> str:
-    return f"{count}{more} good look{'' if count == 1 else 's'}"
+    return counted(max(1, CLEAN_SAMPLES - seen), f"{more}good look")
 
 
 def _reset_of(gpu: str, *, released: bool) -> str:

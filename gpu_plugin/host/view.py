@@ -169,7 +169,7 @@ class LinuxHost:
         """Character devices under the roots, each by its path on the host."""
         for root, pattern in product(self._roots, patterns):
             with suppress(OSError):  # an unreadable directory has no nodes for us
-                for path in sorted(Path(root).glob(pattern)):
+                for path in sorted(Path(root).glob(pattern), key=str):
                     with suppress(OSError):
                         if stat.S_ISCHR((status := path.stat()).st_mode):
                             yield f"/{path.relative_to(root)}", status

@@ -67,7 +67,7 @@ class SocketServer(grpclib.server.Server):
         return tracked
 
     async def bind(self, path: Path) -> None:
-        """Listens on `path`, for this user alone. Raises OSError."""
+        """Listens on `path`, for this user alone. Raises OSError; FileNotFoundError also where the socket went at once."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             # The file is made with the socket's own mode: one that is set by path might be set on what was put there since.
@@ -79,7 +79,10 @@ class SocketServer(grpclib.server.Server):
             bound.close()
             raise
         handle_shortages(asyncio.get_running_loop())
-        self._path, self._identity = path, identity(path)
+        made = identity(path)
+        if made is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._path, self._identity = path, made
 
     async def rebind(self) -> None:
         """Listens on the same path again, where the socket there was removed; connections that are open stay so."""

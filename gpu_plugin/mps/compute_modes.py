@@ -5,6 +5,7 @@ knows. A mode does not outlive the driver, so what another boot wrote down is vo
 """
 
 import logging
+import threading
 from collections.abc import Iterable
 
 import anyio
@@ -48,7 +49,7 @@ class ComputeModes:
         self._timeout = timeout
         self._before: dict[str, int] = {}
         self._files = Workers("mps-files")
-        self._saving = anyio.Lock()
+        self._writing = threading.Lock()
 
     @property
     def changed(self) -> frozenset[str]:
@@ -107,12 +108,14 @@ class ComputeModes:
 
     async def _save(self) -> None:
         """Writes down what is to be restored, also when everything ends; a disk that takes long is waited for no longer."""
-        with anyio.move_on_after(_DISK_PATIENCE, shield=True) as late:
-            async with self._saving:
-                saved = _Saved(boot_id=self._boot_id, modes=dict(self._before))
-                await settled(self._files.begin(lambda: self._memory.write(FILE, saved)))
-        if late.cancelled_caught:
+        with anyio.CancelScope(shield=True):
+            written = await settled(self._files.begin(self._write), _DISK_PATIENCE)
+        if not written:
             log.warning("%s has not been written for %g s", FILE, _DISK_PATIENCE)
+
+    def _write(self) -> None:
+        with self._writing:  # each what holds by then: one that comes late puts nothing older in the place of another's
+            self._memory.write(FILE, _Saved(boot_id=self._boot_id, modes=dict(self._before)))
 
     def close(self) -> None:
         """Lets the thread that writes end."""

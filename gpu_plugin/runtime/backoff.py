@@ -17,6 +17,10 @@ NO_SOONER = (1.0, 1.5)
 """Between these multiples of a delay where that server may have said how long to wait at least."""
 
 
+START_SPREAD = 10.0
+"""Seconds over which the nodes of a cluster that begin together spread their first request to its API server."""
+
+
 class Backoff(msgspec.Struct):
     """The delays between attempts at one thing. Times are in seconds, of any steady clock.
 

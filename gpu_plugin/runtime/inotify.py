@@ -107,24 +107,29 @@ class Directories:
         """Watches these places and no others. Returns whether any is watched that was not.
 
         Where the system refuses (its inotify limits, for one), that is said once; who needs to know must look by himself.
-        What may not be read is passed over.
+        A directory that is only on the way is passed over where it may not be read.
         """
+        new = False
+        refused: OSError | None = None
         try:
-            return self._arm(places)
+            new, refused = self._arm(places)
         except OSError as error:
-            if not self._said:
-                self._said = True
-                where = f"{error.filename}: " if error.filename else ""
-                log.warning(
-                    "changes %s are looked for now and then instead of being told of: %s%s "
-                    "(fs.inotify.max_user_watches and max_user_instances may be too low)",
-                    self._what,
-                    where,
-                    error.strerror,
-                )
-            return False
+            refused = error
+        if refused is not None and not self._said:
+            where = f"{refused.filename}: " if refused.filename else ""
+            limits = " (fs.inotify.max_user_watches and max_user_instances may be too low)"
+            log.warning(
+                "changes %s are looked for now and then instead of being told of: %s%s%s",
+                self._what,
+                where,
+                refused.strerror,
+                "" if isinstance(refused, PermissionError) else limits,
+            )
+        self._said = refused is not None
+        return new
 
-    def _arm(self, places: Iterable[Place]) -> bool:
+    def _arm(self, places: Iterable[Place]) -> tuple[bool, PermissionError | None]:
+        """Whether any is new, and why what happens where the way ends is not heard. Raises OSError where the system refuses."""
         if self._inotify is None:
             self._inotify = Inotify()
             self._opened.ring()
@@ -134,11 +139,16 @@ class Directories:
             names.add(place.name)
             wanted[place.directory] = names, mask | _CONTENTS if place.content else mask
         names_of: dict[int, set[str]] = {}
+        refused: PermissionError | None = None
         try:
             for directory, (names, mask) in wanted.items():
-                # What went this moment its parent tells of.
-                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                try:
                     names_of.setdefault(self._inotify.add_watch(directory, mask).wd, set()).update(names)
+                except (FileNotFoundError, NotADirectoryError):  # it went this moment: its parent tells of that
+                    continue
+                except PermissionError as error:
+                    if ANY in names or mask & _CONTENTS:
+                        refused = error
         finally:
             new = names_of.keys() - self._names.keys()
             gone = self._names.keys() - names_of.keys()
@@ -147,8 +157,7 @@ class Directories:
                 if watch.wd in gone:
                     with suppress(OSError):  # the directory is gone, and its watch with it
                         self._inotify.rm_watch(watch)
-        self._said = False
-        return bool(new)
+        return bool(new), refused
 
     async def listen(self) -> None:
         """Hears what happens. Never returns."""

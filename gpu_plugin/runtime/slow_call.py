@@ -68,9 +68,7 @@ class SlowCall(Generic[T]):
             Exception: whatever the call raises.
         """
         self.begin(call)
-        with anyio.move_on_after(seconds):
-            return (await self._over()).done.result()
-        raise NoAnswerError(seconds)
+        return (await self._over(anyio.current_time() + seconds, seconds)).done.result()
 
     async def fresh(self, call: Callable[[], T], seconds: float) -> T:
         """What this very call brings; those that are under way before it are waited for, and what they bring is let go of.
@@ -79,18 +77,22 @@ class SlowCall(Generic[T]):
             NoAnswerError: all together take longer. One of them goes on.
             Exception: whatever the call raises.
         """
-        with anyio.move_on_after(seconds):
-            while self.begun:
-                await self._over()
-            self.begin(call)
-            return (await self._over()).done.result()
-        raise NoAnswerError(seconds)
+        until = anyio.current_time() + seconds
+        while self.begun:
+            await self._over(until, seconds)
+        self.begin(call)
+        return (await self._over(until, seconds)).done.result()
 
-    async def _over(self) -> Job[T]:
-        """The call that there is, once it is over; from then on there is none, unless another who waited began the next."""
+    async def _over(self, until: float, seconds: float) -> Job[T]:
+        """The call that there is, once it is over; from then on there is none, unless another who waited began the next.
+
+        Raises NoAnswerError where it is not by that event loop time, `seconds` after it was asked for. What has come back counts,
+        however late the loop itself gets to look.
+        """
         assert self._job is not None
         job = self._job
-        await settled(job)
+        if not await settled(job, max(0.0, until - anyio.current_time())):
+            raise NoAnswerError(seconds)
         if self._job is job:
             self._job = None
         return job

@@ -244,6 +244,11 @@ class SimulatedNode:
         with self._changing():
             self._set(gpu, **changes)
 
+    def grow(self, gpu: int, counter: str, by: int) -> None:
+        """Adds to a counter of the GPU's `Condition`: faults may be asked for side by side, and each counts."""
+        with self._changing():
+            self._set(gpu, **{counter: getattr(self._gpus[gpu], counter) + by})
+
     def dip(self, gpu: int, energy: int) -> None:
         """Has the energy counter be so many mJ less, when it is read next, than it was the last time; it grows on from there."""
         with self._changed:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.nvml_h import (
     FI_GET_GPU_RECOVERY_ACTION,
     FI_MEMORY_TEMP,
@@ -162,9 +163,9 @@ def _grow_on_link(says: str, name: str, number: int) -> Effect:
 
 
 def _ecc_uncorrected(node: SimulatedNode, gpu: int, errors: int) -> str:
-    node.change(gpu, ecc_uncorrected=node.condition(gpu).ecc_uncorrected + errors)
+    node.grow(gpu, "ecc_uncorrected", errors)
     node.post(gpu, EventType.DOUBLE_BIT_ECC)
-    return f"{errors} more uncorrected memory error{'' if errors == 1 else 's'}, until reset"
+    return f"{counted(errors, 'more uncorrected memory error')}, until reset"
 
 
 def _energy_dip(node: SimulatedNode, gpu: int, energy: int) -> str:
@@ -233,7 +234,7 @@ def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
 
 
 def _pcie_replays(node: SimulatedNode, gpu: int, replays: int) -> str:
-    node.change(gpu, pcie_replays=node.condition(gpu).pcie_replays + replays)
+    node.grow(gpu, "pcie_replays", replays)
     return f"{replays} more replays on its PCIe link, until reset"
 
 

@@ -7,18 +7,22 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
-from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.words import shortened
 from gpu_plugin.config.written import differing, written
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import told_to_stop
 from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.sources.source import ConfigSource
+
+if TYPE_CHECKING:
+    from gpu_plugin.cluster.node_metadata import NodeMetadata
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +90,7 @@ class Configuration:
         self._look = False
 
     @property
-    def node(self) -> NodeMetadata:
+    def node(self) -> "NodeMetadata":
         """The labels and annotations of the Node, which whoever follows them shares one watch for."""
         return self._source.node
 
@@ -309,8 +313,7 @@ async def _resolved(threads: Workers, resolve: Resolve, path: Path | None) -> Se
 def tell_settings(settings: Settings, file: Path | None) -> None:
     """Says the file, what of the settings is not the default, and what of the file deserves a word."""
     asked = "; ".join(differing(settings)) or "nothing but defaults"
-    shown = asked if len(asked) <= LONGEST_LINE else f"{asked[: LONGEST_LINE - 3]}..."
-    log.info("configuration: %s: %s", file or "no file", shown)
+    log.info("configuration: %s: %s", file or "no file", shortened(asked, LONGEST_LINE))
     if log.isEnabledFor(logging.DEBUG):
         log.debug("configuration: in full: %s", json.dumps(written(settings)))
     tell_remarks(settings)

@@ -4,13 +4,14 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
 from gpu_plugin.cluster.connection import require_client
-from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
@@ -18,6 +19,9 @@ from gpu_plugin.runtime.inotify import ANY, Place, route
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
 from gpu_plugin.sources.files import ABSENT, FileWatcher, fingerprint, watch_file
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
+
+if TYPE_CHECKING:
+    from gpu_plugin.cluster.node_metadata import NodeMetadata
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +99,6 @@ class ConfigSource:
             ConfigError: a directory is given, and the Kubernetes client that its files are chosen with is not installed, or what
                 --kubeconfig names is no such file.
         """
-        self.node = NodeMetadata(settings.node_name, settings.kubeconfig)
-        """The Node's labels and annotations, also for others than us."""
         self._settings = settings
         self._known = known
         self._settled = anyio.Event()
@@ -121,6 +123,13 @@ class ConfigSource:
             _require_kubeconfig(settings.kubeconfig)
         else:
             self._settled.set()
+
+    @cached_property
+    def node(self) -> "NodeMetadata":
+        """The Node's labels and annotations, also for others than us."""
+        from gpu_plugin.cluster.node_metadata import NodeMetadata  # noqa: PLC0415 - for those alone who talk to the API
+
+        return NodeMetadata(self._settings.node_name, self._settings.kubeconfig)
 
     def current(self) -> Path | None:
         """The config file in force, which need not exist; None for none: flags and environment only."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from gpu_plugin.config.words import are, counted
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.regular_file import open_file, replace_file
@@ -97,7 +98,7 @@ def recollect(state_dir: Path) -> tuple[list[Event], int]:
 
 def lost_lines(count: int) -> str:
     """Words for so many lines of the file that cannot be read."""
-    return f"{count} line{' of it cannot be read and is' if count == 1 else 's of it cannot be read and are'} left out"
+    return f"{counted(count, 'line')} of it cannot be read and {are(count)} left out"
 
 
 def _made(line: bytes) -> Event | None:

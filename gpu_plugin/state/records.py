@@ -15,6 +15,7 @@ HEALTH_FILE = "health.json"
 JOURNAL_FILE = "health.journal"
 GPUS_FILE = "gpus.json"
 DEVICES_FILE = "devices.json"
+OWN_MARKS_FILE = "cluster.json"
 
 
 E = TypeVar("E")
@@ -67,6 +68,13 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     boot_id: str
     resources: dict[str, tuple[ListedDevice, ...]]
     foreign: dict[str, tuple[ListedDevice, ...]] = msgspec.field(default_factory=dict)
+
+
+class OwnMarks(msgspec.Struct, frozen=True):
+    """The content of `OWN_MARKS_FILE`: whether our condition and taint may be on the Node, to be taken back once not wanted."""
+
+    condition: bool = False
+    taint: bool = False
 
 
 def entry(raw: msgspec.Raw) -> Evidence:

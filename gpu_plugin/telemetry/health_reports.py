@@ -1,11 +1,11 @@
-"""Changes of the GPUs' health: logged, counted, kept for a while, and passed on to whoever reports them.
+"""Changes of the GPUs' health: logged, counted, and passed on to whoever reports them.
 
 The log has one line for a change of verdict, and one a minute for Xids that change none.
 """
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from gpu_plugin.devices.gpu_names import called
@@ -19,9 +19,6 @@ log = logging.getLogger(__name__)
 
 REPEAT_LOG = 60.0
 """Seconds between two lines that say the same."""
-
-KEPT = 256
-"""Changes that are kept at most."""
 
 Subscriber = Callable[[Transition], None]
 """Is given every change of verdict, on the event loop, and must not wait."""
@@ -113,13 +110,12 @@ class RepeatedXids:
 
 
 class HealthReports:
-    """Counts changes of verdict and Xids, keeps the newest changes, and gives each to whoever subscribed.
+    """Counts changes of verdict and Xids, and gives each change to whoever subscribed.
 
     Attributes:
         transitions: changes by (GPU uuid, signal, verdict that it came to).
         xids: Xids by (GPU uuid, Xid, class).
         first: when the first of them came, in Unix time, likewise.
-        latest: the newest changes, the oldest first.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -128,7 +124,6 @@ class HealthReports:
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         self.xids: Counter[tuple[str, int, str]] = Counter()
         self.first: dict[tuple[str, int, str], float] = {}
-        self.latest: deque[Transition] = deque(maxlen=KEPT)
         self._subscribers: list[Subscriber] = []
 
     def subscribe(self, subscriber: Subscriber) -> None:
@@ -138,7 +133,6 @@ class HealthReports:
     def report(self, change: Transition) -> None:
         """Takes in a change of verdict. A subscriber that fails costs the others nothing."""
         self.transitions[change.uuid, change.signal, change.verdict.name] += 1
-        self.latest.append(change)
         for subscriber in self._subscribers:
             try:
                 subscriber(change)

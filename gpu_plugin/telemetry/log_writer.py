@@ -30,7 +30,7 @@ class LogWriter:
         self._limit = limit
         self._lines: deque[bytes] = deque()
         self._bytes = 0
-        self._unsaid = 0
+        self._said = 0
         self._busy = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -42,7 +42,7 @@ class LogWriter:
         content = line.encode(errors="backslashreplace") + b"\n"
         with self._changed:
             if self._bytes + len(content) > self._limit:
-                self._drop()
+                self.dropped += 1
                 return
             self._lines.append(content)
             self._bytes += len(content)
@@ -56,10 +56,6 @@ class LogWriter:
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines and not self._busy, seconds)
 
-    def _drop(self) -> None:
-        self.dropped += 1
-        self._unsaid += 1
-
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -71,7 +67,7 @@ class LogWriter:
                 self._write(content)
             except (OSError, ValueError):  # a full disk, no reader, or closed; there is nowhere to say so but the count
                 with self._changed:
-                    self._drop()
+                    self.dropped += 1
             else:
                 self._say_dropped()
             with self._changed:
@@ -79,14 +75,11 @@ class LogWriter:
                 self._changed.notify_all()
 
     def _say_dropped(self) -> None:
-        with self._changed:
-            unsaid, self._unsaid = self._unsaid, 0
-        if unsaid:
-            try:
-                self._write(self._dropped_line(unsaid).encode() + b"\n")
-            except (OSError, ValueError):
-                with self._changed:
-                    self._unsaid += unsaid
+        dropped = self.dropped
+        if dropped > self._said:
+            with contextlib.suppress(OSError, ValueError):  # said with a later line, then
+                self._write(self._dropped_line(dropped - self._said).encode() + b"\n")
+                self._said = dropped
 
 
 def to_descriptor(descriptor: int) -> Callable[[bytes], None]:

@@ -1,7 +1,8 @@
 """Log lines on standard error: text for people, JSON for collectors. In UTC, a line each, and never in the way of the event loop.
 
 What a line is about goes along as fields, by logging's `extra`: `log.warning("...", extra={"resource": name})`. JSON lines
-have them beside the message; text lines do not need them, since the message says as much. `FIELDS` are those there are.
+have them beside the message; text lines do not need them, since the message says as much. docs/command-line.md has those there
+are; to a `uuid`, the GPU's `index` and `bus_id` are added where they are known.
 """
 
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gpu_plugin.config.times import rfc3339_milliseconds
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.runtime.printable import encodable, printable
 from gpu_plugin.telemetry.log_writer import LogWriter, to_descriptor
@@ -20,24 +22,6 @@ if TYPE_CHECKING:
 TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 JSON = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
-FIELDS = (
-    "uuid",
-    "index",
-    "bus_id",
-    "mig_device",
-    "xid",
-    "signal",
-    "verdict",
-    "resource",
-    "device",
-    "pod",
-    "driver",
-    "library",
-    "model",
-    "event",
-)
-"""What a line may say as fields. With `uuid`, the GPU's `index` and `bus_id` are added where they are known."""
-
 # grpclib's server has a line for each request that a peer gives up, which a peer may do at will.
 _AT_WILL = "grpclib.server"
 
@@ -45,20 +29,9 @@ _AT_WILL = "grpclib.server"
 _CHATTY = ("grpclib", "asyncio", "hpack", "h2", "httpx", "httpcore", "httpx2", "httpcore2")
 
 
-class _Known:
-    """Adds index and bus id to log records that have the uuid of a GPU."""
+_gpus: Mapping[str, tuple[int, str]] = {}
+"""Index and PCI bus id of GPUs, by uuid."""
 
-    def __init__(self) -> None:
-        self.gpus: Mapping[str, tuple[int, str]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        uuid = str(getattr(record, "uuid", ""))
-        if uuid in self.gpus and not hasattr(record, "index"):
-            record.index, record.bus_id = self.gpus[uuid]
-        return True
-
-
-_known = _Known()
 _writer: LogWriter | None = None
 _stream: object = None
 """What the writer writes to."""
@@ -109,7 +82,7 @@ def configure(form: str, level: str) -> None:
     """Sends log lines of `level` (debug, info, warning, error) and above to standard error as `form`, text or json."""
     number = logging.getLevelNamesMapping()[level.upper()]
     handler = _Queued(_standard_error())
-    handler.addFilter(_known.filter)
+    handler.addFilter(_with_gpu)
     handler.setFormatter(_json() if form == "json" else TextFormatter())
     logging.basicConfig(level=number, handlers=[handler], force=True)
     for name in _CHATTY:
@@ -119,7 +92,16 @@ def configure(form: str, level: str) -> None:
 
 def know(gpus: "Iterable[Gpu]") -> None:
     """Takes which index and PCI bus id GPUs have: lines about a uuid have them as fields from now on."""
-    _known.gpus = {gpu.uuid: (gpu.index, short_bus_id(gpu.pci_bus_id)) for gpu in gpus}
+    global _gpus  # noqa: PLW0603 - as the root logger, there is one
+    _gpus = {gpu.uuid: (gpu.index, short_bus_id(gpu.pci_bus_id)) for gpu in gpus}
+
+
+def _with_gpu(record: logging.LogRecord) -> bool:
+    """Adds index and bus id to a record that has the uuid of a GPU."""
+    uuid = str(getattr(record, "uuid", ""))
+    if uuid in _gpus and not hasattr(record, "index"):
+        record.index, record.bus_id = _gpus[uuid]
+    return True
 
 
 def dropped() -> int:
@@ -162,7 +144,6 @@ def _writes(stream: TextIO) -> Callable[[bytes], None]:
 
 
 def _dropped_line(count: int) -> str:
-    lines = "1 log line was" if count == 1 else f"{count} log lines were"
-    words = f"{lines} dropped: standard error did not take them"
+    words = f"{counted(count, 'log line')} {'was' if count == 1 else 'were'} dropped: standard error did not take them"
     record = logging.LogRecord(__name__, logging.WARNING, "", 0, words, None, None)
     return next((handler.format(record) for handler in logging.root.handlers if isinstance(handler, _Queued)), words)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import (
@@ -35,6 +35,13 @@ FABRIC_STATES = ("not_started", "in_progress", "completed", "failed")
 _ABOUT_THE_LOOK = frozenset({"fault", "detail", "binding", "counting", "asked"})
 
 _READ = tuple(name for name in Sample.__struct_fields__ if name not in _ABOUT_THE_LOOK)
+
+_SHOWN_AS_READ = tuple(
+    name
+    for name in _READ
+    if name.startswith(("ecc_", "sram_", "unrepairable_", "remap", "retired_", "nvlink_", "pcie_"))
+)
+"""The counts and flags of memory, NVLink and PCIe."""
 
 
 class Newest(NamedTuple):
@@ -84,17 +91,11 @@ def told(gpu: Gpu, newest: Newest | None) -> Told:
         `fabric` (of `FABRIC_STATES`; None where the GPU has none), `nvlinks_active`, `nvlinks_inactive`, `clocks_events` (the
         mask), and under their names as in `Sample` the counts and flags of memory, NVLink and PCIe.
     """
-    limits = {
-        "slowdown_celsius": gpu.thresholds.slowdown,
-        "shutdown_celsius": gpu.thresholds.shutdown,
-        "gpu_max_celsius": gpu.thresholds.gpu_max,
-        "memory_max_celsius": gpu.thresholds.memory_max,
-        "memory_total_bytes": gpu.memory_bytes,
-    }
-    seen, at = newest or Newest(_NOTHING, 0.0)
+    seen, at = newest or Newest(Sample(), 0.0)
     links = seen.nvlinks
     return {
-        **limits,
+        **{f"{name}_celsius": limit for name, limit in asdict(gpu.thresholds).items()},
+        "memory_total_bytes": gpu.memory_bytes,
         "at": at or None,
         "temperature_celsius": seen.temperature,
         "memory_temperature_celsius": seen.memory_temperature,
@@ -107,28 +108,10 @@ def told(gpu: Gpu, newest: Newest | None) -> Told:
         "recovery_action": _action(seen.recovery_action),
         "fabric": _fabric(seen.fabric),
         "clocks_events": seen.clocks_event_reasons,
-        "ecc_uncorrected": seen.ecc_uncorrected,
-        "ecc_corrected": seen.ecc_corrected,
-        "sram_threshold": seen.sram_threshold,
-        "unrepairable_memory": seen.unrepairable_memory,
-        "remapped_correctable": seen.remapped_correctable,
-        "remapped_uncorrectable": seen.remapped_uncorrectable,
-        "remap_pending": seen.remap_pending,
-        "remap_failure": seen.remap_failure,
-        "retired_pages": seen.retired_pages,
-        "retired_pending": seen.retired_pending,
         "nvlinks_active": None if links is None else sum(links),
         "nvlinks_inactive": None if links is None else len(links) - sum(links),
-        "nvlink_crc_errors": seen.nvlink_crc_errors,
-        "nvlink_failed_recoveries": seen.nvlink_failed_recoveries,
-        "pcie_width": seen.pcie_width,
-        "pcie_max_width": seen.pcie_max_width,
-        "pcie_replays": seen.pcie_replays,
-        "pcie_fatal_errors": seen.pcie_fatal_errors,
+        **{name: getattr(seen, name) for name in _SHOWN_AS_READ},
     }
-
-
-_NOTHING = Sample()
 
 
 def _over(number: int | None, unit: int) -> float | None:

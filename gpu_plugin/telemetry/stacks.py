@@ -10,8 +10,9 @@ import logging
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any
 
@@ -49,8 +50,11 @@ def logged_on(number: int) -> Iterator[None]:
     def asked(_number: int, _frame: FrameType | None) -> None:
         # Wherever the main thread was interrupted, it may be holding any lock: nothing more is done here.
         if answering.acquire(blocking=False):
+            loop = None
+            with suppress(RuntimeError):  # it has not begun, or has ended
+                loop = asyncio.get_running_loop()
             try:
-                threading.Thread(target=answer, args=[_loop()], name="stacks", daemon=True).start()
+                threading.Thread(target=answer, args=[loop], name="stacks", daemon=True).start()
             except RuntimeError:  # the process may have no more threads
                 answering.release()
 
@@ -61,20 +65,14 @@ def logged_on(number: int) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def _loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that this thread runs; None before it has begun, and once it has ended."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
     """A line for each task and each thread, and one for each of its frames, the innermost last."""
     known = sorted(tasks, key=lambda task: task.get_name())
     yield f"{len(known)} tasks:"
     for task in known[:MAX_STACKS]:
-        yield f"  task {_short(task.get_name())}: {_named(task)}"
+        coroutine = task.get_coro()
+        named = getattr(coroutine, "__qualname__", None) or repr(coroutine)
+        yield f"  task {_short(task.get_name())}: {_short(named)}"
         yield from _frames(awaited(task))
     yield from _left_out(len(known))
     frames = sys._current_frames()  # noqa: SLF001 - the interpreter's own, and there is no other
@@ -82,8 +80,14 @@ def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
     yield f"{len(threads)} threads:"
     for thread in threads[:MAX_STACKS]:
         yield f"  thread {_short(thread.name)} ({thread.native_id}{', daemon' if thread.daemon else ''})"
-        yield from _frames(_stack(frames.get(thread.ident or 0)))
+        if (frame := frames.get(thread.ident or 0)) is not None:
+            innermost = itertools.islice(traceback.walk_stack(frame), MAX_FRAMES + 1)
+            yield from _frames([(each.f_code, line) for each, line in innermost][::-1])
     yield from _left_out(len(threads))
+
+
+_WAITING = (("cr_frame", "cr_await"), ("ag_frame", "ag_await"), ("gi_frame", "gi_yieldfrom"))
+"""Of a coroutine, an asynchronous generator and a generator: its frame, and what it waits for."""
 
 
 def awaited(task: "asyncio.Task[Any]") -> list[tuple[CodeType, int]]:
@@ -93,48 +97,22 @@ def awaited(task: "asyncio.Task[Any]") -> list[tuple[CodeType, int]]:
     """
     found: list[tuple[CodeType, int]] = []
     waits_on: Any = task.get_coro()
-    while waits_on is not None and len(found) < 10 * MAX_FRAMES:
-        frame = _frame(waits_on)
+    while len(found) < 10 * MAX_FRAMES:
+        # Asked for once: the loop runs on meanwhile, and a coroutine that has ended has no frame any more.
+        seen = ((getattr(waits_on, frame, None), inner) for frame, inner in _WAITING)
+        frame, inner = next((pair for pair in seen if pair[0] is not None), (None, ""))
         if frame is None:
             break
         found.append((frame.f_code, frame.f_lineno))
-        waits_on = next(
-            (
-                inner
-                for name in ("cr_await", "ag_await", "gi_yieldfrom")
-                if (inner := getattr(waits_on, name, None)) is not None
-            ),
-            None,
-        )
+        waits_on = getattr(waits_on, inner)
     return found
-
-
-def _frame(awaitable: Any) -> FrameType | None:
-    for name in ("cr_frame", "ag_frame", "gi_frame"):
-        frame: FrameType | None = getattr(awaitable, name, None)
-        if frame is not None:
-            return frame
-    return None
-
-
-def _stack(frame: FrameType | None) -> list[tuple[CodeType, int]]:
-    found: list[tuple[CodeType, int]] = []
-    while frame is not None and len(found) < MAX_FRAMES + 1:
-        found.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return found[::-1]
 
 
 def _frames(stack: list[tuple[CodeType, int]]) -> Iterator[str]:
     if len(stack) > MAX_FRAMES:
         yield "    ..."
-    for code, line in itertools.islice(stack, max(0, len(stack) - MAX_FRAMES), None):
+    for code, line in stack[-MAX_FRAMES:]:
         yield f"    {_short(code.co_filename)}:{line} in {code.co_name}"
-
-
-def _named(task: "asyncio.Task[Any]") -> str:
-    coroutine = task.get_coro()
-    return _short(getattr(coroutine, "__qualname__", None) or repr(coroutine))
 
 
 def _left_out(count: int) -> Iterator[str]:

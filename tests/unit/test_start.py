@@ -16,6 +16,7 @@ LATER = {
     "gpu_plugin.host.cdi.keeper": "CDI specifications",
     "gpu_plugin.cluster.events": "Events of the Kubernetes API",
     "gpu_plugin.cluster.node_api": "the Kubernetes API",
+    "gpu_plugin.cluster.node_metadata": "the Kubernetes API",
     "gpu_plugin.config.schema": "a config file",
     "gpu_plugin.doctor": "another command",
     "gpu_plugin.host.driver_root": "CDI specifications",

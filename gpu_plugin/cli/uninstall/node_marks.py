@@ -11,9 +11,9 @@ from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.labels.keeper import LABELS_FILE, Applied
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_condition import CONDITION, TAINT
-from gpu_plugin.cluster.own_marks import OWN_MARKS_FILE, OwnMarks
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
 
 PATIENCE = 15.0
 """Seconds for all of it: who uninstalls waits."""

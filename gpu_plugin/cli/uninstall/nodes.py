@@ -5,10 +5,10 @@ from typing import Any
 
 import anyio
 
-from gpu_plugin.cli.output import counted
 from gpu_plugin.cli.uninstall import template
 from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.daemonset import DaemonSets
+from gpu_plugin.config.words import are, counted
 
 POLL_INTERVAL = 1.0
 """Seconds between two looks at how far it is."""
@@ -61,7 +61,7 @@ async def clean(
                 seen = template.progress(now)
                 if seen is not None and seen != done:
                     done = seen
-                    say(f"{done[0]} of {counted(done[1], 'node')} {'is' if done[1] == 1 else 'are'} clean")
+                    say(f"{done[0]} of {counted(done[1], 'node')} {are(done[1])} clean")
                 if seen is not None and done[0] >= done[1]:
                     break
                 await anyio.sleep(POLL_INTERVAL)

@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
-from gpu_plugin.config.names import DOMAIN
+from gpu_plugin.config.names import DOMAIN, PRESENT, TIMESTAMP
 from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, open_file, replace_file
 from gpu_plugin.state.directory import StateDirectory
 
@@ -26,9 +25,6 @@ MAX_BYTES = 64 * 1024
 
 FEATURES_FILE: Final = "features.json"
 """Its name in the state directory: which files this plugin wrote."""
-
-_NOT_COMPARED = frozenset({PRESENT, TIMESTAMP})
-
 
 _MOST_DIGESTS = 4
 """Of one path: what was written last, and what may still lie there because a write failed, hung, or was cut off by a kill."""
@@ -166,11 +162,8 @@ class FeaturesFile:
 
 def same(labels: Mapping[str, str], others: Mapping[str, str]) -> bool:
     """Whether both say the same, whenever they came to be and whoever wrote them."""
-
-    def compared(all_: Mapping[str, str]) -> dict[str, str]:
-        return {key: value for key, value in all_.items() if key not in _NOT_COMPARED}
-
-    return compared(labels) == compared(others)
+    either = {PRESENT: "", TIMESTAMP: ""}
+    return {**labels, **either} == {**others, **either}
 
 
 def _content_of(labels: Mapping[str, str]) -> bytes:

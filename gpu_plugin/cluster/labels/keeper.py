@@ -13,24 +13,28 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import msgspec
 
+from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.node import Node
 from gpu_plugin.host.view import HostView
-from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
+from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.state.directory import StateDirectory
+
+if TYPE_CHECKING:
+    from gpu_plugin.cluster.node_api import NodeApi
 
 _T = TypeVar("_T")
 
@@ -41,9 +45,6 @@ LABELS_FILE = "labels.json"
 
 SETTLE = 1.0
 """Seconds after news of the node or the settings: a start, or a GPU that is repartitioned, brings several."""
-
-SPREAD = 10.0
-"""Seconds over which a cluster's nodes spread their first request to the API server."""
 
 CHECK = 60.0
 """Seconds between two looks at the file: somebody may have removed it, or recreated the directory."""
@@ -71,13 +72,6 @@ _REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.U
 """What says of another Node that it is none of ours to change: a right that is missing, or an admission policy."""
 
 
-class LabelApi(Protocol):
-    """As much of `cluster.node_api.NodeApi` as labels need."""
-
-    async def apply_labels(self, labels: Mapping[str, str]) -> None:
-        """Has the Node carry exactly these of our labels. Raises UnreachableError."""
-
-
 class Applied(msgspec.Struct, frozen=True):
     """The labels that the Node of this name was given by the API; none where they were taken back, or never given."""
 
@@ -91,10 +85,9 @@ class Applied(msgspec.Struct, frozen=True):
         return f"kubectl label node {shlex.quote(self.node or 'NODE')} {keys}"
 
 
-def node_api(node_name: str, kubeconfig: str) -> LabelApi:
+def node_api(node_name: str, kubeconfig: str) -> "NodeApi":
     """The Kubernetes API. Raises ConfigError where the client is not installed."""
-    from gpu_plugin.cluster.connection import require_client  # noqa: PLC0415 - only who labels by the API pays for it
-    from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
+    from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415 - only who labels by the API pays for it
 
     require_client("--node-labels=api", ", or use --node-labels=file")
     return NodeApi(node_name, kubeconfig)
@@ -109,7 +102,7 @@ class NodeLabels:
         host: HostView,
         state: StateDirectory,
         *,
-        api: Callable[[str, str], LabelApi] = node_api,
+        api: "Callable[[str, str], NodeApi]" = node_api,
         clock: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
@@ -118,7 +111,7 @@ class NodeLabels:
         self._settings = settings
         self._host = host
         self._state = state
-        self._make_api = api
+        self._api = lru_cache(1)(api)  # the same for as long as it is about the same Node: it remembers what it asked
         self._clock = clock
         self._dice = dice
         self._node = Node()
@@ -133,9 +126,9 @@ class NodeLabels:
         self._memory_threads = Workers("labels-memory")
         self._memory: SlowCall[bool] = SlowCall(self._memory_threads.begin)
         self._renew_at = float("-inf")
-        self._apis: dict[tuple[str, str], LabelApi] = {}
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
-        self._in_vain = ""
+        self._in_vain: tuple[str, str] | None = None
+        """The Node that the API server was asked about in vain, and why."""
         self._spread = True
 
     def follow(self, node: Node) -> None:
@@ -182,8 +175,9 @@ class NodeLabels:
             except ConfigError as error:
                 troubles.append(str(error))
                 pause = None
-            except _ApiError as error:
-                troubles.append(str(error))
+            except UnreachableError as error:
+                assert self._in_vain is not None
+                troubles.append(f"node {self._in_vain[0]} cannot be labelled as it should be: {error}")
                 pause = self._backoff.not_before - anyio.current_time()
             if pause is not None:
                 pauses.append(max(0.0, pause))
@@ -225,7 +219,7 @@ class NodeLabels:
             self._directories |= self._files.directories()
             self._recalled = True
         for directory in self._directories - {wanted}:
-            file = self._file(directory)
+            file, removed = FeaturesFile(Path(directory), self._files), False
             try:
                 removed = await self._on_disk(file.path.parent, file.remove)
             except AwayError as error:
@@ -235,11 +229,9 @@ class NodeLabels:
                     file.path,
                     error.strerror,
                 )
-                removed = False
             except _DiskError:
-                if self._files.remembers(file.path):
+                if self._files.remembers(file.path):  # else it is nothing to us, as far as we know
                     raise
-                removed = False  # of a directory that is nothing to us, as far as we know
             self._directories.discard(directory)
             if removed:
                 log.info("%s: the file of labels is removed", directory)
@@ -255,7 +247,7 @@ class NodeLabels:
             return None
         try:
             await self._apply(settings, given.node, {})
-        except _ApiError as error:
+        except UnreachableError as error:
             if error.code == HTTPStatus.NOT_FOUND:
                 log.info("node %s is gone, and the labels that it was given with it", given.node)
             elif renamed and error.code in _REFUSED:
@@ -263,13 +255,11 @@ class NodeLabels:
                     "node %s: the labels that it was given stay there, since the plugin is on node %s now: %s; run: %s",
                     given.node,
                     settings.node_name,
-                    error.why,
+                    error,
                     given.removal,
                 )
             else:
                 raise
-            self._backoff.succeeded()
-            self._in_vain = ""
             await self._given(Applied())
         else:
             log.info("node %s: the labels are taken back", given.node)
@@ -280,7 +270,7 @@ class NodeLabels:
             return None
         labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
         self._directories.add(settings.features_dir)
-        file = self._file(settings.features_dir)
+        file = FeaturesFile(Path(settings.features_dir), self._files)
         wanted = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
         if wanted is not None:
             with suppress(_DiskError):  # said when it is tried again: the Node does not wait for it
@@ -321,7 +311,7 @@ class NodeLabels:
         if wanted != before or now >= self._renew_at:
             if self._spread:
                 self._spread = False
-                await anyio.sleep(SPREAD * self._dice())
+                await anyio.sleep(START_SPREAD * self._dice())
             await self._apply(settings, settings.node_name, wanted)
             self._renew_at = anyio.current_time() + RENEW * (0.9 + 0.2 * self._dice())
             if wanted != before:
@@ -329,35 +319,24 @@ class NodeLabels:
         return self._renew_at - anyio.current_time()
 
     async def _apply(self, settings: Settings, node_name: str, labels: Mapping[str, str]) -> None:
-        """Gives the API server these labels, and remembers so; not before a pause is over. Raises ConfigError and _ApiError."""
-        from gpu_plugin.cluster.connection import UnreachableError  # noqa: PLC0415 - as above
-
-        if self._in_vain and not self._backoff.due(anyio.current_time()):
-            raise _ApiError(self._in_vain)
+        """Gives the API server these labels once a pause is over, and remembers so. Raises ConfigError and UnreachableError."""
+        if self._in_vain is not None and not self._backoff.due(anyio.current_time()):
+            raise UnreachableError("pause", self._in_vain[1])  # without a code: nobody answered anything now
         try:
             await self._api(node_name, settings.kubeconfig).apply_labels(labels)
         except UnreachableError as error:
             self._backoff.failed(anyio.current_time(), self._dice())
-            self._in_vain = f"node {node_name} cannot be labelled as it should be: {error}"
-            raise _ApiError(self._in_vain, str(error), error.code) from None
-        self._backoff.succeeded()
-        self._in_vain = ""
+            self._in_vain = node_name, str(error)
+            raise
         await self._given(Applied(node_name, {**labels}) if labels else Applied())
 
     async def _given(self, applied: Applied) -> None:
-        """The API server was given these labels: remembered at once, as far as the state directory does not hang."""
+        """The API server has these labels of ours: remembered at once, as far as the state directory does not hang."""
+        self._backoff.succeeded()
+        self._in_vain = None
         self._applied = applied
         with suppress(_DiskError):
             await self._kept(LABELS_WAIT)
-
-    def _api(self, node_name: str, kubeconfig: str) -> LabelApi:
-        """The same for as long as it is about the same Node: it remembers what it has asked of it."""
-        if (node_name, kubeconfig) not in self._apis:
-            self._apis = {(node_name, kubeconfig): self._make_api(node_name, kubeconfig)}
-        return self._apis[node_name, kubeconfig]
-
-    def _file(self, directory: str) -> FeaturesFile:
-        return FeaturesFile(Path(directory), self._files)
 
     async def _on_disk(self, where: Path, call: "Callable[[], _T]") -> "_T":
         """What a call brings. Raises _DiskError, which says where, and AwayError."""
@@ -380,19 +359,9 @@ class _DiskError(Exception):
     """A file or directory cannot be read or written, or does not answer in time; the text says which and why."""
 
 
-class _ApiError(Exception):
-    """The API server was asked in vain: `why` in itself, and `code`, the HTTP status of its answer, 0 where there was none."""
-
-    def __init__(self, text: str, why: str = "", code: int = 0) -> None:
-        super().__init__(text)
-        self.why = why
-        self.code = code
-
-
 def _labels(node: Node, settings: Settings, host: HostView) -> dict[str, str]:
     """The labels of a node and of the host as it is now. Blocks: files of /sys."""
-    from gpu_plugin.cluster.labels.values import HostFacts, labels_of  # noqa: PLC0415 - only who labels pays for it
-    from gpu_plugin.cluster.labels.vgpu import vgpu_host  # noqa: PLC0415
+    from gpu_plugin.cluster.labels.values import HostFacts, labels_of, vgpu_host  # noqa: PLC0415 - only who labels pays
 
     bus_ids = [gpu.pci_bus_id for gpu in node.gpus if gpu.pci_bus_id]
     classes = {bus_id: kind for bus_id in bus_ids if (kind := host.pci_class(bus_id)) is not None}

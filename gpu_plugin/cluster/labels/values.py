@@ -10,18 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
-from gpu_plugin.cluster.labels.vgpu import VgpuHost
-from gpu_plugin.config.names import DOMAIN
+from gpu_plugin.config.names import DOMAIN, PRESENT, TIMESTAMP, label_key_fault
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import mig_resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
 
-# Characters of a label's value, and of its key after the slash (apimachinery, validation.IsValidLabelValue).
 LONGEST_VALUE = 63
-LONGEST_NAME = 63
+"""Characters of a label's value (apimachinery, validation.IsValidLabelValue)."""
 
 # By PCI class code: a VGA controller, and a 3D one.
 _MODES = {0x030000: "graphics", 0x030200: "compute"}
@@ -40,7 +37,27 @@ _FAMILIES = {
 
 _UNWANTED = re.compile(r"[^A-Za-z0-9_. -]")
 _EDGES = "-_."
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+
+CONFIG_BYTES = 256
+"""The part of the configuration space that has the capabilities. Who is not privileged reads only the first 64."""
+
+# Offsets and values of the configuration space, and the lengths of a vGPU's capability.
+_STATUS = 0x06
+_HAS_CAPABILITIES = 0x10
+_FIRST = 0x34
+_VENDOR_SPECIFIC = 0x09
+_BROKEN = 0xFF
+_SIGNATURE = b"VF"
+_RECORDS = 5
+_TEXT = 10
+
+
+class VgpuHost(msgspec.Struct, frozen=True):
+    """The driver of the hypervisor that gives this machine its vGPUs, as one of them says: its version and its branch."""
+
+    version: str = ""
+    branch: str = ""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -62,19 +79,22 @@ def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]
     no labels but the one that says whether there are vGPUs. Every value is one that Kubernetes takes.
     """
     gpus = served_gpus(node, settings)
+    by_mps = any(entry.strategy == MPS for entry in settings.sharing)
     labels = _vgpu(host.vgpu)
     if gpus:
         labels |= {
             PRESENT: "true",
             f"{DOMAIN}/gpu.machine": "unknown" if host.machine is None else sanitised(host.machine),
             **_versions(node),
-            f"{DOMAIN}/mig.capable": _said(any(gpu.mig_capable for gpu in gpus)),
-            f"{DOMAIN}/mps.capable": _said(_mps(settings) and not any(gpu.mig_enabled for gpu in gpus)),
+            f"{DOMAIN}/mig.capable": str(any(gpu.mig_capable for gpu in gpus)).lower(),
+            f"{DOMAIN}/mps.capable": str(by_mps and not any(gpu.mig_enabled for gpu in gpus)).lower(),
             **_resources(gpus, settings),
             f"{DOMAIN}/gpu.mode": _mode(gpus, host.pci_classes),
             **_clique(node, gpus),
         }
-    return {key: valid(value) for key, value in labels.items() if _valid_key(key)}
+    return {
+        key: valid(value) for key, value in labels.items() if not label_key_fault(key)
+    }  # the driver's name of a MIG profile is part of some
 
 
 def stamped(labels: Mapping[str, str], before: Mapping[str, str], now: float) -> dict[str, str]:
@@ -93,18 +113,8 @@ def valid(value: str) -> str:
     return _UNWANTED.sub("", value).replace(" ", "-").lstrip(_EDGES)[:LONGEST_VALUE].rstrip(_EDGES)
 
 
-def _valid_key(key: str) -> bool:
-    """Whether Kubernetes takes the key: the driver's name of a MIG profile is part of some."""
-    name = key.removeprefix(f"{DOMAIN}/")
-    return len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
-
-
-def _said(truth: bool) -> str:  # noqa: FBT001
-    return "true" if truth else "false"
-
-
 def _vgpu(host: VgpuHost | None) -> dict[str, str]:
-    labels = {f"{DOMAIN}/vgpu.present": _said(host is not None)}
+    labels = {f"{DOMAIN}/vgpu.present": str(host is not None).lower()}
     if host is not None and host.version:
         labels |= {
             f"{DOMAIN}/vgpu.host-driver-version": host.version,
@@ -140,15 +150,10 @@ def _versions(node: Node) -> dict[str, str]:
     return {f"{DOMAIN}/{name}": value for name, value in labels.items()}
 
 
-def _mps(settings: Settings) -> bool:
-    return any(entry.strategy == MPS for entry in settings.sharing)
-
-
 def _mode(gpus: Sequence[Gpu], classes: Mapping[str, int]) -> str:
     """What the GPUs are for, by their PCI class, where it is the same for all."""
     seen = {classes.get(gpu.pci_bus_id) for gpu in gpus}
-    known = seen.pop() if len(seen) == 1 else None
-    return "unknown" if known is None else _MODES.get(known, "unknown")
+    return _MODES.get(seen.pop() or 0, "unknown") if len(seen) == 1 else "unknown"
 
 
 def _clique(node: Node, gpus: Iterable[Gpu]) -> dict[str, str]:
@@ -275,3 +280,42 @@ def _family(major: int, minor: int) -> str:
     if major == 8:
         return "ampere" if minor < 9 else "ada-lovelace"
     return _FAMILIES.get(major, "undefined")
+
+
+def vgpu_host(config: bytes) -> VgpuHost | None:
+    """The hypervisor's driver, where these first bytes of a device's configuration space are a vGPU's; None where not.
+
+    Sources: the PCI Local Bus Specification 3.0 (6.7, capabilities list), and internal/vgpu of NVIDIA/k8s-device-plugin v0.20.0
+    for what a vGPU's vendor-specific capability holds: after id, next and length the signature "VF", then records of an id, a
+    length that counts both, and their data; record 0 has ten bytes of version and ten of branch.
+    """
+    capability = _vendor_specific(config)
+    if capability[3:_RECORDS] != _SIGNATURE:
+        return None
+    at = _RECORDS
+    while at + 1 < len(capability) and capability[at]:
+        if not capability[at + 1]:
+            return VgpuHost()
+        at += capability[at + 1]
+    data = capability[at + 2 : at + 2 + 2 * _TEXT]
+    if len(data) < 2 * _TEXT:
+        return VgpuHost()
+    return VgpuHost(_text(data[:_TEXT]), _text(data[_TEXT:]))
+
+
+def _vendor_specific(config: bytes) -> bytes:
+    """The first vendor-specific capability; empty where there is none, or the space was not read whole."""
+    if len(config) < CONFIG_BYTES or not config[_STATUS] & _HAS_CAPABILITIES:
+        return b""
+    seen: set[int] = set()
+    at = config[_FIRST]
+    while at and at not in seen and at + 2 < len(config) and config[at] != _BROKEN:
+        if config[at] == _VENDOR_SPECIFIC:
+            return config[at : at + config[at + 2]]
+        seen.add(at)
+        at = config[at + 1]
+    return b""
+
+
+def _text(data: bytes) -> str:
+    return data.strip(b"\0").decode("ascii", "replace")

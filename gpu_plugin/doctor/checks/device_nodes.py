@@ -4,6 +4,7 @@ import errno
 
 from msgspec.structs import replace
 
+from gpu_plugin.config.words import counted
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import DeviceNode, DeviceNodes, Facts, Unknown
 
@@ -41,7 +42,7 @@ def device_nodes(facts: Facts) -> Finding | list[Finding]:
         return [replace(each, found=f"{', '.join(paths)}: {each.found}") for each, paths in troubles.items()]
     shared = [path for path, node in known.nodes.items() if node.there and path in _SHARED]
     gpus = len(known.nodes.keys() - _SHARED)
-    those = f" and {'that' if gpus == 1 else 'those'} of {gpus} GPU{'' if gpus == 1 else 's'}" if gpus else ""
+    those = f" and {'that' if gpus == 1 else 'those'} of {counted(gpus, 'GPU')}" if gpus else ""
     return ok(f"{', '.join(shared)}{those} can be opened")
 
 

@@ -1,6 +1,7 @@
 """Whether MPS daemons run where they are needed, and none is left where they are not."""
 
 from gpu_plugin.config.sharing import MPS
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.nvml_h import ComputeMode
 from gpu_plugin.doctor.check import Finding, check, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Mps
@@ -57,4 +58,4 @@ def _wanted(known: Mps) -> Finding:
             f"no MPS daemon listens in {', '.join(silent)}",
             "the log of `gpu-plugin mps`; a directory that is of no resource any more goes with gpu-plugin cleanup --mps",
         )
-    return ok(f"{len(known.directories)} MPS daemon{'' if len(known.directories) == 1 else 's'} below {known.root}")
+    return ok(f"{counted(len(known.directories), 'MPS daemon')} below {known.root}")

@@ -1,5 +1,6 @@
 """Whether the kubelet says which pods hold what."""
 
+from gpu_plugin.config.words import counted
 from gpu_plugin.doctor.check import Finding, check, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts
 
@@ -25,4 +26,4 @@ def pod_resources(facts: Facts) -> Finding:
     took = f"{known.path} answers in {known.seconds * 1000:.0f} ms"
     if known.seconds > SLOW:
         return warning(took, "the kubelet is slow: look at its load, and at the number of pods and plugins")
-    return ok(f"{took}; pods hold {known.allocated} device{'' if known.allocated == 1 else 's'} of any kind")
+    return ok(f"{took}; pods hold {counted(known.allocated, 'device')} of any kind")

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from gpu_plugin.config.words import counted
 from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, RESET, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import after_recovery
@@ -58,4 +59,4 @@ def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:
 
 
 def _words(count: int) -> str:
-    return f"{count} uncorrected memory error{'' if count == 1 else 's'} since the GPU was reset or the driver loaded"
+    return f"{counted(count, 'uncorrected memory error')} since the GPU was reset or the driver loaded"

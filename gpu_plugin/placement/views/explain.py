@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from math import comb
 
+from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement import shared
 from gpu_plugin.placement.shared import HAS, POLICIES, ROOM, Round
@@ -152,7 +153,7 @@ def _between_equals(last: Round, names: Mapping[str, int]) -> str:
     among = (
         "of these" if _even(last) and equals == _open(last) else f"of {_listed(last, equals, names)}, which rank equal"
     )
-    equal = f"; {among}, {_listed(last, taken, names)} {'is' if len(taken) == 1 else 'are'}"
+    equal = f"; {among}, {_listed(last, taken, names)} {are(len(taken))}"
     if not links.choice.gpus:
         return f"{equal} taken, first in the list"
     if links.runner_up is None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
+from gpu_plugin.config.words import shortened
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.node import OWN_MESH, Link, Node
 from gpu_plugin.devices.nvml_h import TopologyLevel
@@ -110,8 +111,8 @@ def held_back_words(items: Iterable[Offered]) -> str:
     """What pods do not get, and why, those of one reason together: `GPUs 2,5 (cordoned), MIG device 0:3 (Xid 79)`."""
     by_reason: dict[tuple[str, str], list[Offered]] = {}
     for each in items:
-        by_reason.setdefault((each.reason, each.kind), []).append(each)
-    return ", ".join(f"{_called(kind, alike)} ({_short(reason)})" for (reason, kind), alike in by_reason.items())
+        by_reason.setdefault((shortened(each.reason, LONGEST_REASON), each.kind), []).append(each)
+    return ", ".join(f"{_called(kind, alike)} ({reason})" for (reason, kind), alike in by_reason.items())
 
 
 def _called(kind: str, alike: Sequence[Offered]) -> str:
@@ -121,10 +122,6 @@ def _called(kind: str, alike: Sequence[Offered]) -> str:
     if kind == GPU:
         return called(map(int, indices))
     return f"{'MIG device' if len(alike) == 1 else 'MIG devices'} {mig_spans(indices)}"
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3].rstrip()}..."
 
 
 def pairs_json(groups: LinkGroups, topology: Topology) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ from itertools import combinations, groupby
 
 import msgspec
 
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import Group, LinkGroups, NvlinkGroup
@@ -287,7 +288,7 @@ class _Picture:
         """The legend, of what occurs."""
         for count in sorted({self.groups.links[one][other].nvlinks for one, other in self.arcs}):
             line = element("path", d=f"M0 0H{SAMPLE}", **self._stroke(count))
-            yield Sample(line, f"{count} {'NVLink' if count == 1 else 'NVLinks'} between two GPUs (NV{count})")
+            yield Sample(line, f"{counted(count, 'NVLink')} between two GPUs (NV{count})")
         if self.meshes:
             yield Sample(box(0, -6, SAMPLE, 12, fill=MANY), "NVSwitches: every GPU at the bar reaches every other one")
         for level in sorted({frame.level for area in self.areas for frame in area.frames}):

@@ -40,7 +40,6 @@ class Stream(msgspec.Struct, frozen=True):
     """
 
     chunks: Callable[[], AsyncGenerator[bytes, None]]
-    content_type: str = EVENT_STREAM
     headers: Headers = ()
 
 

@@ -1,4 +1,4 @@
-"""What each probe looks at: facts in, lines and a verdict out. Pure; the time is one of the facts.
+"""What each probe looks at: facts in, an answer with a line for each check out. Pure; the time is one of the facts.
 
 The lines are in the form of the Kubernetes API server's /livez?verbose (k8s.io/apiserver, pkg/server/healthz).
 """
@@ -11,6 +11,7 @@ import msgspec
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.kubelet.registrations import ResourceRegistration
 from gpu_plugin.runtime.histogram import Histogram
+from gpu_plugin.telemetry.listener.answer import Answer
 
 BEAT_INTERVAL = 1.0
 """Seconds between two beats of the event loop."""
@@ -58,26 +59,18 @@ class LoopLag:
         """The loop turns at this time."""
         if self._last is not None:
             self.lag.observe(max(0.0, now - self._last - BEAT_INTERVAL))
-        if self._last is not None and now - self._last - BEAT_INTERVAL > LATE:
-            self._pauses = [
-                *(pause for pause in self._pauses if now - pause.until <= RECENT),
-                Pause(now - self._last, now),
-            ]
+        self._pauses = self._recent(now)
         self._last = now
 
     def longest(self, now: float) -> Pause | None:
         """The longest recent pause; None where there was none. A loop that has just gone on may not have beaten yet."""
+        return max(self._recent(now), key=lambda pause: pause.seconds, default=None)
+
+    def _recent(self, now: float) -> list[Pause]:
         pauses = [pause for pause in self._pauses if now - pause.until <= RECENT]
         if self._last is not None and now - self._last - BEAT_INTERVAL > LATE:
             pauses.append(Pause(now - self._last, now))
-        return max(pauses, key=lambda pause: pause.seconds, default=None)
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """The outcome of all checks of a probe, and the text that says so."""
-
-    passed: bool
-    text: str
+        return pauses
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +99,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cdi: str | None = None
 
 
-def live(
-    facts: Facts, now: float, silent: Mapping[str, str], unasked: str = "", paused: Pause | None = None
-) -> Verdict:
+def live(facts: Facts, now: float, silent: Mapping[str, str], unasked: str = "", paused: Pause | None = None) -> Answer:
     """Whether a restart of the process would help, which nothing outside it is a reason for.
 
     An event loop that stands still answers nobody, which is what a prober hears of it. Whoever is answered can only be told
@@ -133,7 +124,7 @@ def live(
     )
 
 
-def ready(facts: Facts, now: float) -> Verdict:
+def ready(facts: Facts, now: float) -> Answer:
     """Whether the kubelet is told of this node's GPUs."""
     if facts.waits_for:
         return _verdict("readyz", [Check("node", facts.waits_for)])
@@ -150,7 +141,7 @@ def ready(facts: Facts, now: float) -> Verdict:
     return _verdict("readyz", checks)
 
 
-def started(facts: Facts, before: bool = False) -> Verdict:  # noqa: FBT001, FBT002 - one of two facts
+def started(facts: Facts, before: bool = False) -> Answer:  # noqa: FBT001, FBT002 - one of two facts
     """Whether the first attempt at the configuration and at the driver is over, whatever came of it.
 
     Without a configuration the driver is not asked, and a restart would bring neither. `before` says whether this has passed
@@ -203,7 +194,7 @@ def _by_resource(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items()))
 
 
-def _verdict(probe: str, checks: Sequence[Check]) -> Verdict:
+def _verdict(probe: str, checks: Sequence[Check]) -> Answer:
     passed = not any(check.fault for check in checks)
     outcome = f"{probe} check {'passed' if passed else 'failed'}"
-    return Verdict(passed, "\n".join((*map(str, checks), outcome, "")))
+    return Answer(200 if passed else 503, "\n".join((*map(str, checks), outcome, "")))

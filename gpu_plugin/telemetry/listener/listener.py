@@ -38,7 +38,7 @@ class Listener:
         probes = self._probes = Probes(facts)
         page = self._page = StatusPage(lambda: probes.facts().awaited or "the daemon is starting")
         most = sockets.connections(sockets.allowed())
-        limits = Limits(connections=most, streams=sockets.streams(most))
+        limits = Limits(connections=most, streams=max(1, most // 4))
         server = Server(*host_and_port(address), {**probes.pages, **page.pages}, limits)
         self._tasks.start_soon(self._run, probes, page, server.run)
 
@@ -53,12 +53,11 @@ class Listener:
         self,
         facts: "Callable[[], Facts]",
         status: Callable[[], Awaitable[Mapping[str, Any]]],
-        page: "Callable[[], Source] | None" = None,
+        page: "Callable[[], Source]",
     ) -> None:
         """Has probes answered by these facts from now on, scrapes by this status, and the status page by what `page` makes."""
-        if self._probes is not None:
+        if self._probes is not None and self._page is not None:
             self._probes.facts, self._probes.status = facts, status
-        if self._page is not None and page is not None:
             self._page.source = page()
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_plugin.config.words import are, counted
 from gpu_plugin.devices.device import GPU
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
@@ -79,16 +80,9 @@ def awaiting(why: str) -> Mapping[str, Any]:
         "verdict": ATTENTION,
         "headline": "Nothing is served yet",
         "complaints": [{"severity": ATTENTION, "text": why, "gpu": None}],
-        "daemon": None,
-        "driver": None,
-        "configuration": None,
-        "strategy": None,
-        "registrations": [],
-        "resources": [],
-        "gpus": [],
         "pods": {"known": False, "why": "nothing is served yet", "containers": [], "left_out": 0},
-        "links": None,
-        "events": [],
+        **dict.fromkeys(("daemon", "driver", "configuration", "strategy", "links")),
+        **{name: [] for name in ("registrations", "resources", "gpus", "events")},
     }
 
 
@@ -108,12 +102,14 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
     complaints = [{"severity": UNHEALTHY, "text": trouble, "gpu": None} for trouble in material.troubles]
     if not gpus:
         complaints.append({"severity": ATTENTION, "text": "No GPU is known", "gpu": None})
-    complaints += [_complaint(gpu) for gpu in sorted(gpus, key=lambda gpu: _WORST.index(gpu["state"])) if _amiss(gpu)]
+    worst_first = sorted(gpus, key=lambda gpu: _WORST.index(gpu["state"]))
+    complaints += [_complaint(gpu) for gpu in worst_first if gpu["state"] != "healthy" or gpu["withheld"]]
+    severities = {complaint["severity"] for complaint in complaints}
     daemon, configuration = status["daemon"], status["configuration"]
     return {
         "format": FORMAT,
         "node": material.node,
-        "verdict": _verdict(complaints),
+        "verdict": UNHEALTHY if UNHEALTHY in severities else ATTENTION if severities else OK,
         "headline": _headline(gpus, material.troubles, status),
         "complaints": complaints,
         "daemon": {"version": daemon["version"], "started": daemon["started"]},
@@ -129,7 +125,9 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
             {
                 "name": name,
                 **{key: counts[key] for key in ("devices", "healthy", "retired", "sharing")},
-                "held": None if held is None else sum(_count(held.get(key, {})) for key in held if key[0] == name),
+                "held": None
+                if held is None
+                else sum(sum(holders.values()) for key, holders in held.items() if key[0] == name),
             }
             for name, counts in status["resources"].items()
         ],
@@ -166,10 +164,6 @@ def _by_hardware(held: HoldersByDevice) -> _Holdings:
     return found
 
 
-def _count(holders: Mapping[Holder, int]) -> int:
-    return sum(holders.values())
-
-
 def _gpu(
     status: Mapping[str, Any],
     explained: Mapping[str, Any],
@@ -203,17 +197,13 @@ def _device(hardware: Mapping[str, Any], held: _Holdings | None) -> dict[str, An
         "resource": hardware["resource"],
         "id": hardware["visible_id"],
         **{key: hardware[key] for key in ("kind", "index", "listed", "healthy", "retired", "reason", "shared")},
-        "held": None if held is None else min(_count(holders), hardware["listed"]),
+        "held": None if held is None else min(sum(holders.values()), hardware["listed"]),
         "holders": [
             {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container, "devices": count}
             for holder, count in named[:HOLDERS]
         ],
         "left_out": max(0, len(named) - HOLDERS),
     }
-
-
-def _amiss(gpu: Mapping[str, Any]) -> bool:
-    return gpu["state"] != "healthy" or bool(gpu["withheld"])
 
 
 def _complaint(gpu: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,11 +216,6 @@ def _complaint(gpu: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _verdict(complaints: Sequence[Mapping[str, Any]]) -> str:
-    severities = {complaint["severity"] for complaint in complaints}
-    return UNHEALTHY if UNHEALTHY in severities else ATTENTION if severities else OK
-
-
 def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status: Mapping[str, Any]) -> str:
     """The whole node in a sentence, for whoever reads nothing else: what is worst first, and never only what is well."""
     if status.get("waiting"):
@@ -239,11 +224,11 @@ def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status
     count = len(gpus)
     told = [] if gpus else ["No GPU is known"]
     if states["unhealthy"]:
-        told.append(f"{states['unhealthy']} of {_some(count)} {'is' if states['unhealthy'] == 1 else 'are'} Unhealthy")
+        told.append(f"{states['unhealthy']} of {counted(count, 'GPU')} {are(states['unhealthy'])} Unhealthy")
     if states["degraded"]:
         told.append(f"{states['degraded']} degraded")
     if withheld := sum(gpu["state"] == "healthy" and bool(gpu["withheld"]) for gpu in gpus):
-        told.append(f"{withheld} withheld" if told else f"{withheld} of {_some(count)} withheld")
+        told.append(f"{withheld} withheld" if told else f"{withheld} of {counted(count, 'GPU')} withheld")
     if troubles:
         told.insert(0, troubles[0])
     if others := len(troubles[1:]):
@@ -251,10 +236,6 @@ def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status
     if not told:
         told.append("The GPU is Healthy" if count == 1 else f"All {count} GPUs are Healthy")
     return "; ".join(told) if troubles else ", ".join(told)
-
-
-def _some(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, Any]:
@@ -288,15 +269,8 @@ def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, An
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "at": event["at"],
-        "kind": event["kind"],
-        "text": event["text"],
-        "gpu": event.get("index"),
-        "verdict": event.get("verdict", ""),
-        "by": event.get("by", ""),
-        "reason": event.get("reason", ""),
-    }
+    told = {key: event.get(key, "") for key in ("at", "kind", "text", "verdict", "by", "reason")}
+    return {**told, "gpu": event.get("index")}
 
 
 def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:

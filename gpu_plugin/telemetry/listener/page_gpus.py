@@ -1,20 +1,32 @@
-"""The GPUs of the status page, their devices and who holds them, as HTML. Pure."""
+"""The GPUs of the status page, their devices and who holds them, as HTML, and the pieces that all its parts are made of. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+from urllib.parse import quote
 
+from gpu_plugin.config.times import rfc3339, utc
+from gpu_plugin.config.words import counted
 from gpu_plugin.placement.views.svg import xml
-from gpu_plugin.telemetry.listener.page_pieces import (
-    NONE,
-    SIGNS,
-    WORDS,
-    Cell,
-    Data,
-    anchor,
-    badge,
-    bus_and_model,
-    since,
-    table,
-)
+from gpu_plugin.telemetry.listener.page_data import ATTENTION, OK, UNHEALTHY
+
+Data = Mapping[str, Any]
+
+SIGNS: Mapping[str, str] = {
+    OK: "✓",
+    "healthy": "✓",
+    ATTENTION: "▲",
+    "degraded": "▲",
+    UNHEALTHY: "✕",
+}
+"""What stands before each state, for those who tell colours badly."""
+
+WORDS: Mapping[str, str] = {"healthy": "Healthy", "degraded": "Healthy, degraded", "unhealthy": "Unhealthy"}
+
+NONE = '<span class="none" aria-hidden="true">-</span><span class="unseen">not known</span>'
+
+Cell = tuple[str, str, str]
+"""The heading of its column, its content, and its style: `head` of those that head their row."""
 
 MAX_NAMED_PODS = 3
 """Containers that are named in the row of a GPU; all of them are in the list of its devices."""
@@ -137,12 +149,11 @@ def _held_by(gpu: Data) -> str:
     names = list(dict.fromkeys(f"{holder['namespace']}/{holder['pod']}" for holder in holders))
     if not names:
         return '<span class="none">nobody</span>'
-    more = (
-        f'<li><a href="#devices-{anchor(gpu)}">and {len(names) - MAX_NAMED_PODS} more</a></li>'
-        if len(names) > MAX_NAMED_PODS
-        else ""
-    )
-    return f'<ul class="plain">{"".join(f"<li>{xml(name)}</li>" for name in names[:MAX_NAMED_PODS])}{more}</ul>'
+    shown = "".join(f"<li>{xml(name)}</li>" for name in names[:MAX_NAMED_PODS])
+    if (more := len(names) - MAX_NAMED_PODS) > 0:
+        address = xml(quote(gpu["uuid"], errors="replace"))
+        shown += f'<li><a href="#devices-{address}">and {more} more</a></li>'
+    return f'<ul class="plain">{shown}</ul>'
 
 
 def pods(data: Data) -> str:
@@ -165,7 +176,7 @@ def pods(data: Data) -> str:
         for each in held["containers"]
     ]
     count = len({(each["namespace"], each["pod"]) for each in held["containers"]})
-    summary = f"{count} pod{'' if count == 1 else 's'} hold{'s' if count == 1 else ''} devices"
+    summary = f"{counted(count, 'pod')} hold{'s' if count == 1 else ''} devices"
     more = f'<p class="none">{held["left_out"]} more are left out.</p>' if held["left_out"] else ""
     listed = table("Pods that hold devices", rows, states=(each["state"] for each in held["containers"])) + more
     return f'<details id="pods-all"><summary>{summary}</summary>{listed}</details>'
@@ -184,9 +195,8 @@ def devices(data: Data) -> str:
 
 
 def _devices_of(gpu: Data) -> str:
-    count = gpu["listed"]
     held = "" if gpu["held"] is None else f", {gpu['held']} held"
-    summary = f"GPU {gpu['index']}: {count} device{'' if count == 1 else 's'}{held}"
+    summary = f"GPU {gpu['index']}: {counted(gpu['listed'], 'device')}{held}"
     rows = [*map(_device, gpu["devices"])]
     listed = table(f"Devices of GPU {gpu['index']}", rows) if rows else '<p class="none">None is served.</p>'
     uuid = f'<p class="muted"><code>{xml(gpu["uuid"])}</code></p>'
@@ -227,3 +237,62 @@ def _holders(device: Data) -> str:
 
 def _times(count: int) -> str:
     return f" x {count}" if count > 1 else ""
+
+
+# Pieces
+
+
+def moment(at: float | None) -> str:
+    """A moment; a script adds how long ago that was."""
+    if at is None:
+        return ""
+    try:
+        told = f'<time datetime="{rfc3339(at)}">{utc(at)}</time>'
+    except (OverflowError, ValueError, OSError):
+        return utc(at)
+    return f'{told}<span class="age" data-since="{at:.0f}"></span>'
+
+
+def since(at: float | None) -> str:
+    """Since when something is so; nothing where nobody knows."""
+    return "" if at is None else f' <span class="since">since {moment(at)}</span>'
+
+
+def badge(state: str, text: str) -> str:
+    """A state in a word, with its sign."""
+    return f'<span class="badge {xml(state)}"><span aria-hidden="true">{SIGNS[state]}</span> {xml(text)}</span>'
+
+
+def bus_and_model(gpu: Data) -> str:
+    """Which GPU it is, beside its index."""
+    bus = f'<code class="muted">{xml(gpu["bus_id"])}</code> ' if gpu["bus_id"] else ""
+    return f'{bus}<span class="who">{xml(gpu["model"] or "unknown model")}</span>'
+
+
+# Tables. Their roles are spelled out, since a browser forgets them where a style sheet lays rows out as blocks.
+
+
+def table(caption: str, rows: Sequence[Sequence[Cell]], kind: str = "", states: Iterable[str] = repeat("")) -> str:
+    """A table of these rows, one at least; `states` are the styles of whole rows."""
+    heads = "".join(
+        f'<th scope="col" role="columnheader" class="{style if style == "number" else ""}">{xml(head)}</th>'
+        if head
+        else '<td role="cell"></td>'
+        for head, _, style in rows[0]
+    )
+    return (
+        f'<table role="table" class="{kind}"><caption class="unseen">{xml(caption)}</caption>'
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
+        f'<tbody role="rowgroup">{"".join(map(_row, rows, states))}</tbody></table>'
+    )
+
+
+def _row(cells: Iterable[Cell], state: str) -> str:
+    """A row. The heading stands in each cell, for where the table is too wide."""
+    shown = "".join(
+        f'<th scope="row" role="rowheader" class="{style}">{content}</th>'
+        if style.startswith("head")
+        else f'<td role="cell" class="{style}" data-head="{xml(head)}"><div>{content}</div></td>'
+        for head, content, style in cells
+    )
+    return f'<tr role="row" class="{xml(state)}">{shown}</tr>'

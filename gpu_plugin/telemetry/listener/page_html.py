@@ -9,38 +9,29 @@ from collections.abc import Callable, Mapping, Sequence
 from gpu_plugin.config.times import rfc3339, utc
 from gpu_plugin.placement.views.svg import xml
 from gpu_plugin.telemetry.listener.page_data import ATTENTION, OK, UNHEALTHY
-from gpu_plugin.telemetry.listener.page_gpus import devices, gpus, pods
-from gpu_plugin.telemetry.listener.page_pieces import (
+from gpu_plugin.telemetry.listener.page_gpus import (
     NONE,
     SIGNS,
     Cell,
     Data,
     badge,
     bus_and_model,
+    devices,
+    gpus,
     moment,
+    pods,
     since,
     table,
 )
 
-SECTIONS: Sequence[tuple[str, str]] = (
-    ("complaints", "Needs attention"),
-    ("node", "Node"),
-    ("gpus", "GPUs"),
-    ("pods", "Pods"),
-    ("devices", "Devices"),
-    ("links", "Links"),
-    ("events", "Events"),
-)
-"""The parts that are sections, with their headings."""
-
 
 def page(data: Data, filled: Mapping[str, str], at: float, assets: str) -> str:
     """The whole page: `filled` are its parts, `at` is the Unix time that they are of, `assets` the version of its files."""
-    menu = "".join(f'<li><a href="#{name}-section">{heading}</a></li>' for name, heading in SECTIONS)
+    menu = "".join(f'<li><a href="#{name}-section">{heading}</a></li>' for name, (heading, _) in SECTIONS.items())
     sections = "".join(
         f'<section id="{name}-section" aria-labelledby="{name}-heading"><h2 id="{name}-heading">{heading}</h2>'
         f'<div id="{name}">{filled[name]}</div></section>\n'
-        for name, heading in SECTIONS
+        for name, (heading, _) in SECTIONS.items()
     )
     title = f"{data['headline']} - {data['node'] or 'gpu-plugin'}"
     return f"""<!DOCTYPE html>
@@ -88,20 +79,15 @@ def _complaints(data: Data) -> str:
     if not data["complaints"]:
         return '<p class="fine">Nothing is wrong.</p>'
     known = {gpu["uuid"]: gpu for gpu in data["gpus"]}
-    shown = "".join(
-        _trouble(complaint) if complaint["gpu"] is None else _sick(complaint, known[complaint["gpu"]])
-        for complaint in data["complaints"]
-    )
+    shown = "".join(_card(complaint, known.get(complaint["gpu"])) for complaint in data["complaints"])
     return f'<ul class="cards">{shown}</ul>'
 
 
-def _trouble(complaint: Data) -> str:
-    severity = complaint["severity"]
-    return f'<li class="card {severity}"><p>{badge(severity, "Node")} {xml(complaint["text"])}</p></li>'
-
-
-def _sick(complaint: Data, gpu: Data) -> str:
+def _card(complaint: Data, gpu: Data | None) -> str:
+    """What is wrong with a GPU, or with the node beside its GPUs."""
     state = complaint["severity"]
+    if gpu is None:
+        return f'<li class="card {state}"><p>{badge(state, "Node")} {xml(complaint["text"])}</p></li>'
     what = f"<p>{bus_and_model(gpu)}</p>"
     reasons = "".join(_reason(signal) for signal in gpu["signals"])
     reasons += "".join(f"<li><p><strong>withheld: {xml(why)}</strong></p></li>" for why in gpu["withheld"])
@@ -139,7 +125,8 @@ def _hit(gpu: Data) -> str:
 def _node(data: Data) -> str:
     if data["daemon"] is None:
         return '<p class="none">The daemon has not begun to serve this node.</p>'
-    daemon, driver, configuration = data["daemon"], data["driver"], data["configuration"]
+    daemon, driver, configuration, strategy = (data[key] for key in ("daemon", "driver", "configuration", "strategy"))
+    reason = f" ({strategy['reason']})" if strategy["reason"] else ""
     facts = [
         ("gpu-plugin", f"{xml(daemon['version'])}{since(daemon['started'])}"),
         ("Driver", _with_trouble(xml(driver["version"] or "not known yet"), driver["trouble"])),
@@ -150,17 +137,13 @@ def _node(data: Data) -> str:
                 *(f"{how}: {configuration[key]}" for key, how in _CONFIGURATION if configuration[key]),
             ),
         ),
-        ("Device list strategy", xml(", ".join(data["strategy"]["used"]) + _in_brackets(data["strategy"]["reason"]))),
+        ("Device list strategy", xml(", ".join(strategy["used"]) + reason)),
     ]
     shown = "".join(f"<div><dt>{term}</dt><dd>{told}</dd></div>" for term, told in facts)
     return f'<dl class="facts">{shown}</dl>{_resources(data)}'
 
 
 _CONFIGURATION = (("wanted", "asked for"), ("refused", "refused"), ("unheard", "not watched"))
-
-
-def _in_brackets(text: str) -> str:
-    return f" ({text})" if text else ""
 
 
 def _with_trouble(told: str, *troubles: str) -> str:
@@ -250,14 +233,18 @@ def _event(event: Data) -> Sequence[Cell]:
 _VERDICTS: Mapping[str, str] = {"FATAL": UNHEALTHY, "DEGRADED": ATTENTION, "OK": OK}
 
 
-PARTS: Mapping[str, Callable[[Data], str]] = {
-    "summary": _summary,
-    "complaints": _complaints,
-    "node": _node,
-    "gpus": gpus,
-    "pods": pods,
-    "devices": devices,
-    "links": _links,
-    "events": _events,
+SECTIONS: Mapping[str, tuple[str, Callable[[Data], str]]] = {
+    "complaints": ("Needs attention", _complaints),
+    "node": ("Node", _node),
+    "gpus": ("GPUs", gpus),
+    "pods": ("Pods", pods),
+    "devices": ("Devices", devices),
+    "links": ("Links", _links),
+    "events": ("Events", _events),
+}
+"""The parts that are sections, with their headings and what makes them, by the id of their element."""
+
+PARTS: Mapping[str, Callable[[Data], str]] = {"summary": _summary} | {
+    name: made for name, (_, made) in SECTIONS.items()
 }
 """What makes each part of the page, by the id of its element."""

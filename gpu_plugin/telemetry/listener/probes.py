@@ -7,6 +7,7 @@ many ask.
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,14 @@ from anyio.lowlevel import checkpoint
 from gpu_plugin.kubelet.self_call import PATIENCE, ShortageError, self_call
 from gpu_plugin.telemetry.listener import checks
 from gpu_plugin.telemetry.listener.answer import Answer, Page, Request
-from gpu_plugin.telemetry.listener.checks import BEAT_INTERVAL, Facts, LoopLag, Verdict
+from gpu_plugin.telemetry.listener.checks import BEAT_INTERVAL, Facts, LoopLag
 from gpu_plugin.telemetry.metrics.exposition import Format, wanted
 
 FRESH = 1.0
 """Seconds for which an answer from our own sockets, and the text of the metrics, are good for others who ask."""
 
-
 PIECE = 0.002
 """Seconds for which metrics are written at a stretch, and some lines more."""
-
 
 LINES = 100
 """Lines that are made and written before anybody looks at the clock: 0.3 ms."""
@@ -64,15 +63,15 @@ class Probes:
     async def _live(self, _: Request) -> Answer:
         silent, unasked = await self._silent()
         now = anyio.current_time()
-        return _told(checks.live(self.facts(), now, silent, unasked, self._beats.longest(now)))
+        return checks.live(self.facts(), now, silent, unasked, self._beats.longest(now))
 
     async def _ready(self, _: Request) -> Answer:
-        return _told(checks.ready(self.facts(), anyio.current_time()))
+        return checks.ready(self.facts(), anyio.current_time())
 
     async def _started(self, _: Request) -> Answer:
         verdict = checks.started(self.facts(), self._started_once)
-        self._started_once |= verdict.passed
-        return _told(verdict)
+        self._started_once |= verdict.status == HTTPStatus.OK
+        return verdict
 
     async def _metrics(self, request: Request) -> Answer:
         if self.status is None:
@@ -92,8 +91,8 @@ class Probes:
 
     async def _text(self, status: Mapping[str, Any], form: Format) -> str:
         """The metrics as text, made in pieces: between two of them the kubelet's calls are answered."""
-        from gpu_plugin.telemetry.metrics import families  # noqa: PLC0415 - who is not scraped does not pay for it
         from gpu_plugin.telemetry.metrics.exposition import lines  # noqa: PLC0415
+        from gpu_plugin.telemetry.metrics.families import families  # noqa: PLC0415 - who is not scraped does not pay for it
 
         pieces, took = [], 0.0
         began = time.perf_counter()
@@ -140,7 +139,3 @@ class Probes:
         standings = self.facts().standings  # a socket that was given up meanwhile need not have answered
         there = {name for name, socket in sockets.items() if name in standings and standings[name].socket == socket}
         return {name: why for name, why in found.items() if why and name in there}, unasked
-
-
-def _told(verdict: Verdict) -> Answer:
-    return Answer(200 if verdict.passed else 503, verdict.text)

@@ -28,8 +28,8 @@ from anyio.lowlevel import checkpoint
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request, Stream
-from gpu_plugin.telemetry.listener.sockets import Lookup, listen
+from gpu_plugin.telemetry.listener.answer import EVENT_STREAM, Answer, Headers, Page, Request, Stream
+from gpu_plugin.telemetry.listener.sockets import listen, lookup
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Server:
         self._visits: dict[_Visit, None] = {}
         self._left = Pulse()
         self._exhausted = -math.inf
-        self._lookup = Lookup(host, port)
+        self._lookup = lookup()
         self.addresses: tuple[tuple[str, int], ...] = ()
         """Where it listens now."""
 
@@ -118,13 +118,11 @@ class Server:
                 sockets = await listen(self._host, self._port, self._lookup)
             except OSError as error:  # TimeoutError is one
                 trouble = f"{error.strerror or error}"
-                where = f"[{self._host}]" if ":" in self._host else self._host
                 log.log(
                     logging.DEBUG if trouble == said else logging.ERROR,
-                    "--http-address: cannot listen on %s:%d: %s; probes and metrics are not answered, GPUs are served all "
+                    "--http-address: cannot listen on %s: %s; probes and metrics are not answered, GPUs are served all "
                     "the same; trying again at growing intervals",
-                    where,
-                    self._port,
+                    _spelt((self._host, self._port)),
                     trouble,
                 )
                 said = trouble
@@ -204,7 +202,6 @@ class Server:
     async def _converse(self, visit: _Visit) -> None:
         """One request and its answer."""
         connection, limits = visit.connection, self._limits
-        loop = asyncio.get_running_loop()
         protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         method = b""
         try:
@@ -227,13 +224,9 @@ class Server:
         except h11.RemoteProtocolError as error:
             answer = Answer(error.error_status_hint, f"{error}\n")
         visit.stage = Stage.ANSWERING
-        with anyio.move_on_after(limits.send) as patience:
-            await loop.sock_sendall(connection, _encoded(protocol, answer, method))
-        if patience.cancelled_caught:
-            _reset(connection)
-            return
-        visit.stage = Stage.ANSWERED
-        await self._see_off(connection)
+        if await self._sent(connection, _encoded(protocol, answer, method)):
+            visit.stage = Stage.ANSWERED
+            await self._see_off(connection)
 
     async def _answer(self, request: h11.Request) -> Answer | Stream:
         if request.http_version not in {b"1.0", b"1.1"}:
@@ -266,13 +259,15 @@ class Server:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.buffer)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._limits.gone * 1000))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        headers = _headers(stream.content_type, stream.headers)
+        headers = _headers(EVENT_STREAM, stream.headers)
         head = protocol.send(h11.Response(status_code=200, headers=headers, reason="OK")) or b""
         if method == b"HEAD":
-            await asyncio.get_running_loop().sock_sendall(connection, head)
+            await self._sent(connection, head)
             return
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._leave_with, connection, tasks.cancel_scope)
+            tasks.start_soon(
+                self._discard, connection, tasks.cancel_scope
+            )  # it hung up, or sends more than it has to say
             async with aclosing(stream.chunks()) as chunks:
                 async for chunk in chunks:
                     # A copy of the chunk for each reader would be megabytes.
@@ -292,31 +287,27 @@ class Server:
                 for piece in pieces:
                     await asyncio.get_running_loop().sock_sendall(connection, piece)
             except OSError as error:
-                log.debug("the reader of a stream left: %s", error)
+                log.debug("a client of probes and metrics left: %s", error)
                 return False
         if patience.cancelled_caught:
             _reset(connection)
         return not patience.cancelled_caught
 
-    async def _leave_with(self, connection: socket.socket, scope: anyio.CancelScope) -> None:
-        """Cancels a stream once its client hangs up, or sends more than it has to say."""
-        await self._discard(connection)
-        scope.cancel()
-
     async def _see_off(self, connection: socket.socket) -> None:
         """Waits for a moment until the client hangs up: closed with bytes unread, its kernel might drop the answer."""
         with suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
-        with anyio.move_on_after(self._limits.goodbye):
-            await self._discard(connection)
+        with anyio.move_on_after(self._limits.goodbye) as scope:
+            await self._discard(connection, scope)
 
-    async def _discard(self, connection: socket.socket) -> None:
-        """Reads until the client hangs up or breaks off, or has sent as much as is read of it."""
+    async def _discard(self, connection: socket.socket, scope: anyio.CancelScope) -> None:
+        """Reads until the client hangs up or breaks off, or has sent as much as is read of it; then cancels the scope."""
         loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
         with suppress(OSError):
             while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
                 left -= len(more)
                 await checkpoint()  # what is there already is read without a turn of the loop
+        scope.cancel()
 
 
 async def _head(protocol: h11.Connection, connection: socket.socket) -> h11.Request | None:

@@ -32,44 +32,31 @@ _NOT_HERE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 """What a machine without IPv6 says to an address of that family."""
 
 
-class Lookup:
-    """Resolves HOST and PORT on a thread: one at a time, however long the resolver hangs and however often it is asked."""
-
-    def __init__(self, host: str, port: int) -> None:
-        """An empty host stands for all addresses of the machine."""
-        self._host = host
-        self._port = port
-        # On a daemon thread: a pool's would be waited for at the end.
-        self._asking: SlowCall[list[Any]] = SlowCall(partial(begin, name="http-address"))
-
-    async def addresses(self) -> list[Any]:
-        """What `socket.getaddrinfo` gives.
-
-        Raises:
-            OSError: there is none.
-            TimeoutError: it takes longer than `RESOLVE_WITHIN`. The next time, the same call is waited for.
-        """
-        host, port = self._host or None, self._port
-        call = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            return await self._asking.joined(call, RESOLVE_WITHIN)
-        except NoAnswerError:
-            raise TimeoutError(f"{self._host} was not resolved within {RESOLVE_WITHIN:g} s") from None
-        except UnicodeError as error:  # a name that cannot be one in the domain name system
-            raise OSError(f"{self._host} cannot be resolved: {error}") from None
+Lookup = SlowCall[list[Any]]
+"""Resolves HOST and PORT: one call at a time, however long the resolver hangs and however often it is asked."""
 
 
-async def listen(host: str, port: int, lookup: Lookup | None = None) -> list[socket.socket]:
+def lookup() -> Lookup:
+    """One that has not been asked yet."""
+    return SlowCall(partial(begin, name="http-address"))  # a daemon thread: a pool's would be waited for at the end
+
+
+async def listen(host: str, port: int, lookup: Lookup) -> list[socket.socket]:
     """A listening socket for each address of `host`, or of the machine where it is empty.
 
-    An address of a family that the machine does not have is left out where another can be had. `lookup` is for who may ask
-    again: it is asked for the addresses then.
+    An address of a family that the machine does not have is left out where another can be had.
 
     Raises:
         OSError: one cannot be bound, or there is none.
-        TimeoutError: the name of the host was not resolved in time.
+        TimeoutError: `lookup` takes longer than `RESOLVE_WITHIN`. The next time, the same call is waited for.
     """
-    found = await (lookup or Lookup(host, port)).addresses()
+    resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = await lookup.joined(resolve, RESOLVE_WITHIN)
+    except NoAnswerError:
+        raise TimeoutError(f"{host} was not resolved within {RESOLVE_WITHIN:g} s") from None
+    except UnicodeError as error:  # a name that cannot be one in the domain name system
+        raise OSError(f"{host} cannot be resolved: {error}") from None
     bound: list[socket.socket] = []
     missing: OSError | None = None
     with ExitStack() as stack:
@@ -113,8 +100,3 @@ def limit(soft: int, hard: int) -> int:
 def connections(soft: int) -> int:
     """How many connections there may be where the process may have `soft` descriptors; two at least."""
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(max(soft // SHARE, 2), MAX_CONNECTIONS)
-
-
-def streams(connections: int) -> int:
-    """How many of so many connections may be readers of the status page that are kept up to date; one at least."""
-    return max(1, connections // 4)

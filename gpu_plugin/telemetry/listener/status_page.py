@@ -8,6 +8,8 @@ parts instead; nothing is kept for it. Nothing here asks NVML or reads a file wh
 """
 
 import json
+import re
+import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from functools import partial
@@ -24,7 +26,6 @@ from anyio.lowlevel import checkpoint
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request, Stream
-from gpu_plugin.telemetry.listener.host_header import known_host
 
 if TYPE_CHECKING:
     from gpu_plugin.telemetry.listener.page_data import Material
@@ -77,6 +78,13 @@ _CLOSED: Headers = (
 _RECONNECT: Headers = (("Cache-Control", "no-store"), *_CLOSED)
 
 
+_HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(:\d*)?")
+"""uri-host and port of a Host header (RFC 9110, 7.2)."""
+
+LOCALHOST = "localhost"
+"""Browsers and resolvers never ask the domain name system for it (RFC 6761, 6.3)."""
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Where the daemon tells what is shown.
 
@@ -90,14 +98,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     held: Callable[[], Awaitable[tuple[HoldersByDevice | None, str]]]
     material: Callable[[HoldersByDevice | None, str], "Material"]
     news: Pulse
-
-
-class _Links(msgspec.Struct):
-    """The words and the picture that were made of a topology report."""
-
-    report: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    told: Mapping[str, Any] | None = None
-    picture: str = ""
 
 
 class StatusPage:
@@ -119,7 +119,9 @@ class StatusPage:
         self._held: tuple[HoldersByDevice | None, str] = None, ""
         self._data: Mapping[str, Any] = {}
         self._parts: Mapping[str, str] = {}
-        self._links = _Links()
+        self._topology: Mapping[str, Any] = {}
+        self._links: tuple[Mapping[str, Any] | None, str] = None, ""
+        """What was made of that topology report: the links as data, and their picture."""
         self._version = 0
         self._changes = b""
         self._whole: tuple[int, bytes] = (0, b"")
@@ -181,12 +183,13 @@ class StatusPage:
 
     async def _picture(self, _: Request) -> Answer:
         await self._fresh()
-        if self._links.told is None:
+        told, picture = self._links
+        if told is None:
             return Answer(404, "no links between GPUs are known\n")
         from gpu_plugin.telemetry.listener.page_data import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
 
         policy = ("Content-Security-Policy", f"default-src 'none'; style-src '{STYLE_HASH}'; frame-ancestors 'none'")
-        return Answer(200, self._links.picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
+        return Answer(200, picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
 
     async def _asset(self, request: Request) -> Answer:
         name = request.path[1:]
@@ -287,14 +290,15 @@ class StatusPage:
 
     def _linked(self, material: "Material") -> Mapping[str, Any] | None:
         """The links as data, made again once they or the GPUs that pods get have changed."""
-        if material.topology != self._links.report:
+        if material.topology != self._topology:
             from gpu_plugin.telemetry.listener.page_data import drawn, links  # noqa: PLC0415 - paid for by who looks
 
             told = links(material.topology)
             picture = drawn(material.topology, material.node) if told is not None else ""
             version = sha256(picture.encode()).hexdigest()[:16]
-            self._links = _Links(material.topology, None if told is None else {**told, "version": version}, picture)
-        return self._links.told
+            self._topology = material.topology
+            self._links = None if told is None else {**told, "version": version}, picture
+        return self._links[0]
 
     def _everything(self) -> bytes:
         """All parts as they are now, encoded once for all readers."""
@@ -306,3 +310,32 @@ class StatusPage:
 def _event(name: str, told: Mapping[str, Any]) -> bytes:
     """A server-sent event; JSON has no line break in it."""
     return f"event: {name}\ndata: {json.dumps(told)}\n\n".encode()
+
+
+def known_host(header: str, names: Collection[str]) -> bool:
+    """Whether a Host header names this node as no other site can: by an address, as localhost, or by one of `names`.
+
+    A site may have its own name resolved to an address of this node, and its scripts could then read the page in the browser of
+    somebody who can reach it (DNS rebinding). They cannot change the Host header that the browser sends: it has the site's name.
+
+    `names` are in small letters; `*.example.com` stands for every name that ends in `.example.com`. No header, or an empty
+    one, is no browser's.
+    """
+    found = _HOST.fullmatch(header.strip())
+    if found is None:
+        return False
+    host = found["host"]
+    if host.startswith("["):
+        return _is_address(socket.AF_INET6, host[1:-1].partition("%")[0])  # the zone is the peer's own (RFC 6874)
+    name = host.lower().removesuffix(".")
+    if not name or name == LOCALHOST or _is_address(socket.AF_INET, name):
+        return True
+    return name in names or any(each.startswith("*.") and name.endswith(each[1:]) for each in names)
+
+
+def _is_address(family: int, text: str) -> bool:
+    try:
+        socket.inet_pton(family, text)
+    except (OSError, ValueError):  # text that is no ASCII is a ValueError
+        return False
+    return True

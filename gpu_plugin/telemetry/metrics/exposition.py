@@ -7,7 +7,6 @@ of thousands.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,27 +16,21 @@ UNITS = ("celsius", "watts", "joules", "bytes", "seconds", "ratio")
 """What names of families end in; OpenMetrics says it once more."""
 
 
-class Kind(Enum):
-    """What a family is, in the words of both formats."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-    INFO = "info"
-
+_ENDINGS = {"counter": "_total", "info": "_info"}
+"""What the names of families end in that are of these kinds, in Prometheus' format."""
 
 Sample = tuple[str, str, float]
 """One line: what the family's name ends in here, the labels as `labelled` gives them, and the value. Thousands: a bare tuple."""
 
 
 class Family(NamedTuple):
-    """`name` is without the ending that its kind has: `_total`, `_info`. `help` is a sentence without quotes and backslashes.
+    """`name` is without the ending that its kind has. `help` is a sentence without quotes and backslashes.
 
-    `samples` can be gone through once.
+    `kind` is a word of both formats: gauge, counter, histogram, info. `samples` can be gone through once.
     """
 
     name: str
-    kind: Kind
+    kind: str
     help: str
     samples: Iterable[Sample]
 
@@ -55,18 +48,18 @@ def labelled(**labels: object) -> str:
 
 def gauge(name: str, about: str, samples: Labelled) -> Family:
     """What goes up and down."""
-    return Family(name, Kind.GAUGE, about, _taken("", samples))
+    return Family(name, "gauge", about, _taken("", samples))
 
 
 def counter(name: str, about: str, samples: Labelled) -> Family:
     """What only grows, until whoever counts begins again. `name` ends in _total. A driver that counts below 0 is not repeated."""
     counted = (sample for sample in _taken("_total", samples) if sample[2] >= 0)
-    return Family(name.removesuffix("_total"), Kind.COUNTER, about, counted)
+    return Family(name.removesuffix("_total"), "counter", about, counted)
 
 
 def info(name: str, about: str, samples: Iterable[str]) -> Family:
     """What something is, in labels; the value is 1. `name` ends in _info."""
-    return Family(name.removesuffix("_info"), Kind.INFO, about, (("_info", labels, 1) for labels in samples))
+    return Family(name.removesuffix("_info"), "info", about, (("_info", labels, 1) for labels in samples))
 
 
 def histogram(name: str, about: str, told: Iterable[tuple[str, Mapping[str, Any]]]) -> Family:
@@ -79,7 +72,7 @@ def histogram(name: str, about: str, told: Iterable[tuple[str, Mapping[str, Any]
             total += count
             samples.append(("_bucket", f'{labels}{comma}le="{bound}"', total))
         samples += [("_count", labels, total), ("_sum", labels, each["sum"])]
-    return Family(name, Kind.HISTOGRAM, about, samples)
+    return Family(name, "histogram", about, samples)
 
 
 def _taken(suffix: str, samples: Labelled) -> Iterator[Sample]:
@@ -133,10 +126,9 @@ def lines(family: Family, form: Format) -> Iterator[str]:
     if first is None:
         return
     if form.openmetrics:
-        called, type_name = name, kind.value
+        called, type_name = name, kind
     else:
-        ending = {Kind.COUNTER: "_total", Kind.INFO: "_info"}.get(kind, "")
-        called, type_name = f"{name}{ending}", "gauge" if kind is Kind.INFO else kind.value
+        called, type_name = f"{name}{_ENDINGS.get(kind, '')}", "gauge" if kind == "info" else kind
     yield f"# HELP {called} {about}"
     yield f"# TYPE {called} {type_name}"
     unit = name.rpartition("_")[2]

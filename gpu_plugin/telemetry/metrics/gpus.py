@@ -21,23 +21,19 @@ def families(status: Mapping[str, Any]) -> Iterator[Family]:
     health = status["health"]
     gpus = [(labelled(uuid=gpu["uuid"], index=gpu["index"]), gpu) for gpu in health["gpus"]]
     labels = {gpu["uuid"]: text for text, gpu in gpus}
-    yield from _what_it_is(gpus, status)
-    yield from _health(gpus)
-    yield from _history(health, labels)
-    yield from _readings(gpus)
-
-
-def _what_it_is(gpus: Gpus, status: Mapping[str, Any]) -> Iterator[Family]:
     driver = status.get("driver", {}).get("version", "")
     yield info(
         "gpu_plugin_gpu_info",
         "What a GPU is.",
         [
-            f"{labels},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
-            for labels, gpu in gpus
+            f"{of},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
+            for of, gpu in gpus
             if "bus_id" in gpu
         ],
     )
+    yield from _health(gpus)
+    yield from _history(health, labels)
+    yield from _readings(gpus)
 
 
 def _health(gpus: Gpus) -> Iterator[Family]:
@@ -45,13 +41,13 @@ def _health(gpus: Gpus) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_gpu_health",
         "The state that each GPU is in (1) and those it is not in (0). One of whose MIG devices is bad is degraded.",
-        [(f'{labels},state="{state}"', int(state == gpu["state"])) for labels, gpu in gpus for state in STATES],
+        _one_hot(gpus, "state", "state", STATES),
     )
     yield gauge(
         "gpu_plugin_gpu_held_back",
         "Whether nothing but this order of an operator, or another one, keeps a GPU from pods: it has no fault.",
         [
-            (f"{labels},{labelled(by=order)}", int(order in held))
+            (f"{labels},{labelled(by=order)}", order in held)
             for labels, gpu in gpus
             if (held := gpu.get("held_back")) is not None
             for order in ORDERS
@@ -79,7 +75,7 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
         "gpu_plugin_health_signal_supported",
         "Whether a GPU tells what a health signal needs.",
         [
-            (f"{_of(uuid, labels)},{labelled(signal=signal)}", int(supported))
+            (f"{_of(uuid, labels)},{labelled(signal=signal)}", supported)
             for uuid, signals in health["supported"].items()
             for signal, supported in signals.items()
         ],
@@ -134,17 +130,20 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
     read = [(labels, gpu["readings"]) for labels, gpu in gpus if gpu.get("readings")]
     for name, key, about in _PLAIN:
         family = counter if name.endswith("_total") else gauge
-        yield family(_PREFIX + name, about, [(labels, _number(readings.get(key))) for labels, readings in read])
-    for name, label, keys, about in _SEVERAL:
-        yield gauge(
-            _PREFIX + name,
-            about,
-            [
-                (f'{labels},{label}="{value}"', _number(readings.get(key)))
-                for labels, readings in read
-                for value, key in keys.items()
-            ],
-        )
+        yield family(_PREFIX + name, about, [(labels, readings.get(key)) for labels, readings in read])
+    yield gauge(
+        "gpu_plugin_gpu_temperature_threshold_celsius",
+        "Its own limits of temperature.",
+        _several(read, "threshold", "{}_celsius", ("slowdown", "shutdown", "gpu_max", "memory_max")),
+    )
+    yield gauge(
+        "gpu_plugin_gpu_remapped_rows",
+        "Memory rows that were remapped in its life.",
+        _several(read, "cause", "remapped_{}", ("correctable", "uncorrectable")),
+    )
+    yield gauge(
+        "gpu_plugin_gpu_nvlinks", "NVLinks by state.", _several(read, "state", "nvlinks_{}", ("active", "inactive"))
+    )
     yield gauge(
         "gpu_plugin_gpu_recovery_action",
         "What the driver asks for (1), and what it does not ask for (0).",
@@ -159,12 +158,19 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
         "gpu_plugin_gpu_clocks_event",
         "Whether clocks are limited for this reason.",
         [
-            (f'{labels},reason="{reason}"', int(bool(mask & bit)))
+            (f'{labels},reason="{reason}"', bool(mask & bit))
             for labels, readings in read
             if (mask := readings.get("clocks_events")) is not None
             for reason, bit in CLOCKS_EVENTS.items()
         ],
     )
+
+
+def _several(read: Gpus, label: str, key: str, values: Sequence[str]) -> Iterator[tuple[str, float | None]]:
+    """A sample for each of several readings; `key` is what they are called, with a place for the label's value."""
+    for labels, readings in read:
+        for value in values:
+            yield f'{labels},{label}="{value}"', readings.get(key.format(value))
 
 
 def _one_hot(read: Gpus, label: str, key: str, known: Sequence[str]) -> Iterator[tuple[str, int]]:
@@ -173,15 +179,11 @@ def _one_hot(read: Gpus, label: str, key: str, known: Sequence[str]) -> Iterator
         if now is None:
             continue
         for value in known if now in known else (*known, now):
-            yield f"{labels},{labelled(**{label: value})}", int(value == now)
-
-
-def _number(value: Any) -> float | None:
-    return int(value) if isinstance(value, bool) else value
+            yield f"{labels},{labelled(**{label: value})}", value == now
 
 
 _PREFIX = "gpu_plugin_gpu_"
-"""What the names of both tables begin with."""
+"""What the names of the table begin with."""
 
 _PLAIN: tuple[tuple[str, str, str], ...] = (
     ("readings_timestamp_seconds", "at", "When a look brought readings last, in Unix time."),
@@ -218,20 +220,3 @@ _PLAIN: tuple[tuple[str, str, str], ...] = (
     ("pcie_fatal_errors_total", "pcie_fatal_errors", "Fatal errors of its PCIe link."),
 )
 """Families of one reading: name, the reading, and the help. A name in _total is a counter's."""
-
-_SEVERAL: tuple[tuple[str, str, Mapping[str, str], str], ...] = (
-    (
-        "temperature_threshold_celsius",
-        "threshold",
-        {name: f"{name}_celsius" for name in ("slowdown", "shutdown", "gpu_max", "memory_max")},
-        "Its own limits of temperature.",
-    ),
-    (
-        "remapped_rows",
-        "cause",
-        {name: f"remapped_{name}" for name in ("correctable", "uncorrectable")},
-        "Memory rows that were remapped in its life.",
-    ),
-    ("nvlinks", "state", {name: f"nvlinks_{name}" for name in ("active", "inactive")}, "NVLinks by state."),
-)
-"""Families of several readings: name, label, the reading by the label's value, and the help."""

@@ -15,7 +15,7 @@ from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.cli import status as status_module
 from gpu_plugin.cli.status import _gpus, lines
-from gpu_plugin.telemetry.metrics import metrics
+from gpu_plugin.telemetry.metrics.families import metrics
 
 GPU = "nvidia.com/gpu"
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.cluster.correlation import Object
-from gpu_plugin.cluster.health_news import concerns_pods, on_node, on_pod, pods_on, reason
+from gpu_plugin.cluster.health_news import concerns_pods, news, pods_on, reason
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
@@ -46,7 +46,7 @@ def change(signal, before, verdict, standing=None, **more):
 ])  # fmt: skip
 def test_each_change_that_matters_has_one_of_few_reasons(happened, told):
     assert reason(happened) == told
-    assert (on_node(happened, GPUS, NODE, 1.0) is None) == (told == "")
+    assert (news(happened, GPUS, NODE, 1.0) is None) == (told == "")
     assert concerns_pods(happened) == (told in {"GPUUnhealthy", "GPUDegraded", "GPUHealthy", "ApplicationError"})
 
 
@@ -54,13 +54,13 @@ def test_operators_are_told_what_to_do_and_owners_of_pods_are_not():
     happened = change(
         "xid", OK, FATAL, detail="Xid 48", xid=48, xid_name="double-bit ECC error", action="reset it\x1b[2J"
     )
-    told: Any = on_node(happened, GPUS, NODE, 1.0)
+    told: Any = news(happened, GPUS, NODE, 1.0)
     expected = "GPU 3 (0000:1b:00.0, GPU-a): Xid 48: double-bit ECC error"
     assert told.message == expected + r". What to do: reset it\x1b[2J"
     assert told.warning
-    of_pod: Any = on_pod(happened, GPUS, POD, 1.0)
+    of_pod: Any = news(happened, GPUS, POD, 1.0)
     assert of_pod.message == expected
-    over: Any = on_node(change("xid", FATAL, OK, detail="Xid 48"), (), NODE, 1.0)
+    over: Any = news(change("xid", FATAL, OK, detail="Xid 48"), (), NODE, 1.0)
     assert (over.message, over.warning) == ("GPU (GPU-a): Xid 48 is over", False)
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness, fitness_of
 from gpu_plugin.cluster.node_api import Condition
 from gpu_plugin.cluster.node_condition import (
     BURST,
@@ -15,6 +14,9 @@ from gpu_plugin.cluster.node_condition import (
     SPREAD,
     ConditionClock,
     ConditionContent,
+    Fitness,
+    GpuFitness,
+    fitness_of,
     parsed,
     tainted,
     wanted,
@@ -36,7 +38,7 @@ def after(*seen, unseen=False):
         made.booted("boot-2")
     for each in seen:
         made.observe(A, each, T)
-    return fitness_of(made, GPUS)
+    return tuple(fitness_of(made, gpu) for gpu in GPUS)
 
 
 def one(fitness, number=0, causes=()):

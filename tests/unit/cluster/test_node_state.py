@@ -11,11 +11,10 @@ import pytest
 
 from gpu_plugin.cluster import node_condition, node_state
 from gpu_plugin.cluster.connection import UnreachableError
-from gpu_plugin.cluster.gpu_fitness import Fitness, GpuFitness
 from gpu_plugin.cluster.node_api import NodeState
-from gpu_plugin.cluster.node_condition import CONDITION, TAINT
-from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper, Seen
-from gpu_plugin.cluster.own_marks import OwnMarks
+from gpu_plugin.cluster.node_condition import CONDITION, TAINT, Fitness, GpuFitness
+from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper
+from gpu_plugin.state.records import OwnMarks
 
 SOUND, SICK = GpuFitness("GPU 0", Fitness.HEALTHY), GpuFitness("GPU 0", Fitness.UNHEALTHY, ("Xid 79",), ("xid 79",))
 UNSEEN = GpuFitness("GPU 0", Fitness.UNSEEN)
@@ -42,7 +41,7 @@ class World:
         self.keeper = NodeStateKeeper(
             api,
             lambda: self.asked,
-            lambda: Seen(self.gpus, self.trouble),
+            lambda: (self.gpus, self.trouble),
             self.marks,
             self.write_marks,
             clock=lambda: self.now,

@@ -5,7 +5,6 @@ from typing import Any
 
 import anyio
 
-from gpu_plugin.cluster.cordon_annotation import ANNOTATION
 from gpu_plugin.cluster.node_state import LOOK, NodeStateKeeper
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
@@ -18,6 +17,7 @@ from gpu_plugin.devices.plan import Plan
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Order, Sample, XidEvent
+from gpu_plugin.health.signals.orders import ANNOTATION
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import Offer
 from gpu_plugin.inventory.snapshot import SnapshotStore
@@ -145,7 +145,7 @@ class World:
             "store": self.inventory.store,
             "holders": self.holders,
             "trouble": lambda: "",
-            "node": self,
+            "node": lambda: self,
             "dice": lambda: 0.0,
         }
         self.reporting: Any = ClusterReporting(**parts)

@@ -134,6 +134,27 @@ async def test_a_directory_on_the_way_that_may_not_be_read_is_no_matter(plugins,
         await heard.after((plugins / "kubelet.sock").touch)
 
 
+async def test_a_directory_that_may_not_be_read_itself_is_said_once_and_looked_at_now_and_then(
+    plugins, monkeypatch, caplog
+):
+    """As SELinux refuses the right to watch it, which no limit is the cause of."""
+    original = Inotify.add_watch
+
+    def add_watch(self, path, mask):
+        if path == str(plugins):
+            raise PermissionError(13, "Permission denied", path)
+        return original(self, path, mask)
+
+    monkeypatch.setattr(directory_module, "POLL_INTERVAL", 0.05)
+    monkeypatch.setattr(Inotify, "add_watch", add_watch)
+    async with watching(plugins) as heard:
+        with anyio.fail_after(SOON):
+            while heard.times < 3:
+                await heard.pulse.wait()
+    assert caplog.text.count(f"{plugins}: Permission denied") == 1
+    assert "max_user_watches" not in caplog.text
+
+
 async def test_where_nothing_can_be_watched_one_looks_now_and_then(plugins, monkeypatch, caplog):
     monkeypatch.setattr(directory_module, "POLL_INTERVAL", 0.05)
     monkeypatch.setattr(Inotify, "add_watch", lambda *_: (_ for _ in ()).throw(OSError(28, "no watches left")))

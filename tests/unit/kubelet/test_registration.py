@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.kubelet import endpoint, registration
 from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet.counts import FAILED
 from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
@@ -332,6 +333,28 @@ async def test_a_directory_that_cannot_be_served_in_is_said_and_tried_again(kube
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
     assert "No space left on device" in caplog.text
+
+
+async def test_a_socket_that_goes_as_soon_as_it_is_made_is_no_failed_registration(
+    kubelet, directory, monkeypatch, caplog
+):
+    """As a kubelet that starts removes it: nothing has gone wrong between us."""
+    caplog.set_level("INFO")
+    start = SocketServer.start
+    removed: list[str] = []
+
+    async def start_too_early(server, sock):
+        await start(server, sock=sock)
+        if not removed:
+            removed.append(sock.getsockname())
+            Path(removed[0]).unlink()
+
+    monkeypatch.setattr(SocketServer, "start", start_too_early)
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+    assert f"{GPU}: our socket went as soon as it was made; registering again" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert not plugin.endpoint._shared.counts.registrations[GPU, FAILED]
 
 
 async def test_a_socket_that_cannot_be_made_again_while_we_register_is_said_as_what_it_is(

@@ -8,7 +8,7 @@ from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, Link
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import Fault, Sample, XidEvent
-from gpu_plugin.nvml import monitor, questions, schedule, subscription
+from gpu_plugin.nvml import events, monitor, questions, schedule, subscription
 from gpu_plugin.nvml.port import Event, Handle, NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 
@@ -495,12 +495,14 @@ async def test_an_odd_exception_of_a_look_is_an_error():
     assert "ZeroDivisionError" in bench.samples(0)[0].detail
 
 
-async def test_a_failed_wait_is_a_reason_to_look():
+async def test_a_failed_wait_is_a_reason_to_look(monkeypatch):
+    monkeypatch.setattr(events, "WAIT_MS", 5)
     bench = Bench(poll=NEVER)
     await bench.monitor.open()
-    bench.node.refuse("wait", Return.UNKNOWN, times=1)
     async with bench.running():
-        await bench.rounds(2)
+        await bench.rounds()
+        bench.node.refuse("wait", Return.UNKNOWN, times=1)
+        await bench.rounds()
     assert bench.driver.calls["wait"] >= 1
 
 

@@ -255,6 +255,16 @@ def test_steady_looks_ask_everything_once_in_their_turns_and_cost_about_the_same
     assert sorted(counted) == [0, *[77] * (TURNS - 1)]
 
 
+@pytest.mark.parametrize("turn", [0, TURNS - 1])
+def test_after_the_last_turn_the_first_comes_again(machine, turn):
+    skip = machine.look().unsupported
+    first, again, much_later = (
+        machine.look(skip, full=False, turn=at).sample.asked for at in (turn, turn + TURNS, turn + 1000 * TURNS)
+    )
+    assert first
+    assert first == again == much_later
+
+
 def test_a_question_of_the_probe_that_was_refused_is_asked_again_by_steady_looks_too(machine):
     machine.gpu = msgspec.structs.replace(machine.gpu, minor=None, unsettled=frozenset({"minor"}))
     found = [machine.look(full=False, turn=turn).gpu for turn in range(TURNS)]

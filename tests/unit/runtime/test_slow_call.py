@@ -106,14 +106,20 @@ async def test_several_may_wait_for_it_and_calls_still_go_one_at_a_time(call, di
 
 async def test_the_one_before_takes_of_the_time_there_is(call, monkeypatch):
     """Both together may take so long, not each of them."""
+    now, patience = anyio.current_time(), []
 
-    async def settles(_job):
-        await anyio.sleep(0.03)
+    async def settles(job, seconds):
+        nonlocal now
+        patience.append(seconds)
+        now += 3.0
+        return seconds >= 3.0
 
     call.begin(lambda: 1)
     monkeypatch.setattr(slow_call, "settled", settles)
-    with pytest.raises(TimeoutError, match=r"no answer for 0\.05 s"):
-        await call.fresh(lambda: 2, 0.05)
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    with pytest.raises(TimeoutError, match="no answer for 5 s"):
+        await call.fresh(lambda: 2, 5.0)
+    assert patience == [5.0, 2.0]
     assert call.begun, "the one of its own"
 
 
@@ -146,3 +152,21 @@ async def test_the_call_outlives_whoever_waited_for_it(call, disk):
     assert call.under_way
     disk.free.set()
     assert await call.joined(disk, LONG) == 1
+
+
+@pytest.mark.parametrize("how", ["joined", "fresh"])
+async def test_what_came_back_counts_however_late_the_loop_gets_to_look(call, disk, how):
+    held = threading.Event()
+
+    def quick():
+        held.wait(LONG)
+        return disk()
+
+    async def hold_the_loop():
+        held.set()
+        time.sleep(5 * SHORT)  # noqa: ASYNC251 - as a process that was stopped, or a machine that was
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hold_the_loop)
+        assert await getattr(call, how)(quick, SHORT) == 1
+    assert not call.begun

@@ -1,3 +1,6 @@
+import threading
+from contextlib import suppress
+
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
@@ -538,3 +541,22 @@ def test_who_opens_the_driver_initialises_no_gpu_that_is_not_there(befall):
     driver.open()
     assert [node.condition(gpu).pcie_replays for gpu in range(2)] == [7, 0]
     driver.close()
+
+
+@pytest.mark.parametrize("fault", ["ecc-uncorrected", "pcie-replays"])
+def test_faults_that_are_asked_for_side_by_side_all_count(bench, monkeypatch, fault):
+    both, read = threading.Barrier(2), bench.node.condition
+
+    def condition(gpu):
+        found = read(gpu)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(5)  # until the other has read it, too
+        return found
+
+    monkeypatch.setattr(bench.node, "condition", condition)
+    asking = [threading.Thread(target=bench.apply, kwargs={fault: 3}) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert getattr(read(0), fault.replace("-", "_")) == 6

@@ -269,6 +269,28 @@ async def test_watches_that_run_out_leave_the_looks(tmp_path, monkeypatch, caplo
     assert caplog.text.count("looked for now and then") == 1
 
 
+async def test_a_directory_that_may_not_be_watched_is_said_once_where_the_file_lies_in_it(
+    tmp_path, monkeypatch, caplog
+):
+    class Refusing(Inotify):
+        def add_watch(self, path, mask):
+            if str(path) in {str(tmp_path), str(tmp_path / "a")}:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return super().add_watch(path, mask)
+
+    monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(inotify, "Inotify", Refusing)
+    path = tmp_path / "a" / "config.yaml"
+    path.parent.mkdir()
+    async with watching(path) as listener:
+        path.write_text("version: v1")
+        await listener.called(2)
+        path.write_text("version: v2")
+        await listener.called(3)
+    assert caplog.text.count("looked for now and then") == 1
+    assert f"{path.parent}: Permission denied" in caplog.text
+
+
 async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
     path = tmp_path / "config.yaml"

@@ -9,7 +9,7 @@ from gpu_plugin.health.observation import Facts, Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy, XidPolicy
 from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_reports import REPEAT_LOG, RepeatedXids, tell
-from gpu_plugin.telemetry.logs import FIELDS
+from tests.unit.telemetry.test_logs import documented_fields
 
 OK, APP, DEGRADED, FATAL = Verdict
 
@@ -129,7 +129,7 @@ def test_a_line_names_the_gpu_as_everywhere_and_says_what_it_is_about_as_fields(
         ("GPU-1", None, "temperature", "DEGRADED", None),
         ("GPU-1", None, "xid", "APP", 31),
     ]
-    assert set(names) <= set(FIELDS)
+    assert set(names) <= documented_fields()
     assert [text.count("GPU 3 (0000:1b:00.0, GPU-1)") for _, text in said(caplog)] == [1, 1, 1]
 
 

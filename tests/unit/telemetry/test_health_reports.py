@@ -1,5 +1,5 @@
 from gpu_plugin.health.latch import Transition, Verdict
-from gpu_plugin.telemetry.health_reports import KEPT, HealthReports
+from gpu_plugin.telemetry.health_reports import HealthReports
 
 
 def change(uuid="GPU-1", signal="xid", verdict=Verdict.FATAL, since=1.0):
@@ -27,13 +27,6 @@ def test_xids_are_counted_by_gpu_number_and_class():
         {"uuid": "GPU-1", "xid": 4, "class": "quiet", "total": 1, "first": 200.0},
         {"uuid": "GPU-1", "xid": 31, "class": "application", "total": 2, "first": 100.0},
     ]
-
-
-def test_the_newest_changes_are_kept():
-    reports = HealthReports()
-    for since in range(KEPT + 10):
-        reports.report(change(since=since))
-    assert [each.since for each in reports.latest] == list(range(10, KEPT + 10))
 
 
 def test_every_subscriber_is_given_every_change_and_one_that_fails_costs_the_others_nothing(caplog):

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.runtime.histogram import Histogram
-from gpu_plugin.telemetry.metrics import families, metrics
 from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, labelled, lines, wanted
+from gpu_plugin.telemetry.metrics.families import families, metrics
 from gpu_plugin.telemetry.metrics.gpus import ORDERS
 from tests.unit.cli.test_status import STATUS
 
@@ -112,11 +112,11 @@ def test_every_family_is_in_the_table_and_the_other_way_round():
     named = set(re.findall(r"^\| `(gpu_plugin_\w+)` \|", table, re.MULTILINE))
     assert {_name(family) for family in families(FULL)} == named
     types = dict(re.findall(r"^\| `(gpu_plugin_\w+)` \| (\w+)", table, re.MULTILINE))
-    assert {_name(family): family.kind.value for family in families(FULL)} == types
+    assert {_name(family): family.kind for family in families(FULL)} == types
 
 
 def _name(family):
-    return family.name + {"counter": "_total", "info": "_info"}.get(family.kind.value, "")
+    return family.name + {"counter": "_total", "info": "_info"}.get(family.kind, "")
 
 
 def test_xids_of_the_table_begin_at_0_and_others_come_as_they_are_met():

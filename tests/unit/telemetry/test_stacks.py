@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 
 import anyio
@@ -31,6 +32,30 @@ async def test_a_task_is_told_down_to_what_it_waits_for():
     event.set()
     await task
     assert stacks.awaited(task) == []
+
+
+async def test_a_coroutine_that_ends_while_it_is_looked_at_costs_the_answer_nothing():
+    class Ending:
+        """As a coroutine is to another thread: its frame is there, and gone at the next look."""
+
+        cr_await = None
+
+        def __init__(self):
+            self._frames = iter([sys._getframe()])
+
+        @property
+        def cr_frame(self):
+            return next(self._frames, None)
+
+    class Task(asyncio.Task[None]):
+        def get_coro(self):
+            return Ending()
+
+    task = Task(_inner(asyncio.Event()))
+    try:
+        assert [code.co_name for code, _ in stacks.awaited(task)] == ["__init__"]
+    finally:
+        task.cancel()
 
 
 async def test_threads_are_told_with_their_frames():

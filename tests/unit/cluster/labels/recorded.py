@@ -11,8 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpu_plugin.cluster.labels.values import HostFacts
-from gpu_plugin.cluster.labels.vgpu import VgpuHost
+from gpu_plugin.cluster.labels.values import HostFacts, VgpuHost
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.node import Engines, Gpu, MigDevice, Node
 

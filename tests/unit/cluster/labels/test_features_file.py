@@ -8,7 +8,7 @@ import pytest
 
 from gpu_plugin.cluster.labels import features_file
 from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
-from gpu_plugin.cluster.labels.keys import PRESENT, TIMESTAMP
+from gpu_plugin.config.names import PRESENT, TIMESTAMP
 from gpu_plugin.state.directory import StateDirectory
 from tests.unit.cluster.labels.recorded import names
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from functools import lru_cache
 from itertools import pairwise
 
 import anyio
@@ -14,7 +15,7 @@ from gpu_plugin.cluster.connection import UnreachableError
 from gpu_plugin.cluster.labels import keeper
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, LONGEST_PAUSE, RENEW, NodeLabels
-from gpu_plugin.cluster.labels.keys import TIMESTAMP
+from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.devices.node import Node
@@ -192,7 +193,7 @@ async def test_a_file_of_ours_is_known_again_though_the_state_directory_was_lost
     assert names(bench.features) == []
 
 
-async def test_what_a_version_wrote_that_remembered_nothing_is_removed_where_labels_are_off(bench):
+async def test_what_is_ours_by_its_form_is_removed_where_labels_are_off_and_nothing_is_remembered(bench):
     await bench.keep(ONE)
     (bench.state / FEATURES_FILE).unlink()
     bench.restarted()
@@ -461,9 +462,9 @@ async def test_what_the_api_needs_and_lacks_is_said(bench, monkeypatch):
     await bench.keep(node_name="")
     assert bench.api.labels["node-a"][COUNT] == "1", "who does not say the Node's name has not named another one"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    bench.labels._make_api = keeper.node_api
+    bench.labels._api = lru_cache(1)(keeper.node_api)
     bench.restarted()
-    bench.labels._make_api = keeper.node_api
+    bench.labels._api = lru_cache(1)(keeper.node_api)
     assert await bench.keep(ONE, node_name="node-a") is None
     assert "gpu-plugin[kube]" in bench.labels.trouble
 
@@ -480,7 +481,7 @@ async def test_switched_off_it_reads_and_writes_nothing_but_whether_there_is_som
 async def test_by_the_api_itself_others_labels_stay(bench, tmp_path):
     async with WritableServer() as server:
         others = dict(server.labels)
-        bench.labels._make_api = keeper.node_api
+        bench.labels._api = lru_cache(1)(keeper.node_api)
         config = {"kubeconfig": server.kubeconfig(tmp_path), "node_name": NODE, "node_labels": "api"}
         await bench.keep(TWO, **config)
         assert bench.labels.trouble == ""
@@ -517,3 +518,16 @@ async def test_it_runs_for_ever_and_takes_news_of_the_node(tmp_path, monkeypatch
 
 def test_the_names_of_its_files_are_known_to_who_cleans_up():
     assert {LABELS_FILE, FEATURES_FILE} <= set(FILES) & set(traces.FILES)
+
+
+async def test_what_was_heard_of_a_node_before_a_pause_says_nothing_of_the_labels_that_are_to_be_taken_back(bench):
+    await bench.keep(ONE, node_labels="api")
+    bench.api.refused["node-a"] = 404
+    await bench.keep(TWO)
+    bench.api.refused.clear()
+    pause = await bench.keep(node_labels="none")
+    assert pause == pytest.approx(FIRST_PAUSE / 2)
+    assert "no change of node-a" in bench.labels.trouble
+    bench.steady += FIRST_PAUSE
+    assert await bench.keep() is None
+    assert bench.api.labels["node-a"] == {}

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpu_plugin.cluster.labels.keys import TIMESTAMP
-from gpu_plugin.cluster.labels.values import HostFacts, labels_of, sanitised, stamped, valid
-from gpu_plugin.cluster.labels.vgpu import VgpuHost
+from gpu_plugin.cluster.labels.values import HostFacts, VgpuHost, labels_of, sanitised, stamped, valid
+from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
 from gpu_plugin.devices.node import Engines, Gpu, MigDevice, Node

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.cluster.labels.vgpu import VgpuHost, vgpu_host
+from gpu_plugin.cluster.labels.values import VgpuHost, vgpu_host
 
 FIRST, SECOND = 0x60, 0xD0
 HOST = b"\0\x16" + b"460.16".ljust(10, b"\0") + b"r460_00".ljust(10, b"\0")

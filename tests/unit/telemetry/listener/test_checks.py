@@ -47,7 +47,7 @@ def test_all_is_well():
         "readyz check passed\n"
     )
     assert started(facts()).text == "[+]configuration ok\n[+]driver ok\nstartupz check passed\n"
-    assert all(verdict.passed for verdict in (live(facts(), NOW, {}), ready(facts(), NOW), started(facts())))
+    assert all(verdict.status == 200 for verdict in (live(facts(), NOW, {}), ready(facts(), NOW), started(facts())))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_all_is_well():
 )
 def test_what_a_restart_may_help_against(changed, silent, line):
     verdict = live(facts(**changed), NOW, silent)
-    assert not verdict.passed
+    assert verdict.status == 503
     assert lines(verdict.text, "-") == [line]
     assert len(lines(verdict.text, "+")) == 2
     assert verdict.text.endswith("livez check failed\n")
@@ -82,12 +82,12 @@ def test_what_a_restart_may_help_against(changed, silent, line):
     ],
 )
 def test_what_a_restart_would_not_help_against(changed):
-    assert live(facts(**changed), NOW, {}).passed
+    assert live(facts(**changed), NOW, {}).status == 200
 
 
 def test_sockets_that_could_not_be_asked_are_not_to_blame():
     verdict = live(facts(), NOW, {}, "Too many open files")
-    assert verdict.passed
+    assert verdict.status == 200
     assert "[+]sockets ok: not all were asked: Too many open files" in verdict.text
     failing = live(facts(), NOW, {GPU: "no answer within 2 s"}, "Too many open files")
     assert lines(failing.text, "-") == [f"[-]sockets failed: {GPU}: no answer within 2 s"]
@@ -95,7 +95,7 @@ def test_sockets_that_could_not_be_asked_are_not_to_blame():
 
 def test_that_the_event_loop_stood_still_is_told_and_is_no_failure():
     verdict = live(facts(), NOW, {}, "", Pause(7.25, NOW - 12))
-    assert verdict.passed
+    assert verdict.status == 200
     assert "[+]event-loop ok: it stood still for 7.2 s, until 12 s ago" in verdict.text
 
 
@@ -162,7 +162,7 @@ def test_pauses_are_not_kept_for_longer_than_they_are_told():
 )
 def test_what_keeps_it_from_being_ready(changed, line):
     verdict = ready(facts(**changed), NOW)
-    assert not verdict.passed
+    assert verdict.status == 503
     assert lines(verdict.text, "-") == [line]
     assert verdict.text.endswith("readyz check failed\n")
 
@@ -175,25 +175,25 @@ def test_without_a_configuration_nothing_is_said_of_what_nobody_has_asked():
 
 def test_a_newer_configuration_that_is_refused_is_a_note():
     verdict = ready(facts(refused="default:3: no such key"), NOW)
-    assert verdict.passed
+    assert verdict.status == 200
     assert "[+]configuration ok: the one in force; refused: default:3: no such key" in verdict.text
 
 
 def test_what_is_not_served_as_configured_is_a_note_while_the_rest_is():
     verdict = ready(facts(unserved=["the new GPU cannot be offered", "GPU 3 has no MIG devices"]), NOW)
-    assert verdict.passed
+    assert verdict.status == 200
     assert "[+]resources ok: the new GPU cannot be offered; GPU 3 has no MIG devices\n" in verdict.text
 
 
 def test_nobody_asks_for_a_registration_where_none_is_wanted():
     verdict = ready(facts(registering=False, standings={GPU: ResourceRegistration(SOCKET)}), NOW)
-    assert verdict.passed
+    assert verdict.status == 200
     assert "registrations" not in verdict.text
 
 
 def test_a_node_that_serves_nothing_on_purpose_is_ready_and_says_why():
     verdict = ready(facts(resources={}, standings={}, unserved=["no GPU is served: all are excluded"]), NOW)
-    assert verdict.passed
+    assert verdict.status == 200
     assert "[+]resources ok: none is served; no GPU is served: all are excluded" in verdict.text
 
 
@@ -201,37 +201,37 @@ def test_a_resource_of_which_nothing_is_handed_out_is_ready_and_says_why():
     why = "MIG strategy single needs all GPUs with the same MIG mode"
     held = Resource(GPU, tuple(withhold(device, why) for device in SERVED.devices))
     verdict = ready(facts(resources={GPU: held}), NOW)
-    assert verdict.passed
+    assert verdict.status == 200
     assert f"[+]resources ok: nvidia.com/gpu: no device is healthy: {why}" in verdict.text
     empty = ready(facts(resources={GPU: Resource(GPU)}), NOW)
     assert "[+]resources ok: nvidia.com/gpu: it has no device" in empty.text
 
 
 def test_the_start_is_over_once_the_driver_was_asked_whatever_it_said():
-    assert not started(facts(driver=None)).passed
+    assert started(facts(driver=None)).status == 503
     assert started(facts(awaited="waiting for the label", driver=None)).text == (
         "[-]configuration failed: waiting for the label\nstartupz check failed\n"
     )
     refused = started(facts(awaited="default:3: no such key", tried=True, driver=None))
     assert refused.text == "[+]configuration ok: default:3: no such key\nstartupz check passed\n"
     missing = started(facts(driver="the NVIDIA driver cannot be used: it is not loaded"))
-    assert missing.passed
+    assert missing.status == 200
     assert "[+]driver ok: the NVIDIA driver cannot be used: it is not loaded" in missing.text
 
 
 def test_a_start_that_is_over_stays_so():
     asking = started(facts(driver=None), before=True)
-    assert asking.passed
+    assert asking.status == 200
     assert "[+]driver ok: it has not answered the first question for GPUs yet" in asking.text
-    assert started(facts(awaited="waiting for the label", driver=None), before=True).passed
+    assert started(facts(awaited="waiting for the label", driver=None), before=True).status == 200
 
 
 def test_a_daemon_that_waits_for_another_is_alive_and_started_and_not_ready():
     waiting = Facts(waits_for="another daemon serves /dp: process 7")
-    assert live(waiting, NOW, {}).passed
+    assert live(waiting, NOW, {}).status == 200
     assert started(waiting).text == "[+]node ok: another daemon serves /dp: process 7\nstartupz check passed\n"
     told = ready(waiting, NOW)
-    assert (told.passed, told.text) == (
-        False,
+    assert (told.status, told.text) == (
+        503,
         "[-]node failed: another daemon serves /dp: process 7\nreadyz check failed\n",
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_plugin.telemetry.listener.host_header import known_host
+from gpu_plugin.telemetry.listener.status_page import known_host
 
 NAMES = ("gpus.example.com", "*.nodes.example.com", "node-7")
 

@@ -176,7 +176,7 @@ def test_the_page_is_whole_and_has_its_landmarks(told):
     tree = whole(told, linked(told.topology))
     harmless(tree)
     assert {"header", "nav", "main", "footer", "h1", "table", "caption"} <= tree.tags
-    for name, heading in SECTIONS:
+    for name, (heading, _) in SECTIONS.items():
         assert {f"{name}-section", f"{name}-heading", name} <= set(tree.ids)
         assert heading in tree.text
     assert ("aria-live", "polite") in tree.attributes

@@ -15,8 +15,8 @@ from gpu_plugin.telemetry.listener.answer import Answer, Request
 from gpu_plugin.telemetry.listener.checks import Facts
 from gpu_plugin.telemetry.listener.listener import Listener
 from gpu_plugin.telemetry.listener.probes import Probes
-from gpu_plugin.telemetry.metrics import metrics
 from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS
+from gpu_plugin.telemetry.metrics.families import metrics
 from tests.unit.cli.test_status import STATUS
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, serving
@@ -283,5 +283,5 @@ async def test_without_an_address_nothing_is_begun(monkeypatch):
     async with anyio.create_task_group() as tasks:
         listener = Listener(tasks)
         listener.begin("", Facts)
-        listener.ask(Facts, _nothing)
+        listener.ask(Facts, _nothing, pytest.fail)
         listener.stop()

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.telemetry.listener import page_html, status_page
-from gpu_plugin.telemetry.listener.answer import EVENT_STREAM, Answer, Request, Stream
+from gpu_plugin.telemetry.listener import status_page
+from gpu_plugin.telemetry.listener.answer import Answer, Request, Stream
 from gpu_plugin.telemetry.listener.page_data import STYLE_HASH, Material
 from gpu_plugin.telemetry.listener.status_page import ASSETS, POLICY, Source, StatusPage
 from tests.unit.telemetry.listener.page_material import material, topology
@@ -65,7 +65,6 @@ async def reading(page):
     """The stream of one reader, which gives the next event as (name, data)."""
     stream = await page.pages["/status.stream"](Request())
     assert isinstance(stream, Stream)
-    assert stream.content_type == EVENT_STREAM
     chunks = stream.chunks()
     pending: list[tuple[str, Any]] = []
 
@@ -165,7 +164,7 @@ async def test_nothing_is_sent_where_nothing_changes_but_a_beat_now_and_then(mon
         await begun(following)
         assert await following() == ("beat", {"at": 5000.0})
         assert await following() == ("beat", {"at": 5000.0})
-        assert told.asked > 3
+        assert told.asked >= 3  # at the start, and before each of the beats
 
 
 async def test_what_is_not_announced_is_seen_at_the_next_look(monkeypatch):
@@ -202,13 +201,11 @@ async def test_a_storm_is_looked_at_so_many_times_at_most(monkeypatch, rule, val
 async def test_pods_are_asked_for_beside_the_rest_so_that_a_kubelet_that_hangs_holds_nothing_up(monkeypatch):
     monkeypatch.setattr(status_page, "PODS_INTERVAL", 0.01)
     monkeypatch.setattr(status_page, "TICK", 0.1)  # the change may come in the middle of a look
-    assert page_html.PARTS  # it is there already: while it is imported, the kubelet is asked more often
     told = Told()
-    hanging = anyio.Event()
+    begins_to_hang, hanging = anyio.Event(), anyio.Event()
 
     async def held():
-        told.asked_for_pods += 1
-        if told.asked_for_pods > 2:
+        if begins_to_hang.is_set():
             hanging.set()
             await anyio.sleep_forever()
         return None, "the kubelet is slow"
@@ -217,6 +214,7 @@ async def test_pods_are_asked_for_beside_the_rest_so_that_a_kubelet_that_hangs_h
         page.source = replace(told.source, held=held)
         async with reading(page) as following:
             assert "the kubelet is slow" in (await begun(following))["pods"]
+            begins_to_hang.set()
             with anyio.fail_after(5):
                 await hanging.wait()
             told.tell(troubles=("a trouble",))
@@ -260,7 +258,7 @@ async def test_the_picture_has_a_policy_for_its_own_style_alone():
         assert answer.content_type == "image/svg+xml"
         assert f"style-src '{STYLE_HASH}'" in dict(answer.headers)["Content-Security-Policy"]
         assert answer.text.startswith("<svg")
-        version = page._links.told["version"]
+        version = (page._links[0] or {})["version"]
         assert f'src="links.svg?{version}"' in (await ask(page, "/")).text
     async with running(Told(material(topology=topology(1, [])))) as alone:
         assert (await ask(alone, "/links.svg")).status == 404
