@@ -10,7 +10,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpu_plugin/__init__.py
 IMAGE ?= gpu-plugin:$(VERSION)
 BUILDER ?= $(shell if docker version >/dev/null 2>&1; then echo docker; elif command -v podman >/dev/null; then echo podman; fi)
 
-# Tests start Python hundreds of times: each time all would be compiled anew.
+# Tests start Python hundreds of times: each time all would be compiled again.
 unexport PYTHONDONTWRITEBYTECODE
 
 # How pytest spreads tests over the cores; empty: it does not.
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml requirements/dev.lock
 	  || { echo "gpu-plugin needs Python >= 3.11; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 	  || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	@test ! -L $(VENV) || { echo "$(VENV) is a link: making it anew would empty what it leads to; use VENV=ANOTHER"; exit 1; }
+	@test ! -L $(VENV) || { echo "$(VENV) is a link: making it again would empty what it leads to; use VENV=ANOTHER"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
@@ -86,7 +86,7 @@ tables: install ## generate the JSON that the daemon reads in place of the YAML 
 proto: install ## generate gpu_plugin/kubelet/_api from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python proto/generate.py
 
-lock: install ## resolve requirements/*.lock anew from pyproject.toml
+lock: install ## resolve requirements/*.lock again from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 pyproject.toml --extra kube --extra uvloop --group dev -o requirements/dev.lock
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 pyproject.toml --extra kube -o requirements/run.lock
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 --group image -o requirements/build.lock

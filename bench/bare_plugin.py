@@ -1,6 +1,7 @@
-"""The least that a device plugin on the same packages can be, to compare the daemon's start with: it listens and registers.
+"""The least that a device plugin on the project's packages can be, to compare the daemon's start with: it listens and registers.
 
-It looks for no GPU, keeps nothing and reads no configuration.
+It looks for no GPU, keeps nothing and reads no configuration. Its messages are betterproto's, as a plugin on these packages has
+them; the daemon writes its own.
 
 Usage: python -m bench.bare_plugin DIRECTORY, the one with the kubelet's socket.
 """

@@ -14,7 +14,7 @@ BARE_IMPORTS = "import grpclib.server, grpclib.client, betterproto"
 
 
 def start_and_end(plan: Plan, directory: Path) -> list[Row]:
-    """Process start to Register, in turn with a bare plugin on the same packages and with their imports; and SIGTERM to exit."""
+    """Process start to Register, in turn with `bare_plugin` and with its libraries' imports; and SIGTERM to exit."""
     started, ended, bare, imported = [], [], [], []
     directory.mkdir()
     with listening(directory) as kubelet:

@@ -30,7 +30,7 @@ VERBS = {
 }
 
 
-ORDERS = frozenset({"cordon", "uncordon", "release", "resume"})
+ORDER_VERBS = frozenset({"cordon", "uncordon", "release", "resume"})
 """Verbs of `gpu_plugin.cli.orders`."""
 
 
@@ -45,7 +45,7 @@ class Verbs(click.Group):
         """The verb's command, imported now; None for no verb of ours."""
         if cmd_name not in VERBS:
             return None
-        if cmd_name in ORDERS:
+        if cmd_name in ORDER_VERBS:
             from gpu_plugin.cli.orders import COMMANDS  # noqa: PLC0415
 
             return COMMANDS[cmd_name]

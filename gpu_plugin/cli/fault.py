@@ -119,9 +119,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 @state_dir_option
 @click.option("--gpu", metavar="GPU", help=f"Which GPU: {HOW}.")
 @_options
-@click.option(
-    "--instance", metavar="GI[/CI]", help="With --xid: on this GPU instance, or compute instance of it, alone."
-)
+@click.option("--instance", metavar="GI[/CI]", help="With --xid: only on this GPU instance, or compute instance of it.")
 @click.option(
     "--times", type=int, metavar="N", help="With --init-error: this many times, not for as long as the daemon runs."
 )

@@ -28,7 +28,7 @@ from gpu_plugin.inventory.offer import require_functions
     help="Check config files as `gpu-plugin run` would, without a node, and print the resulting settings. FILE - is standard "
     "input.",
     epilog="Takes the flags of `gpu-plugin run` too, for files that need some: --mps-root above all. Looks at environment "
-    "variables with --env alone. Exit status 2 if any file is wrong.",
+    "variables only with --env. Exit status 2 if any file is wrong.",
 )
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: an object for each file, in a list.")

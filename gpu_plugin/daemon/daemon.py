@@ -31,7 +31,7 @@ from gpu_plugin.control import SOCKET
 from gpu_plugin.control.server import Verb, serve, serve_refusals
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.discovery import Discovery, NoDriverError
-from gpu_plugin.daemon.event_log import ORDERS, EventLog
+from gpu_plugin.daemon.event_log import LOGGED_VERBS, EventLog
 from gpu_plugin.daemon.faulting_pods import FaultingPods
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
@@ -267,7 +267,7 @@ class Daemon:
         verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
         verbs |= {**self._operations.verbs, "explain": self._view.explain}
         events = self._events
-        verbs = {n: events.order(n, verb) if n in ORDERS else events.resolved(verb) for n, verb in verbs.items()}
+        verbs = {n: events.order(n, verb) if n in LOGGED_VERBS else events.resolved(verb) for n, verb in verbs.items()}
         verbs |= {"status": self._view.status, "topology": self._view.topology, "events": events.answer}
         while True:
             make_way(self.settings)

@@ -22,7 +22,7 @@ LONGEST_REPLY = 900_000
 LONGEST_REASON = 200
 """Characters of the reason that an order may be given with."""
 
-ORDERS = frozenset({"cordon", "uncordon", "release", "resume", "fault"})
+LOGGED_VERBS = frozenset({"cordon", "uncordon", "release", "resume", "fault"})
 """Verbs of the control socket that change something, and therefore are remembered with who asked."""
 
 REASONED = frozenset({"cordon"})

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from gpu_plugin.telemetry.listener.checks import Facts
     from gpu_plugin.telemetry.listener.page_data import Material
 
-DEVICES_PER_SLICE = 500
+DEVICES_PER_PIECE = 500
 """Devices that are told of before others have a turn: 1 ms."""
 
 
@@ -193,7 +193,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
             devices = []
             for each in self._allocated(held):
                 devices.append(each)
-                if not len(devices) % DEVICES_PER_SLICE:
+                if not len(devices) % DEVICES_PER_PIECE:
                     await checkpoint()
             told["attribution"] = {**self._attribution(held), "devices": devices}
         return told
@@ -334,7 +334,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
             cdi=None if cdi is None else str(cdi["trouble"]),
         )
 
-    def material(self, held: "HoldersByDevice | None", unheld: str) -> "Material":
+    def material(self, held: "HoldersByDevice | None", why_unknown: str) -> "Material":
         """What the status page is made of; `held` is which containers hold which devices, None where that is not known."""
         from gpu_plugin.telemetry.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
 
@@ -348,7 +348,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
             topology=self._topology(),
             events=[msgspec.to_builtins(event) for event in newest],
             held=held,
-            unheld=unheld,
+            why_unknown=why_unknown,
         )
 
     def _not_offered(self) -> tuple[str, ...]:

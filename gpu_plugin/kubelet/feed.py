@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 QUIET = 0.05
 """Seconds between two lists: the first change goes out at once, those of a burst after it together."""
 
-OFF_LOOP_DEVICES = 2_000
+OFF_LOOP_ENCODINGS = 2_000
 """From so many devices never encoded before on (20 µs each) the work is done on a thread, so that the loop runs on."""
 
 
@@ -70,7 +70,7 @@ class ListFeed:
 
     async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
         """A list of these devices; the last one where it would be too long."""
-        if self._encoder.fresh(devices) >= OFF_LOOP_DEVICES:
+        if self._encoder.fresh(devices) >= OFF_LOOP_ENCODINGS:
             payload = await anyio.to_thread.run_sync(self._encoder.encode, devices)
         else:
             payload = self._encoder.encode(devices)

@@ -16,6 +16,7 @@ from functools import partial
 
 import anyio
 
+from gpu_plugin.config.times import duration
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.host.view import HostView
@@ -293,7 +294,8 @@ class Monitor:
         for watched in tuple(roster.gpus):
             since = watched.vanished_since
             if since is not None and now - since >= self.retention and not roster.is_released(watched.gpu.uuid):
-                log.warning("GPU %s vanished %.0f s ago and is not listed any more", watched.gpu.uuid, now - since)
+                ago = duration(now - since)
+                log.warning("GPU %s vanished %s ago and is not listed any more", watched.gpu.uuid, ago)
                 roster.gpus.remove(watched)
         if any(each.repartitioned for each in found):
             await self._see_host(LOOK_PATIENCE)  # new MIG devices have nodes of their own

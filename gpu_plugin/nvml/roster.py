@@ -210,7 +210,8 @@ MAX_TRIES = 3
 
 FIRST_WAIT = 6
 WAIT_FACTOR = 4
-"""Rounds from an opening that did not help to the next, and how many times longer each wait is than the one before."""
+"""Rounds from an opening that did not help to the next, and how many times longer each wait is than the one before. No `Backoff`:
+it counts rounds rather than seconds, and ends after `MAX_TRIES`."""
 
 _Binding = tuple[str, int]
 

@@ -13,6 +13,8 @@ T = TypeVar("T")
 class SlowCall(Generic[T]):
     """The one call of its kind. While it is under way no other is begun, however often it is asked for.
 
+    Calls of which each GPU has one are plain `Job`s by GPU (`nvml.finding`, `nvml.reports`).
+
     For the event loop's thread; whoever waits here may be cancelled, and the call goes on.
     """
 

@@ -238,8 +238,10 @@ def _pcie_replays(node: SimulatedNode, gpu: int, replays: int) -> str:
     return f"{replays} more replays on its PCIe link, until reset"
 
 
-_CELSIUS, _COUNT = whole(-40, _HOTTEST, " °C"), whole(1, _MANY)
-_LINK_ERRORS, _CRC_ERRORS = FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL
+_CELSIUS = whole(-40, _HOTTEST, " °C")
+_COUNT = whole(1, _MANY)
+_LINK_ERRORS = FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS
+_CRC_ERRORS = FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL
 
 PART_FAULTS: Mapping[str, Fault] = {
     "temperature": Fault(_CELSIUS, change("now at {} °C, until healed", "temperature")),

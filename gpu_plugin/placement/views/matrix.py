@@ -93,7 +93,7 @@ def words(groups: LinkGroups) -> Iterator[str]:
 
 
 def changed_links(before: Node, after: Node) -> str:
-    """Which pairs of GPUs are linked otherwise than before: `0-1 NV2, now PIX; 0-3 PHB, now NV1`. Empty where none is.
+    """Which pairs of GPUs are linked differently than before: `0-1 NV2, now PIX; 0-3 PHB, now NV1`. Empty where none is.
 
     Pairs that were not there before count for nothing.
     """

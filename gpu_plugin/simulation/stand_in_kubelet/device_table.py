@@ -109,7 +109,7 @@ def list_breaches(
 ) -> list[str]:
     """What is wrong with a list; `before` is the one that came before it on the same stream.
 
-    `again` is asked of the same list once more whether that has a purpose: the checkpoint is written anew when it comes.
+    `again` is asked of the same list once more whether that has a purpose: the checkpoint is written again when it comes.
     """
     found: list[str] = []
     seen: dict[str, ListedDevice] = {}

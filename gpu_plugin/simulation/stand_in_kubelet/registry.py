@@ -34,7 +34,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class PluginRegistry:
-    """All plugins of one running kubelet. Made anew at each start, like the process it stands for.
+    """All plugins of one running kubelet. Made again at each start, like the process it stands for.
 
     Attributes:
         tables: what the kubelet knows, by resource name.

@@ -59,7 +59,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
     `node` is what the node is called. `status` is that of `gpu-plugin status`; `troubles` what is wrong with the node beside
     its GPUs, a sentence each. `explained` are the GPUs as `health.explain` has them, `topology` is a report of
     `placement.views.report`. `events` are the newest, oldest first. `held` is which containers hold which devices; None where
-    it is not known, and `unheld` why.
+    it is not known, and `why_unknown` why.
     """
 
     node: str
@@ -69,7 +69,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
     topology: Mapping[str, Any] = msgspec.field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
     held: HoldersByDevice | None = None
-    unheld: str = ""
+    why_unknown: str = ""
 
 
 def awaiting(why: str) -> Mapping[str, Any]:
@@ -262,7 +262,7 @@ def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, An
     listed.sort(key=lambda row: (_WORST.index(row["state"]), row["namespace"], row["pod"], row["container"]))
     return {
         "known": material.held is not None,
-        "why": "" if material.held is not None else material.unheld,
+        "why": "" if material.held is not None else material.why_unknown,
         "containers": listed[:PODS],
         "left_out": max(0, len(listed) - PODS),
     }

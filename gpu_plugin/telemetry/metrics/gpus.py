@@ -10,7 +10,7 @@ from gpu_plugin.telemetry.readings import CLOCKS_EVENTS, FABRIC_STATES, RECOVERY
 
 STATES = ("healthy", "degraded", "unhealthy")
 
-ORDERS = tuple(name for name, signal in SIGNALS.items() if signal.kind is SignalKind.ORDER)
+ORDER_SIGNALS = tuple(name for name, signal in SIGNALS.items() if signal.kind is SignalKind.ORDER)
 
 Gpus = Sequence[tuple[str, Mapping[str, Any]]]
 """Each GPU's labels, and what the status says of it."""
@@ -50,7 +50,7 @@ def _health(gpus: Gpus) -> Iterator[Family]:
             (f"{labels},{labelled(by=order)}", order in held)
             for labels, gpu in gpus
             if (held := gpu.get("held_back")) is not None
-            for order in ORDERS
+            for order in ORDER_SIGNALS
         ],
     )
     yield gauge(

@@ -125,7 +125,7 @@ class TestFeed:
         assert "no device is offered" in caplog.text
 
     async def test_a_long_list_is_encoded_off_the_loop_and_right(self, monkeypatch):
-        monkeypatch.setattr(feed, "OFF_LOOP_DEVICES", 10)
+        monkeypatch.setattr(feed, "OFF_LOOP_ENCODINGS", 10)
         store = SnapshotStore()
         store.publish({GPU: view(devices(40))})
         fed = ListFeed(GPU, store)
@@ -215,7 +215,7 @@ class TestWire:
 @pytest.mark.parametrize("sick_first", [False, True])
 async def test_what_is_published_while_a_list_is_encoded_on_a_thread_is_not_lost(monkeypatch, sick_first):
     """The list under way may turn out as the one before: what came meanwhile is another one all the same."""
-    monkeypatch.setattr(feed, "OFF_LOOP_DEVICES", 2)
+    monkeypatch.setattr(feed, "OFF_LOOP_ENCODINGS", 2)
     store, listed = SnapshotStore(), devices(4)
     sick = (replace(listed[0], reason="Xid 79"), *listed[1:])
     before, after = (sick, listed) if sick_first else (listed, sick)

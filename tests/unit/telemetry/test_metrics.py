@@ -15,7 +15,7 @@ from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.runtime.histogram import Histogram
 from gpu_plugin.telemetry.metrics.exposition import OPENMETRICS, PROMETHEUS, labelled, lines, wanted
 from gpu_plugin.telemetry.metrics.families import families, metrics
-from gpu_plugin.telemetry.metrics.gpus import ORDERS
+from gpu_plugin.telemetry.metrics.gpus import ORDER_SIGNALS
 from tests.unit.cli.test_status import STATUS
 
 HOSTILE = 'a"b\\c\nd{e}=f,# HELP g\n"} 1'
@@ -136,7 +136,7 @@ def test_xids_of_the_table_begin_at_0_and_others_come_as_they_are_met():
 def test_a_gpu_that_an_operator_alone_holds_back_is_told_apart():
     gpus = [{**gpu, "held_back": ["node-cordon"] if gpu["index"] == 3 else []} for gpu in STATUS["health"]["gpus"]]
     status = {**STATUS, "health": {**STATUS["health"], "gpus": gpus}}
-    told = {by: value(status, "gpu_plugin_gpu_held_back", uuid="GPU-3", index="3", by=by) for by in ORDERS}
+    told = {by: value(status, "gpu_plugin_gpu_held_back", uuid="GPU-3", index="3", by=by) for by in ORDER_SIGNALS}
     assert told == {"cordon": 0, "node-cordon": 1, "maintenance": 0}
     assert value(status, "gpu_plugin_gpu_held_back", uuid="GPU-1", index="1", by="node-cordon") == 0
 

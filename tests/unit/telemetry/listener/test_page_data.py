@@ -86,7 +86,7 @@ def test_mig_devices_are_of_their_gpu():
 
 
 def test_that_holders_are_not_known_is_told_with_the_reason():
-    data = page_data(material(held=None, unheld="no socket at /pod-resources"))
+    data = page_data(material(held=None, why_unknown="no socket at /pod-resources"))
     assert data["pods"] == {"known": False, "why": "no socket at /pod-resources", "containers": [], "left_out": 0}
     assert data["gpus"][0]["held"] is None
     assert data["resources"][0]["held"] is None

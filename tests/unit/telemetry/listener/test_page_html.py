@@ -171,7 +171,7 @@ def test_any_text_is_harmless(text):
     harmless(whole(hostile(text)))
 
 
-@pytest.mark.parametrize("told", [material(), material(held=None, unheld="why"), crowded(), crowded(2, 500, 900)])
+@pytest.mark.parametrize("told", [material(), material(held=None, why_unknown="why"), crowded(), crowded(2, 500, 900)])
 def test_the_page_is_whole_and_has_its_landmarks(told):
     tree = whole(told, linked(told.topology))
     harmless(tree)

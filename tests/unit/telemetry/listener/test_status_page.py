@@ -34,9 +34,9 @@ class Told:
         self.asked_for_pods += 1
         return self.now.held, ""
 
-    def _material(self, held, unheld):
+    def _material(self, held, why_unknown):
         self.asked += 1
-        return replace(self.now, held=held, unheld=unheld)
+        return replace(self.now, held=held, why_unknown=why_unknown)
 
     def tell(self, **changed):
         self.now = replace(self.now, **changed)
