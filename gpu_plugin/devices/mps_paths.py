@@ -3,6 +3,7 @@
 Source: NVIDIA's plugin v0.20.0, cmd/mps-control-daemon/mps (Root and Daemon), so that either program's daemons are found.
 """
 
+IN_CONTAINERS = "/mps"  # where NVIDIA's manifests mount the host's MPS root
 PIPE = "pipe"  # directory below a resource's
 LOG = "log"  # directory below a resource's
 SHM = "shm"  # directory below the MPS root
@@ -23,7 +24,7 @@ def pipe_directory(root: str, resource: str) -> str:
 
 def container_pipe_directory(resource: str) -> str:
     """Where a container finds its resource's pipe directory."""
-    return pipe_directory("/mps", resource)
+    return pipe_directory(IN_CONTAINERS, resource)
 
 
 def log_directory(root: str, resource: str) -> str:

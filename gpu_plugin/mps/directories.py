@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from gpu_plugin.devices.mps_paths import IN_CONTAINERS
 from gpu_plugin.mps.errors import MpsError
 
 OPEN_TO_ALL = 0o755
@@ -29,7 +30,7 @@ _MS_NOEXEC = 8
 _MS_RELATIME = 1 << 21
 
 
-MOUNT = Path("/mps")  # where NVIDIA's manifests mount the host's MPS root in containers
+MOUNT = Path(IN_CONTAINERS)
 
 
 def root_here(configured: str) -> Path:
