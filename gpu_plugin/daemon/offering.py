@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 from pathlib import Path
 
 import anyio
@@ -199,7 +200,9 @@ class Offering:
             self._tell_resources(before)
             again = ""
         else:
-            heard = filter(self._heard, store.current.resources)
+            # What was given away less than a second ago needs a list of its own later, which does for all.
+            later = asked < store.recent.worth_asking(kept) < inf
+            heard = () if later else filter(self._heard, store.current.resources)
             begun = store.recent.begun(kept)
             again = self._again.due(kept, heard, asked, ready=begun, answered=holding.answered)
         if again:

@@ -398,6 +398,25 @@ async def test_what_was_given_away_and_is_in_no_record_has_a_list_sent_again(set
         await served.until(lambda: served.inventory.store.resends(GPU) == 1)
 
 
+async def test_one_list_does_for_what_the_checkpoint_keeps_and_for_what_was_given_away_a_moment_ago(
+    settings, monkeypatch
+):
+    kept = (GPU, "GPU-00")
+    holding(
+        monkeypatch, Holding(frozenset(), writing=1), Holding(frozenset({kept}), written=frozenset({kept}), writing=1)
+    )
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
+    monkeypatch.setattr(given_module, "ENTERED", 0.5)
+    async with serving(settings) as served:
+        served.take(node(2))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        given = anyio.current_time()
+        served.inventory.store.recent.note(GPU, ["GPU-01"], given)
+        served.take(node(2), **RENAMED)
+        await served.until(lambda: served.inventory.store.resends(GPU) == 1)
+        assert anyio.current_time() - given >= 0.5
+
+
 class Witnesses:
     """What the kubelet says, read by the real `Holders`; `reads` has, for each reading, which devices were healthy then."""
 
