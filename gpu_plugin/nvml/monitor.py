@@ -150,8 +150,8 @@ class Monitor:
         """Watches until cancelled: events from one thread, and a look at every GPU each `poll` seconds."""
         self._running, self._over = True, None
         self._schedule.poll_at(anyio.current_time())  # begun again, it does not wait for the next poll
-        self._events.listen(self.timeout)
         try:
+            self._events.listen(self.timeout)
             while True:
                 await anyio.sleep(LOOK_GAP)
                 turn = self._schedule.take(anyio.current_time())
