@@ -70,6 +70,7 @@ bench: install ## speed and size, one table
 	$(BIN)/python -m bench
 
 e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries, and the chart (root; E2E_INSTALL=1 installs what is missing)
+	$(BIN)/python -m tests.tools
 	$(BIN)/python -m pytest tests/real tests/chart tests/cluster
 
 manifests: install ## generate deploy/*.yaml and the chart's dashboard, table of values and choices; HELM=PROGRAM

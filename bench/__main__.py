@@ -30,6 +30,8 @@ from bench import (
     rounds,
     scrape,
     shared,
+    sockets,
+    stalls,
 )
 from bench.plan import Plan
 from bench.process import PROFILE, ROOT, stolen
@@ -61,6 +63,8 @@ FIGURES: dict[str, Figures] = {
     "placement": placement.every_size,
     "ids": lists.many_ids,
     "shared": shared.many_devices,
+    "sockets": sockets.pods_across_sockets,
+    "stalls": stalls.measure,
     "quality": quality.pods_at_random,
 }
 """By name, in the order of the tables. Each gets a directory of its own that does not exist yet, or makes do without."""

@@ -44,8 +44,8 @@ class Quality:
     linked: float | None
 
 
-def course(gpus: int, steps: int, dice: random.Random) -> list[Step]:
-    """What happens on a node of that many GPUs: at each step a pod leaves, if there is one, or arrives, as likely as not.
+def course(gpus: int, steps: int, dice: random.Random, sizes: Sequence[int] = PODS, leaving: float = 0.5) -> list[Step]:
+    """The events on a node of that many GPUs: at each step a pod leaves with the probability `leaving`, or a pod arrives.
 
     Whoever asks for more than is free is turned away. What fits does not depend on which GPUs others got, so that one
     course suits all rules.
@@ -54,12 +54,12 @@ def course(gpus: int, steps: int, dice: random.Random) -> list[Step]:
     happens: list[Step] = []
     free = gpus
     for _ in range(steps):
-        if pods and dice.random() < 0.5:
+        if pods and dice.random() < leaving:
             leaves = dice.randrange(len(pods))
             free += pods.pop(leaves)
             happens.append(Step(leaves=leaves))
             continue
-        size = dice.choice(PODS)
+        size = dice.choice(sizes)
         if size <= free:
             free -= size
             pods.append(size)

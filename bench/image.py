@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.kubelet import Kubelet, listening
@@ -11,6 +12,7 @@ from bench.plan import MeasurementError, Plan
 from bench.process import PROFILE, daemon_command, running
 from bench.quantiles import median, median_ratio, percentile
 from bench.table import Row
+from tests.cluster.harness.binaries import MissingError
 from tests.real import image_build
 
 TAG = "localhost/gpu-plugin-test/gpu-plugin:1"
@@ -24,8 +26,8 @@ _BEGIN = "import os, sys, time; print(time.perf_counter(), flush=True); os.execv
 def start(plan: Plan, directory: Path) -> Sequence[Row]:
     """Both figures of a container's start, or none and a sentence where no container can be run."""
     try:
-        archive = image_build.built(TAG)
-    except image_build.NoImageError as error:
+        archive = image_build.install(partial(print, file=sys.stderr), TAG)
+    except MissingError as error:
         print(f"image: not measured: {error}", file=sys.stderr)
         return []
     directory.mkdir()

@@ -104,7 +104,7 @@ class Watched:
         return self.health.observe(uuid, seen)
 
     def _found(self, node: Node) -> None:
-        self.health.watch(node.gpus)
+        self.health.watch(node.gpus, node.driver_version)
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:

@@ -184,6 +184,7 @@ def with_helm(program: str) -> Template:
 
     def template(values: Mapping[str, Any]) -> str:
         command = [program, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBERNETES]
+        command += ["--set", f"image.repository={RELEASE}"]
         done = subprocess.run(
             [*command, "--values", "-"], input=json.dumps(values), capture_output=True, text=True, check=True
         )

@@ -4,7 +4,11 @@ import os
 import sys
 
 INTERRUPTED = 130
-"""Exit status after an interrupt, as shells have it: 128 and the number of SIGINT."""
+TERMINATED = 143
+"""Exit status after an interrupt, and after a SIGTERM, as shells have it: 128 and the number of the signal."""
+
+SERVING = frozenset({"run", "mps"})
+"""Verbs that run until they are stopped: for them, SIGTERM is the order to end with exit status 0."""
 
 
 def main() -> int:
@@ -20,6 +24,10 @@ def _main() -> int:
 
     # Who asks `run` or `mps` where it stands ends nothing: neither before there is an answer nor after.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # The kernel drops a SIGTERM for which PID 1 of a container has no handler, so it has one before the long imports. There is
+    # nothing to put in order until the event loop of `run` and `mps` replaces this handler.
+    terminated = 0 if SERVING.intersection(sys.argv[1:2]) else TERMINATED
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(terminated))
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else who started us had it ignored
     if heeded:  # an exception would end up in whatever is being imported, which cannot always pass it on
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

@@ -20,6 +20,9 @@ settings.register_profile(
 )
 settings.load_profile("ours")
 
+# Trees that tests make are a node's: only their owner may write to them, whatever the umask of a developer is.
+os.umask(0o022)
+
 NODE = Path(__file__).parent / "node"
 
 with suppress(ModuleNotFoundError):  # it comes with the driver of the browser, and anyio asks it before it asks asyncio

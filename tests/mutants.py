@@ -18,7 +18,7 @@ from pathlib import Path
 from mutmut.stats import status_by_exit_code
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("placement", "health", "devices", "access")
+ROOMS = ("placement", "health", "devices", "access", "nvml")
 TESTS = [f"tests/unit/{room}" for room in ROOMS]
 WORK = ROOT / "mutants"
 SEED = 17

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from bench.fleet.rates import RECOVERABLE, Part
+from bench.fleet.rates import RECOVERABLE
 from gpu_plugin.devices.nvml_h import RecoveryAction
 from gpu_plugin.health.observation import Fault
 
@@ -188,7 +188,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind("unanswering", looks=Fault.ERROR, resets=0.8 * RECOVERABLE, reboots=RECOVERABLE),
         Kind("silent-corruption", silent=True),
-        # hot where pods run on it, cool where none does: 1 °C under the shutdown, or at the slowdown, which holds it there
+        # hot where pods run on it, cool where none does: near the shutdown, or at the slowdown, which holds it there
         Kind("overheating", broken=0.5, reading={"temperature": "hot"}),
         Kind(
             "pcie-lanes",
@@ -234,7 +234,10 @@ OTHER_XIDS = (8, 32, 44, 66, 68, 69, 39)
 
 @dataclass(slots=True)
 class Incident:
-    """One incident on one GPU. What chance decides of it is drawn as it begins, and is the same under every policy."""
+    """One incident on one GPU. What chance decides of it is drawn as it begins, and is the same under every policy.
+
+    The driver asks for `action` from `action_at` (seconds of the virtual clock) on.
+    """
 
     kind: Kind
     truth: Truth
@@ -244,6 +247,7 @@ class Incident:
     mends: Mapping[str, bool]
     dice: random.Random
     action: RecoveryAction = RecoveryAction.NONE
+    action_at: float = 0.0
 
     def counted(self) -> dict[str, int]:
         """By how much each counter grows this time."""
@@ -252,8 +256,12 @@ class Incident:
             for name, (least, most) in self.kind.counts.items()
         }
 
+    def action_now(self, now: float) -> RecoveryAction:
+        """The recovery action that the driver asks for at this time."""
+        return self.action if now >= self.action_at else RecoveryAction.NONE
+
     @classmethod
-    def begun(cls, kind: Kind, part: Part, now: float, number: int, dice: random.Random) -> "Incident":
+    def begun(cls, kind: Kind, now: float, number: int, dice: random.Random) -> "Incident":
         """One that begins `now`, in seconds."""
         truth = Truth.BROKEN if dice.random() < kind.broken else kind.otherwise
         answers = dice.random() >= kind.unseen or (kind.broken > 0 and truth is not Truth.BROKEN)
@@ -261,5 +269,4 @@ class Incident:
         ends = now + dice.uniform(*kind.lasts) if kind.lasts else float("inf")
         luck = dice.random()
         mends = {"reset": luck < kind.resets, "reboot": luck < kind.reboots, "replace": True}
-        tells = part is Part.H100 and truth is Truth.BROKEN
-        return cls(kind, truth, number, looks, ends, mends, dice, kind.action if tells else RecoveryAction.NONE)
+        return cls(kind, truth, number, looks, ends, mends, dice)

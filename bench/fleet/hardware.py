@@ -1,13 +1,14 @@
 """A GPU as it really is, and what its driver says of it."""
 
 import math
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from bench.fleet.faults import Incident, Truth
-from bench.fleet.rates import Part
+from bench.fleet.rates import ASSUMED, Part
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.devices.nvml_h import FabricState, FabricSummary
 from gpu_plugin.health.observation import Fabric, Facts, Fault, Sample
@@ -35,13 +36,16 @@ class Hardware:
     """One GPU. Times are seconds of the virtual clock.
 
     `counting` is `Sample.counting` of the plugin's process; `energy_stays`: a reset of the GPU alone leaves its energy counter;
-    `counts_recoveries`: the driver counts failed recoveries of NVLinks. `counts` are the counters of links and of the bus.
+    `counts_recoveries`: the driver counts failed recoveries of NVLinks. `heat_below` and `heat_spread` are those of
+    `rates.Assumed`. `counts` are the counters of links and of the bus.
     """
 
     part: Part
     energy_stays: bool = False
     counting: int = 0
     counts_recoveries: bool = False
+    heat_below: float = ASSUMED.heat_below
+    heat_spread: float = ASSUMED.heat_spread
     counts: dict[str, int] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
     counted_since: float = 0.0
@@ -142,7 +146,7 @@ class Hardware:
             temperature=62 if loaded else 35,
             memory_temperature=70 if loaded else 40,
             energy=int(1000 * WATTS * (now - self.counted_since)) + 1,
-            recovery_action=max((int(incident.action) for incident in self.incidents), default=0) if tells else None,
+            recovery_action=max((int(each.action_now(now)) for each in self.incidents), default=0) if tells else None,
             ecc_uncorrected=self.ecc,
             sram_threshold=False,
             remap_pending=False,
@@ -168,8 +172,15 @@ class Hardware:
                 elif name == "fabric":
                     changes[name] = _JOINING
                 elif name == "temperature" and (loaded or incident.kind.name == "hot-room"):
-                    limits = FACTS[self.part].thresholds
-                    changes[name] = (limits.shutdown or 0) - 1 if incident.truth is Truth.BROKEN else limits.slowdown
+                    changes[name] = self._temperature(incident, now)
                 elif name in ("remap_pending", "remap_failure", "pcie_width"):
                     changes[name] = value
         return msgspec.structs.replace(seen, **changes) if changes else seen
+
+    def _temperature(self, incident: Incident, now: float) -> int:
+        """The reading of a GPU that this incident makes hot. The same at the same time under every policy."""
+        limits = FACTS[self.part].thresholds
+        assert limits.shutdown is not None
+        assert limits.slowdown is not None
+        mean = limits.shutdown - self.heat_below if incident.truth is Truth.BROKEN else limits.slowdown
+        return round(random.Random(f"{incident.number}/{now}").gauss(mean, self.heat_spread))

@@ -94,6 +94,10 @@ class Assumed:
     whose counters begin anew where the plugin was the last to have the driver open. `restart_days` lie between the plugin's
     restarts by chance. `others` is the share of failing applications whose Xid is another than the usual ones.
     `counts_recoveries`: the driver counts failed recoveries of NVLinks, as it does from NVLink 5 on (`dcgm`).
+
+    `action_seconds` is the mean delay between the start of an incident and the recovery action that the driver reports for it
+    (NVML field 230, and Xid 154). A GPU that heat breaks runs `heat_below` °C below its shutdown threshold. Readings of any hot
+    GPU vary around its temperature by `heat_spread` °C (standard deviation).
     """
 
     faulty: Mapping[str, float] = field(default_factory=lambda: FAULTY)
@@ -111,6 +115,9 @@ class Assumed:
     restart_days: float = 30.0
     others: float = 0.02
     counts_recoveries: bool = False
+    action_seconds: float = 5.0
+    heat_below: float = 1.0
+    heat_spread: float = 1.0
 
 
 ASSUMED = Assumed()

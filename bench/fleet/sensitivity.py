@@ -38,6 +38,8 @@ VARIED: tuple[Variation, ...] = (
     ("links 90/7.5/2.5 % (pass/down/fail)", _links(0.9, 0.075, 0.025)),
     ("links 60/30/10 %", _links(0.6, 0.3, 0.1)),
     ("links 65/15/20 %", _links(0.65, 0.15, 0.2)),
+    ("27 % of passing link errors break", _kind("nvlink-transient", broken=0.27)),
+    ("54 % of passing link errors break", _kind("nvlink-transient", broken=0.54)),
     ("failing links recur every 5 min", _kind("nvlink-flapping", repeats=300.0)),
     ("failing links recur every 20 min", _kind("nvlink-flapping", repeats=1200.0)),
     ("failed recoveries are counted", replace(ASSUMED, counts_recoveries=True)),
@@ -55,6 +57,13 @@ VARIED: tuple[Variation, ...] = (
     ("twice as many are harmless", _kind("pmu-spi", broken=0.7)),
     ("1 % of contained ECC errors break", _kind("ecc-contained", broken=0.01)),
     ("5 % of contained ECC errors break", _kind("ecc-contained", broken=0.05)),
+    ("recovery action at once, not after 5 s", replace(ASSUMED, action_seconds=0.0)),
+    ("recovery action after 1 min", replace(ASSUMED, action_seconds=60.0)),
+    ("recovery action after 10 min", replace(ASSUMED, action_seconds=600.0)),
+    ("heat breaks at the shutdown, not 1 °C", replace(ASSUMED, heat_below=0.0)),
+    ("heat breaks 3 °C below the shutdown", replace(ASSUMED, heat_below=3.0)),
+    ("hot readings do not vary, not by 1 °C", replace(ASSUMED, heat_spread=0.0)),
+    ("hot readings vary by 3 °C", replace(ASSUMED, heat_spread=3.0)),
     ("driver slow half as often", _often(0.5, "nvml-glitch")),
     ("driver slow twice as often", _often(2.0, "nvml-glitch")),
     ("energy stays on 25 % of nodes, not 50", replace(ASSUMED, energy_stays=0.25)),
@@ -86,7 +95,7 @@ def headed() -> str:
 
 
 def line(words: str, tallies: Mapping[str, Tally]) -> str:
-    """What came of one variation."""
+    """The results of one variation."""
     figures = "".join(f"{_told(tally):>10,.0f}{total(tally.held_back):>8,.0f}" for tally in tallies.values())
     return f"{words:<{_WIDE + 4}}{figures}  {', '.join(not_met(tallies)) or '-'}"
 

@@ -48,12 +48,22 @@ class _Node:
         self.now = 0.0
         self._opening = 1
         self._down_until = 0.0
+        assumed = plan.assumed
         self._places = [
-            Place(Hardware(plan.part, plan.energy_stays, self._counting(), plan.assumed.counts_recoveries))
+            Place(
+                Hardware(
+                    plan.part,
+                    plan.energy_stays,
+                    self._counting(),
+                    assumed.counts_recoveries,
+                    assumed.heat_below,
+                    assumed.heat_spread,
+                )
+            )
             for _ in range(GPUS)
         ]
         self._kinds = {
-            name: replace(kind, **plan.assumed.kinds.get(name, {}))  # type: ignore[arg-type]
+            name: replace(kind, **assumed.kinds.get(name, {}))  # type: ignore[arg-type]
             for name, kind in KINDS.items()
         }
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -99,7 +109,7 @@ class _Node:
         gpu, place = it.gpu, self._places[it.gpu]
         self._stir(gpu)
         dice = random.Random(f"{self.plan.seed}/{it.number}")
-        incident = Incident.begun(self._kinds[it.name], self.plan.part, self.now, it.number, dice)
+        incident = Incident.begun(self._kinds[it.name], self.now, it.number, dice)
         name = it.name if incident.truth is Truth.BROKEN else f"{it.name} (works)"
         self.tally.incidents[name] = self.tally.incidents.get(name, 0) + 1
         place.hardware.strike(incident)
@@ -110,8 +120,7 @@ class _Node:
         for emission in incident.kind.begins:
             if dice.random() < emission.chance and (incident.truth is Truth.BROKEN or not emission.breaks):
                 self._emit(gpu, incident, emission)
-        if incident.action:
-            self._emit(gpu, incident, Emission(154, after=0.2))
+        self._ask(gpu, incident)
         self._recur(gpu, incident)
         self._try_restart(gpu, dice)
         if incident.looks is Fault.LOST:
@@ -132,6 +141,15 @@ class _Node:
 
         if self.policy.looks:
             self._at(self.now + math.exp(dice.uniform(0, math.log(DAY / 2))), restarted)
+
+    def _ask(self, gpu: int, incident: Incident) -> None:
+        """The driver asks for the recovery that a broken GPU needs, and reports Xid 154: after a delay, where it can at all."""
+        broken = incident.truth is Truth.BROKEN
+        if not broken or incident.action or not incident.kind.action or not FACTS[self.plan.part].says_action:
+            return
+        delay = self._of_incident(gpu, "action").expovariate(1.0) * self.plan.assumed.action_seconds
+        incident.action, incident.action_at = incident.kind.action, self.now + delay
+        self._emit(gpu, incident, Emission(154, after=delay))
 
     def _emit(self, gpu: int, incident: Incident, emission: Emission, pod: str = "") -> None:
         def raised() -> None:
@@ -286,9 +304,7 @@ class _Node:
             self._count(gpu, suffered)
             for emission in suffered.kind.pods:
                 if suffered.dice.random() < emission.chance:
-                    suffered.action = suffered.action or (
-                        suffered.kind.action if FACTS[self.plan.part].says_action else suffered.action
-                    )
+                    self._ask(gpu, suffered)
                     self._emit(gpu, suffered, emission, f"{owner}-{_suffix(suffered.dice)}")
             if place.truth is Truth.BROKEN and place.offered and not place.trying:
                 place.trying = True

@@ -1,12 +1,12 @@
 """Device list strategies: how the runtime is told which devices a container gets.
 
-The answers are those of NVIDIA's plugin v0.20.0 (internal/plugin/server.go) field by field, with three differences that
-make them the same for the same devices every time: ids in the order of the resource's list, nothing twice, and the
-annotation key made from the ids instead of at random.
+The answers are those of NVIDIA's plugin v0.20.0 (internal/plugin/server.go) field by field, with four differences. Three make
+them the same for the same devices every time: ids in the order of the resource's list, nothing twice, and the annotation key
+made from the ids instead of at random. The fourth is the read-only mount of the MPS pipe directory.
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -48,6 +48,9 @@ VOLUME_ROOT = "/var/run/nvidia-container-devices"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Nodes every GPU container needs, in the order in which NVIDIA's plugin names them; each only where it exists."""
 
+REQUIRED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+"""Those of `CONTROL_NODES` without which no CUDA program starts."""
+
 _NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")  # RFC 9562's namespace for URLs
 
 
@@ -69,23 +72,35 @@ class MpsDirectories(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What the operator asked for and the node has, as far as Allocate needs it."""
+    """What the operator asked for and the node has, as far as Allocate needs it.
+
+    `dev_root` is the host directory whose dev/ has all device nodes. If it is None, `device_roots` has such a directory for each
+    node; those of / may be missing there. `required_nodes` are the device nodes that every container must get.
+    """
 
     strategies: tuple[str, ...] = ("envvar",)
     id_strategy: str = "uuid"
     pass_device_specs: bool = False
-    dev_root: str = "/"
+    dev_root: str | None = None
+    device_roots: Mapping[str, str] = {}
     annotation_prefix: str = "cdi.k8s.io/"
     features: tuple[str, ...] = ()
     cdi_classes: tuple[str, ...] = ()
     imex_channels: tuple[int, ...] = ()
     control_nodes: tuple[str, ...] = ()
+    required_nodes: tuple[str, ...] = ()
     mps: MpsDirectories | None = None
 
     @property
     def by_cdi(self) -> bool:
         """Whether the runtime is told of devices by CDI name."""
         return any(map(is_cdi, self.strategies))
+
+    @property
+    def missing_node(self) -> str:
+        """Why no container could use a GPU: a required device node does not exist. Empty if all exist."""
+        missing = next((path for path in self.required_nodes if path not in self.control_nodes), "")
+        return missing and missing_node_reason(missing)
 
     @property
     def cdi_others(self) -> tuple[str, ...]:
@@ -117,6 +132,14 @@ def imex_node(channel: int) -> str:
     return f"/dev/nvidia-caps-imex-channels/channel{channel}"
 
 
+def missing_node_reason(path: str) -> str:
+    """Why no container could use a GPU of a node without this required device node, and what to do."""
+    return (
+        f"{path} does not exist on this node, or is not safe, and without it no CUDA program starts: run nvidia-modprobe -u -c0 "
+        "there, and for the next boot name nvidia and nvidia-uvm in a file of /etc/modules-load.d"
+    )
+
+
 def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits:
     """The edits for a container that gets `devices`, which are in the order of their resource's list.
 
@@ -126,7 +149,10 @@ def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits
     edits = ContainerEdits()
     if access.mps and any(device.shared == MPS for device in devices):
         edits.envs["CUDA_MPS_PIPE_DIRECTORY"] = access.mps.pipe
-        edits.mounts = Mount(access.mps.pipe, access.mps.host_pipe), Mount("/dev/shm", access.mps.host_shm)  # noqa: S108
+        # Clients connect to the sockets and write to the FIFO on a read-only mount too. On a writable one, root in a
+        # container could replace them by links, and the MPS daemon runs as root on the node.
+        pipe = Mount(access.mps.pipe, access.mps.host_pipe, read_only=True)
+        edits.mounts = pipe, Mount("/dev/shm", access.mps.host_shm)  # noqa: S108
     for feature in access.features:
         edits.envs[f"NVIDIA_{feature.upper()}"] = "enabled"
     for name in DEVICE_LIST_STRATEGIES:
@@ -172,5 +198,8 @@ def _cdi_cri(edits: ContainerEdits, ids: tuple[str, ...], access: Access) -> Non
 def _device_specs(devices: Sequence[Device], access: Access) -> tuple[DeviceSpec, ...]:
     paths = [*access.control_nodes, *(node for device in devices for node in device.nodes)]
     paths += [imex_node(channel) for channel in access.imex_channels]
-    root = access.dev_root.rstrip("/")
-    return tuple(DeviceSpec(path, f"{root}{path}") for path in dict.fromkeys(paths))
+    return tuple(DeviceSpec(path, f"{_root_of(path, access)}{path}") for path in dict.fromkeys(paths))
+
+
+def _root_of(path: str, access: Access) -> str:
+    return access.device_roots.get(path, "") if access.dev_root is None else access.dev_root.rstrip("/")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpu_plugin.access.cdi_names import CLASS_NODES
-from gpu_plugin.access.container import CONTROL_NODES, Access, imex_node
+from gpu_plugin.access.container import CONTROL_NODES, REQUIRED_NODES, Access, imex_node, is_cdi, missing_node_reason
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
@@ -17,8 +17,10 @@ _CLASS_DRIVERS = {
 }
 
 
-def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
+def plan_access(settings: Settings, node: Node, dev_root: str | None) -> Access:
     """What Allocate gives containers on this node; `dev_root` is the host directory whose dev/ holds the device nodes.
+
+    If it is None, each node's is the root where it was found.
 
     Raises ConfigError where an IMEX channel is required and the node has none.
     """
@@ -36,11 +38,13 @@ def plan_access(settings: Settings, node: Node, dev_root: str) -> Access:
         id_strategy=settings.device_id_strategy,
         pass_device_specs=settings.pass_device_specs,
         dev_root=dev_root,
+        device_roots=node.device_roots,
         annotation_prefix=settings.cdi_annotation_prefix,
         features=features,
         cdi_classes=cdi_classes(features, node.device_nodes),
         imex_channels=tuple(c for c in channels if imex_node(c) in node.device_nodes),
         control_nodes=tuple(path for path in CONTROL_NODES if path in node.device_nodes),
+        required_nodes=required_nodes(settings, node),
     )
 
 
@@ -54,11 +58,24 @@ def access_warnings(settings: Settings, node: Node) -> Iterator[str]:
                 f"--{name}-enabled is set and there is no device node {CLASS_NODES[name][0]}* on this node: containers are "
                 f"told that they have it all the same; load {_CLASS_DRIVERS[name]}, or run with --{name}-enabled=auto"
             )
+    for path in required_nodes(settings, node):
+        if path not in node.device_nodes:
+            yield missing_node_reason(path)
     for channel in missing_channels(settings, node):
         yield (
             f"IMEX channel {channel} is left out: {imex_node(channel)} does not exist on this node; start nvidia-imex, "
             "or run with --imex-channel-ids=auto"
         )
+
+
+def required_nodes(settings: Settings, node: Node) -> tuple[str, ...]:
+    """Device nodes that every container with a GPU must get from this plugin; none if a runtime of NVIDIA's adds them.
+
+    None either if this process sees no device node of any GPU, as on WSL and in a container without the host's /dev.
+    """
+    given_here = settings.pass_device_specs or any(map(is_cdi, settings.device_list_strategy))
+    seen = any(f"/dev/nvidia{gpu.minor}" in node.device_nodes for gpu in node.gpus)
+    return REQUIRED_NODES if given_here and seen else ()
 
 
 def enabled_features(settings: Settings, device_nodes: frozenset[str]) -> tuple[str, ...]:

@@ -20,8 +20,11 @@ import msgspec
 CONTAINERD = "containerd"
 K3S = "k3s"
 RKE2 = "RKE2"
+K0S = "k0s"
+MICROK8S = "MicroK8s"
+TALOS = "Talos"
 CRIO = "CRI-O"
-"""Container runtimes; k3s and RKE2 bring a containerd of their own."""
+"""Container runtimes; k3s, RKE2, k0s, MicroK8s and Talos bring a containerd of their own."""
 
 DEFAULT_SPEC_DIRS = ("/etc/cdi", "/var/run/cdi")
 """Where runtimes look for them by default (tags.cncf.io/container-device-interface, DefaultSpecDirs)."""
@@ -32,14 +35,17 @@ SOCKETS = {
     "/run/containerd/containerd.sock": (CONTAINERD,),
     "/run/crio/crio.sock": (CRIO,),
     "/run/k3s/containerd/containerd.sock": (K3S, RKE2),
+    "/run/k0s/containerd.sock": (K0S,),
+    "/var/snap/microk8s/common/run/containerd.sock": (MICROK8S,),
 }
-"""The sockets of container runtimes, and which ones may listen there. k3s and RKE2 share one path, and no node."""
+"""The sockets of container runtimes, and which ones may listen there. k3s and RKE2 share one path, and no node.
+
+Talos has its containerd for pods at containerd's own path, and a second containerd for the system elsewhere.
+"""
 
 OTHER_SOCKETS = (
     "/run/cri-dockerd.sock",
     "/run/k3s/cri-dockerd/cri-dockerd.sock",
-    "/run/k0s/containerd.sock",
-    "/var/snap/microk8s/common/run/containerd.sock",
 )
 """Sockets of runtimes that are not judged here. Where one exists, another runtime's socket may be there for other programs, such
 as containerd's for Docker."""
@@ -211,11 +217,11 @@ def _runtime(evidence: NodeEvidence, cdi_dir: str) -> str:
     if runtimes == (CRIO,):
         return _crio(evidence.crio, cdi_dir)
     if runtimes == (CONTAINERD,):
-        known = evidence.containerd.get(CONTAINERD, ContainerdEvidence())
+        known = evidence.containerd.get(TALOS) or evidence.containerd.get(CONTAINERD, ContainerdEvidence())
         return _containerd(known, evidence.containerd_package, cdi_dir)
     own = [runtime for runtime in runtimes if runtime in evidence.containerd]
     if len(own) != 1:
-        which = "both" if own else "neither"
+        which = "none" if len(runtimes) == 1 else "both" if own else "neither"
         raise _RefusedError(
             f"{which} of {' and '.join(runtimes)} have left a configuration of the containerd at {socket}"
         )

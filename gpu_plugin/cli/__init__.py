@@ -37,6 +37,18 @@ ORDER_VERBS = frozenset({"cordon", "uncordon", "release", "resume"})
 class Verbs(click.Group):
     """Verbs by name: `gpu_plugin.cli.NAME`, with _ for each -, has a click command called `command`."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments; options without a verb are options of `run`.
+
+        A pod's `args` replace the `run` of the image, and manifests for NVIDIA's plugin have options alone there.
+        """
+        own = {name for param in self.get_params(ctx) for name in param.opts}
+        if args and f"-{args[0]}" in own:
+            args = [f"-{args[0]}", *args[1:]]  # one dash, as Go's flag package and so NVIDIA's plugin take it
+        if args and args[0].startswith("-") and args[0] not in {*own, "--"}:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The verbs, in the order of `VERBS`."""
         return list(VERBS)

@@ -12,11 +12,13 @@ from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi import spec as document
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.spec import json_schema, to_json
-from gpu_plugin.cli.cdi_files import Judged, found, gone, judge, judge_content, judged
+from gpu_plugin.access.cdi.written import encoded
+from gpu_plugin.cli.cdi_files import gone, judge, judged
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
-from gpu_plugin.host.cdi.directory import Outcome, SpecDirectory
+from gpu_plugin.host.cdi.directory import Outcome, SpecDirectory, not_ours
+from gpu_plugin.host.cdi.files import Judged, found, judge_content
 from gpu_plugin.runtime.printable import printable
 
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
@@ -105,7 +107,10 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
         raise click.ClickException(
             f"this node has nothing of class {device_class}" + (f", or {wanted} does not ask for it" if wanted else "")
         )
-    written = to_json(spec).decode()
+    try:
+        written = encoded(spec).decode()
+    except ValueError as error:
+        raise click.ClickException(f"the specification is invalid: {error}") from None
     if form == "yaml":
         import yaml  # noqa: PLC0415 - paid for only by those who ask for it
 
@@ -145,7 +150,11 @@ def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str 
     """Prints every device's qualified name."""
     files = _judged((), directories, root, simulate)
     known = found(files)
-    faults = [f"{printable(each.file)}: {fault}" for each in files for fault in _faults(each, known.conflicts)]
+    faults = [
+        f"{printable(each.file)}: {fault}"
+        for each in files
+        for fault in (*each.refused, *known.conflicts.get(each.file, ()))
+    ]
     for fault in faults:
         click.echo(fault, err=True)
     if as_json:
@@ -194,7 +203,7 @@ def validate(
     valid = True
     for each in specs:
         shown, spec = printable(each.file), each.spec
-        faults = _faults(each, conflicts)
+        faults = [*each.faults, *conflicts.get(each.file, ())]
         if spec is not None and host_paths:
             place = f"below {_below(root)}" if _below(root) else "on this machine"
             faults += [
@@ -233,10 +242,6 @@ def _judged(
     return judged(directories or DIRECTORIES, _below(root), named=bool(directories))
 
 
-def _faults(each: Judged, conflicts: Mapping[str, tuple[str, ...]]) -> list[str]:
-    return [*each.faults, *map(printable, conflicts.get(each.file, ()))]
-
-
 @command.command(
     "remove", help="Remove the specifications that `gpu-plugin run` wrote: for uninstalling it from a node."
 )
@@ -254,7 +259,10 @@ def _tell(directory: Path, outcome: Outcome, written: Collection[str], refused: 
     """Prints what was done in a directory. Raises ClickException, which begins with `refused`, for what could not be."""
     for name in outcome.changed:
         click.echo(f"{directory / name}: {'written' if name in written else 'removed'}")
-    if outcome.refused:
-        raise click.ClickException(f"{refused}: {'; '.join(outcome.refused.values())}")
-    if not outcome.changed:
+    for name in outcome.foreign:
+        click.echo(f"left: {not_ours(directory / name)}", err=True)
+    invalid = [f"{directory / name}: the specification is invalid: {why}" for name, why in outcome.invalid.items()]
+    if outcome.refused or invalid:
+        raise click.ClickException(f"{refused}: {'; '.join([*outcome.refused.values(), *invalid])}")
+    if not outcome.changed and not outcome.foreign:
         click.echo(f"{directory}: {nothing}")

@@ -1,6 +1,6 @@
 """A copy of a node's files: its GPUs as far as files say, and specifications that go by that node's own paths."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -34,18 +34,21 @@ class CopySource(SpecSource):
         super().__init__(host, roots)
         self._searches[TegraSearch] = TegraSearch(self.roots, own=False)
 
+    def _unsafe_roots(self) -> Iterator[str]:
+        """Yield nothing: on the node the files are not below the place of the copy."""
+        yield from ()
+
 
 class Copy(msgspec.Struct, frozen=True):
     """Where the copy is, and what the node calls that: paths without a slash at the end, empty for /.
 
-    `root` is the directory that the operator names; `driver` the driver root in it, and `host_driver`, `host_dev` and `hook`
-    are what the node calls its driver root, the directory of its dev/, and NVIDIA's hook (empty: none).
+    `root` is the directory that the operator names; `driver` the driver root in it, and `host_driver` and `hook` are the node's
+    own paths of its driver root and of NVIDIA's hook (empty: none).
     """
 
     root: str
     driver: str
     host_driver: str
-    host_dev: str
     hook: str
 
     @classmethod
@@ -54,7 +57,7 @@ class Copy(msgspec.Struct, frozen=True):
         at, host = root.rstrip("/"), settings.driver_root.rstrip("/")
         inside = f"{at}{host}"
         driver = inside if Path(inside or "/").is_dir() else at
-        return cls(at, driver, host, settings.effective_dev_root.rstrip("/"), settings.nvidia_cdi_hook_path)
+        return cls(at, driver, host, settings.nvidia_cdi_hook_path)
 
     @property
     def hook_here(self) -> str:
@@ -75,10 +78,6 @@ class Copy(msgspec.Struct, frozen=True):
     def _edits(self, edits: Edits) -> Edits:
         return replace(
             edits,
-            device_nodes=tuple(
-                replace(node, host_path=f"{self.host_dev}{node.path}" if self.host_dev else "")
-                for node in edits.device_nodes
-            ),
             mounts=tuple(
                 replace(mount, host_path=f"{self.host_driver}{mount.host_path.removeprefix(self.driver)}")
                 for mount in edits.mounts

@@ -20,7 +20,7 @@ from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan, served_gpus
 from gpu_plugin.host.cdi.directory import said
-from gpu_plugin.host.cdi.source import Request, SpecSource
+from gpu_plugin.host.cdi.source import Request, SpecSource, UnsafeSpecError
 from gpu_plugin.host.view import HostView, LinuxHost
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.traits import probe_gpu
@@ -35,7 +35,7 @@ class _Subject(msgspec.Struct, frozen=True):
     node: Node
     host: HostView
     roots: tuple[tuple[str, str], ...]
-    dev_root: str = ""
+    dev_root: str | None = None
     copy: Copy | None = None
     complaints: tuple[str, ...] = ()
 
@@ -50,7 +50,7 @@ def built(settings: Settings, root: str | None) -> Built:
     if not any(map(is_cdi, settings.device_list_strategy)):  # whatever pods are given now, such as what auto stands for
         settings = replace(settings, device_list_strategy=("cdi-cri",))
     with _subject(settings, root) as subject:
-        node = replace(subject.node, device_nodes=subject.host.device_nodes())
+        node = replace(subject.node, device_nodes=frozenset(subject.host.device_roots()))
         wanted = cdi_options(settings, plan_access(settings, node, subject.dev_root))
         asked = (*plan(node, settings).warnings, *access_warnings(settings, node), *ignored_options(settings))
         request = Request(served_gpus(node, settings), node.driver_version, wanted, (*subject.complaints, *asked))
@@ -62,6 +62,8 @@ def built(settings: Settings, root: str | None) -> Built:
             made = source.build(request)
         except OSError as error:
             raise click.ClickException(said(error)) from None
+        except UnsafeSpecError as error:
+            raise click.ClickException(str(error)) from None
         return made if copy is None else copy.as_on_node(made)
 
 
@@ -82,11 +84,11 @@ def _copied(settings: Settings, root: str) -> _Subject:
     roots = ((copy.driver, copy.driver),)  # as the copy has them, which is how sentences should
     if settings.simulate:
         node, host = _simulated_node(settings)
-        return _Subject(node, host, roots, copy.root, copy)
+        return _Subject(node, host, roots, settings.dev_root or None, copy)
     node, complaints = copied_node(copy.root, settings.device_discovery_strategy)
-    places = [copy.root or "/", copy.driver or "/"]
+    places = [(copy.driver, copy.host_driver), (copy.root, "")]
     host = LinuxHost(places, sysfs=f"{copy.root}/sys", procfs=f"{copy.root}/proc", own=False)
-    return _Subject(node, host, roots, copy.root, copy, complaints)
+    return _Subject(node, host, roots, settings.dev_root or None, copy, complaints)
 
 
 def _simulated(settings: Settings, made: Path) -> _Subject:
@@ -95,7 +97,7 @@ def _simulated(settings: Settings, made: Path) -> _Subject:
 
     node, host = _simulated_node(settings)
     roots = ((str(driver_files.make(made, node.driver_version)), settings.driver_root.rstrip("/")),)
-    return _Subject(node, host, roots, settings.effective_dev_root)
+    return _Subject(node, host, roots, settings.dev_root or None)
 
 
 def _simulated_node(settings: Settings) -> tuple[Node, HostView]:

@@ -29,7 +29,7 @@ _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
     epilog="Healthy or Unhealthy is what the kubelet hears: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
     "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it says why it is "
     "withheld: an MPS daemon that is down, or a CDI specification that is not written, say. Exit status 1 where a GPU that was "
-    "asked for is Unhealthy.",
+    "asked for is Unhealthy or missing.",
 )
 @state_dir_option
 @gpus_option
@@ -47,14 +47,15 @@ def command(state_dir: Path, gpu: str | None, output: str) -> int:
         blocks = ["\n".join(lines(each, now, columns)) for each in ranked if each["signals"]]
         sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not each["signals"])
         click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
-    return PROBLEM_FOUND if any(each["health"] == "Unhealthy" for each in reply["gpus"]) else SUCCESS
+    return PROBLEM_FOUND if any(each["health"] != "Healthy" for each in reply["gpus"]) else SUCCESS
 
 
 def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
     """One GPU's state as text; `now` is Unix time in seconds, `columns` how wide a line may be."""
     is_degraded = (gpu["health"], gpu["verdict"]) == ("Healthy", "DEGRADED")
     verdict = "" if gpu["verdict"] == "OK" else f", {'degraded' if is_degraded else gpu['verdict']}"
-    named = "  ".join(filter(None, (f"GPU {gpu['index']}", gpu.get("bus_id"), gpu["uuid"], gpu.get("model"))))
+    index = "" if gpu["index"] is None else f" {gpu['index']}"  # a missing GPU has none
+    named = "  ".join(filter(None, (f"GPU{index}", gpu.get("bus_id"), gpu["uuid"], gpu.get("model"))))
     head = (
         f"{named}  {coloured(gpu['health'] + verdict, gpu['health'] if gpu['verdict'] != 'DEGRADED' else 'degraded')}"
     )

@@ -38,10 +38,11 @@ _LABEL = 15
     "status",
     help="What the running daemon serves: whether the kubelet has it, each GPU with its state and the pods that hold it, and "
     "whether the configuration in force is the one that was asked for.",
-    epilog="Exit status 0 where all is well; 1 where a GPU or all of a resource is Unhealthy, something is not served as asked "
-    "or not registered, the driver has not answered yet, a configuration is refused, or the daemon waits for another one or "
-    "for a configuration; 3 where no daemon answers. With --metrics 0 wherever one answers that does not wait: the lines say "
-    "the rest.",
+    epilog="Exit status 0 where all is well; 1 where a GPU or all of a resource is Unhealthy, a GPU is missing, something is not "
+    "served as asked or not registered, the driver has not answered yet, cannot be used or needs a restart of the plugin, a "
+    "configuration is refused or its label not watched, CDI specifications, the state, labels or reports to the cluster cannot "
+    "be written, or the daemon waits for another one or for a configuration; 3 where no "
+    "daemon answers. With --metrics 0 wherever one answers that does not wait: the lines say the rest.",
 )
 @state_dir_option
 @output_options
@@ -119,9 +120,13 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     if state.get("trouble"):
         yield "", coloured(f"NOT WRITTEN DOWN: {state['directory']}: {state['trouble']}", "Unhealthy")
     driver = status["driver"]
-    yield "driver", driver["version"] or "not known yet"
+    yield "driver", driver.get("no_gpu") or driver["version"] or "not known yet"
     if driver["trouble"]:
         yield "", coloured(driver["trouble"], "Unhealthy")
+    if driver.get("restart"):
+        yield "", coloured(driver["restart"], "Unhealthy")
+    for each in status.get("missing", ()):
+        yield "", coloured(f"MISSING: {each['name']}: {each['why']}", "Unhealthy")
     for why in status.get("unoffered", ()):
         yield "", coloured(f"NOT SERVED AS ASKED: {why}", "Unhealthy")
     yield from _registrations(kubelet)
@@ -135,6 +140,8 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
         yield "", coloured(f"REFUSED: {why}", "Unhealthy")
     if configuration.get("unheard"):
         yield "", coloured(f"NOT WATCHED: {configuration['unheard']}", "Unhealthy")
+    for why in configuration.get("without_effect", ()):
+        yield "", coloured(f"WITHOUT EFFECT: {why}", "attention")
     yield "reloads", ", ".join(f"{count} {word}" for word, count in configuration["reloads"].items())
     strategy = status["device_list_strategy"]
     if strategy["used"]:
@@ -143,6 +150,8 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     if cdi is not None:
         trouble = coloured(f"NO DEVICE CAN BE USED: {cdi['trouble']}", "Unhealthy") if cdi["trouble"] else ""
         yield "CDI", trouble or f"{counted(cdi['devices'], 'device')} in {cdi['directory']}"
+        for complaint in cdi.get("complaints", ()):
+            yield "", coloured(complaint, "attention")
     cluster = status.get("cluster")
     if cluster is not None:
         cordoned = (

@@ -90,7 +90,12 @@ def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -
         require_functions(settings)
     except ConfigError as error:
         return _Verdict(name, error.faults or (Fault(str(error), name),), _by_line(_without_effect(document)), {})
-    warnings = [*_without_effect(document), *settings.remarks, *_unknown_resources(settings, document)]
+    warnings = [
+        *_without_effect(document),
+        *settings.remarks,
+        *settings.without_effect,
+        *_unknown_resources(settings, document),
+    ]
     return _Verdict(name, (), _by_line(warnings), written(settings))
 
 

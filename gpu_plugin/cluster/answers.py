@@ -10,6 +10,7 @@ import anyio
 import msgspec
 
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError
+from gpu_plugin.runtime.printable import excerpt
 
 if TYPE_CHECKING:
     import httpx2
@@ -72,13 +73,16 @@ class Request(msgspec.Struct, frozen=True):
         except UnreachableError:
             status = Status()
         code = response.status_code
-        kind, says = str(code), f"the Kubernetes API answered {code}{': ' if status.message else ''}{status.message}"
+        kind, says = (
+            str(code),
+            f"the Kubernetes API answered {code}{': ' if status.message else ''}{excerpt(status.message)}",
+        )
         if code == HTTPStatus.UNAUTHORIZED:
             says += "; it does not accept our credentials: is the service account's token, or --kubeconfig, its?"
         elif code == HTTPStatus.FORBIDDEN:
             kind = f"403 {self.verb}"
             says += f"; bind our service account to a ClusterRole that allows {self.needed}"
-        return UnreachableError(kind, says, code, status.reason, _retry_after(response.headers))
+        return UnreachableError(kind, says, code, excerpt(status.reason), _retry_after(response.headers))
 
 
 async def ask(client: "httpx2.AsyncClient", request: Request) -> bytes:
@@ -102,7 +106,7 @@ async def ask(client: "httpx2.AsyncClient", request: Request) -> bytes:
     except TimeoutError:
         raise UnreachableError("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s") from None
     except (httpx2.HTTPError, OSError, ValueError, CredentialsError) as error:
-        text = f"the Kubernetes API cannot be reached: {str(error) or repr(error)}"
+        text = f"the Kubernetes API cannot be reached: {excerpt(str(error) or repr(error))}"
         raise UnreachableError("connection", text) from None
     if not response.is_success:
         raise request.refused(response, content)
@@ -131,7 +135,7 @@ async def pieces(response: "httpx2.Response") -> AsyncIterator[bytes]:
             yield piece
         return
     if packed not in {"gzip", "x-gzip"}:
-        text = f"the Kubernetes API's answer is packed as {packed}, and was asked for as it is: does a proxy do that?"
+        text = f"the Kubernetes API's answer is packed as {excerpt(packed)}, and was asked for as it is: does a proxy do that?"
         raise UnreachableError("answer", text)
     unpacker = zlib.decompressobj(wbits=_GZIP)
     async for piece in response.aiter_raw():
@@ -153,7 +157,9 @@ def decoded(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
-        raise UnreachableError("answer", f"the Kubernetes API's answer is not understood: {error}") from None
+        raise UnreachableError(
+            "answer", f"the Kubernetes API's answer is not understood: {excerpt(str(error))}"
+        ) from None
 
 
 def _retry_after(headers: Mapping[str, Any]) -> float | None:

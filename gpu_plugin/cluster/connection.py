@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import begin
 
@@ -80,10 +81,12 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
         ) from None
     except Exception as error:  # noqa: BLE001 - a kubeconfig can be wrong in as many ways as YAML, PEM and URLs
         if kubeconfig:
-            raise UnreachableError("credentials", f"kubeconfig {kubeconfig} cannot be used: {error}") from None
+            raise UnreachableError(
+                "credentials", f"kubeconfig {kubeconfig} cannot be used: {excerpt(str(error))}"
+            ) from None
         raise UnreachableError(
             "credentials",
-            f"there is no usable service account in this pod ({error}): do not set automountServiceAccountToken to "
+            f"there is no usable service account in this pod ({excerpt(str(error))}): do not set automountServiceAccountToken to "
             "false, or give --kubeconfig",
         ) from None
     client.headers["Accept-Encoding"] = "identity"

@@ -7,7 +7,7 @@ import msgspec
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import HOW, named
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.runtime.printable import printable
+from gpu_plugin.runtime.printable import excerpt, printable
 
 MAX_NAMES = 256
 """Names that are looked at. A node has 16 GPUs."""
@@ -34,10 +34,12 @@ def cordoned(value: str | None, gpus: Sequence[Gpu]) -> Cordoned:
         try:
             gpu = named(name, gpus) if len(name) <= MAX_NAME_LENGTH else None
         except ConfigError as error:
-            complaints.append(printable(str(error)))
+            complaints.append(excerpt(printable(str(error))))
             continue
         if gpu is None:
-            complaints.append(f"{printable(name[:MAX_NAME_LENGTH])} is not a GPU of this node: name one by {HOW}")
+            complaints.append(
+                f"{excerpt(printable(name), MAX_NAME_LENGTH)} is not a GPU of this node: name one by {HOW}"
+            )
         else:
             found.add(gpu.uuid)
     return Cordoned(frozenset(found), tuple(complaints[:8]))

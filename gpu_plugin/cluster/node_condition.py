@@ -91,14 +91,16 @@ class ConditionContent(msgspec.Struct, frozen=True):
     cause: object = None
 
 
-def wanted(gpus: Sequence[GpuFitness], trouble: str, age: float) -> ConditionContent | None:
+def wanted(gpus: Sequence[GpuFitness], trouble: str | None, age: float) -> ConditionContent | None:
     """What the condition is to say; None: what it says already may stay.
 
     Args:
         gpus: those of the node.
-        trouble: why no GPU can be reached, empty where one can.
+        trouble: why no GPU can be reached, empty if a GPU can be reached or the node has none, None if neither is known yet.
         age: seconds since the daemon began.
     """
+    if not gpus and trouble == "":
+        return None
     if not gpus or (trouble and all(gpu.fitness is Fitness.UNSEEN for gpu in gpus)):
         if age < PATIENCE:
             return None
@@ -211,5 +213,5 @@ def fitness_of(ledger: HealthLedger, gpu: Gpu) -> GpuFitness:
         fitness,
         tuple(dict.fromkeys(each.detail or key.signal for key, each, _ in telling)),
         tuple(dict.fromkeys(" ".join(filter(None, key)) for key, _, _ in telling)),
-        advice(first, ledger.policy, gpu.uuid, latch),
+        advice(first, ledger.policy, gpu.uuid, latch, ledger.facts(gpu.uuid)),
     )

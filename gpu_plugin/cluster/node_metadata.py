@@ -26,6 +26,7 @@ from gpu_plugin.cluster.answers import (
 )
 from gpu_plugin.cluster.connection import ANSWER_TIMEOUT, UnreachableError, connect, keep_alive, require_client
 from gpu_plugin.runtime.backoff import IN_CLUSTER, Backoff
+from gpu_plugin.runtime.printable import excerpt
 
 if TYPE_CHECKING:
     import httpx2
@@ -150,12 +151,13 @@ class NodeMetadata:
                 if self._following:  # as when an API server restarts; whether it comes back will be seen
                     log.debug("the Kubernetes API ended its answer: %r", error)
                 else:
-                    self._say("connection", f"the Kubernetes API cannot be reached: {str(error) or repr(error)}")
+                    text = excerpt(str(error) or repr(error))
+                    self._say("connection", f"the Kubernetes API cannot be reached: {text}")
             except TimeoutError:
                 if not self._following:
                     self._say("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s")
             except (OSError, ValueError, KeyError, RecursionError, msgspec.MsgspecError, CredentialsError) as error:
-                self._say("answer", f"the Kubernetes API cannot be used: {error!r}")
+                self._say("answer", f"the Kubernetes API cannot be used: {excerpt(repr(error))}")
             if self._following and anyio.current_time() - began >= STABLE:
                 backoff.succeeded()
                 self._said.clear()
@@ -242,7 +244,9 @@ class NodeMetadata:
             status = msgspec.json.decode(event.object, type=Status)
             self._version = ANY
             if status.code != HTTPStatus.GONE:  # as above
-                raise UnreachableError(f"event {status.code}", f"the Kubernetes API ended its answer: {status.message}")
+                raise UnreachableError(
+                    f"event {status.code}", f"the Kubernetes API ended its answer: {excerpt(status.message)}"
+                )
             return False
         metadata = msgspec.json.decode(event.object, type=_Node).metadata
         if event.type in {"ADDED", "MODIFIED"}:

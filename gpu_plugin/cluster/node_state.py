@@ -84,7 +84,7 @@ class NodeStateKeeper:
         self,
         api: NodeApi,
         asked: Callable[[], EnabledReports],
-        seen: Callable[[], tuple[Sequence[GpuFitness], str]],
+        seen: Callable[[], tuple[Sequence[GpuFitness], str | None]],
         marks: OwnMarks,
         write_marks: Callable[[OwnMarks], Awaitable[object]],
         *,

@@ -26,9 +26,9 @@ DEVICE_LIST_STRATEGIES: Mapping[str, str] = {
 """By what the runtime is told of a container's devices. The functions are those of `access.container`."""
 
 ALLOCATION_POLICIES: Mapping[str, str] = {
-    DISTRIBUTED: "the least used",
-    PACKED: "the most used",
-    SPREAD: "as many for a container as it can get",
+    DISTRIBUTED: "the most GPUs for a container, the least used ones first",
+    PACKED: "the fewest GPUs for a container, the most used ones first",
+    SPREAD: "the most GPUs for a container, the same number of devices from each",
 }
 """Which GPUs shared devices are taken from. The functions are those of `placement.shared`."""
 

@@ -107,14 +107,25 @@ def parse(written: bytes, source: str, limits: Limits = CONFIG_FILE) -> Document
         raise ConfigError.of([Fault(reason, source, text.count("\n", 0, error.position) + 1)]) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise ConfigError.of([Fault(_reason(error), source, line)]) from None
+        raise ConfigError.of(_unrendered(text, source) or [Fault(_reason(error), source, line)]) from None
     if root is None:
         return Document.of(None, source)
     reader = _Values(loader, root, source, limits.most_values)
     content = reader.value(root, ())
     if reader.faults:
-        raise ConfigError.of(reader.faults)
+        raise ConfigError.of(_unrendered(text, source) or reader.faults)
     return Document.of(content, source, reader.lines)
+
+
+def _unrendered(text: str, source: str) -> list[Fault]:
+    """The fault of a text that still has template actions, {{ ... }}; they are why it is no YAML."""
+    start = text.find("{{")
+    end = text.find("}}", start)
+    if start < 0 or end < 0:
+        return []
+    action = shortened(text[start : end + 2], _LONGEST_KEY)
+    reason = f"{action!r} is a template action: give the file that Helm, or another tool, renders from it"
+    return [Fault(reason, source, text.count("\n", 0, start) + 1)]
 
 
 def _composed(text: str, limits: Limits) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.config.words import shortened
 
 File = Document | Mapping[str, object] | None
 """A config file with its lines, one that is parsed only, or none."""
@@ -29,6 +30,7 @@ class _Written(msgspec.Struct, frozen=True):
     sections: Mapping[str, Any]
     faults: tuple[Fault, ...]
     remarks: tuple[Fault, ...] = ()
+    without_effect: tuple[Fault, ...] = ()
 
 
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> Settings:
@@ -61,7 +63,13 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
     remarks, wrong = _remarks_and_faults(written.faults, overruled)
     faults += wrong
     unsure |= _faulty(written) - overruled
-    settings = Settings(**found, **written.sections, remarks=(*remarks, *written.remarks))
+    unused = () if found.get("config_file_srcdir") else tuple(_without_effect(flags, environ))
+    settings = Settings(
+        **found,
+        **written.sections,
+        remarks=(*remarks, *written.remarks),
+        without_effect=(*unused, *written.without_effect),
+    )
     faults += [fault for fault, names in _contradictions(settings, written.document) if not names & unsure]
     if faults:
         raise ConfigError.of(sorted(faults, key=lambda fault: fault.line))
@@ -76,12 +84,18 @@ def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
 def _read_file(document: Document) -> _Written:
     if not document.content:
         return _Written(document, {}, {}, ())
+    if {"apiVersion", "kind"} <= document.content.keys():
+        kind = shortened(str(document.content["kind"]), 40)
+        reason = (
+            f"this is a Kubernetes manifest ({kind}): give one of the files in its data, without the manifest around it"
+        )
+        raise ConfigError.of([document.fault(("kind",), reason)])
     # Only those who have a file need the schema.
     from gpu_plugin.config.health_section import verdicts  # noqa: PLC0415
     from gpu_plugin.config.schema import Checked, spelt_as_in  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
-    from gpu_plugin.config.switching import remarks_on_switching  # noqa: PLC0415
+    from gpu_plugin.config.switching import remarks_on_switching, unshared  # noqa: PLC0415
 
     document = spelt_as_in(SCHEMA, document)
     checked = Checked(document, SCHEMA)
@@ -93,7 +107,8 @@ def _read_file(document: Document) -> _Written:
     faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
     health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
     sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": health}
-    return _Written(document, checked.content, sections, faults, tuple(remarks_on_switching(document)))
+    remarks, without_effect = tuple(remarks_on_switching(document)), tuple(unshared(document))
+    return _Written(document, checked.content, sections, faults, remarks, without_effect)
 
 
 def _faulty(written: _Written) -> set[str]:
@@ -128,6 +143,18 @@ def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, st
         if written or (written is not None and option.name == "kubelet_socket"):
             return written, f"environment variable {env}"
     return None
+
+
+def _without_effect(flags: Mapping[str, object], environ: Mapping[str, str]) -> Iterator[Fault]:
+    """Flags and variables that choose among config files, where no directory of them is named."""
+    reason = (
+        "has no effect without --config-file-srcdir (CONFIG_FILE_SRCDIR), which names the directory of config files: no file of "
+        "such a directory is in force"
+    )
+    for option in OPTIONS:
+        given = _given(option, flags, environ)
+        if given is not None and option.name in {"default_config", "fallback_strategies", "node_label"}:
+            yield Fault(reason, given[1])
 
 
 def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:

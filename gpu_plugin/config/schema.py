@@ -1,10 +1,12 @@
 """What may stand in a config file, as a tree of data, and the strict reading of a document by such a tree."""
 
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from operator import eq, itemgetter
 
 import msgspec
 
-from gpu_plugin.config.document import Document, Place, spell
+from gpu_plugin.config.document import Document, Place, at, spell
 from gpu_plugin.config.errors import Fault
 from gpu_plugin.config.values import ItemError, Reading, boolean, boolean_or_auto
 from gpu_plugin.config.words import shortened
@@ -173,12 +175,18 @@ class Checked:
 
         name = name[:80]
         here = {_folded(key): spell((*place, key)) for key in branch.keys}
-        elsewhere = {_folded(key): path for key, path in _paths(self._tree)}
+        # Of several keys with one name, the last in this order is meant: nearby, in a mapping of the file, first in the tree
+        candidates = [(_shared(place, each), self._written(each), each) for each in reversed([*_paths(self._tree)])]
+        elsewhere = {_folded(each[-1]): spell(each) for *_, each in sorted(candidates, key=itemgetter(0, 1))}
         for known, cutoff in ((here, 1.0), (elsewhere, 1.0), (here, 0.6), (elsewhere, 0.8)):
             near = difflib.get_close_matches(_folded(name), known, 1, cutoff)
             if near:
                 return known[near[0]]
         return ""
+
+    def _written(self, place: tuple[str, ...]) -> bool:
+        """Whether the file has the mapping around this place."""
+        return at(self._document.content, place[:-1]) is not None
 
 
 def shown(value: object) -> str:
@@ -191,9 +199,14 @@ def _folded(key: str) -> str:
     return key.replace("-", "").replace("_", "").lower()
 
 
-def _paths(branch: Branch, above: Place = ()) -> Iterator[tuple[str, str]]:
-    """Every key outside of lists, with its path."""
+def _shared(place: Place, other: Place) -> int:
+    """How many mappings around both places are the same."""
+    return len([*takewhile(bool, map(eq, place, other))])
+
+
+def _paths(branch: Branch, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The place of every key outside of lists."""
     for key, node in branch.keys.items():
-        yield key, spell((*above, key))
+        yield (*above, key)
         if isinstance(node, Branch):
             yield from _paths(node, (*above, key))

@@ -78,8 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dev_root: str = _directories(
         "flags.nvidiaDevRoot",
         "",
-        values.optional_path,
-        "root of /dev on the host, where it is not the driver root",
+        values.optional_root,
+        "root of /dev on the host; by default the driver root for the device nodes that are there, and / for the others",
         flags=("dev-root", "nvidia-dev-root"),
         envs=("NVIDIA_DEV_ROOT",),
     )
@@ -117,7 +117,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nvidia_cdi_hook_path: str = _cdi(
         "flags.plugin.nvidiaCTKPath",
         "",
-        values.optional_path,
+        values.optional_root,
         "NVIDIA's hook on the host, nvidia-ctk or nvidia-cdi-hook, for CDI specifications with hooks; empty: they need none",
         flags=("nvidia-cdi-hook-path", "nvidia-ctk-path"),
         envs=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
@@ -334,6 +334,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
     device_list_strategy_reason: str = ""
     remarks: tuple[Fault, ...] = ()
+    without_effect: tuple[Fault, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         """Whether they ask for the same, whatever there is to remark on how they were written."""
@@ -364,13 +365,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             return self.pod_resources_socket
         return f"{self.socket_dir.rstrip('/').rpartition('/')[0]}/pod-resources/kubelet.sock"
 
-    @property
-    def effective_dev_root(self) -> str:
-        """The host directory whose /dev holds the device nodes: the driver root unless told otherwise."""
-        return self.dev_root or self.driver_root
-
 
 OPTIONS = declared(Settings.__struct_fields__)
 DEFAULTS = Settings()
 
-_COMPARED_FIELDS = tuple(name for name in Settings.__struct_fields__ if name != "remarks")
+_COMPARED_FIELDS = tuple(name for name in Settings.__struct_fields__ if name not in {"remarks", "without_effect"})

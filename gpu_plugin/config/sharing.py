@@ -43,6 +43,7 @@ class MpsLimits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 class SharedResource(msgspec.Struct, frozen=True):
     """One entry under `sharing`: `devices` of the resource `name` are offered `replicas` times each as `offered_as`.
 
+    With one replica the devices are not shared: the entry only keeps them from the other entries, and may rename them.
     Both names are whole, as in nvidia.com/gpu; `strategy` is TIME_SLICING or MPS. `single_requests` refuses a container
     that asks for more than one (failRequestsGreaterThanOne).
     """

@@ -79,12 +79,12 @@ def device_choice(written: object) -> DeviceChoice:
 
 
 def _replicas(most: int, why: str) -> Reading[int]:
-    @reading({"type": "integer", "minimum": 2, "maximum": most})
+    @reading({"type": "integer", "minimum": 1, "maximum": most})
     def parse(written: object) -> int:
         if not isinstance(written, int) or isinstance(written, bool):
             raise ValueError(f"{written!r} is not a whole number")
-        if written < 2:
-            raise ValueError(f"number of replicas must be >= 2, not {written}")
+        if written < 1:
+            raise ValueError(f"number of replicas must be >= 1, not {written}")
         if written > most:
             raise ValueError(f"maximum allowed replicas exceeded: {written} > {most}, {why}")
         return written
@@ -126,7 +126,9 @@ def _section(text: str, single: bool, replicas: Reading[int], more: Mapping[str,
                 "which devices: all that no other entry takes, how many, or a list of GPU indices, MIG indices, uuids",
                 "all",
             ),
-            "replicas": Leaf(replicas, "how many times each device is offered", missing="no replicas specified"),
+            "replicas": Leaf(
+                replicas, "how many times each device is offered; 1: it is not shared", missing="no replicas specified"
+            ),
             **more,
         },
         "a resource, or some devices of it",
@@ -215,7 +217,9 @@ def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]
                 continue
             place = ("sharing", key, "resources", index)
             name = row["name"]
-            offered = row.get("rename") or (f"{name}.shared" if section.get("renameByDefault") else name)
+            several = row["replicas"] > 1
+            by_default = f"{name}.shared" if several and section.get("renameByDefault") else name
+            offered = row.get("rename") or by_default
             fault = resource_name_fault(offered)
             if fault:
                 faults.append(document.fault(place, f"renamed by default, {fault}"))
@@ -223,7 +227,9 @@ def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]
                 name=name,
                 offered_as=offered,
                 replicas=row["replicas"],
-                strategy=strategy,
+                strategy=strategy
+                if several
+                else TIME_SLICING,  # no MPS daemon is needed for devices that are not shared
                 devices=row.get("devices", DeviceChoice()),
                 single_requests=single,
                 limits=msgspec.convert(row.get("limits", {}), MpsLimits),
@@ -240,7 +246,7 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
         line = document.line(first.place)
         return f"{spell(first.place)} (line {line})" if line else spell(first.place)
 
-    if one.strategy != other.strategy:
+    if one.strategy != other.strategy and 1 not in {one.replicas, other.replicas}:
         if one.name == other.name:
             reason = f"{one.name} is shared by {one.strategy} too, at {there()}: a resource is shared by {TIME_SLICING} or {MPS}"
             return document.fault((*second.place, "name"), reason)
@@ -250,7 +256,7 @@ def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault |
             )
             return document.fault(second.place, reason)
         return None
-    same_daemon = one.strategy == MPS and one.offered_as == other.offered_as
+    same_daemon = one.strategy == other.strategy == MPS and one.offered_as == other.offered_as
     if same_daemon and (one.replicas, one.limits) != (other.replicas, other.limits):
         reason = f"{one.offered_as} has other replicas or limits at {there()}: one MPS daemon has the same for all; rename one"
         return document.fault(second.place, reason)

@@ -38,6 +38,16 @@ def remarks_on_switching(document: Document) -> list[Fault]:
     return remarks
 
 
+def unshared(document: Document) -> list[Fault]:
+    """A sentence for each entry under `sharing` that shares nothing. NVIDIA's plugin refuses such a file."""
+    reason = "one replica: these devices are not shared"
+    return [
+        document.fault((*place, "replicas"), reason)
+        for place, row in _shared(document.content)
+        if row.get("replicas") == 1 and row.get("replicas") is not True
+    ]
+
+
 def _ignored(content: Mapping[str, object]) -> Iterator[Place]:
     for place in _PATTERNS:
         if next(_rows(content, place), None) is not None:

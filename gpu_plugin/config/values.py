@@ -102,8 +102,14 @@ def optional_path(written: object) -> str:
 
 @reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
 def root(written: object) -> str:
-    """An absolute path; nothing stands for the root directory."""
-    return path(written) if written != "" else "/"
+    """An absolute path, returned without doubled slashes and single dots; nothing stands for the root directory."""
+    return re.sub(r"/(?:\.?/)+|/\.$", "/", path(written)) if written != "" else "/"
+
+
+@reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
+def optional_root(written: object) -> str:
+    """A path as `root` reads it, or nothing. CDI specifications of the host's paths are made with it."""
+    return root(written) if written != "" else ""
 
 
 @reading({"type": "string", "pattern": ONE_LINE})

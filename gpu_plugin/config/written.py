@@ -83,6 +83,8 @@ def _shared(entry: SharedResource) -> str:
     renamed = "" if entry.offered_as == entry.name else f" as {entry.offered_as}"
     some = entry.devices
     of = "" if some.everything else f" of {','.join(some.listed) or some.count}"
+    if entry.replicas == 1:
+        return f"{entry.name}{of}{renamed}, not shared"
     return f"{entry.name}{of}{renamed}, {entry.replicas} replicas of each by {entry.strategy}"
 
 

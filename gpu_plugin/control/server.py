@@ -193,6 +193,10 @@ def _bind(state_dir: Path, directory: int) -> socket.socket:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(f"{path}: another daemon is starting with this state directory") from None
+    except (
+        OSError
+    ) as error:  # a file system without locks is no reason to leave commands unanswered: NodeLock warns of it
+        _log.debug(f"{state_dir} cannot be locked: {error.strerror or error}")
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(address, path, directory)
@@ -205,7 +209,8 @@ def _bind(state_dir: Path, directory: int) -> socket.socket:
         listener.close()
         raise
     finally:
-        fcntl.flock(directory, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):  # as above
+            fcntl.flock(directory, fcntl.LOCK_UN)
     return listener
 
 

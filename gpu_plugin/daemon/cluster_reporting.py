@@ -208,10 +208,10 @@ class ClusterReporting:
         effect = "" if settings.node_taint == "none" else settings.node_taint
         return EnabledReports(settings.node_condition, effect, _reports(settings))
 
-    def _seen(self) -> "tuple[Sequence[GpuFitness], str]":
+    def _seen(self) -> "tuple[Sequence[GpuFitness], str | None]":
         from gpu_plugin.cluster.node_condition import fitness_of  # noqa: PLC0415 - as above
 
-        return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._trouble() or ""
+        return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._trouble()
 
     async def _follow_hardware(self) -> None:
         """Has condition and taint looked at again whenever a verdict on any hardware is published as another.

@@ -10,10 +10,12 @@ import anyio
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.node_view import Parts
+from gpu_plugin.devices.absent import missing_gpus, named
 from gpu_plugin.devices.device import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.inventory.offer import Offer, offer, without_gone
 from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
@@ -38,8 +40,11 @@ class Discovery(Parts, frozen=True, kw_only=True):
         """The settings in force."""
         return self.configuration.settings
 
-    def monitor(self, remembered: Sequence[Gpu]) -> Monitor:
-        """What looks at the hardware; `remembered` are the GPUs that an earlier process knew."""
+    def monitor(self, remembered: Sequence[Gpu], before: Sequence[Gpu] = ()) -> Monitor:
+        """What looks at the hardware; `remembered` are the GPUs that an earlier process of this boot knew.
+
+        `before` are those that the node had in an earlier boot.
+        """
         return Monitor(
             self.call_times.timed(self.hardware.driver),
             self.hardware.host,
@@ -54,6 +59,7 @@ class Discovery(Parts, frozen=True, kw_only=True):
             booted=self._booted,
             met=self.health.watch,
             boot_id=self.health.ledger.boot_id,
+            before=before,
         )
 
     async def find(self, monitor: Monitor) -> None:
@@ -67,7 +73,9 @@ class Discovery(Parts, frozen=True, kw_only=True):
         while True:
             try:
                 node = await monitor.open()
-            except (NvmlError, TimeoutError) as error:
+            except NvmlError as error:
+                trouble = f"the NVIDIA driver cannot be used: {error}: {opening_remedy(error.code)}"
+            except TimeoutError as error:
                 trouble = f"the NVIDIA driver cannot be used: {error}"
             except ConfigError:
                 raise
@@ -76,20 +84,22 @@ class Discovery(Parts, frozen=True, kw_only=True):
                 trouble = f"the NVIDIA driver cannot be used: {error!r}"
             else:
                 if node.gpus:
-                    self.now.driver = ""
+                    self.now.driver = self.now.no_gpu = ""
                     return
                 trouble = "the NVIDIA driver finds no GPU on this node"
-            if trouble != said:
-                self.events.daemon(trouble)
-            self.now.driver = trouble
+            self.now.driver, self.now.no_gpu = trouble, monitor.no_gpu
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
-                    "no GPU can be served: see whether the driver is installed and loaded (does nvidia-smi work on the node?), "
-                    "and in a container whether its root is mounted at --driver-root-ctr-path; gpu-plugin doctor says more. "
-                    "On nodes without a GPU, do not run this plugin, or run it with --fail-on-init-error=false\n"
-                    + trouble,
+                    "no GPU can be served; gpu-plugin doctor says more. On nodes without a GPU, do not run this plugin, or run "
+                    "it with --fail-on-init-error=false\n" + trouble,
                 )
-            level = logging.DEBUG if trouble == said else logging.WARNING  # the same is worth a line once
+            if self.now.no_gpu:
+                trouble = f"{self.now.no_gpu}, so nothing is served ({trouble})"
+            level = logging.INFO if self.now.no_gpu else logging.WARNING
+            if trouble == said:  # the same is worth a line once
+                level = logging.DEBUG
+            else:
+                self.events.daemon(trouble)
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
             log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
             said = trouble
@@ -111,7 +121,6 @@ class Discovery(Parts, frozen=True, kw_only=True):
         self.now.unoffered = ""
         try:
             found = offer(node, self.settings, self.hardware.dev_root, self.inventory.offer.placement)
-            self.inventory.check(found)
         except ConfigError as error:
             if first and not self.settings.config_file_srcdir:
                 raise
@@ -123,8 +132,9 @@ class Discovery(Parts, frozen=True, kw_only=True):
 
             if changed := changed_links(self.now.node, node):
                 log.info("links between GPUs have changed: %s", changed)
+        self._report_missing(node)
         self.now.node = node
-        self.health.watch(node.gpus)
+        self.health.watch(node.gpus, node.driver_version)
         self.inventory.found(node.gpus)
         self.operations.found()
         self.cluster.changed()
@@ -132,6 +142,20 @@ class Discovery(Parts, frozen=True, kw_only=True):
             self.offering.take(found)
         self.specs.follow(self.now.node, None if found is None else found.access)
         self.labels.follow(self.now.node)
+
+    def _report_missing(self, node: Node) -> None:
+        """Logs which GPUs are missing now and were not before, and which are missing no more."""
+        if node.absent != self.now.node.absent:
+            self.recorder.changed()
+        before, now = (missing_gpus(each.absent, self.settings) for each in (self.now.node, node))
+        for gpu in now:
+            if gpu not in before:
+                words = f"{named(gpu)} is missing: {gpu.unreadable}"
+                log.warning("%s", words, extra={"uuid": gpu.uuid})
+                self.events.daemon(words)
+        for gpu in before:
+            if gpu.uuid in {each.uuid for each in node.gpus}:
+                log.info("%s is there again", named(gpu), extra={"uuid": gpu.uuid})
 
     def _booted(self, boot_id: str) -> None:
         self.memory.booted(boot_id)
@@ -143,7 +167,6 @@ class Discovery(Parts, frozen=True, kw_only=True):
         placement = self.inventory.offer.placement
         found = offer(self.now.node, new, self.hardware.dev_root, placement) if self.now.node.gpus else None
         if found is not None:
-            self.inventory.check(found)
             self.now.unoffered = ""
         if new.device_list_strategy_reason != self.settings.device_list_strategy_reason:
             tell(new)

@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.control import RefusedError
-from gpu_plugin.control.server import Peer, Verb, asking
+from gpu_plugin.control.server import Verb, asking
 from gpu_plugin.devices.gpu_names import called, named, short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
@@ -39,10 +39,11 @@ _STATES = {
 class EventLog:
     """Takes in what happens, on the event loop. Only the reply to an order waits, until the order is written down."""
 
-    def __init__(self, store: EventStore, gpus: Callable[[], Sequence[Gpu]]) -> None:
-        """Takes where events go, and how to learn which GPUs the node has."""
+    def __init__(self, store: EventStore, gpus: Callable[[], Sequence[Gpu]], gone: Callable[[], Sequence[Gpu]]) -> None:
+        """Takes where events go, and how to learn which GPUs the node has and which are gone (`Operations.gone`)."""
         self.store = store
         self._gpus = gpus
+        self._gone = gone
         self._refused = ""
         self._applied = 0
 
@@ -92,7 +93,10 @@ class EventLog:
         self._refused = refused
 
     def resolved(self, verb: Verb) -> Verb:
-        """The verb, asked with the uuid of whatever `gpu` in a request names; what names none is passed on as it is."""
+        """The verb, asked with the uuid of the GPU that `gpu` of a request names, or with its bus id if it has no uuid.
+
+        A request that names no known GPU is passed on as it is.
+        """
 
         async def asked(request: Mapping[str, object]) -> Mapping[str, object]:
             return await verb(self._resolve(request))
@@ -108,13 +112,15 @@ class EventLog:
                 raise ConfigError(f"reason: a text of at most {LONGEST_REASON} characters, all of them printable")
             peer = asking.get()
             asked = self._resolve({field: value for field, value in request.items() if field != "reason"})
+            about = self._about_order(asked)  # before the order, which may drop the GPU from memory
             try:
                 reply = await verb({**asked, "reason": reason} if reason and name in REASONED else asked)
             except (ConfigError, RefusedError) as error:
-                self._remember(name, asked, f"refused: {error}", peer, reason)
+                self.store.add("order", f"{name}: refused: {error}", **about, by=str(peer), reason=reason)
                 await self.store.written()
                 raise
-            self._remember(name, asked, str(reply.get("outcome") or reply.get("done", "")), peer, reason)
+            outcome = str(reply.get("outcome") or reply.get("done", ""))
+            self.store.add("order", f"{name}: {outcome}", **about, by=str(peer), reason=reason)
             await self.store.written()
             return reply
 
@@ -161,21 +167,22 @@ class EventLog:
         name = request.get("gpu")
         if isinstance(name, bool) or not isinstance(name, str | int):
             return request
-        found = named(name, self._gpus())
+        found = named(name, (*self._gpus(), *self._gone()))
         if found is None or name == found.index:  # an index that two GPUs have is refused where it is obeyed
             return request
-        return {**request, "gpu": found.uuid}
+        return {**request, "gpu": found.uuid or short_bus_id(found.pci_bus_id)}
 
-    def _remember(self, verb: str, request: Mapping[str, object], outcome: str, peer: Peer, reason: str) -> None:
+    def _about_order(self, request: Mapping[str, object]) -> dict[str, Any]:
         asked = request.get("gpu")
         uuid = asked if isinstance(asked, str) else next((gpu.uuid for gpu in self._gpus() if gpu.index == asked), "")
-        self.store.add("order", f"{verb}: {outcome}", **self._about(uuid), by=str(peer), reason=reason)
+        return self._about(uuid)
 
     def _of(self, uuid: str) -> Gpu | None:
         return next((gpu for gpu in self._gpus() if gpu.uuid == uuid), None)
 
     def _about(self, uuid: str) -> dict[str, Any]:
         found = self._of(uuid)
-        if found is None:
-            return {"uuid": uuid}
-        return {"uuid": uuid, "index": found.index, "bus_id": short_bus_id(found.pci_bus_id)}
+        if found is not None:
+            return {"uuid": uuid, "index": found.index, "bus_id": short_bus_id(found.pci_bus_id)}
+        bus_ids = (short_bus_id(gpu.pci_bus_id) for gpu in self._gone() if gpu.uuid == uuid != "")
+        return {"uuid": uuid, "bus_id": next(bus_ids, "")}

@@ -18,15 +18,16 @@ log = logging.getLogger(__name__)
 class Hardware(msgspec.Struct, frozen=True):
     """The driver and host that this daemon serves, real or simulated.
 
-    `dev_root` is where the host keeps the device nodes that containers are given; `verbs` what can be asked of it through
-    the control socket; `driver_roots` gives the roots below which the driver's files may lie, best first, each as this
-    process sees it and as the host calls it, without a slash at the end. It blocks. `library` is the file of the NVML that is
-    loaded now, empty where there is none. `keep` has a simulated node written down again where its file is gone.
+    `dev_root` is where the host keeps the device nodes that containers are given, None for where `host` found each.
+    `verbs` has what can be asked of it through the control socket; `driver_roots` gives the roots below which the driver's
+    files may lie, best first, each as this process sees it and as the host calls it, without a slash at the end. It blocks.
+    `library` is the file of the NVML that is loaded now, empty where there is none. `keep` has a simulated node written down
+    again where its file is gone.
     """
 
     driver: Driver
     host: HostView
-    dev_root: str
+    dev_root: str | None
     verbs: Mapping[str, Verb] = msgspec.field(default_factory=dict)
     driver_roots: Callable[[], Sequence[tuple[str, str]]] = tuple
     library: Callable[[], str] = str
@@ -45,8 +46,8 @@ def hardware_for(settings: Settings) -> Hardware:
     driver = PlatformDriver(PynvmlDriver(roots), (*roots, "/"), settings.device_discovery_strategy)
     return Hardware(
         driver,
-        LinuxHost(roots),
-        settings.effective_dev_root,
+        LinuxHost([(root, settings.driver_root) for root in roots]),
+        settings.dev_root or None,
         driver_roots=partial(_driver_roots, settings),
         library=loaded_library,
     )
@@ -95,7 +96,7 @@ def _simulated(settings: Settings) -> Hardware:
         log.warning("no device nodes for the simulated node: %s", error)
         made = None
 
-    dev_root = str(made) if made is not None else settings.effective_dev_root
+    dev_root = str(made) if made is not None else settings.dev_root or None
     return Hardware(
         SimulatedDriver(node),
         SimulatedHost(node),

@@ -101,12 +101,12 @@ class HealthWatch:
         for gpu in self.gpus:
             self._changed(gpu.uuid)
 
-    def watch(self, gpus: Iterable[Gpu]) -> None:
-        """Keeps the health of these GPUs, by what is known of them now."""
+    def watch(self, gpus: Iterable[Gpu], driver_version: str = "") -> None:
+        """Keeps the health of these GPUs, by what is known of them now, under a driver of this version; empty: unknown."""
         self.gpus = tuple(gpus)
         for gpu in self.gpus:
             mig_devices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
-            self.ledger.watch(gpu.uuid, facts(gpu), mig_devices)
+            self.ledger.watch(gpu.uuid, facts(gpu, driver_version), mig_devices)
         self.ledger.replay(self.past)
         known = frozenset(gpu.uuid for gpu in self.gpus)
         self.readings.keep(known)
@@ -125,9 +125,11 @@ class HealthWatch:
 
     def override(self, uuid: str) -> None:
         """Takes an operator's word that a GPU is fit."""
-        log.warning("%s: overridden by an operator", whose(uuid, self.gpus), extra={"uuid": uuid})
         revision = self.ledger.revision
-        self._take_in(uuid, self.ledger.override(uuid), revision)
+        changes = self.ledger.override(uuid)
+        if changes:
+            log.warning("%s: overridden by an operator", whose(uuid, self.gpus), extra={"uuid": uuid})
+        self._take_in(uuid, changes, revision)
 
     def booted(self, boot_id: str) -> None:
         """The node was rebooted, though this process lives on: what another boot wrote down is believed no more."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_plugin.devices import absent
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu
@@ -111,6 +112,17 @@ def gpu(
         "withheld": list(dict.fromkeys(device.reason for device in sound if device.reason and not device.healthy)),
         "holders": None if holders is None else sorted({pod for each in devices for pod in holders.get(each.id, ())}),
         "readings": told(hardware, readings),
+    }
+
+
+def missing(hardware: Gpu) -> Mapping[str, object]:
+    """A GPU that the node should have and has not: `bus_id` and `uuid` (empty if not known), `model`, `why`, and its `name`."""
+    return {
+        "bus_id": short_bus_id(hardware.pci_bus_id),
+        "uuid": hardware.uuid,
+        "model": hardware.model,
+        "why": hardware.unreadable or "",
+        "name": absent.named(hardware),
     }
 
 
@@ -220,7 +232,8 @@ def troubles(status: Mapping[str, Any]) -> list[str]:
         found.append(f"CDI: {cdi['trouble']}")
     state = status.get("state") or {}
     if state.get("trouble"):
-        found.append(f"{state['directory']}: {state['trouble']}")
+        named = state["directory"] in state["trouble"]
+        found.append(state["trouble"] if named else f"{state['directory']}: {state['trouble']}")
     cluster = status.get("cluster") or {}
     found += [f"cluster: {trouble}" for trouble in cluster.get("trouble", ())]
     if trouble := (status.get("labels") or {}).get("trouble"):
@@ -230,6 +243,9 @@ def troubles(status: Mapping[str, Any]) -> list[str]:
         found.append(f"driver: {trouble}")
     elif not driver.get("answered", True):
         found.append("driver: it has not answered yet, so no GPU is known to be usable")
+    if restart := driver.get("restart"):
+        found.append(f"driver: {restart}")
+    found += [f"{each['name']} is missing: {each['why']}" for each in status.get("missing", ())]
     found += [f"not served as asked: {why}" for why in status.get("unoffered", ())]
     found += filter(None, (unusable(name, counts) for name, counts in status.get("resources", {}).items()))
     return found

@@ -26,6 +26,7 @@ from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.devices.absent import missing_gpus
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.host.cdi.watch import CdiWatch
@@ -56,7 +57,9 @@ class Now(msgspec.Struct):
 
     Attributes:
         waits_for: which other daemon this one waits for, in a sentence; empty while it has the node to itself.
+        memory: why it is not known what earlier processes remembered, in a sentence; empty once it is.
         driver: why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way.
+        no_gpu: the reason why no GPU is to be expected on this node; empty if there may be one.
         unoffered: why what was found is not offered as the settings ask; empty where it is.
         node: the hardware, as it was found last.
         monitor: looks at the hardware; None until the daemon has the node.
@@ -64,15 +67,21 @@ class Now(msgspec.Struct):
     """
 
     waits_for: str = ""
+    memory: str = ""
     driver: str | None = None
+    no_gpu: str = ""
     unoffered: str = ""
     node: Node = msgspec.field(default_factory=Node)
+    standby: bool = False
+    """Whether the daemon that is waited for uses the same state directory."""
     monitor: Monitor | None = None
     started: float = msgspec.field(default_factory=time.time)
 
     @property
     def driver_trouble(self) -> str | None:
-        """Why no GPU can be reached now; empty where one can, and None while the first attempt is under way."""
+        """Why no GPU can be reached now; empty if one can or none is expected, None while the first attempt is under way."""
+        if self.no_gpu:
+            return ""
         return self.monitor.trouble if self.monitor is not None and self.driver == "" else self.driver
 
 
@@ -122,8 +131,9 @@ def without_configuration(settings: Settings, wait: Wait, started: float) -> Map
         "daemon": _process(started, time.time()),
         "waiting": why if faults else f"{why}: {wait.why}",
         "state": {"directory": settings.state_dir, "trouble": ""},
-        "driver": {"version": "", "trouble": "", "answered": False},
+        "driver": {"version": "", "trouble": "", "no_gpu": "", "answered": False, "restart": ""},
         "unoffered": (),
+        "missing": [],
         "kubelet": {
             "socket": settings.registration_socket or "",
             "directory": settings.socket_dir,
@@ -171,7 +181,14 @@ class NodeView(Parts, frozen=True, kw_only=True):
         told = await self.operations.explain(request)
         gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
-        return {**told, "gpus": [{**gpu, **self._hardware(known[str(gpu["uuid"])])} for gpu in gpus]}
+        listed = (known.get(str(gpu["uuid"])) for gpu in gpus)  # None: a missing GPU
+        return {
+            **told,
+            "gpus": [
+                {**gpu, **({} if found is None else self._hardware(found))}
+                for gpu, found in zip(gpus, listed, strict=True)
+            ],
+        }
 
     def _hardware(self, gpu: Gpu) -> Mapping[str, object]:
         return {
@@ -215,8 +232,8 @@ class NodeView(Parts, frozen=True, kw_only=True):
     def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:
         """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics.
 
-        `counters` are what was counted since the start: `snapshot_version`, `kubelet` (`KubeletCounts.told`) and `nvml`
-        (`CallTimes.told`).
+        `counters` are what was counted since the start: `snapshot_version`, `kubelet` (`KubeletCounts.told`), `nvml`
+        (`CallTimes.told`) and `mps` (counts of gpu-plugin mps by resource).
         """
         listed = self._listed()
         devices = listed.telling if holders is None else listed.by_gpu
@@ -251,9 +268,14 @@ class NodeView(Parts, frozen=True, kw_only=True):
             "driver": {
                 "version": self.now.node.driver_version,
                 "trouble": self.now.driver_trouble or "",
+                "no_gpu": self.now.no_gpu,
                 "answered": self.now.driver is not None,
+                "restart": "" if self.now.monitor is None else self.now.monitor.restart_needed,
             },
             "unoffered": self._not_offered(),
+            "missing": [
+                node_status.missing(gpu) for gpu in missing_gpus(self.now.node.absent, self.configuration.settings)
+            ],
             "kubelet": {
                 "socket": self.configuration.settings.registration_socket or "",
                 "directory": self.configuration.settings.socket_dir,
@@ -276,6 +298,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
                 "snapshot_version": self.inventory.store.current.version,
                 "kubelet": self.counts.as_data(),
                 "nvml": self.call_times.told(),
+                "mps": self.offering.mps_counts,
             },
         }
 
@@ -290,7 +313,8 @@ class NodeView(Parts, frozen=True, kw_only=True):
 
     def _unwritten(self) -> str:
         """What a restart would not remember; empty where it would remember all."""
-        return "; ".join(filter(None, (self.recorder.trouble, self.configuration.unkept, self.events.store.trouble)))
+        troubles = (self.now.memory, self.recorder.trouble, self.configuration.unkept, self.events.store.trouble)
+        return "; ".join(filter(None, troubles))
 
     def _attribution(self, held: "HoldersByDevice | None") -> Mapping[str, object]:
         """Whether PodResources answers which containers hold what; `held` is its newest answer.
@@ -319,12 +343,12 @@ class NodeView(Parts, frozen=True, kw_only=True):
         from gpu_plugin.telemetry.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
 
         if self.now.waits_for:
-            return Facts(waits_for=self.now.waits_for)
+            return Facts(waits_for=self.now.waits_for, standby=self.now.standby)
         served = self.inventory.store.current.resources
         cdi = self.inventory.cdi_status()
         return Facts(
             refused=str(self.configuration.status()["refused"]),
-            driver=self.now.driver_trouble,
+            driver=self.now.no_gpu or self.now.driver_trouble,
             turn_due=math.inf if self.now.monitor is None else self.now.monitor.turn_due,
             offered=not self.inventory.unpublished,
             resources={name: view.resource for name, view in served.items()},

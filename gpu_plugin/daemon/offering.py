@@ -9,11 +9,12 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.words import counted
-from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.device import MAX_LIST_BYTES, Device, Resource, device_id_fault, shown_id
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import judge
 from gpu_plugin.inventory.offer import Offer
@@ -79,6 +80,12 @@ class Offering:
         self._unsettled = Pulse()
         self._next: Offer | None = None
         self._said: frozenset[str] = frozenset()
+        self._waiting: AbstractSet[str] = frozenset()
+        """Resources whose list has no room yet for all devices."""
+        self._unlistable: AbstractSet[tuple[str, str]] = frozenset()
+        """Devices that pods hold under ids which cannot be listed."""
+        self.mps_counts: Mapping[str, Mapping[str, int]] = {}
+        """Counts of gpu-plugin mps by resource: `limits_restored` and `probes_failed`."""
         self._holders = Holders(Path(settings().socket_dir))
         self._again = ListResend()
 
@@ -88,7 +95,7 @@ class Offering:
         The first one waits for what pods hold: a process that was killed need not have written down all that it knew.
         """
         inventory = self._inventory
-        waits = not new.placement.ready or inventory.unpublished or inventory.awaits_specs(new)
+        waits = not new.placement.ready or inventory.unpublished or inventory.awaits_specs(new) or self._many(new)
         if self._next is not None or waits:
             self._next = new
             self._unsettled.ring()
@@ -97,9 +104,33 @@ class Offering:
 
     def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
         before = self._inventory.store.current.resources
-        self._inventory.store.recent.seen(holding.listed, holding.writing, asked)
+        self._inventory.record_holders(holding.listed, holding.of_all, holding.writing, asked)
         # What the offer itself retires was not asked about.
         self._inventory.apply(new, holding.of_all, asked, holding.listed)
+        self._report(new, holding, before)
+
+    async def _judge_apart(self, new: Offer, holding: Holding, asked: float) -> bool:
+        """Publish an offer of many devices, judged on a thread. Returns False if things changed each time meanwhile."""
+        self._inventory.record_holders(holding.listed, holding.of_all, holding.writing, asked)
+        for _ in range(MAX_JUDGEMENTS):
+            standing = self._inventory.considered(new, holding.of_all, asked, holding.listed)
+            judged = await computed(judge, standing, apart=True)
+            if self._next is not new:
+                return False
+            before = self._inventory.store.current.resources
+            if self._inventory.take(judged, standing):
+                self._report(new, holding, before)
+                return True
+        return False
+
+    def _many(self, new: Offer) -> bool:
+        """Whether to judge an offer takes so long that the event loop should not stand still meanwhile."""
+        listed = (*self._inventory.listed, *new.plan.resources)
+        return sum(len(resource.devices) for resource in listed) >= OFF_LOOP_DEVICES
+
+    def _report(self, new: Offer, holding: Holding, before: Mapping[str, ResourceView]) -> None:
+        """Log what an offer that was published has changed since `before`."""
+        self._tell_unlistable(holding)
         told = {*new.plan.warnings, *new.warnings, *_held_back(self._inventory.listed)}
         for sentence in sorted(told - self._said):
             log.warning("%s", sentence)
@@ -111,7 +142,41 @@ class Offering:
         for name, view in self._inventory.store.current.resources.items():
             if name not in before or before[name].resource != view.resource:
                 log.info("%s: %s", name, _counted(view.resource.devices), extra={"resource": name})
+        waiting = self._inventory.judged.waiting
+        for name in waiting.keys() - self._waiting:
+            log.warning(
+                "%s: %d devices are not offered yet: beside the devices of before, which stay listed until no pod can hold them, "
+                "they would make a list longer than the %d bytes that the kubelet reads. They are offered as those of before "
+                "leave the list: within seconds, or when the pods that hold them end. There is nothing to do",
+                name,
+                waiting[name],
+                MAX_LIST_BYTES,
+                extra={"resource": name},
+            )
+        self._waiting = waiting.keys()
         self._published()
+
+    def _tell_unlistable(self, holding: Holding) -> None:
+        """Log once which devices pods hold, by what the kubelet says, under ids that a list must not have."""
+        held = holding.allocated or frozenset()
+        known = self._unlistable | held
+        odd = {key for key in self._inventory.judged.foreign if device_id_fault(key[1]) and key in known}
+        if new := sorted(odd - self._unlistable):
+            resource, identifier = new[0]
+            by_pod_resources = new[0] in holding.listed
+            settings = self._settings()
+            log.warning(
+                "%s says that a pod holds %s of %s%s: %s. It is not listed; its hardware is withheld until no pod holds it",
+                settings.effective_pod_resources_socket
+                if by_pod_resources
+                else Path(settings.socket_dir) / checkpoint.NAME,
+                shown_id(identifier),
+                resource,
+                f" (and {counted(len(new) - 1, 'more such device')})" if len(new) > 1 else "",
+                device_id_fault(identifier),
+                extra={"resource": resource},
+            )
+        self._unlistable = odd
 
     async def settle(self) -> None:
         """Publishes offers that wait, withdraws what no pod holds any more, and lists again what one does hold."""
@@ -127,8 +192,17 @@ class Offering:
             failed = await self._prepare()
             await self._await_specs()
             holding, asked = await self._ask_for_offer()
-            new, self._next = self._next, None
-            self._apply(new, holding, asked)
+            new = self._next
+            try:
+                published = self._many(new) and await self._judge_apart(new, holding, asked)
+            except Exception:
+                self._next = None if self._next is new else self._next
+                raise
+            if self._next is not new:
+                return  # a newer offer came meanwhile
+            self._next = None
+            if not published:
+                self._apply(new, holding, asked)
             if not new.placement.ready and new.placement.topology != failed:
                 self._next = new  # its links are of the last moment: it is judged now, and published again
         else:
@@ -175,7 +249,7 @@ class Offering:
     async def _withdraw(self, holding: Holding, asked: float, about: Mapping[tuple[str, str], float]) -> None:
         """Takes in an answer to a question `about` these, of the time `asked`; of what was retired since it says nothing."""
         store = self._inventory.store
-        store.recent.seen(holding.listed, holding.writing, asked)
+        self._inventory.record_holders(holding.listed, holding.of_all, holding.writing, asked)
         for last in (*[False] * MAX_JUDGEMENTS, True):
             if self._inventory.judged.asked is not about:
                 return
@@ -184,6 +258,7 @@ class Offering:
             before = store.current.resources
             foreign = self._inventory.foreign
             if self._inventory.take(judged, standing):
+                self._tell_unlistable(holding)
                 self._have_written(holding, asked, before)
                 if self._inventory.foreign != foreign:
                     self._published()  # it is to be written down
@@ -270,6 +345,7 @@ class Offering:
                     await self._inventory.store.changed.wait()
                     continue
                 found = await watch.look(self._settings(), shared)
+                self.mps_counts = msgspec.to_builtins(watch.counts)
                 for resource in shared:
                     if self._inventory.mps_changed(resource, down := found[resource.name]):
                         level = logging.WARNING if down else logging.INFO

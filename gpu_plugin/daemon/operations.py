@@ -1,14 +1,18 @@
 """What operators ask of the running daemon about its GPUs: why they are as they are, held back, or let go of for a while."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.words import are
 from gpu_plugin.control import RefusedError
 from gpu_plugin.control.server import Verb
 from gpu_plugin.daemon.health_watch import EVERY_GPU, HealthWatch
-from gpu_plugin.devices.gpu_names import called
+from gpu_plugin.devices import absent
+from gpu_plugin.devices.gpu_names import called, short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Order
@@ -55,6 +59,18 @@ class Operations:
         self._all_released = False
         self._health.forget(EVERY_GPU)
 
+    def gone(self) -> tuple[Gpu, ...]:
+        """GPUs that are not listed and that orders may name: missing GPUs, and others that are remembered.
+
+        `unreadable` is the reason why a GPU is missing. The index is -1: other GPUs may have the former index now.
+        """
+        monitor = self._monitor()
+        missing, former = ((), ()) if monitor is None else (monitor.node.absent, monitor.former)
+        remembered = (gpu.uuid for gpu in former), (entry.uuid for entry in self._health.past)
+        taken = {EVERY_GPU, *(gpu.uuid for gpu in (*self._health.gpus, *missing))}
+        others = dict.fromkeys(uuid for uuid in chain(*remembered) if uuid not in taken)
+        return (*(replace(gpu, index=-1) for gpu in missing), *(Gpu(uuid, -1) for uuid in others))
+
     def found(self) -> None:
         """GPUs that were found while all of the node is released are released as well."""
         if self._all_released:
@@ -69,6 +85,10 @@ class Operations:
         What is told outlives a kill of this process, where it can be written down at all.
         """
         await self._saved()
+        if (gone := self._missing(request)) is not None:
+            from gpu_plugin.health.explain import missing  # noqa: PLC0415 - as below
+
+            return {"gpus": [missing(gone)]}
         return self.explained(self._asked(request))
 
     def explained(self, gpus: Sequence[Gpu] | None = None) -> Mapping[str, Any]:
@@ -94,16 +114,23 @@ class Operations:
         override = request.get("override", False)
         if not isinstance(override, bool):
             raise ConfigError(f"override: {override!r} is neither true nor false")
-        if (gone := self._forgotten(request, everything=override)) is not None:
-            return await self._done(*gone)
+        if (gone := self._missing(request, "override")) is not None:
+            return await self._done(*(self._forgotten(gone) if override else self._cordon_forgotten(gone)))
         gpu = self._one(request, "override")
         done = []
         if self._stands(gpu, orders.CORDON):
             self._health.observe(gpu.uuid, Order("uncordon"))
             done.append("its cordon is lifted")
-        if override and (before := self._held_against(gpu)):
+        before = self._held_against(gpu)
+        if override and before:
             self._health.override(gpu.uuid)
-            done.append("what was held against it is overridden: " + _changed(before, self._held_against(gpu)))
+            if changed := _changed(before, after := self._held_against(gpu)):
+                done.append(f"what was held against it is overridden: {changed}")
+            elif not done and (fatal := [words for words, verdict in after.items() if verdict is Verdict.FATAL]):
+                raise RefusedError(
+                    f"{called(gpu)}: nothing was overridden: {'; '.join(fatal)} cannot be. What to do: "
+                    f"gpu-plugin explain --gpu {gpu.index}"
+                )
         if done and (monitor := self._monitor()) is not None:
             monitor.look_now()
         text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
@@ -185,8 +212,9 @@ class Operations:
             ConfigError: it names one that is not there.
             RefusedError: it names one, and none is known yet.
         """
-        if unknown := set(request) - {"gpu", *more}:
-            raise ConfigError(f"{', '.join(sorted(unknown))}: not a field of this verb")
+        if (gone := self._missing(request, *more)) is not None:
+            why = gone.unreadable or "it is not among those that the driver lists"
+            raise RefusedError(f"{_state_of(gone)}, so this order cannot be carried out: {why}")
         asked, gpus = request.get("gpu"), self._health.gpus
         if asked is None:
             return gpus
@@ -225,25 +253,44 @@ class Operations:
         self._all_released = EVERY_GPU in released or (bool(gpus) and gpus <= released)
         return released
 
-    def _forgotten(self, request: Mapping[str, object], *, everything: bool) -> tuple[str, str] | None:
-        """Forgets the cordon that was written down of a GPU that has not been found, or `everything` that was.
+    def _missing(self, request: Mapping[str, object], *more: str) -> Gpu | None:
+        """The GPU that a request names by its uuid or short bus id and that is not listed.
 
-        Returns what `_done` takes; None where the request is about no such GPU.
+        Raises ConfigError if the request has a field other than `gpu` and `more`.
         """
-        uuid = request.get("gpu")
-        remembered = [entry.signal for entry in self._health.past if entry.uuid == uuid and uuid != EVERY_GPU]
-        if not isinstance(uuid, str) or not remembered:
-            return None
-        self._health.forget(uuid, "" if everything else orders.CORDON)
-        left = [] if everything else [signal for signal in remembered if signal != orders.CORDON]
-        if not left:
-            return f"GPU {uuid} is not known on this node; what was written down of it is forgotten.", ""
-        cordon = "its cordon is lifted" if orders.CORDON in remembered else "it is not cordoned, so nothing was changed"
-        still = f"{', '.join(dict.fromkeys(left))} is remembered"
-        return (
-            f"GPU {uuid} is not known on this node: {cordon}; {still}",
-            f" until gpu-plugin uncordon --gpu {uuid} --override.",
+        if unknown := set(request) - {"gpu", *more}:
+            raise ConfigError(f"{', '.join(sorted(unknown))}: not a field of this verb")
+        asked = request.get("gpu")
+        names = ((gpu, (gpu.uuid, short_bus_id(gpu.pci_bus_id))) for gpu in self.gone())
+        return next((gpu for gpu, called_so in names if asked and asked in called_so), None)
+
+    def _forgotten(self, gone: Gpu) -> tuple[str, str]:
+        """Drop all that is remembered of a GPU that is not listed. Returns the arguments of `_done`.
+
+        Raises RefusedError if nothing is.
+        """
+        monitor = self._monitor()
+        dismissed = bool(gone.uuid) and monitor is not None and monitor.dismiss(gone.uuid)
+        if not self._health.forget(gone.uuid) and not dismissed:
+            raise RefusedError(f"{_state_of(gone)}: {gone.unreadable}. To forget: nothing is written down of it")
+        text = f"{_state_of(gone)}; what was written down of it is forgotten."
+        still = (gpu for gpu in self.gone() if gone.pci_bus_id and gpu.pci_bus_id == gone.pci_bus_id)
+        return text + "".join(f" It stays missing: {gpu.unreadable}." for gpu in still), ""
+
+    def _cordon_forgotten(self, gone: Gpu) -> tuple[str, str]:
+        """Drop the remembered cordon of a GPU that is not listed, if there is one. Returns the arguments of `_done`."""
+        cordoned = self._health.forget(gone.uuid, orders.CORDON)
+        text = f"{_state_of(gone)}. " + (
+            "Its cordon is lifted." if cordoned else "It has no cordon, so nothing was changed."
         )
+        unfit = (Verdict.FATAL.name, Verdict.DEGRADED.name)
+        held = [entry for entry in self._health.past if entry.uuid == gone.uuid and entry.verdict in unfit]
+        if held:
+            stands = dict.fromkeys(f"{entry.detail or entry.signal} ({entry.verdict})" for entry in held)
+            text += f" Still held against it: {'; '.join(stands)}."
+        if not gone.uuid or gone.uuid not in {gpu.uuid for gpu in self.gone()}:
+            return text, ""
+        return text, f" To forget it: gpu-plugin uncordon --gpu {gone.uuid} --override."
 
     def _stands(self, gpu: Gpu, signal: str) -> bool:
         return any(key.signal == signal for key, _, _ in self._health.ledger.standing(gpu.uuid))
@@ -274,6 +321,10 @@ class Operations:
         )
 
 
+def _state_of(gone: Gpu) -> str:
+    return f"{absent.named(gone)} is {'missing' if gone.unreadable else 'not known on this node'}"
+
+
 def _names(gpus: Iterable[Gpu]) -> str:
     named = tuple(gpus)
     if len(named) > 2:
@@ -295,9 +346,9 @@ def _state(explained: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def _changed(before: Mapping[str, Verdict], after: Mapping[str, Verdict]) -> str:
-    """What an override changed, in words."""
+    """What an override changed, in words; empty for nothing."""
     forgotten = [words for words in before if words not in after]
     lowered = [words for words, verdict in before.items() if after.get(words, verdict) is not verdict]
     parts = [f"{'; '.join(forgotten)} {are(len(forgotten))} forgotten"] if forgotten else []
     parts += [f"{'; '.join(lowered)} {are(len(lowered))} no more than DEGRADED"] if lowered else []
-    return ", ".join(parts) or "none of it can be overridden"
+    return ", ".join(parts)

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,15 @@ import anyio.abc
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.control import opened
 from gpu_plugin.control.server import serve_refusals
 from gpu_plugin.daemon.daemon import Daemon, make_way
-from gpu_plugin.daemon.hardware import hardware_for
+from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.node_view import without_configuration
+from gpu_plugin.daemon.opened_state import STATE_PATIENCE, OpenedState
 from gpu_plugin.inventory.offer import require_functions
+from gpu_plugin.runtime.signals import Signals
+from gpu_plugin.runtime.threads import NoAnswerError, answered, begin
 from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with, tell_settings
 from gpu_plugin.sources.list_strategy import ListStrategy, tell
 from gpu_plugin.state.directory import require_apart, require_directory
@@ -60,11 +64,24 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
     Where the node's label chooses the configuration, it begins once there is a good one; probes are answered meanwhile where
     flags or environment say on which address.
     """
+    signals = Signals()
     refused: ConfigError | None = None
     status = 0
     async with anyio.create_task_group() as around:
+        listener = Listener(around)
         try:
-            status = await _serve(settings, resolve, Listener(around))
+            with anyio.CancelScope() as starting:
+                signals.on_stop(starting.cancel)
+                configuration, hardware = await _configured(settings, resolve, listener, signals)
+            if signals.stopped_by:
+                log.info("stopped")
+            else:
+                ended: OpenedState | int | None = None
+                claims = True
+                while not isinstance(ended, int):
+                    daemon = Daemon(configuration, hardware, listener, ended, claims=claims)
+                    ended, claims = await daemon.run(signals, around), False
+                status = ended
         except ConfigError as error:  # which a task group would wrap
             refused = error
         around.cancel_scope.cancel()
@@ -73,28 +90,27 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
     return status
 
 
-async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> int:
-    require_directory(Path(settings.state_dir))
-    require_apart(Path(settings.state_dir), Path(settings.socket_dir))
+async def _configured(
+    settings: Settings, resolve: Resolve, listener: Listener, signals: Signals
+) -> tuple[Configuration, Hardware]:
+    """The configuration, once there is one, and the hardware that it is for."""
+    asked = settings.state_dir
+    answers = await _state_directory_answers(settings)
     wait = Wait()
     listener.begin(settings.http_address, lambda: _awaiting(wait.why, tried=wait.tried))
     async with AsyncExitStack() as waiting:
-        if settings.config_file_srcdir:
+        if settings.config_file_srcdir and answers:
             why = "nothing is served yet, since there is no configuration"
-            make_way(settings)
-            asked, started = settings, time.time()
+            begun_with, started = settings, time.time()
 
             async def status(_: Mapping[str, object]) -> Mapping[str, object]:
-                return without_configuration(asked, wait, started)
+                return without_configuration(begun_with, wait, started)
 
             refusals = serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}", {"status": status})
             await waiting.enter_async_context(refusals)
-        begun = await begin_with(settings, _checked(resolve), wait)
-    if begun is None:
-        log.info("stopped")
-        return 0
-    settings, source = begun
-    require_apart(Path(settings.state_dir), Path(settings.socket_dir))
+        settings, source = await begin_with(settings, _checked(resolve), signals, wait)
+    if answers or settings.state_dir != asked:  # else it was waited for
+        await _state_directory_answers(settings)
     configure(settings.log_format, settings.log_level)
     looking = "the node's files are looked at for --device-list-strategy auto"
     listener.begin(settings.http_address, lambda: _awaiting(looking))
@@ -104,7 +120,25 @@ async def _serve(settings: Settings, resolve: Resolve, listener: Listener) -> in
     tell_settings(settings, source.current())
     tell(settings)
     configuration = Configuration(settings, source, _checked(resolve), UNCHANGEABLE, strategy.settled)
-    return await Daemon(configuration, hardware_for(settings), listener).run()
+    return configuration, hardware_for(settings)
+
+
+async def _state_directory_answers(settings: Settings) -> bool:
+    """Whether the state directory answers within a few seconds. Raises ConfigError if it cannot be one."""
+
+    def look() -> None:
+        require_directory(Path(settings.state_dir))
+        require_apart(Path(settings.state_dir), Path(settings.socket_dir))
+        if settings.config_file_srcdir:  # commands are answered while the node's label is awaited
+            make_way(settings)
+            with suppress(OSError), opened(Path(settings.state_dir), make=True):
+                pass
+
+    try:
+        await answered(begin(look, "state"), STATE_PATIENCE)
+    except NoAnswerError:  # the daemon finds that out, too
+        return False
+    return True
 
 
 def _checked(resolve: Resolve) -> Resolve:

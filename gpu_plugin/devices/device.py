@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.names import DOMAIN
 from gpu_plugin.config.sharing import MpsLimits, SharedResource
+from gpu_plugin.config.words import shortened
 from gpu_plugin.devices.node import Gpu, MigDevice
 
 GPU = "gpu"
@@ -30,12 +31,18 @@ MAX_LIST_BYTES = 4 * 1024 * 1024
 PLACEHOLDER = "GPU-unreadable-"
 """Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
 
+MAX_NUMA_NODE = 2**31 - 1
+"""The highest number that a NUMA node can have: the kernel counts them in an int."""
+
+_MAX_SHOWN_ID = 80  # characters of an id that cannot be listed
+
 _MAX_SHOWN = 4  # items of a list that may be long
 
 _OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
 
-class Device(msgspec.Struct, frozen=True):
+# Tens of thousands may exist, and none refers to itself: Python's search for cycles (13 ms for 5,000) leaves them out.
+class Device(msgspec.Struct, frozen=True, gc=False):
     """One device of a resource, as the kubelet knows it.
 
     `id` is at most 63 characters and never changes its meaning; `visible_id` is what a container is told to see: the uuid of
@@ -126,6 +133,22 @@ def with_reason(device: Device, reason: str) -> Device:
     return device if device.reason == reason else replace(device, reason=reason)
 
 
+def device_id_fault(identifier: str) -> str:
+    """Why a kubelet must not be sent this device id; empty if it may."""
+    if not identifier:
+        return "a device id must not be empty"
+    if len(identifier) > MAX_DEVICE_ID:
+        return f"a device id has at most {MAX_DEVICE_ID} characters, and this one has {len(identifier)}"
+    if not (identifier.isascii() and identifier.isprintable()):
+        return "a device id has printable ASCII characters only"
+    return ""
+
+
+def shown_id(identifier: str) -> str:
+    """A device id for messages: as it is if it can be listed, else quoted and cut."""
+    return shortened(ascii(identifier), _MAX_SHOWN_ID) if device_id_fault(identifier) else identifier
+
+
 def _nodes(gpu: Gpu) -> tuple[str, ...]:
     if gpu.uuid in _OWN_NODES:
         return _OWN_NODES[gpu.uuid]
@@ -133,7 +156,7 @@ def _nodes(gpu: Gpu) -> tuple[str, ...]:
 
 
 def _numa(gpu: Gpu) -> tuple[int, ...]:
-    return () if gpu.numa_node is None or gpu.numa_node < 0 else (gpu.numa_node,)
+    return (gpu.numa_node,) if gpu.numa_node is not None and 0 <= gpu.numa_node <= MAX_NUMA_NODE else ()
 
 
 def placeholder(index: int) -> str:

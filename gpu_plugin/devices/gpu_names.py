@@ -19,8 +19,13 @@ HOW = "its index, its uuid or how that begins, or its PCI bus id"
 
 
 def called(gpu: "Gpu") -> str:
-    """A GPU as people are told of it: `GPU 3 (0000:1b:00.0, GPU-6f1c...)`; without a bus id where none is known."""
-    return f"GPU {gpu.index} ({', '.join(filter(None, (short_bus_id(gpu.pci_bus_id), gpu.uuid)))})"
+    """The GPU's name for people: `GPU 3 (0000:1b:00.0, GPU-6f1c...)`, without a bus id if it has none.
+
+    A GPU without an index (-1) is `GPU 0000:1b:00.0 (GPU-6f1c...)`.
+    """
+    names = [*filter(None, (short_bus_id(gpu.pci_bus_id), gpu.uuid))]
+    first = names.pop(0) if gpu.index < 0 else gpu.index
+    return f"GPU {first}" + (f" ({', '.join(names)})" if names else "")
 
 
 def bus_id_numbers(bus_id: str) -> tuple[int, int, int, int] | None:
@@ -98,7 +103,7 @@ def _meant(name: str, gpus: "Sequence[Gpu]") -> "list[Gpu]":
     if form := _BUS_ID.fullmatch(name):
         return [gpu for gpu in gpus if _is_at(form, gpu.pci_bus_id)]
     lowered = name.lower()
-    if whole := [gpu for gpu in gpus if gpu.uuid.lower() == lowered]:
+    if whole := [gpu for gpu in gpus if gpu.uuid and gpu.uuid.lower() == lowered]:
         return whole
     for gpu in gpus:
         if lowered.startswith("mig-") and any(mig.uuid.lower().startswith(lowered) for mig in gpu.mig_devices):

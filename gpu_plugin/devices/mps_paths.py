@@ -9,6 +9,7 @@ LOG = "log"  # directory below a resource's
 SHM = "shm"  # directory below the MPS root
 CONTROL = "control"  # socket of a control daemon in its pipe directory
 CONTROL_LOCK = "control_lock"  # file in its pipe directory that it holds a lock of
+LOG_FIFO = "log"  # FIFO in its pipe directory: servers and clients write their log records to it
 STARTED = ".started"  # NVIDIA's mps-control-daemon makes it in the resource's directory (daemon.go)
 
 

@@ -107,8 +107,10 @@ class Node(msgspec.Struct, frozen=True):
     """The whole node as probed. `links` has every pair of uuids once, the lower first.
 
     `cliques` has, by uuid, the NVSwitch mesh that a GPU is part of: one word for all GPUs that reach each other through the
-    same switches (`OWN_MESH`); no entry for a GPU that is in none. `device_nodes` are the paths under /dev that exist there.
-    `cuda_version` is the newest CUDA that the driver is good for, major and minor number.
+    same switches (`OWN_MESH`); no entry for a GPU that is in none. `device_nodes` are the paths under /dev that exist there,
+    and `device_roots` has the root on the host of each that was not found below /.
+    `cuda_version` is the newest CUDA that the driver is good for, major and minor number. `absent` are GPUs that the node should
+    have (`absent.absent_gpus`).
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -117,6 +119,8 @@ class Node(msgspec.Struct, frozen=True):
     device_nodes: frozenset[str] = frozenset()
     cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
     cuda_version: tuple[int, int] | None = None
+    absent: tuple[Gpu, ...] = ()
+    device_roots: Mapping[str, str] = {}
 
     def link(self, one: str, other: str) -> Link:
         """The link of two GPUs by uuid, in either order; the worst there is where nothing is known."""

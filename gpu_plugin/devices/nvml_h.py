@@ -191,6 +191,9 @@ CLOCKS_HW_POWER_BRAKE_SLOWDOWN = 0x80
 HwSlowdown (0x8) alone says neither why nor how much, SwPowerCap (0x4) and GpuIdle (0x1) are a GPU at work and at rest.
 """
 
+AFFINITY_SCOPE_NODE = 0
+"""nvmlAffinityScope_t: the NUMA node, rather than the socket."""
+
 MEMORY_ERROR_UNCORRECTED = 1
 ECC_VOLATILE = 0
 """NVML_MEMORY_ERROR_TYPE_UNCORRECTED and NVML_VOLATILE_ECC."""

@@ -10,8 +10,19 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.names import DOMAIN, resource_name_fault
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import NamePattern
-from gpu_plugin.config.words import are
-from gpu_plugin.devices.device import MAX_LIST_BYTES, Resource, first_few, mig_device, mig_resource, whole_gpu, withhold
+from gpu_plugin.config.words import are, counted
+from gpu_plugin.devices.device import (
+    MAX_LIST_BYTES,
+    Device,
+    Resource,
+    device_id_fault,
+    first_few,
+    mig_device,
+    mig_resource,
+    shown_id,
+    whole_gpu,
+    withhold,
+)
 from gpu_plugin.devices.gpu_names import matches, selected, unmatched
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.sharing import Named, share
@@ -69,7 +80,7 @@ def plan(node: Node, settings: Settings) -> Plan:
     warnings = [
         f"{first_few(items)} on the list of GPUs to {word} {are(len(items))} none of this node's GPUs"
         for word, listed in (("include", settings.include_gpus), ("exclude", settings.exclude_gpus))
-        if (items := unmatched(known, listed))
+        if (items := unmatched([*known, *node.absent], listed))
     ]
     if known and not gpus:
         warnings.append(
@@ -77,7 +88,7 @@ def plan(node: Node, settings: Settings) -> Plan:
         )
     named, more = STRATEGIES[settings.mig_strategy](gpus, settings)
     shared, and_more = share(_valid(named, warnings), settings.sharing)
-    resources = tuple(Resource(name, tuple(devices)) for name, devices in shared.items())
+    resources = tuple(Resource(name, _listable(name, devices, warnings)) for name, devices in shared.items())
     for resource in resources:
         check_length(resource)
     return Plan(resources, (*warnings, *more, *and_more))
@@ -85,8 +96,17 @@ def plan(node: Node, settings: Settings) -> Plan:
 
 @STRATEGIES("none")
 def _none(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """Every GPU is a whole one, whatever its MIG mode, as with NVIDIA's plugin."""
-    return [_whole(gpu, settings) for gpu in gpus], []
+    """Every GPU as a whole. A GPU in MIG mode is withheld: CUDA uses its MIG devices alone (MIG User Guide, CUDA visibility)."""
+    in_mig_mode = [gpu for gpu in gpus if gpu.mig_enabled and not gpu.unreadable]
+    if not in_mig_mode:
+        return [_whole(gpu, settings) for gpu in gpus], []
+    indices = ",".join(str(gpu.index) for gpu in in_mig_mode)
+    why = (
+        f"MIG mode is on and MIG strategy none offers no MIG devices: set the strategy to single or mixed, or turn MIG mode off "
+        f"(nvidia-smi -i {indices} -mig 0)"
+    )
+    named = [_whole(gpu, settings, why if gpu in in_mig_mode else "") for gpu in gpus]
+    return named, [f"{counted(len(in_mig_mode), 'GPU')} ({indices}) {are(len(in_mig_mode))} not offered: {why}"]
 
 
 def _as_partitioned(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
@@ -131,15 +151,16 @@ def _unequal(gpus: Sequence[Gpu]) -> str:
 
 def _empty(gpus: Iterable[Gpu]) -> list[str]:
     return [
-        f"GPU {gpu.index} ({gpu.uuid}) is in MIG mode and has no MIG devices: nothing of it is offered"
+        f"GPU {gpu.index} ({gpu.uuid}) is in MIG mode and has no MIG devices: nothing of it is offered. Make some "
+        f"(nvidia-smi mig -i {gpu.index} -lgip lists the profiles), or turn MIG mode off (nvidia-smi -i {gpu.index} -mig 0)"
         for gpu in gpus
         if gpu.mig_enabled and not gpu.mig_devices and not gpu.unreadable
     ]
 
 
-def _whole(gpu: Gpu, settings: Settings) -> Named:
+def _whole(gpu: Gpu, settings: Settings, why_not: str = "") -> Named:
     name = counted_as(gpu, settings)
-    return Named(name, withhold(whole_gpu(gpu), gpu.unreadable or ""), (str(gpu.index), gpu.uuid))
+    return Named(name, withhold(whole_gpu(gpu), gpu.unreadable or why_not), (str(gpu.index), gpu.uuid))
 
 
 def _mig_device(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
@@ -175,6 +196,19 @@ def _valid(named: Iterable[Named], warnings: list[str]) -> Mapping[str, list[Nam
     return by_name
 
 
+def _listable(name: str, devices: Sequence[Device], warnings: list[str]) -> tuple[Device, ...]:
+    """The devices whose ids a kubelet may be sent; the others are left out, and said."""
+    faulty = [device for device in devices if device_id_fault(device.id)]
+    if not faulty:
+        return tuple(devices)
+    first = faulty[0].id
+    warnings.append(
+        f"{name}: {counted(len(faulty), 'device')} {are(len(faulty))} not offered, the first is {shown_id(first)}: "
+        f"{device_id_fault(first)}"
+    )
+    return tuple(device for device in devices if not device_id_fault(device.id))
+
+
 def list_bytes(resource: Resource) -> int:
     """Bytes that a list of these devices takes when all are unhealthy, the longer of the two words for health."""
     return sum(_device_bytes(len(device.id.encode()), device.numa) for device in resource.devices)
@@ -198,6 +232,17 @@ def _sized(size: int) -> int:
 
 def _varint_bytes(value: int) -> int:
     return max(1, (value.bit_length() + 6) // 7)
+
+
+def fitting(devices: Iterable[Device], room: int) -> tuple[Device, ...]:
+    """The devices that a list has room for, in order; `room` is in bytes."""
+    kept = []
+    for device in devices:
+        size = _device_bytes(len(device.id.encode()), device.numa)
+        if size <= room:
+            kept.append(device)
+            room -= size
+    return tuple(kept)
 
 
 def check_length(resource: Resource) -> None:

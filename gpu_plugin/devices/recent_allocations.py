@@ -1,11 +1,12 @@
-"""Which devices were given to containers, so that the kubelet may not have said so yet. The time is an argument.
+"""Devices that were given to containers and that the kubelet has not confirmed yet. The time is an argument.
 
-A kubelet enters what it was given into its books as soon as it has our answer, and writes them down once it has all resources
-of the container, which another plugin may hold up for as long as it likes. PodResources lists a pod only after that. Source:
+A kubelet enters a device into its books as soon as it has the answer to Allocate. It writes its checkpoint once it has all
+resources of the container, which another plugin may delay without limit. PodResources lists the pod only after that. Source:
 pkg/kubelet/cm/devicemanager/manager.go, allocateContainerResources.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+import threading
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 from math import inf
 
@@ -19,65 +20,68 @@ ENTERED = 1.0
 
 
 class _Allocation(msgspec.Struct, eq=False):
-    """Devices that one call of Allocate gave away and the kubelet has not confirmed yet.
+    """One call of Allocate.
 
-    `writing` is the checkpoint as the first question found it after which the next writing says so.
+    `writing` is the checkpoint as the first question found it after which the next writing confirms the call.
     """
 
     at: float
-    left: frozenset[Key]
     writing: object = None
 
 
 class RecentAllocations:
-    """Notes what Allocate answers, until the kubelet has said it. `note` may be called from any thread, `seen` from one.
+    """The newest unconfirmed allocation of each device. All methods may be called from any thread.
 
-    The others may be asked from any thread. What they take goes with how much is unconfirmed.
+    Memory and time are linear in the number of unconfirmed devices, however often each was allocated.
     """
 
     def __init__(self) -> None:
-        self._allocations: list[_Allocation] = []
+        self._newest: dict[Key, _Allocation] = {}
+        # A long Allocate notes its devices on a thread while the loop confirms and drops others.
+        self._lock = threading.Lock()
 
     def note(self, resource: str, ids: Iterable[str], now: float) -> None:
-        """These devices of a resource are about to be given away."""
-        self._allocations.append(_Allocation(now, frozenset((resource, identifier) for identifier in ids)))
+        """Record that these devices of a resource are about to be given away."""
+        allocation = _Allocation(now)
+        noted = dict.fromkeys(((resource, identifier) for identifier in ids), allocation)
+        with self._lock:
+            self._newest |= noted
 
     def seen(self, listed: AbstractSet[Key], writing: object, asked: float) -> None:
-        """Takes in what the kubelet said to a question of the time `asked`.
+        """Drop the devices that an answer of the kubelet, to a question of the time `asked`, confirms.
 
-        `listed` is what PodResources lists. `writing` tells one writing of the kubelet's checkpoint from another, and is None
-        where that could not be read. What was given before two questions, between which the checkpoint was written, is in it.
+        `listed` is the set that PodResources lists. `writing` differs after each writing of the kubelet's checkpoint, and is None
+        if the checkpoint could not be read. A device is confirmed if it is listed, or if the checkpoint was written
+        between two questions that both came after the allocation.
         """
-        for allocation, left in self._newest_first():
-            allocation.left = left
-            if allocation.at < asked:
-                allocation.left = allocation.left - listed
-            if writing is not None and allocation.at + ENTERED <= asked:
-                if allocation.writing is None:
-                    allocation.writing = writing
-                elif allocation.writing != writing:
-                    allocation.left = frozenset()
-            if not allocation.left:
-                self._allocations.remove(allocation)
+        with self._lock:
+            left: dict[Key, _Allocation] = {}
+            begun: set[_Allocation] = set()
+            for key, allocation in self._newest.items():
+                if allocation.at < asked and key in listed:
+                    continue
+                if writing is not None and allocation.at + ENTERED <= asked:
+                    if allocation.writing is None:
+                        begun.add(allocation)
+                    elif allocation.writing != writing:
+                        continue
+                left[key] = allocation
+            for allocation in begun:
+                allocation.writing = writing
+            self._newest = left
 
     def unconfirmed(self, keys: Collection[Key]) -> frozenset[Key]:
-        """Which of these may have been given away without the kubelet having said so."""
-        return frozenset().union(*(allocation.left.intersection(keys) for allocation in tuple(self._allocations)))
+        """Which of these may have been given away without the kubelet having confirmed it."""
+        with self._lock:
+            return frozenset(self._newest.keys() & keys)
 
     def begun(self, keys: Collection[Key]) -> frozenset[Key]:
-        """Of which of these nothing is missing but that the checkpoint is written again."""
-        asked = [left for allocation, left in self._newest_first() if allocation.writing is not None]
-        return frozenset().union(*(left.intersection(keys) for left in asked))
+        """Which of these are confirmed as soon as the checkpoint is written again."""
+        with self._lock:
+            return frozenset(key for key in self._newest.keys() & keys if self._newest[key].writing is not None)
 
     def worth_asking(self, keys: Collection[Key]) -> float:
-        """From when on a question brings one of these on that no question has yet; inf for none."""
-        unasked = [(allocation.at, left) for allocation, left in self._newest_first() if allocation.writing is None]
-        return min((at + ENTERED for at, left in unasked if not left.isdisjoint(keys)), default=inf)
-
-    def _newest_first(self) -> Iterator[tuple[_Allocation, frozenset[Key]]]:
-        """Every allocation, with what of it was not given away again since."""
-        since: set[Key] = set()
-        for allocation in reversed(tuple(self._allocations)):
-            left = allocation.left - since
-            since |= left
-            yield allocation, left
+        """The earliest time of a question that makes one of these `begun`, in seconds; inf if none can become so."""
+        with self._lock:
+            newest = set(map(self._newest.__getitem__, self._newest.keys() & keys))
+        return min((each.at + ENTERED for each in newest if each.writing is None), default=inf)

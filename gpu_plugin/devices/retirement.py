@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.devices.device import MIG, Device, Resource, is_placeholder, withhold
+from gpu_plugin.devices.device import MIG, Device, Resource, is_placeholder, shown_id, withhold
 from gpu_plugin.devices.recent_allocations import Key
 
 SETTLE = 5.0
@@ -45,6 +45,7 @@ def retire(
     now: float,
     recent: Collection[Key] = (),
     elsewhere: Iterable[Device] = (),
+    held: Allocated | None = None,
 ) -> tuple[tuple[Resource, ...], Retirement]:
     """The planned resources, with what was listed before and is gone added at the end of each, unhealthy.
 
@@ -56,12 +57,13 @@ def retire(
         now: when the kubelet was asked, in seconds of a clock that never goes back.
         recent: what was given to a pod, and the kubelet has not said so yet.
         elsewhere: what pods hold under names that are not listed here.
+        held: all that pods may hold besides `recent`, as last known; None if that was never known.
 
     Returns:
         Resources in the order of the plan, then those that have retired devices alone; and what is retired now. A planned
         device is withheld while a pod may hold its hardware under the id of a retired one, until the kubelet has said that
-        none does. Where both are replicas of the same hardware, as many are withheld as former ones may be held, so that no
-        more pods have it than it is given out to.
+        none does. Where both are replicas of the same hardware, so many are withheld that no more pods get it than it is given
+        out to (`_replicas_back`).
     """
     listed = tuple(listed)
     wanted = {resource.name: resource for resource in planned}
@@ -83,7 +85,7 @@ def retire(
     free = frozenset(
         key
         for key in since
-        if (key in before.free if allocated is None else key not in allocated and key not in recent)
+        if key not in recent and (key in before.free if allocated is None else key not in allocated)
     )
     beside = _beside(listed, since.keys(), before.beside)
     in_use = [
@@ -97,7 +99,7 @@ def retire(
     merged, back = [], set()
     for name in names:
         devices = wanted[name].devices if name in wanted else ()
-        replicas = _replicas_back(name, devices, busy, before.back, allocated or frozenset(), recent)
+        replicas = _replicas_back(name, devices, busy, before.back, recent, held)
         back |= {(name, identifier) for identifier in replicas}
         kept = tuple(_withheld(device, busy.claim(device).former or replicas.get(device.id)) for device in devices)
         merged.append(Resource(name, (*kept, *leaving.get(name, ()))))
@@ -107,7 +109,7 @@ def retire(
 def _withheld(device: Device, former: Device | None) -> Device:
     if device.withheld or former is None:
         return device
-    return withhold(device, f"a pod may still hold its hardware as {former.id}")
+    return withhold(device, f"a pod may still hold its hardware as {shown_id(former.id)}")
 
 
 def _replicas_back(
@@ -115,28 +117,32 @@ def _replicas_back(
     devices: Iterable[Device],
     busy: "_Busy",
     before: Allocated,
-    allocated: Collection[Key],
     recent: Collection[Key],
+    held: Allocated | None,
 ) -> Mapping[str, Device]:
-    """The replicas that are withheld in place of former ones, by id, each with a former one.
+    """The replicas to withhold while pods may hold former ones of the same hardware, by id, each with a former one.
 
-    Those that no pod has come first, since it is them that the kubelet would give away; then those that were withheld `before`,
-    and the last ones.
+    For each former replica, one that surely no pod has is withheld: first those that were withheld `before`, then the last
+    ones. If there are fewer such replicas than former ones, all replicas are withheld. The others would not do: a pod that
+    has one may end, and the kubelet would give that replica to the next pod while the former ones are still held.
     """
-    of: dict[str, list[tuple[bool, bool, int, str]]] = {}
+    unheld: dict[str, list[tuple[bool, int, str]]] = {}
+    ids: dict[str, list[str]] = {}
     claims: dict[str, _Claim] = {}
     for at, device in enumerate(devices):
         claim = busy.claim(device)
         if claim.replicas and not claim.former and not device.withheld:
             key = (resource, device.id)
-            rank = (key in allocated or key in recent, key not in before, -at, device.id)
-            of.setdefault(device.visible_id, []).append(rank)
             claims[device.visible_id] = claim
-    return {
-        identifier: claims[visible].replicas[0]
-        for visible, ranks in of.items()
-        for *_, identifier in sorted(ranks)[: len(claims[visible].replicas)]
-    }
+            ids.setdefault(device.visible_id, []).append(device.id)
+            if held is not None and key not in held and key not in recent:
+                unheld.setdefault(device.visible_id, []).append((key not in before, -at, device.id))
+    back: dict[str, Device] = {}
+    for visible, claim in claims.items():
+        first = [identifier for *_, identifier in sorted(unheld.get(visible, ()))[: len(claim.replicas)]]
+        chosen = first if len(first) == len(claim.replicas) else ids[visible]
+        back |= dict.fromkeys(chosen, claim.replicas[0])
+    return back
 
 
 def gone(device: Device) -> Device:

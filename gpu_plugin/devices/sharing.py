@@ -63,6 +63,8 @@ def share(
             entry = taken[name].get(one.device.id)
             if entry is None:
                 offered.setdefault(name, []).append(one.device)
+            elif entry.replicas == 1:
+                offered.setdefault(entry.offered_as, []).append(one.device)
             else:
                 offered.setdefault(entry.offered_as, []).extend(_replicas(one.device, entry))
     return offered, warnings

@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_plugin.access.strategy_choice import NodeEvidence
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.devices.absent import no_gpu
 from gpu_plugin.health.observation import Fabric
 
 
@@ -90,10 +91,14 @@ class KernelModule(msgspec.Struct, frozen=True):
 
 
 class Pci(msgspec.Struct, frozen=True):
-    """NVIDIA's GPUs and NVSwitches that sysfs lists: by bus id the kernel driver that is bound to each, empty for none."""
+    """NVIDIA's GPUs and NVSwitches that sysfs lists: by bus id the kernel driver that is bound to each, empty for none.
+
+    `dxg`: /dev/dxg exists, which gives WSL its GPUs without a PCI bus.
+    """
 
     gpus: Mapping[str, str] = msgspec.field(default_factory=dict)
     switches: Mapping[str, str] = msgspec.field(default_factory=dict)
+    dxg: bool = False
 
 
 class DeviceNode(msgspec.Struct, frozen=True):
@@ -278,6 +283,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pod_resources: Known[PodResources]
     evidence: Known[NodeEvidence]
     cdi_directory: Known[Directory]
+    cdi_conflicts: Known[tuple[str, ...]] = ()
     state: Known[Directory]
     features: Known[Directory]
     clock: Known[Clock]
@@ -290,6 +296,19 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def simulated(self) -> bool:
         """Whether the node's GPUs are simulated."""
         return bool(self.settings.simulate)
+
+    @property
+    def no_gpu(self) -> str:
+        """The reason why no GPU is to be expected on this node, for people; empty if there may be a GPU, or that is not known."""
+        if self.simulated or isinstance(self.pci, Unknown) or isinstance(self.module, Unknown):
+            return ""
+        if self.module.loaded and not self.pci.gpus:
+            return ""  # the module loads only where it finds a GPU, so a GPU has fallen off the bus
+        if not isinstance(self.driver, Unknown) and self.driver.platform != "nvml":
+            return ""
+        if not isinstance(self.daemon, Unknown) and (self.daemon.status or {}).get("missing"):
+            return ""  # the daemon remembers GPUs of this node
+        return no_gpu(self.pci.gpus, (), ("/dev/dxg",) if self.pci.dxg else ())
 
     @property
     def opened(self) -> Driver | None:

@@ -19,7 +19,7 @@ from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.doctor.edges import api, host, kubelet, sockets
 from gpu_plugin.doctor.edges.clock import clock
-from gpu_plugin.doctor.edges.directories import directory
+from gpu_plugin.doctor.edges.directories import cdi_conflicts, directory
 from gpu_plugin.doctor.edges.driver import described, kernel_module, opened
 from gpu_plugin.doctor.edges.process import process
 from gpu_plugin.doctor.edges.state_directory import simulated, written_releases
@@ -111,10 +111,11 @@ class _Gathering:
         probes: dict[str, Callable[[], object]] = {
             "process": partial(process, places.proc, places.sys),
             "module": partial(kernel_module, places.proc, places.sys),
-            "pci": partial(host.pci, places.sys),
+            "pci": partial(host.pci, places.sys, (f"{places.root}/", *self._roots)),
             "kubelet_directory": partial(kubelet.kubelet_directory, settings.socket_dir, settings.registration_socket),
             "evidence": partial(evidence_for, settings),
             "cdi_directory": partial(directory, settings.cdi_dir),
+            "cdi_conflicts": partial(cdi_conflicts, settings.cdi_dir),
             "state": partial(directory, settings.state_dir),
             "features": partial(directory, settings.features_dir),
             "clock": clock,
@@ -217,7 +218,7 @@ class _Gathering:
     ) -> Known[DeviceNodes]:
         """The device nodes that CUDA needs; those of GPUs are opened only where the driver answered for the GPU."""
         if self._settings.simulate:
-            there = hardware.host.device_nodes()
+            there = hardware.host.device_roots()
             channels = tuple(sorted(path for path in there if path.startswith(imex_node(0)[:-1])))
             return DeviceNodes({path: DeviceNode(path, True, why="simulated") for path in sorted(there)}, {}, channels)
         gpus = () if isinstance(driver, Unknown) else driver.gpus

@@ -51,7 +51,7 @@ class Background(Memory, frozen=True):
     lasting: ClassVar[bool] = True  # it is written down where there is something to it
 
 
-class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspended": "aside"}):
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of the file: what is held against a GPU, by which signal, since when (Unix seconds), and the proof that ends it.
 
     `boot_id` is the boot in which it was true, `zero` the Unix time at which the clock of that boot stood at 0, as the process
@@ -74,9 +74,10 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
     binding: int | None = None
     counting: int | None = None
     taken: float | None = None
-    suspended: Marks | None = None
+    opening: int | None = None
     reset: bool = False
     rebound: bool = False
+    reset_after: float | None = None
     overridden: bool = False
     zero: float | None = None
     memory: dict[str, Any] = {}
@@ -84,7 +85,8 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
     @classmethod
     def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: AnyLatch, zero: float | None = None) -> "Evidence":
         """A latch of a GPU."""
-        recovery, memory = latch.recovery, latch.memory
+        memory, recovery = latch.memory, latch.recovery.before or latch.recovery
+        marks = recovery.marks
         memory = memory.stored() if latch.verdict is Verdict.OK else memory.stored_open()
         return cls(
             boot_id=boot_id,
@@ -95,11 +97,17 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
             proof=latch.proof.value,
             reset=recovery.reset,
             rebound=recovery.rebound,
+            reset_after=recovery.since,
             overridden=latch.overridden,
             zero=zero,
             memory=msgspec.json.decode(msgspec.json.encode(memory)) if memory.__struct_fields__ else {},
             **key._asdict(),
-            **msgspec.structs.asdict(recovery.marks),
+            energy=marks.energy,
+            ecc=marks.ecc,
+            binding=marks.binding,
+            counting=marks.counting,
+            taken=marks.taken,
+            opening=marks.opening,
         )
 
     @property
@@ -126,8 +134,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
 
         A time a little before 0 is one: the wall clock may have been corrected by more than it told. It is taken for 0.
         """
-        suspended = None if self.suspended is None else self.suspended.taken
-        if not (all(map(_time, (self.since, self.taken, suspended))) and _sane(self.memory, -LATEST)):
+        if not (all(map(_time, (self.since, self.taken, self.reset_after))) and _sane(self.memory, -LATEST)):
             return False
         if not self.known:
             return _sane(self.memory)
@@ -142,14 +149,15 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, rename={"suspend
         by = 0.0 if zero is None or self.zero is None else zero - self.zero
         by = by if abs(by) >= CORRECTED else 0.0
         memory = _memory(self)
-        marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.suspended)
+        # The counters that persistence mode suspended are not among them: the driver was closed since
+        marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.opening)
         return Latch(
             shifted(memory, by),
             Verdict.__members__.get(self.verdict, Verdict.FATAL),
             self.detail,
             corrected(self.since, by) if self.since else self.since,
             _PROOFS.get(self.proof, Proof.RESET),
-            Recovery(shifted(marks, by), self.reset, self.rebound),
+            shifted(Recovery(marks, self.reset, self.rebound, since=self.reset_after), by),
             self.overridden,
         )
 
@@ -167,7 +175,7 @@ def news(latch: AnyLatch | None) -> tuple[object, ...]:
     memory = latch.memory
     if latch.verdict is Verdict.OK:
         return (memory.news,) if memory.lasting else ()
-    recovery = latch.recovery
+    recovery = latch.recovery.before or latch.recovery
     done = (recovery.reset, recovery.rebound, latch.overridden)
     return (latch.verdict, latch.detail, latch.proof, done, marks_news(recovery.marks), memory.counted)
 

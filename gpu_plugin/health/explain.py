@@ -7,13 +7,15 @@ import msgspec
 
 from gpu_plugin.config.times import duration, utc
 from gpu_plugin.config.words import are, counted
+from gpu_plugin.devices import absent
+from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.hysteresis import Level, Measured, spelled
 from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, AnyLatch, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
 from gpu_plugin.health.signal import Case
-from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing
+from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing, xid
 from gpu_plugin.health.signals.orders import released
 
 Explained = Mapping[str, Any]
@@ -32,6 +34,28 @@ def explain(ledger: HealthLedger, gpus: Iterable[Gpu], now: float) -> Explained:
     return {"gpus": [_gpu(ledger, gpu, now) for gpu in gpus]}
 
 
+def missing(gpu: Gpu) -> Explained:
+    """An object as in `explain`'s list for a GPU that is not listed: `index` null, `health` "Missing", and the reason."""
+    return {
+        "index": None,
+        "uuid": gpu.uuid,
+        "bus_id": short_bus_id(gpu.pci_bus_id),
+        "model": gpu.model,
+        "health": "Missing",
+        "verdict": Verdict.FATAL.name,
+        "signals": [
+            {
+                "name": "missing",
+                "detail": gpu.unreadable or "it is not known on this node",
+                "since": None,
+                "clears": "the driver listing the GPU again",
+                "verdict": Verdict.FATAL.name,
+                "action": absent.remedy(gpu.uuid),
+            }
+        ],
+    }
+
+
 def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) -> str:
     """The recovery that would close a latch of a GPU, exact about what is still missing, as words that can end a sentence.
 
@@ -42,9 +66,10 @@ def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) 
     signal = SIGNALS[key.signal]
     if signal.kind is SignalKind.ORDER:
         return _said(signal, case)
-    how = _reset_of(gpu, released=is_released)
+    persistent = latch.recovery.marks.counting == 0
+    how = _reset_of(gpu, released=is_released, persistent=persistent)
     override = f"gpu-plugin uncordon --gpu {gpu} --override, which overrides it"
-    advised = advice(key, policy, gpu, latch)
+    advised = advice(key, policy, gpu, latch, case.facts)
     if latch.proof is Proof.RMA:
         return _condemned(signal, latch, override, advised)
     if signal.kind is SignalKind.GUARD:
@@ -61,6 +86,8 @@ def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) 
         return f"{means}; overridden by an operator meanwhile"
     if standing(key, latch, policy) is not Verdict.FATAL or not signal.takes_override(latch):
         return means
+    if key.signal == xid.NAME and (lowered := xid.lowered_by(case)):
+        means = f"{means}; {lowered}"
     return f"{means}; or {override}"
 
 
@@ -75,7 +102,7 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
     for key, latch, verdict in open_:
         case = Case(key, latch, ledger.policy, gpu.uuid, now, ledger.facts(gpu.uuid))
         readings = latch.memory.readings if isinstance(latch.memory, Measured) else ()
-        to_do = advice(key, ledger.policy, gpu.uuid, latch)
+        to_do = advice(key, ledger.policy, gpu.uuid, latch, case.facts)
         signals.append(
             {
                 "name": key.signal,
@@ -206,7 +233,13 @@ def _missing(latch: AnyLatch, more: str = "") -> str:
     return counted(max(1, CLEAN_SAMPLES - seen), f"{more}good look")
 
 
-def _reset_of(gpu: str, *, released: bool) -> str:
-    """The commands of a reset, for a shell; of a GPU that is released already without that step."""
-    commands = [f"nvidia-smi --gpu-reset -i {gpu}", f"gpu-plugin resume --gpu {gpu}"]
+def _reset_of(gpu: str, *, released: bool, persistent: bool) -> str:
+    """The commands of a reset, for a shell; of a GPU that is released already without that step.
+
+    `persistent`: the GPU was seen in persistence mode, in which the driver refuses a reset.
+    """
+    reset = [f"nvidia-smi --gpu-reset -i {gpu}"]
+    if persistent:
+        reset = [f"nvidia-smi -i {gpu} -pm 0", *reset, f"nvidia-smi -i {gpu} -pm 1"]
+    commands = [*reset, f"gpu-plugin resume --gpu {gpu}"]
     return " && ".join(commands if released else [f"gpu-plugin release --gpu {gpu}", *commands])

@@ -61,13 +61,21 @@ Span = Annotated[float, msgspec.Meta(title="seconds")]
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
+DRAWN = 2_000_000
+"""mJ per second (2 kW): more than any GPU draws."""
+
+SLACK_SECONDS = 5.0  # by which the driver's energy counter may lag behind the clock
+
+
+class Marks(msgspec.Struct, frozen=True):
     """Counters of a GPU that only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
-    `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`.
-    `counting` tells which counters they compare with (`Sample.counting`), `taken` (Unix seconds) when the energy was read.
-    `suspended` has the counters of persistence mode while looks tell others: they compare again once that is on, or is told of,
-    again.
+    `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`. `taken` is
+    when (Unix seconds) the energy was read. Counters compare with those of samples of the same `counting` (`Sample.counting`).
+
+    `opening` is the opening of the driver in which they were read. `suspended` has the counters of persistence mode while that
+    is off. They compare again once it is on, if the driver was not closed since: closing it without persistence mode sets the
+    counters back, too.
     """
 
     energy: int | None = None
@@ -75,51 +83,114 @@ class Marks(msgspec.Struct, frozen=True, rename={"suspended": "aside"}):
     binding: int | None = None
     counting: int | None = None
     taken: Moment | None = None
+    opening: int | None = None
     suspended: "Marks | None" = None
 
-    def after(self, seen: Sample, now: float) -> "Marks":
-        """The marks as of this sample at Unix time `now`; what it does not say stays as it was, where it still compares.
+    @classmethod
+    def of(cls, seen: Sample, now: float) -> "Marks":
+        """The marks of this sample alone, at Unix time `now`."""
+        opening = (seen.counting or None) if seen.opening is None else seen.opening
+        taken = None if seen.energy is None else now
+        return cls(seen.energy, seen.ecc_uncorrected, seen.binding, seen.counting, taken, opening)
 
-        The very same object where nothing changes.
+    def after(self, seen: Sample, now: float) -> "Marks":
+        """The marks as of this sample at Unix time `now`. A reading that the sample lacks stays as it was, if it compares.
+
+        The energy is unknown if it grew by more than any GPU can draw. The very same object if nothing changes.
         """
-        binding = self.binding if seen.binding is None else seen.binding
-        if seen.counting is None and self.counting is not None:
-            # It may compare with nothing here: a count is another only where there are errors
-            if (seen.ecc_uncorrected or self.ecc, binding) == (self.ecc, self.binding):
-                return self
-            return replace(self, ecc=seen.ecc_uncorrected or self.ecc, binding=binding)
-        known, suspended = self.comparing(seen), None
-        if known is not self and seen.counting:
-            suspended = replace(self, binding=None, suspended=None) if self.counting == 0 else self.suspended
-        elif known is self:
-            suspended = self.suspended
-        kept = UNMARKED if known is None and self.counting is not None else known or self
-        energy, taken = (kept.energy, kept.taken) if seen.energy is None else (seen.energy, now)
-        ecc = kept.ecc if seen.ecc_uncorrected is None else seen.ecc_uncorrected
-        counting = self.counting if seen.counting is None else seen.counting
-        changed = Marks(energy, ecc, binding, counting, taken, suspended)
-        return self if replace(changed, taken=self.taken) == self else changed
+        fresh = Marks.of(seen, now)
+        if fresh.counting is None and self.counting is not None:
+            # Counters may compare with nothing here: a count differs only if there are errors
+            after = replace(self, ecc=fresh.ecc or self.ecc, binding=_first(fresh.binding, self.binding))
+            return self if after == self else after
+        base = self if self.counting is None else self.comparing(fresh)
+        energy, taken = (base.energy, base.taken) if fresh.energy is None else (fresh.energy, now)
+        after = Marks(
+            energy if self.counting is None or base.leads_to(fresh) else None,
+            _first(fresh.ecc, base.ecc),
+            _first(fresh.binding, self.binding),
+            _first(fresh.counting, self.counting),
+            taken,
+            _first(fresh.opening, self.opening),
+            self._suspended(base, fresh),
+        )
+        return self if replace(after, taken=self.taken) == self else after
+
+    def sure(self, seen: Sample, now: float) -> "Marks":
+        """The marks as of this sample, for evidence of now: energy that went back or another binding is unknown until the next.
+
+        Either it was misread, or the GPU was reset before the evidence. It may have been reset as well since persistence mode
+        was on: suspended counters are left out.
+        """
+        after, before = self.after(seen, now), self.comparing(Marks.of(seen, now))
+        after = after if after.suspended is None else replace(after, suspended=None)
+        if before.fell_to(after):
+            after = replace(after, energy=None, taken=None)
+        if self.rebound_to(after):
+            after = replace(after, binding=None)
+        return after
 
     def completed(self, seen: Sample, now: float) -> "Marks":
         """The marks with what is unknown as of this sample; what is known stays, so that a change since still shows."""
-        fresh = UNMARKED.after(seen, now)
-        own = self.counting is not None or self.energy is not None or self.ecc is not None
-        return Marks(
-            fresh.energy if self.energy is None else self.energy,
-            fresh.ecc if self.ecc is None else self.ecc,
-            fresh.binding if self.binding is None else self.binding,
-            self.counting if own else fresh.counting,
-            fresh.taken if self.energy is None else self.taken,
-            self.suspended,
+        fresh = Marks.of(seen, now)
+        uncounted = self.counting is None and self.energy is None and self.ecc is None
+        return replace(
+            self,
+            energy=_first(self.energy, fresh.energy),
+            ecc=_first(self.ecc, fresh.ecc),
+            binding=_first(self.binding, fresh.binding),
+            counting=fresh.counting if uncounted else self.counting,
+            taken=fresh.taken if self.energy is None else self.taken,
+            opening=fresh.opening if uncounted else self.opening,
         )
 
-    def comparing(self, seen: Sample) -> "Marks | None":
-        """The marks that this sample's counters continue: a difference is the GPU's, not of who opened the driver."""
-        if seen.counting is None:
-            return None
-        if self.counting == seen.counting:
+    def comparing(self, fresh: "Marks") -> "Marks":
+        """The marks with those counters alone that these fresh ones continue: a difference is the GPU's own then."""
+        if fresh.counting is not None and self.counting == fresh.counting:
             return self
-        return self.suspended if self.suspended is not None and self.suspended.counting == seen.counting else None
+        aside = self.suspended
+        if aside is not None and aside.counting == fresh.counting and not self._reopened(fresh):
+            return replace(aside, binding=self.binding)
+        return Marks(binding=self.binding)
+
+    def leads_to(self, fresh: "Marks") -> bool:
+        """Whether the energy of these comparable fresh marks is no more than the GPU can have drawn since."""
+        if self.energy is None or fresh.energy is None or self.taken is None:
+            return True
+        return fresh.energy - self.energy <= self.drawn(fresh)
+
+    def fell_to(self, fresh: "Marks") -> bool:
+        """Whether the energy of these comparable fresh marks is less."""
+        return self.energy is not None and fresh.energy is not None and fresh.energy < self.energy
+
+    def rebound_to(self, fresh: "Marks") -> bool:
+        """Whether the driver has another binding to the GPU as of fresh marks."""
+        return self.binding is not None and fresh.binding is not None and fresh.binding != self.binding
+
+    def drawn(self, fresh: "Marks") -> float:
+        """The most mJ that the GPU can have drawn between these marks and fresh ones; as if at once if a time is unknown."""
+        seconds = 0.0 if self.taken is None or fresh.taken is None else max(0.0, fresh.taken - self.taken)
+        return DRAWN * (seconds + SLACK_SECONDS)
+
+    def _suspended(self, base: "Marks", fresh: "Marks") -> "Marks | None":
+        """The counters of persistence mode to keep beside fresh marks, of which `base` are the comparable ones before.
+
+        None after a reset, which set them back, too.
+        """
+        reset = base.fell_to(fresh) or self.rebound_to(fresh)
+        if not fresh.counting or reset or self._reopened(fresh):
+            return None
+        if self.counting == 0:
+            return replace(self, binding=None, suspended=None)
+        return self.suspended
+
+    def _reopened(self, fresh: "Marks") -> bool:
+        """Whether the driver was closed and opened between these marks and fresh ones."""
+        return None not in (self.opening, fresh.opening) and self.opening != fresh.opening
+
+
+def _first(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one
 
 
 UNMARKED = Marks()
@@ -130,13 +201,22 @@ class Recovery(msgspec.Struct, frozen=True):
     """Signs of a recovery since the evidence.
 
     `marks` are the GPU's as last seen; `reset` and `rebound` whether they showed that it was reset or the driver reloaded, or
-    that it was enumerated again; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES.
+    that it was enumerated again; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES. `since` (Unix seconds)
+    is the time after which a reset happened that the energy counter showed; None: something else showed it. `before` is the
+    state before a look that showed a reset, until the next look confirms that. Until then `before` is written down.
     """
 
     marks: Marks = UNMARKED
     reset: bool = False
     rebound: bool = False
     clean: int = 0
+    since: Moment | None = None
+    before: "Recovery | None" = None
+
+    @property
+    def ended_before(self) -> bool:
+        """Whether what came before is over: a reset showed that the next look did not contradict."""
+        return self.reset and self.before is None
 
 
 UNPROVEN = Recovery()

@@ -14,6 +14,7 @@ from gpu_plugin.health.signals import (
     SIGNALS,
     SignalKind,
     advice,
+    application_errors,
     first_look,
     flapping,
     shown,
@@ -30,9 +31,10 @@ _UNWATCHED = GpuRecord(Facts(), unseen=None)  # nothing is ever put into it
 class HealthLedger:
     """Takes observations, keeps latches, says why a GPU or a MIG device is not fit for use.
 
-    Health is the worst standing among the latches, whatever came last. One GPU's observations reach no other; what
-    reaches a GPU reaches every MIG device and replica of it, what reaches a MIG device only that one. Once that one is gone,
-    what is held against it counts against its GPU, until it is proven over: repartitioning a GPU repairs nothing.
+    Health is the worst standing among the latches, whatever came last. One GPU's observations reach no other, except that a
+    GPU without an NVLink fabric is compared with those that have joined one. What reaches a GPU reaches every MIG device and
+    replica of it, what reaches a MIG device only that one. Once that one is gone, what is held against it counts against its
+    GPU, until it is proven over: repartitioning a GPU repairs nothing.
 
     A GPU that is watched and of which no good sample has come yet is unfit, whatever else is known of it (`first_look`).
     """
@@ -48,10 +50,18 @@ class HealthLedger:
         self.revision = 0
         """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
         self._records: dict[str, GpuRecord] = {}
+        self._withheld = ""
+
+    def withhold(self, why: str) -> None:
+        """Withhold every GPU that is watched from now on, whatever looks at it tell, for as long as this ledger is in use.
+
+        It is for a ledger that cannot know what earlier processes held against GPUs. `why` is the reason, for people.
+        """
+        self._withheld = why
 
     def watch(self, uuid: str, facts: Facts, mig_devices: MigUuids | None = None) -> None:
         """Begins to keep a GPU's health, or gives it new facts and MIG devices; what is known of it stays."""
-        record = self._records.setdefault(uuid, GpuRecord(facts))
+        record = self._records.setdefault(uuid, GpuRecord(facts, unseen=self._unseen()))
         record.facts = facts
         record.mig_devices = mig_devices or {}
 
@@ -78,8 +88,9 @@ class HealthLedger:
             record.action,
             record.latches,
             xids=record.xids,
+            peers_joined=isinstance(seen, Sample) and self._peers_joined(record),
         )
-        if isinstance(seen, Sample):
+        if isinstance(seen, Sample) and not self._withheld:
             self.revision += record.look(seen, now)  # others are to be told
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
@@ -150,11 +161,11 @@ class HealthLedger:
         self.revision += 1
         found: list[Transition] = []
         for uuid, record in self._records.items():
-            record.marks, record.action, record.xids, record.unseen = UNMARKED, None, {}, first_look.unseen()
+            record.marks, record.action, record.xids, record.unseen = UNMARKED, None, {}, self._unseen()
             changed: Changed = {}
             for key, latch in list(record.latches.items()):
                 stays = latch.verdict is not Verdict.OK and not _of_its_boot(key, latch)
-                recovery = Recovery(latch.recovery.marks, reset=True, rebound=True)
+                recovery = Recovery(reset=True, rebound=True)  # counters of two boots do not compare
                 after = latch.renewed(latch.memory.after_boot(), recovery=recovery) if stays else None
                 self.revision += record.put(key, after, changed)
             found += self._transitions(uuid, record, changed)
@@ -251,6 +262,15 @@ class HealthLedger:
             if (number := xid_number(key)) is not None:
                 record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
 
+    def _peers_joined(self, record: GpuRecord) -> bool:
+        """Whether another GPU of the same model, if that is known, has joined an NVLink fabric."""
+        model = record.facts.model
+        peers = (each for each in self._records.values() if model and each is not record)
+        return any(each.joined and each.facts.model == model for each in peers)
+
+    def _unseen(self) -> AnyLatch:
+        return first_look.withheld(self._withheld) if self._withheld else first_look.unseen()
+
     def _known(self, uuid: str) -> GpuRecord:
         return self._records.get(uuid, _UNWATCHED)
 
@@ -286,17 +306,30 @@ class HealthLedger:
         return standing(key, latch, self.policy)
 
     def _guard(self, record: GpuRecord, changed: Changed, now: float) -> None:
-        """Counts what became FATAL, and holds a GPU back where that keeps happening."""
+        """Counts drops, and holds a GPU back if they keep happening.
+
+        A fault counts when it makes the GPU unfit. One that the driver may lower counts when a reset has ended it instead: if
+        the driver did lower it, it was no drop.
+        """
         if not self.policy.flap_hold:
             return
         for key, old in list(changed.items()):
             if SIGNALS[key.signal].kind in (SignalKind.ORDER, SignalKind.GUARD):
                 continue
             fatal = self._standing(key, record.latches.get(key)) is Verdict.FATAL
-            if fatal and self._standing(key, old) is not Verdict.FATAL:
+            was_fatal = self._standing(key, old) is Verdict.FATAL
+            ended = was_fatal and not fatal and old is not None and old.recovery.reset
+            if ended if self._lowerable(record, key) else fatal and not was_fatal:
                 guard = LatchKey(flapping.NAME, f"{key.signal} {key.part}".strip(), key.device)
                 dropped = flapping.after_drop(record.latches.get(guard), guard.part, now, self.policy.flap_hold)
                 self.revision += record.put(guard, dropped, changed)
+
+    def _lowerable(self, record: GpuRecord, key: LatchKey) -> bool:
+        """Whether a driver that asks for nothing may make this fault less."""
+        number = xid_number(key)
+        if number is None:
+            return key.signal == application_errors.NAME
+        return self.policy.xids.judge(number).answered_by(record.facts.driver_branch)
 
     def _transitions(self, uuid: str, record: GpuRecord, changed: Changed) -> tuple[Transition, ...]:
         return tuple(
@@ -319,7 +352,7 @@ class HealthLedger:
             latch.since,
             key.device,
             number,
-            "" if verdict is Verdict.OK else advice(key, self.policy, uuid, latch),
+            "" if verdict is Verdict.OK else advice(key, self.policy, uuid, latch, record.facts),
             "" if number is None else self.policy.xids.judge(number).name,
             standing,
             key.part,

@@ -45,6 +45,10 @@ class Fault(StrEnum):
     """Anything else."""
 
 
+CORE = frozenset({"temperature", "energy", "memory_used", "utilization"})
+"""Fields of a Sample that show whether a GPU works: every look asks for those that the part supports."""
+
+
 class Sample(msgspec.Struct, frozen=True):
     """One look at a GPU. None: the part does not say, or did not this time.
 
@@ -88,6 +92,8 @@ class Sample(msgspec.Struct, frozen=True):
     pcie_max_width: int | None = None
     pcie_replays: int | None = None
     pcie_fatal_errors: int | None = None
+    pcie_generation: int | None = None
+    pcie_max_generation: int | None = None
     binding: int | None = None
     counting: int | None = None
     power: int | None = None
@@ -98,6 +104,30 @@ class Sample(msgspec.Struct, frozen=True):
     remapped_correctable: int | None = None
     remapped_uncorrectable: int | None = None
     asked: frozenset[str] | None = None
+    opening: int | None = None
+    """The opening of the driver that the look used, another number each time; None: not known."""
+    refused: frozenset[str] = frozenset()
+    """Core readings that the driver refused in this look for a reason other than lack of support."""
+    unknown: frozenset[str] = frozenset()
+    """Fields whose value cannot be true in this look, and the recovery action if the driver refused it for the moment."""
+
+    @property
+    def core_implausible(self) -> bool:
+        """True if the driver reported a temperature or an energy that cannot be true, and neither that can."""
+        return (
+            self.temperature is None and self.energy is None and not self.unknown.isdisjoint(("temperature", "energy"))
+        )
+
+    @property
+    def core_answered(self) -> bool:
+        """True if the look has no fault and the driver refused none of the core readings that the part supports."""
+        return not self.fault and not self.refused
+
+    @property
+    def failed(self) -> bool:
+        """True if the look has a fault, or read neither temperature nor energy because the driver refused them."""
+        unread = self.temperature is None and self.energy is None
+        return bool(self.fault) or (unread and not self.refused.isdisjoint(("temperature", "energy")))
 
     def asked_for(self, field: str) -> bool:
         """Whether this look asked for that field."""
@@ -162,7 +192,7 @@ class Facts(msgspec.Struct, frozen=True):
     `thresholds` are in °C; `margins` are the T.Limit counterparts (fields 193 to 196), °C relative to T.Limit, negative
     beyond it. `contains_errors` is whether an uncorrected memory error costs only the process that met it; `nvswitch`
     whether its NVLinks lead to switches; `says_action` whether the driver tells its recovery action (field 230);
-    `mig` whether it is in MIG mode.
+    `mig` whether it is in MIG mode, `model` its product name. `driver_branch` is the driver's: 580 for version 580.159.04.
     """
 
     thresholds: Thresholds = Thresholds()
@@ -171,10 +201,13 @@ class Facts(msgspec.Struct, frozen=True):
     nvswitch: bool = False
     says_action: bool = False
     mig: bool = False
+    model: str = ""
+    driver_branch: int | None = None
 
 
-def facts(gpu: Gpu) -> Facts:
-    """The facts of a GPU as it was probed."""
+def facts(gpu: Gpu, driver_version: str = "") -> Facts:
+    """The facts of a GPU as it was probed, under a driver of this version; empty: unknown."""
+    branch = driver_version.partition(".")[0]
     return Facts(
         gpu.thresholds,
         gpu.margins,
@@ -182,4 +215,6 @@ def facts(gpu: Gpu) -> Facts:
         gpu.nvswitch,
         FI_GET_GPU_RECOVERY_ACTION in gpu.fields,
         gpu.mig_enabled,
+        gpu.model or "",
+        int(branch) if branch.isascii() and branch.isdigit() else None,
     )

@@ -47,12 +47,20 @@ _PASSING: Mapping[str, str] = {
     "CHECK_UVM": "look at the kernel's log for what the unified memory driver says",
     "CONTACT_SUPPORT": f"where it comes again, {_VENDOR}",
     "RESTART_APP": "restart the application",
-    "WORKFLOW_XID_45": "look for the error before it; where there is none, a process was killed, or restart the fabric manager",
-    "XID_154": "do what the driver's recovery action asks for",
+    "WORKFLOW_XID_45": "look for the error before it; without one, a process ended or was killed, or see the signal fabric",
+    "XID_154": "do what the driver's recovery action asks for, which the kernel's log has as well",
 }
 """The actions about what ends by itself."""
 
 _ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
+
+
+class Companions(msgspec.Struct, frozen=True):
+    """The `xids` that change an Xid's verdict if one comes `within` so many seconds of it, with `later` only after it."""
+
+    xids: frozenset[int]
+    within: float
+    later: bool = False
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -60,13 +68,12 @@ class Judgement(msgspec.Struct, frozen=True):
 
     `verdict` is OK for one that is only counted. `recovery` is the class of the proof that it is over. `name` is empty and
     `listed` False for one that the table does not have; `action` is the immediate action of NVIDIA's catalogue, or empty.
-    `firm`: the verdict is the operator's own, or the table's for good, and nothing that the driver says changes it.
+    `firm`: the verdict is the operator's own, or the table's for good, and no recovery action changes it.
 
-    `raised` is what it means where it happened `count` times `within` so many seconds, or (a consequence that came alone)
-    where `follows` is not 0 and no other Xid came within so many seconds of it on a system with NVSwitches; or where one of
-    the Xids that it `brings` came within so many seconds of it.
-    `beside` is what it means while the signal of that name is open. `repeats`, `whole_gpu` and `look` are those of the table.
-    `resets` is whether the driver may ask for a reset, or more, on its account.
+    `raised` is its verdict where it happened `count` times `within` so many seconds, or with one of the Xids of `brings`.
+    `beside` is its verdict while the signal of that name is open, `silent` that on a part that reports no recovery action.
+    `repeats`, `whole_gpu` and `look` are those of the table. `linked` is the first driver branch whose recovery action follows
+    it, 0 for all branches, None for none. `resets` is whether the driver may ask for a reset, or more, on its account.
     """
 
     verdict: Verdict
@@ -78,20 +85,26 @@ class Judgement(msgspec.Struct, frozen=True):
     raised: Verdict = Verdict.OK
     count: int = 1
     within: float = 0.0
-    follows: float = 0.0
-    brings: tuple[frozenset[int], float] | None = None
+    brings: Companions | None = None
     beside: tuple[str, Verdict] | None = None
+    silent: Verdict = Verdict.OK
+    linked: int | None = None
     repeats: bool = False
     whole_gpu: bool = False
     look: bool = False
     resets: bool = True
+
+    def answered_by(self, driver_branch: int | None) -> bool:
+        """Whether a driver of this branch that asks for nothing says something about this Xid; None: the branch is unknown."""
+        return self.linked is not None and driver_branch is not None and driver_branch >= self.linked
 
     def advised(self, verdict: Verdict, proof: Proof) -> str:
         """Advice to the operator once it came to this, in a few words in which `{gpu}` stands for the GPU."""
         if proof is Proof.RMA:
             return _VENDOR
         if proof not in _RECOVERIES:
-            return _PASSING.get(self.action, _LOG if verdict is Verdict.DEGRADED and not self.action else _NOTHING)
+            unknown = verdict is Verdict.DEGRADED and self.action in ("", "RESET_GPU")
+            return _PASSING.get(self.action, _LOG if unknown else _NOTHING)
         if known := _RECOVERIES[proof].get(self.action):
             return known
         recovery = RESET if proof is Proof.RESET else REBOOT
@@ -156,12 +169,12 @@ class XidPolicy:
     @cached_property
     def heeded(self) -> frozenset[int]:
         """The Xids with which another one means more or less."""
-        return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings[0])
+        return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings.xids)
 
     @cached_property
     def swayed(self) -> frozenset[str]:
         """The Xids, as `LatchKey.part` has them, that mean more or less where another one comes with them."""
-        return frozenset(str(xid) for xid, judged in self._judged.items() if judged.follows or judged.brings)
+        return frozenset(str(xid) for xid, judged in self._judged.items() if judged.brings)
 
     @cached_property
     def _judged(self) -> Mapping[int, Judgement]:
@@ -181,7 +194,8 @@ class XidPolicy:
             firm=asked is not None or row.always,
             whole_gpu=row.whole_gpu,
             look=row.look,
-            resets=row.resets or Proof(row.recovery) in _ENDED_BY_MORE,
+            linked=row.linked_since,
+            resets=row.linked_since is not None or Proof(row.recovery) in _ENDED_BY_MORE,
             repeats=row.repeats and asked in (None, Verdict.APP),
         )
         return own if own.firm else _with_rules(own, row)
@@ -207,15 +221,14 @@ def describe(xid: int, name: str = "") -> str:
 def _with_rules(own: Judgement, row: XidRow) -> Judgement:
     """A row's judgement with the rules by which it can come to mean more."""
     beside = (row.beside.signal, VERDICTS[row.beside.verdict]) if row.beside else None
+    own = replace(own, beside=beside, silent=VERDICTS[row.silent] if row.silent else Verdict.OK)
     if row.escalate:
         to = VERDICTS[row.escalate.to]
-        return replace(own, beside=beside, raised=to, count=row.escalate.count, within=float(row.escalate.within))
+        return replace(own, raised=to, count=row.escalate.count, within=float(row.escalate.within))
     if row.brings:
-        brings = frozenset(row.brings.xids), float(row.brings.within)
-        return replace(own, beside=beside, raised=VERDICTS[row.brings.verdict], brings=brings)
-    if row.follows:
-        return replace(own, beside=beside, raised=VERDICTS[row.verdict_without_cause], follows=float(row.follows))
-    return replace(own, beside=beside)
+        brings = Companions(frozenset(row.brings.xids), float(row.brings.within), row.brings.later)
+        return replace(own, raised=VERDICTS[row.brings.verdict], brings=brings)
+    return own
 
 
 class HealthPolicy(msgspec.Struct, frozen=True):

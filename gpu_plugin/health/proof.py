@@ -1,22 +1,33 @@
 """Proof that a fault is over which only a reset, or more, mends.
 
-A GPU is believed after three looks in a row without a fault, with the driver asking for nothing that makes it unfit and no
-other signal calling it so, all of them since one of:
+It takes three clean looks in a row (`clean`) since one of these signs:
 
 - a new boot;
-- the driver rebound to the GPU;
-- its energy counter restarted, which NVML documents as counted since the driver was last loaded: it reads less than half of
-  what it read, and no more than any part can have drawn since (`DRAWN` for all that time). A mere step back is none;
-- on a part that does not tell its energy, the volatile count of uncorrected ECC errors back at 0. Elsewhere that count proves
-  nothing but itself: an operator can clear it (`nvidia-smi -p 0`).
+- another binding of the driver to the GPU;
+- an energy counter that restarted. NVML counts it since the driver was last loaded. It reads less than half of the value before,
+  and no more than any part can have drawn since (`DRAWN` for all that time). A smaller step back is no sign;
+- on a part that reports no energy, the volatile count of uncorrected ECC errors back at 0. On other parts that count proves
+  only itself: an operator can clear it (`nvidia-smi -p 0`).
 
-Counters are compared only where they go on from one another (`Sample.counting`).
+Only counters that continue each other compare (`Sample.counting`). Each clean look must be consistent with the sign:
+the next look confirms it, and the energy grows by no more than any part can draw. Else there was no reset.
 """
+
+import math
 
 from msgspec.structs import replace
 
 from gpu_plugin.devices.nvml_h import RecoveryAction
-from gpu_plugin.health.latch import CLEAN_SAMPLES, Latch, M, Marks, Proof, Recovery
+from gpu_plugin.health.latch import (
+    CLEAN_SAMPLES,
+    DRAWN,
+    SLACK_SECONDS,
+    Latch,
+    M,
+    Marks,
+    Proof,
+    Recovery,
+)
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context
 
@@ -26,56 +37,92 @@ _HARMLESS = frozenset({RecoveryAction.NONE, RecoveryAction.RECOVER_IMEX_DOMAIN})
 def fatal_action(action: int | None) -> bool:
     """Whether a GPU of which the driver asks for this (NVML field 230) is not fit for use; None: it does not say.
 
-    An action that nvml.h does not name yet is taken for the worst. An IMEX domain to be recovered is not: sharing memory
+    An action that nvml.h does not name yet counts as fatal. An IMEX domain to be recovered is not: sharing memory
     between nodes is what suffers, the GPU itself works.
     """
     return action is not None and action not in _HARMLESS
 
 
+def clean(seen: Sample, ctx: Context) -> bool | None:
+    """Whether a look is clean: the driver answered the core readings, and neither it nor a signal calls the GPU unfit.
+
+    None: the look did not ask for the recovery action, which the part reports, or the driver's answer is unknown.
+    """
+    if not seen.core_answered or seen.core_implausible or ctx.unfit or fatal_action(seen.recovery_action):
+        return False
+    said = seen.asked_for("recovery_action") and "recovery_action" not in seen.unknown
+    return None if ctx.facts.says_action and not said else True
+
+
 def after_recovery(latch: Latch[M], seen: Sample, ctx: Context) -> Latch[M] | None:
     """The latch of a fault whose proof is RESET, REBOOT or QUIET, after an observation; None once it is proven over."""
     known = latch.recovery
-    rebound = known.rebound or _changed(known.marks.binding, seen.binding)
-    reset = known.reset or rebound or recovered(known.marks, seen, ctx.now)
-    news = (reset, rebound) != (known.reset, known.rebound)
-    if seen.fault or ctx.unfit or fatal_action(seen.recovery_action):
-        clean = 0
-    elif ctx.facts.says_action and not seen.asked_for("recovery_action"):
-        clean = 0 if news else known.clean  # nobody asked whether the look was clean
-    else:
-        clean = 1 if news else min(known.clean + 1, CLEAN_SAMPLES)
-    proven = rebound if latch.proof is Proof.REBOOT else reset
-    if proven and clean >= CLEAN_SAMPLES and latch.proof in RECOVERIES:
+    recovery = _observed(known, seen, ctx)
+    proven = recovery.rebound if latch.proof is Proof.REBOOT else recovery.reset
+    if proven and recovery.clean >= CLEAN_SAMPLES and latch.proof in RECOVERIES:
         return None
-    recovery = Recovery(known.marks.after(seen, ctx.now), reset, rebound, clean)
     return latch if recovery == known else replace(latch, recovery=recovery)
+
+
+def _observed(known: Recovery, seen: Sample, ctx: Context) -> Recovery:
+    """The signs of a recovery after this look.
+
+    A look that shows a reset begins a row of clean looks, and the next look has to confirm it. A look whose readings
+    contradict a reset is not clean, and there was no reset then. A look without the reading that confirms a reset does not
+    count.
+    """
+    fresh = Marks.of(seen, ctx.now)
+    before = known.before
+    if before is not None and (confirmed := _confirms(known, before, fresh)) is not None:
+        known, before = known if confirmed else before, None
+    base, marks, answer = known.marks.comparing(fresh), known.marks.after(seen, ctx.now), clean(seen, ctx)
+    bound = known.marks.rebound_to(fresh)
+    if bound or restarted(base, fresh, seen):
+        rebound = known.rebound or bound
+        before = replace(known, clean=0, before=None) if before is None else before
+        return Recovery(marks, True, rebound, int(answer is True), None if rebound else base.taken, before)
+    drawn = math.inf if known.since is None else DRAWN * (max(0.0, ctx.now - known.since) + SLACK_SECONDS)
+    if not base.leads_to(fresh) or (fresh.energy or 0) > drawn:
+        return Recovery(marks, known.rebound, known.rebound)
+    if answer is False:
+        row = 0
+    elif answer is None or before is not None or (known.since is not None and fresh.energy is None):
+        row = known.clean
+    else:
+        row = min(known.clean + 1, CLEAN_SAMPLES)
+    return Recovery(marks, known.reset, known.rebound, row, known.since, before)
+
+
+def _confirms(known: Recovery, before: Recovery, fresh: Marks) -> bool | None:
+    """Whether fresh readings confirm that the look before showed a reset; None: they lack the reading.
+
+    They contradict it if they equal or continue the readings before it.
+    """
+    if before.marks.rebound_to(known.marks):
+        return None if fresh.binding is None else fresh.binding != before.marks.binding
+    if fresh.counting != known.marks.counting:
+        return None if fresh.counting is None else False
+    base = before.marks.comparing(fresh)
+    if known.marks.energy is None:
+        if fresh.energy is not None:  # the part reports its energy, and so the count of errors proves nothing
+            return False
+        return None if fresh.ecc is None else fresh.ecc < (base.ecc or 0)
+    return None if fresh.energy is None else base.fell_to(fresh) and known.marks.leads_to(fresh)
 
 
 RECOVERIES = frozenset({Proof.QUIET, Proof.RESET, Proof.REBOOT})
 """Proofs that `after_recovery` can find."""
 
 
-DRAWN = 2_000_000
-"""mJ a second, 2 kW: more than any GPU draws."""
-
-_SLACK = 5.0  # seconds by which a reading may be older or newer than it is dated
-
-
 def recovered(marks: Marks, seen: Sample, now: float) -> bool:
     """Whether this sample, at Unix time `now`, shows a reset or more since these marks."""
-    return _changed(marks.binding, seen.binding) or counters_restarted(marks, seen, now)
+    fresh = Marks.of(seen, now)
+    return marks.rebound_to(fresh) or restarted(marks.comparing(fresh), fresh, seen)
 
 
-def counters_restarted(marks: Marks, seen: Sample, now: float) -> bool:
-    """Whether the counters of this sample show a reset, or a reload of the driver, since these marks."""
-    known = marks.comparing(seen)
-    if known is None:
-        return False
-    if known.energy is not None and seen.energy is not None:
-        since = 0.0 if known.taken is None else max(0.0, now - known.taken)
-        return seen.energy < known.energy / 2 and seen.energy <= DRAWN * (since + _SLACK)
-    return known.energy is None and seen.energy is None and bool(known.ecc) and seen.ecc_uncorrected == 0
-
-
-def _changed(then: int | None, now: int | None) -> bool:
-    return then is not None and now is not None and then != now
+def restarted(before: Marks, fresh: Marks, seen: Sample) -> bool:
+    """Whether the fresh counters of a look show a reset, or a reload of the driver. The counters `before` compare with them."""
+    if before.energy is not None and fresh.energy is not None:
+        return fresh.energy < before.energy / 2 and fresh.energy <= before.drawn(fresh)
+    without_energy = before.energy is None and fresh.energy is None and "energy" not in seen.refused
+    return without_energy and bool(before.ecc) and fresh.ecc == 0

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.health.evidence import BACKGROUND, Background, marks_news, news
 from gpu_plugin.health.latch import UNMARKED, AnyLatch, Latch, LatchKey, Marks, Recovery
 from gpu_plugin.health.observation import Facts, Observation, Order, Sample, XidEvent
@@ -38,6 +39,8 @@ class GpuRecord(msgspec.Struct):
     action: int | None = None
     """What the driver said last that it asks for (`Sample.recovery_action`); None: nothing yet."""
     xids: dict[tuple[int, str], float] = msgspec.field(default_factory=dict)
+    joined: bool = False
+    """Whether it had joined an NVLink fabric when it reported its fabric last."""
 
     def put(self, key: LatchKey, latch: AnyLatch | None, changed: Changed) -> bool:
         """Replaces or (None) removes a latch; `changed` gets what it was before."""
@@ -65,18 +68,20 @@ class GpuRecord(msgspec.Struct):
         return worth
 
     def look(self, seen: Sample, now: float) -> bool:
-        """Takes in whether this look is the first good one; else the GPU stays unseen."""
+        """Takes in whether this look is the first one that did not fail; else the GPU stays unseen."""
         if self.unseen is None:
             return False
-        self.unseen = first_look.unseen(seen.detail, self.unseen.since or now) if seen.fault else None
+        self.unseen = first_look.unseen(seen.detail, self.unseen.since or now) if seen.failed else None
         return self.unseen is None
 
     def note(self, seen: Observation, now: float) -> bool:
         """Remembers what the signals will be told with later observations."""
         before = self.marks, self.action
         if isinstance(seen, Sample):
-            self.marks = self.marks.after(seen, now)
-            self.recalled = self.recalled and bool(seen.fault)
+            if seen.fabric is not None:
+                self.joined = seen.fabric.state == FabricState.COMPLETED
+            self.marks = self.marks.sure(seen, now)
+            self.recalled = self.recalled and not seen.core_answered
             if not seen.fault and seen.asked_for("recovery_action"):
                 self.action = seen.recovery_action
         elif isinstance(seen, Order) and seen.verb == "resume":

@@ -37,6 +37,8 @@ class Context(msgspec.Struct, frozen=True):
     open: Mapping[LatchKey, AnyLatch] = {}
     unfit: bool = False
     xids: Mapping[tuple[int, str], float] = {}
+    peers_joined: bool = False
+    """Whether another GPU of the node, of the same model, has joined an NVLink fabric."""
 
 
 class Case(msgspec.Struct, frozen=True):

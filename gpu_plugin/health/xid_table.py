@@ -26,6 +26,9 @@ Action = Literal[
 ]
 """Immediate actions of NVIDIA's catalogue of Xid errors; empty where it has none."""
 
+Link = Literal["never", "always", "R565", "R570", "R575"]
+"""Whether, and from which driver branch on, the driver's recovery action follows an Xid."""
+
 _seconds = duration(1, 30 * 86400)
 
 
@@ -53,11 +56,12 @@ class WhileSignalOpen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class WithOtherXid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule: the verdict of an Xid where one of these `xids` comes `within` a time of it."""
+    """A rule: the verdict of an Xid where one of these `xids` comes `within` a time of it; with `later` only after it."""
 
     xids: tuple[int, ...]
     verdict: Literal["degraded", "fatal"]
     within: Seconds
+    later: bool = False
 
     def __post_init__(self) -> None:
         if not self.xids:
@@ -69,38 +73,43 @@ class XidRow(
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
-    rename={"beside": "with", "verdict_without_cause": "alone"},
+    rename={"beside": "with"},
 ):
-    """A row of the table; the head of `xids.yaml` says what each of its words means. `follows` is 0 where it never does."""
+    """A row of the table; the head of `xids.yaml` says what each of its words means."""
 
     codes: tuple[int | str, ...]
     name: str
     verdict: Literal["ignore", "app", "degraded", "fatal"]
     recovery: Literal["application", "quiet", "reset", "reboot", "rma"]
+    linked: Link
     action: Action = ""
     note: str = ""
+    source: str = ""
     escalate: Escalation | None = None
     beside: WhileSignalOpen | None = None
     brings: WithOtherXid | None = None
-    follows: Seconds = Seconds(0)
-    verdict_without_cause: Literal["", "degraded", "fatal"] = ""
+    silent: Literal["", "degraded", "fatal"] = ""
     repeats: bool = False
     whole_gpu: bool = False
     always: bool = False
     look: bool = False
-    resets: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("the name is empty")
-        if bool(self.follows) != bool(self.verdict_without_cause):
-            raise ValueError("follows and alone go together")
-        if sum(map(bool, (self.escalate, self.brings, self.follows))) > 1:
-            raise ValueError("escalate, brings and follows exclude each other")
-        if self.repeats and self.verdict != "app":
-            raise ValueError(f"repeats is for application errors, not for what is {self.verdict}")
+        if self.escalate and self.brings:
+            raise ValueError("escalate and brings exclude each other")
+        if self.repeats and self.verdict == "fatal":
+            raise ValueError("repeats is for errors of applications, and a fatal one is not theirs")
         if not self.numbers:
             raise ValueError("there are no codes")
+
+    @property
+    def linked_since(self) -> int | None:
+        """The first driver branch whose recovery action follows it, 0 for all branches, None for none."""
+        if self.linked.startswith("R"):
+            return int(self.linked[1:])
+        return 0 if self.linked == "always" else None
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.runtime.regular_file import open_file
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.host_files import HostDevices
+    from gpu_plugin.access.cdi.host_files import HostDevices, Seen
 
 # Every node under /dev that a container could be given on account of a GPU, as patterns under a root.
 _NODE_PATTERNS = (
@@ -33,6 +33,10 @@ _DRM_NODE = re.compile(r"(?:card|renderD)[0-9]+")
 _MIG_MINORS = "driver/nvidia-caps/mig-minors"
 
 _BINDINGS = "bus/pci/drivers/nvidia"
+
+_PCI_DEVICES = "bus/pci/devices"
+_NVIDIA = 0x10DE  # vendor
+_DISPLAY = 0x03  # base class of GPUs
 
 _PCI_ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 
@@ -67,8 +71,11 @@ class HostView(Protocol):
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
         """The distance of every ordered pair of NUMA nodes, a node and itself included (ACPI SLIT); empty where not known."""
 
-    def device_nodes(self) -> frozenset[str]:
-        """Paths under /dev that an NVIDIA driver may own and that exist, such as /dev/nvidiactl."""
+    def device_roots(self) -> Mapping[str, str]:
+        """The root on the host of each path under /dev that an NVIDIA driver may own and that exists.
+
+        Such as /dev/nvidiactl. Roots have no slash at the end; / is empty.
+        """
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
         """Device nodes that GPUs, their features and the DRM have, with their numbers, links followed; the DRM's by bus id."""
@@ -88,24 +95,34 @@ class HostView(Protocol):
         OSError where the host cannot be asked now.
         """
 
+    def pci_gpus(self) -> Mapping[str, str] | None:
+        """NVIDIA's GPUs on the PCI bus, by bus id as NVML writes it, each with the kernel driver bound to it; empty for none.
+
+        Virtual functions are not among them. None where the host does not say.
+        """
+
     def boot_id(self) -> str:
         """What changes with every boot (/proc/sys/kernel/random/boot_id)."""
 
 
 class LinuxHost:
-    """`HostView` of this machine. A `roots` entry is a directory whose dev/ may hold the nodes, besides / itself.
+    """`HostView` of this machine.
 
-    Its proc/ is looked into where `procfs` does not say. `own`: / itself counts; it does not where all that is another
-    machine's.
+    `roots` are directories whose dev/ may hold the nodes, best first: each as this process sees it, and as the host calls it.
+    / itself comes after them. Their proc/ is read where `procfs` has no such file. `own` is False if everything belongs to
+    another machine; then / itself does not count.
     """
 
     def __init__(
-        self, roots: Sequence[str] = (), sysfs: str = "/sys", procfs: str = "/proc", *, own: bool = True
+        self, roots: Sequence[tuple[str, str]] = (), sysfs: str = "/sys", procfs: str = "/proc", *, own: bool = True
     ) -> None:
-        self._roots = tuple(dict.fromkeys((*(("/",) if own else ()), *roots)))
+        self._roots: dict[str, str] = {}
+        for seen_at, host in (*roots, *((("", ""),) if own else ())):
+            self._roots.setdefault(seen_at.rstrip("/"), host.rstrip("/"))
         self._sysfs = Path(sysfs)
         self._procfs = Path(procfs)
         self._parsing = threading.Lock()
+        self._pci_kinds: dict[str, bool] = {}
         self._mig_minors: tuple[bytes, Mapping[str, int]] = (b"", {})
 
     def numa_node(self, pci_bus_id: str) -> int | None:
@@ -152,27 +169,40 @@ class LinuxHost:
                 distances |= {(one, other): distance for other, distance in zip(online, row, strict=True)}
         return distances
 
-    def device_nodes(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self._characters(_NODE_PATTERNS))
+    def device_roots(self) -> Mapping[str, str]:
+        roots: dict[str, str] = {}
+        for host, seen, _ in self._characters(_NODE_PATTERNS):
+            if not seen.fault:
+                roots.setdefault(seen.path, host)
+        return roots
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
         from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices  # noqa: PLC0415 - only CDI specifications need it
 
         nodes: dict[str, DeviceFile] = {}
-        for name, status in self._characters((*_NODE_PATTERNS, *_DRM_PATTERNS)):
+        faults: dict[str, str] = {}
+        for host, seen, status in self._characters((*_NODE_PATTERNS, *_DRM_PATTERNS)):
+            if seen.fault:
+                faults[seen.path] = seen.fault
+                continue
             numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
-            nodes.setdefault(name, DeviceFile(*numbers, status.st_mode & 0o777, status.st_gid))
+            nodes.setdefault(seen.path, DeviceFile(*numbers, status.st_mode & 0o777, status.st_gid, root=host))
         drm = {bus_id: self._drm(bus_id) for bus_id in pci_bus_ids if bus_id}
-        return HostDevices(nodes, {bus_id: found for bus_id, found in drm.items() if found})
+        faults = {path: fault for path, fault in faults.items() if path not in nodes}
+        searched = tuple(root or "/" for root in self._roots)
+        return HostDevices(nodes, {bus_id: found for bus_id, found in drm.items() if found}, faults, searched)
 
-    def _characters(self, patterns: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
-        """Character devices under the roots, each by its path on the host."""
-        for root, pattern in product(self._roots, patterns):
+    def _characters(self, patterns: Iterable[str]) -> Iterator[tuple[str, "Seen", os.stat_result]]:
+        """Character devices with the host's name of their root and their path below it, unsafe ones included."""
+        from gpu_plugin.access.cdi.host_files import Kind  # noqa: PLC0415 - a simulated node has none of them
+        from gpu_plugin.host.driver_root.safe import judge  # noqa: PLC0415
+
+        for (root, host), pattern in product(self._roots.items(), patterns):
             with suppress(OSError):  # an unreadable directory has no nodes for us
-                for path in sorted(Path(root).glob(pattern), key=str):
-                    with suppress(OSError):
-                        if stat.S_ISCHR((status := path.stat()).st_mode):
-                            yield f"/{path.relative_to(root)}", status
+                for path in sorted(Path(root or "/").glob(pattern), key=str):
+                    judged = judge(root, str(path).removeprefix(root), (Kind.DEVICE,))
+                    if judged.way.status is not None and stat.S_ISCHR(judged.way.status.st_mode):
+                        yield host, judged.seen, judged.way.status
 
     def _drm(self, pci_bus_id: str) -> tuple[str, ...]:
         """Paths of a PCI device's DRM nodes, such as /dev/dri/card1 and /dev/dri/renderD128."""
@@ -185,7 +215,7 @@ class LinuxHost:
     def mig_minors(self) -> Mapping[str, int]:
         # A driver lists every instance that there could be, over 4000 lines: they are parsed again only if they changed.
         content = b""
-        for proc in (self._procfs, *(Path(root, "proc") for root in self._roots if root != "/")):
+        for proc in (self._procfs, *(Path(root, "proc") for root in self._roots if root)):
             try:
                 content = (proc / _MIG_MINORS).read_bytes()
             except OSError:
@@ -206,6 +236,32 @@ class LinuxHost:
             return {}  # a host without the driver, or one that does not show it
         with links:
             return {at: link.inode() & _LARGEST for link in links if (at := nvml_bus_id(link.name))}
+
+    def pci_gpus(self) -> Mapping[str, str] | None:
+        try:
+            names = [device.name for device in (self._sysfs / _PCI_DEVICES).iterdir()]
+        except OSError:
+            return None
+        # What a device is does not change while its directory is there; a scan reads new ones only
+        self._pci_kinds = {
+            name: self._pci_kinds[name] if name in self._pci_kinds else self._is_gpu(name) for name in names
+        }
+        return {at: self._bound(name) for name in names if self._pci_kinds[name] and (at := nvml_bus_id(name))}
+
+    def _is_gpu(self, name: str) -> bool:
+        """Whether a device of sysfs is a GPU of NVIDIA's and no virtual function (PCI code and ID assignment specification)."""
+        device = self._sysfs / _PCI_DEVICES / name
+        try:
+            vendor, kind = int((device / "vendor").read_text(), 16), int((device / "class").read_text(), 16)
+        except (OSError, ValueError):
+            return False
+        return vendor == _NVIDIA and kind >> 16 == _DISPLAY and not (device / "physfn").exists()
+
+    def _bound(self, name: str) -> str:
+        try:
+            return (self._sysfs / _PCI_DEVICES / name / "driver").readlink().name
+        except OSError:
+            return ""
 
     def boot_id(self) -> str:
         return _text(self._procfs / "sys/kernel/random/boot_id").strip()

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.device import MAX_LIST_BYTES, Device, Resource
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.devices.plan import check_length
+from gpu_plugin.devices.plan import fitting
 from gpu_plugin.devices.retirement import Allocated, gone
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.health.latch import Health
@@ -19,6 +19,11 @@ from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.readiness import CdiReadiness
+
+
+MAX_COMPLAINTS = (
+    20  # sentences on files that were left out of CDI specifications, in one status; the log has all of them
+)
 
 
 class Inventory:
@@ -34,6 +39,7 @@ class Inventory:
         self._remembered: tuple[Resource, ...] = ()
         self.judged = Judgement()
         """What the last list was made of; another object after each change."""
+        self._held: Allocated | None = None
         self.unpublished = True
         """Whether no offer has been published yet."""
         self._hardware: frozenset[tuple[str, str]] = frozenset()
@@ -83,20 +89,36 @@ class Inventory:
         return bool(self.judged.retirement.since or self.judged.empty_since or self.judged.elsewhere)
 
     def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
-        """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names."""
-        self._remembered = tuple(Resource(r.name, tuple(map(gone, r.devices))) for r in resources)
-        allocated = {(r.name, device.id): gone(device) for r in foreign for device in r.devices}
+        """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names.
+
+        Devices for which a list has no room are never listed: their hardware is withheld as if their name were foreign.
+        """
+        remembered, unlisted = [], []
+        for resource in resources:
+            kept = fitting(resource.devices, MAX_LIST_BYTES)
+            remembered.append(Resource(resource.name, tuple(map(gone, kept))))
+            if len(kept) < len(resource.devices):
+                ids = {device.id for device in kept}
+                unlisted.append(Resource(resource.name, tuple(d for d in resource.devices if d.id not in ids)))
+        self._remembered = tuple(remembered)
+        allocated = {(r.name, device.id): gone(device) for r in (*foreign, *unlisted) for device in r.devices}
         since = dict.fromkeys(allocated, -inf)
         self.judged = Judgement(foreign=allocated, foreign_since=since, asked=since)
 
-    def check(self, new: Offer) -> None:
-        """Raises ConfigError where a list of this offer, with what would be retired in it, is longer than a kubelet reads."""
-        listed = {resource.name: resource for resource in self.listed}
-        for resource in new.plan.resources:
-            present = {device.id for device in resource.devices}
-            old = listed[resource.name].devices if resource.name in listed else ()
-            leaving = tuple(device for device in old if device.id not in present)
-            check_length(Resource(resource.name, (*resource.devices, *leaving)))
+    def record_holders(self, listed: Allocated, allocated: Allocated | None, writing: object, asked: float) -> None:
+        """Record an answer of the kubelet to a question of the time `asked`, in seconds of a steady clock.
+
+        Args:
+            listed: the devices that PodResources lists.
+            allocated: all devices that pods may hold; None if the answer does not cover all.
+            writing: as for `RecentAllocations.seen`.
+            asked: when the kubelet was asked.
+        """
+        self.store.recent.seen(listed, writing, asked)
+        if allocated is not None:
+            self._held = allocated
+        elif self._held is not None and not listed <= self._held:
+            self._held |= listed
 
     def apply(self, new: Offer, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
         """Publishes an offer.
@@ -106,37 +128,77 @@ class Inventory:
         listed is listed again. What is held under foreign names keeps its hardware back; where nobody says, as far as it was
         said before.
         """
-        before = {shared.name: shared for shared in self.mps_resources}
-        self.offer, self._hardware, self.mps_resources = new, new.hardware, new.mps_resources
-        for shared in self.mps_resources:
-            if before.get(shared.name) != shared:
-                self._mps_down.pop(shared.name, None)  # what its daemon serves is not what is asked for now
-        if self.unpublished:  # what an earlier process listed it may have given away until a moment ago
-            for resource in self._remembered:
-                self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
-        self._take(judge(self.standing(allocated, now, known)))
+        self._note_remembered(now)
+        self._adopt(new)
+        self.settle(allocated, now, known)
+
+    def considered(
+        self, new: Offer, allocated: Allocated | None, now: float, known: Allocated = frozenset()
+    ) -> ListingInput:
+        """How things stand with another offer, which `take` publishes once it is judged; arguments are those of `apply`."""
+        self._note_remembered(now)
+        return self._standing(new, new.hardware, allocated, now, known)
 
     def standing(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> ListingInput:
         """How things stand; arguments are those of `apply`. Takes no time worth mentioning, however many devices there are."""
+        return self._standing(self.offer, self._hardware, allocated, now, known)
+
+    def former_ended(self, now: float) -> None:
+        """Record that the daemon that handed over may have given away all that it listed until `now`, and answers no longer."""
+        for resource in self._remembered:
+            self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
+
+    def _note_remembered(self, now: float) -> None:
+        """Record before the first offer that an earlier process may have given away all that it listed until a moment ago."""
+        if self.unpublished:
+            for resource in self._remembered:
+                self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
+
+    def _adopt(self, new: Offer) -> None:
+        self._mps_down = self._mps_down_with(new)
+        self.offer, self._hardware, self.mps_resources = new, new.hardware, new.mps_resources
+
+    def _mps_down_with(self, offer: Offer) -> dict[str, str]:
+        """Why MPS daemons are down under an offer. A daemon that served something else says nothing."""
+        if offer is self.offer:
+            return dict(self._mps_down)
+        others = {shared.name for shared in offer.mps_resources if shared not in self.mps_resources}
+        return {name: down for name, down in self._mps_down.items() if name not in others}
+
+    def _standing(
+        self,
+        offer: Offer,
+        hardware: Iterable[tuple[str, str]],
+        allocated: Allocated | None,
+        now: float,
+        known: Allocated,
+    ) -> ListingInput:
         return ListingInput(
-            offer=self.offer,
+            offer=offer,
             listed=self.listed,
             views=self.store.current.resources,
             before=self.judged,
-            reasons={visible: self._reason(gpu, visible) for gpu, visible in self._hardware},
-            mps_down=dict(self._mps_down),
-            cdi=self._cdi_readiness() if self.offer.access.by_cdi else None,
+            reasons={visible: self._reason(gpu, visible) for gpu, visible in hardware},
+            mps_down=self._mps_down_with(offer),
+            cdi=self._cdi_readiness() if offer.access.by_cdi else None,
             unconfirmed=self.store.recent.unconfirmed,
             allocated=allocated,
             known=known,
+            held=self._held,
             now=now,
         )
 
     def take(self, judged: Judgement, standing: ListingInput) -> bool:
         """Publishes what was judged of `standing`, unless things have changed since. Returns whether it did."""
         current = self.store.current.resources is standing.views and self.judged is standing.before
-        if not current or self.offer is not standing.offer or self.store.recent.unconfirmed(judged.moved):
+        if not current or self.store.recent.unconfirmed(judged.unheld):
             return False
+        # The views stay as they are if something changes that none of them has yet: hardware of a new offer or without room in a
+        # list, and CDI names that none uses.
+        now = self._standing(standing.offer, standing.offer.hardware, None, 0, frozenset())
+        if (now.reasons, now.mps_down) != (standing.reasons, standing.mps_down) or now.cdi is not standing.cdi:
+            return False
+        self._adopt(standing.offer)
         self._take(judged)
         return True
 
@@ -146,7 +208,13 @@ class Inventory:
 
     def settle(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
         """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""
-        self._take(judge(self.standing(allocated, now, known)))
+        while True:
+            judged = judge(self.standing(allocated, now, known))
+            self._take(judged)
+            # A long Allocate is answered on a thread. One that found the former list notes its devices before it reads the list,
+            # and no list is sent before this returns.
+            if not self.store.recent.unconfirmed(judged.unheld):
+                return
 
     def health_changed(self, uuid: str) -> None:
         """Publishes the health of one GPU and of the MIG devices that it is partitioned into."""
@@ -191,11 +259,18 @@ class Inventory:
         return tuple(dict.fromkeys(device.reason for device in devices if not reasons[device.visible_id]))
 
     def cdi_status(self) -> Mapping[str, object] | None:
-        """How many devices the specification of GPUs has, and why none can be used if so; None where no CDI name is told."""
+        """The state of the CDI specifications; None where no CDI name is told.
+
+        `devices` is how many the specification of GPUs has, `trouble` why none can be used, `complaints` what was left out.
+        """
         if not self.offer.access.by_cdi:
             return None
         state = self._cdi_readiness()
-        return {"devices": len(state.nodes), "trouble": state.trouble}
+        return {
+            "devices": len(state.nodes),
+            "trouble": state.trouble,
+            "complaints": list(state.complaints[:MAX_COMPLAINTS]),
+        }
 
     def status(self) -> Mapping[str, object]:
         """By resource: how many devices are listed, healthy, and retired, and how they are shared."""

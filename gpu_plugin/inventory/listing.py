@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from gpu_plugin.access.container import MpsDirectories
 from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.sharing import MPS, SharedResource
-from gpu_plugin.devices.device import GPU, MIG, OWN_NAMES, Device, Resource
+from gpu_plugin.devices.device import GPU, MAX_LIST_BYTES, MIG, OWN_NAMES, Device, Resource, device_id_fault
+from gpu_plugin.devices.plan import fitting, list_bytes
 from gpu_plugin.devices.recent_allocations import Key
 from gpu_plugin.devices.retirement import SETTLE, Allocated, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA
@@ -38,7 +39,8 @@ class ListingInput(msgspec.Struct, frozen=True):
     `listed` are the resources as the kubelet is told of them and `views` what is published of them; `before` is what followed
     the last time. `reasons` says why hardware is unfit, by what containers are told to see, `mps_down` why an MPS daemon is, by
     resource; `cdi` is what is known of CDI specifications where their names are told. `unconfirmed` tells which of some devices
-    may have been given away without the kubelet having confirmed it. `allocated`, `known` and `now` are as for `Inventory.apply`.
+    may have been given away without the kubelet having confirmed it. `allocated`, `known` and `now` are as for `Inventory.apply`,
+    `held` is all that pods may hold besides what is unconfirmed, None if that was never known.
     """
 
     offer: Offer
@@ -51,6 +53,7 @@ class ListingInput(msgspec.Struct, frozen=True):
     unconfirmed: Callable[[Collection[Key]], Allocated]
     allocated: Allocated | None
     known: Allocated
+    held: Allocated | None
     now: float
 
     @property
@@ -63,12 +66,13 @@ class Judgement(msgspec.Struct, frozen=True):
     """The new list, and what to remember for the next time.
 
     `views` has the very same objects where nothing changes. `foreign` is what pods hold of NVIDIA's devices under names that are
-    not listed here, `foreign_since` since when that is known without a break, and `elsewhere` the part of it that is hardware of
-    this offer as far as is known; `mig_gpus` has the GPU's uuid of each MIG device that ever was offered; `empty_since` is since
-    when resources without a device are served empty. `moved` is what was retired before and is listed no more or free,
-    `awaited` what keeps hardware back until no pod holds it. `asked` is what the kubelet is to be asked about, and since when:
-    what is retired, and what is held under foreign names. `next_leave` is when something may go next though nothing more is
-    learnt, inf for nothing.
+    not listed here, or under ids that cannot be; `foreign_since` since when that is known without a break, and `elsewhere` the
+    part of it that is hardware of this offer as far as is known; `mig_gpus` has the GPU's uuid of each MIG device that ever was
+    offered; `empty_since` is since when resources without a device are served empty; `waiting` is how many planned devices of a
+    resource are not listed yet, for lack of room beside retired ones. `unheld` are the devices whose hardware is offered, or
+    replicas of it, because no pod holds them; `awaited` those that keep hardware back until no pod holds them. `asked` is what
+    the kubelet is to be asked about, and since when: what is retired, and what is held under foreign names. `next_leave` is when
+    something may go next though nothing more is learnt, inf for nothing.
     """
 
     views: Mapping[str, ResourceView] = msgspec.field(default_factory=dict)
@@ -78,7 +82,8 @@ class Judgement(msgspec.Struct, frozen=True):
     elsewhere: Allocated = frozenset()
     mig_gpus: Mapping[str, str] = msgspec.field(default_factory=dict)
     empty_since: Mapping[str, float] = msgspec.field(default_factory=dict)
-    moved: Allocated = frozenset()
+    waiting: Mapping[str, int] = msgspec.field(default_factory=dict)
+    unheld: Allocated = frozenset()
     awaited: Allocated = frozenset()
     asked: Mapping[Key, float] = msgspec.field(default_factory=dict)
     next_leave: float = inf
@@ -98,8 +103,26 @@ def judge(standing: ListingInput) -> Judgement:
     }
     recent = standing.unconfirmed([(r.name, d.id) for r in listed for d in r.devices])
     resources, retirement = retire(
-        listed, offer.plan.resources, before.retirement, standing.allocated, now, recent, list(elsewhere.values())
+        listed,
+        offer.plan.resources,
+        before.retirement,
+        standing.allocated,
+        now,
+        recent,
+        list(elsewhere.values()),
+        standing.held,
     )
+    waiting: dict[str, int] = {}
+    if retirement.since:  # without retired devices the list is the plan, which is not too long
+        before_now = {resource.name: resource.devices for resource in listed}
+        held = standing.known if standing.held is None else standing.known | standing.held
+        fitted = tuple(_fitted(resource, before_now.get(resource.name, ()), held) for resource in resources)
+        waiting = {
+            whole.name: len(whole.devices) - len(part.devices)
+            for whole, part in zip(resources, fitted, strict=True)
+            if part is not whole
+        }
+        resources = fitted
     names = {resource.name for resource in resources}
     emptied = {resource.name for resource in listed} - names
     empty_since = {name: before.empty_since.get(name, now) for name in emptied}
@@ -118,13 +141,35 @@ def judge(standing: ListingInput) -> Judgement:
         elsewhere=frozenset(elsewhere),
         mig_gpus=mig_gpus,
         empty_since=empty_since,
-        moved=frozenset(
-            key for key in before.retirement.since if key not in retirement.since or key in retirement.free
+        waiting=waiting,
+        unheld=frozenset(
+            (
+                *retirement.free,
+                *(key for key in before.retirement.since if key not in retirement.since),
+                *(key for key in retirement.back if key not in recent and key not in (standing.held or ())),
+            )
         ),
-        awaited=frozenset(retirement.since.keys() | elsewhere.keys()),
+        awaited=retirement.back.union(retirement.since, elsewhere),
         asked={**foreign_since, **retirement.since},
         next_leave=min((at for at in leaves if at > now), default=inf),
     )
+
+
+def _fitted(resource: Resource, listed: Iterable[Device], held: AbstractSet[Key]) -> Resource:
+    """The resource, without new devices that make its list longer than a kubelet reads.
+
+    What is listed stays, and after that what pods hold has precedence. The devices left out are listed once retired devices
+    have gone from the list.
+    """
+    if list_bytes(resource) <= MAX_LIST_BYTES:
+        return resource
+    before = {device.id for device in listed}
+    old = [device for device in resource.devices if device.id in before]
+    new = [device for device in resource.devices if device.id not in before]
+    new.sort(key=lambda device: (resource.name, device.id) not in held)
+    room = MAX_LIST_BYTES - list_bytes(Resource(resource.name, tuple(old)))
+    kept = {device.id for device in (*old, *fitting(new, room))}
+    return Resource(resource.name, tuple(device for device in resource.devices if device.id in kept))
 
 
 def _view(standing: ListingInput, resource: Resource) -> ResourceView:
@@ -144,8 +189,9 @@ def _recalled(
 ) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
     """The listed devices with those that are to be listed again, and what pods hold under names that are not listed here.
 
-    Only what is held under a name that is listed or planned is listed again: to serve any other one could take a resource from
-    the plugin that gave the device away.
+    Only what is held under a name that is listed or planned is listed again: to serve any other name could take a resource from
+    the plugin that gave the device away. A device whose id cannot be listed, or that a list has no room for, counts as held
+    under a foreign name, so that its hardware is withheld all the same.
     """
     everything = (*standing.listed, *standing.offer.plan.resources)
     present: dict[str, set[str]] = {}
@@ -156,12 +202,20 @@ def _recalled(
     foreign: dict[Key, Device] = {}
     lost = _lost(((name, one) for name, one in said if one not in present.get(name, ())), gpus)
     alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
+    again: dict[str, list[Device]] = {}
     for name, identifier in lost:
         device = standing.before.foreign.get((name, identifier)) or _described(name, identifier, alike, mig_gpus)
-        if name in present:
-            listed[name] = (*listed.get(name, ()), device)
+        if name in present and not device_id_fault(identifier):
+            again.setdefault(name, []).append(device)
         else:
             foreign[name, identifier] = device
+    for name, devices in again.items():
+        before = listed.get(name, ())
+        fit = fitting(devices, MAX_LIST_BYTES - list_bytes(Resource(name, before)))
+        listed[name] = (*before, *fit)
+        if len(fit) < len(devices):
+            ids = {device.id for device in fit}
+            foreign |= {(name, device.id): device for device in devices if device.id not in ids}
     return tuple(Resource(name, devices) for name, devices in listed.items()), foreign
 
 

@@ -93,7 +93,7 @@ def without_gone(old: Offer, node: Node) -> Offer:
     return replace(old, plan=Plan(resources, old.plan.warnings))
 
 
-def offer(node: Node, settings: Settings, dev_root: str, before: Placement | None = None) -> Offer:
+def offer(node: Node, settings: Settings, dev_root: str | None, before: Placement | None = None) -> Offer:
     """Makes the offer of a node. `before` is kept as its placement where it still holds; a large node's is not ready then.
 
     Raises ConfigError where the settings ask for what the node cannot do.

@@ -83,9 +83,11 @@ class ResourceView(msgspec.Struct, frozen=True):
         return self._unreachable(device) or ("" if self.cdi is None else self.cdi.lacking(self.access.cdi_others))
 
     def _unreachable(self, device: Device) -> str:
-        """That its MPS daemon is down, or that the container runtime could not be told of it."""
-        down = self.mps_down if device.shared == MPS else ""
-        return down or ("" if self.cdi is None else self.cdi.reason(self.access.id_of(device), device.nodes))
+        """Why it cannot be used: its MPS daemon, a missing device node, or its CDI specification. Empty if it can."""
+        down = (self.mps_down if device.shared == MPS else "") or self.access.missing_node
+        if down or self.cdi is None:
+            return down
+        return self.cdi.reason(self.access.id_of(device), (*device.nodes, *self.access.required_nodes))
 
 
 class Hardware(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 
 from gpu_plugin.kubelet.codec import BytesCodec, EndsAtUnknownFrame
+from gpu_plugin.runtime.printable import excerpt
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """What is read of one answer at most: the usual limit of the Go clients of PodResources."""
@@ -20,6 +21,13 @@ class CallError(Exception):
 
     Of what was asked nothing follows.
     """
+
+
+HOW_TO_BE_ADMITTED = (
+    "connecting takes the right to write to the socket and to pass its directories: compare the user and the mode (ls -l), or "
+    "see whether SELinux refused it (ausearch -m avc)"
+)
+"""What to look at if a socket is there and the kernel refuses the connection (EACCES, EPERM; unix(7))."""
 
 
 async def call(
@@ -44,13 +52,16 @@ async def call(
             case TimeoutError() | GRPCError(status=Status.DEADLINE_EXCEEDED, message=None | ""):
                 return CallError(f"{who} did not answer within {timeout:g} s")
             case GRPCError(status=status, message=message):
-                said = message if message and status is Status.UNKNOWN else f"{status.name} {message or ''}".strip()
+                text = excerpt(message or "")
+                said = text if text and status is Status.UNKNOWN else f"{status.name} {text}".strip()
                 return CallError(f"{who} refused: {said}")
             case StreamTerminatedError() | ProtocolError():
-                return CallError(f"{who} ended the call: {fault or error}")
+                return CallError(f"{who} ended the call: {excerpt(fault or str(error))}")
+            case PermissionError():
+                return CallError(f"{socket}: {error.strerror}: {HOW_TO_BE_ADMITTED}")
             case OSError():
                 return CallError(f"nobody answers on {socket}: {error.strerror or error}")
-        return CallError(f"{socket} does not answer as a kubelet does: {error!r}")
+        return CallError(f"{socket} does not answer as a kubelet does: {excerpt(repr(error))}")
 
     outcome: bytes | CallError = CallError(f"{who} hung up in the middle of the call")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.regular_file import UnfitFileError, content, open_file
 
 NAME = "kubelet_internal_checkpoint"
@@ -55,7 +56,7 @@ def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Wri
     except OSError as error:
         raise CheckpointError(error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, as is that of text that is no UTF-8
-        raise CheckpointError(f"it is not as kubelets write it: {error}") from None
+        raise CheckpointError(f"it is not as kubelets write it: {excerpt(str(error))}") from None
 
 
 class _Entry(msgspec.Struct):

@@ -20,6 +20,7 @@ from h2.events import DataReceived, StreamReset
 from h2.exceptions import ProtocolError
 
 from gpu_plugin.kubelet.codec import EndsAtUnknownFrame
+from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.rates import LogThrottle
 
@@ -41,6 +42,9 @@ it has them from has no more than 4 MiB, with more than the ids in it."""
 UNFINISHED_BYTES = 16 * 1024 * 1024
 """Bytes of requests of one connection that are not answered yet: those of the two longest. A kubelet sends one at a time."""
 
+LONGEST_HEADER_NAME = 80
+"""Characters of a header's name in the answer to its sender."""
+
 Headers = list[tuple[str, str]]
 
 _THROTTLE = LogThrottle()
@@ -58,10 +62,6 @@ class Requests(grpclib.server.Handler):
         super().__init__(*args)
         self._releases: dict[Stream, Callable[[], Any]] = {}
 
-    def __gc_collect__(self) -> None:
-        super().__gc_collect__()
-        self._releases = {stream: self._releases[stream] for stream in self._tasks if stream in self._releases}
-
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], Any]) -> None:
         """Begins a request; one whose metadata cannot be read is refused."""
         fault = header_fault(headers)
@@ -71,6 +71,13 @@ class Requests(grpclib.server.Handler):
         else:
             super().accept(stream, headers, release_stream)
             self._releases[stream] = release_stream
+        # grpclib keeps the requests that are done until later ones come: 1 MiB on a connection that sends no more.
+        self._tasks[stream].add_done_callback(lambda task: self._forget(stream, task))
+
+    def _forget(self, stream: Stream, task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(stream, None)
+        self._cancelled.discard(task)
+        self._releases.pop(stream, None)
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Calls once no request is worked on any more; at once where none is."""
@@ -110,7 +117,7 @@ def header_fault(headers: Iterable[tuple[str, str]]) -> str:
             try:
                 decode_bin_value(value.encode())
             except (binascii.Error, ValueError):
-                return f"the header {name[:80]} is not in base64"
+                return f"the header {excerpt(name, LONGEST_HEADER_NAME)} is not in base64"
     return "" if names >= {":method", ":path"} else "the request has no method or no path"
 
 

@@ -9,6 +9,7 @@ import anyio
 from gpu_plugin.kubelet import pod_listing, wire
 from gpu_plugin.kubelet.bounded_channel import CallError, call
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
+from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.threads import computed
 
 OFF_LOOP_BYTES = 64 * 1024
@@ -78,4 +79,6 @@ async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[byte
     except TimeoutError:
         raise CallError(f"the answer of {socket} could not be read within {timeout:g} s") from None
     except ValueError as error:
-        raise CallError(f"{socket} answers, but not as the kubelet's PodResources service does: {error}") from None
+        raise CallError(
+            f"{socket} answers, but not as the kubelet's PodResources service does: {excerpt(str(error))}"
+        ) from None

@@ -7,6 +7,8 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
+from gpu_plugin.runtime.pulse import Pulse
+
 UNREGISTERED = "it has not been registered yet"
 
 UNHEARD = "registered, but the kubelet has not opened its stream yet"
@@ -37,6 +39,8 @@ class Registrations:
     ) -> None:
         """`clock` is steady, in seconds; `changed` is told each resource's standing before and after."""
         self.current: dict[str, ResourceRegistration] = {}
+        self.changes = Pulse()
+        """Rings after each change."""
         self._again: dict[str, str] = {}
         self._overtaken: dict[str, ResourceRegistration] = {}
         self._clock = clock
@@ -103,9 +107,11 @@ class Registrations:
         self._overtaken.pop(resource, None)
         self.current.pop(resource, None)
         self._again.pop(resource, None)
+        self.changes.ring()
 
     def _stands(self, resource: str, after: ResourceRegistration) -> None:
         before = self.of(resource)
         self.current[resource] = after
+        self.changes.ring()
         if self._changed is not None:
             self._changed(resource, before, after)

@@ -38,6 +38,9 @@ EPISODE = 60.0
 OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 """What calls fail with where the process or the machine lacks something: the other end has no part in it."""
 
+_START_SERVING = "BaseSelectorEventLoop._start_serving"
+"""Is in the message that asyncio has for such a call that failed."""
+
 ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 
 
@@ -147,7 +150,8 @@ class SocketServer(grpclib.server.Server):
 class Shortages:
     """An event loop's exception handler, before the one that there was: a line now and then where connections cannot be taken.
 
-    asyncio tries 100 times a second, and has a traceback for each (asyncio.selector_events, _accept_connection).
+    asyncio tries 100 times a second, and has a traceback for each (asyncio.selector_events, _accept_connection). It plans as many
+    calls of `_start_serving` for a second later, each of which fails with a ValueError if the listener is closed by then.
     """
 
     def __init__(self, before: ExceptionHandler | None) -> None:
@@ -163,6 +167,8 @@ class Shortages:
             level = logging.DEBUG if where in recent else logging.ERROR
             self._last = recent | {where: now}
             log.log(level, "connections to %s wait: %s", where, error.strerror)
+        elif isinstance(error, ValueError) and _START_SERVING in str(context.get("message")):
+            log.debug("a listener was closed while connections to it waited")
         elif self._before is not None:
             self._before(loop, context)
         else:

@@ -27,17 +27,25 @@ from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
-from gpu_plugin.runtime.rates import LogThrottle
+from gpu_plugin.runtime.printable import excerpt
+from gpu_plugin.runtime.rates import LogThrottle, TokenBucket
 
 log = logging.getLogger(__name__)
 
 BytesStream = Stream[bytes, bytes]
 
-OFF_LOOP_BYTES = 64 * 1024
-"""From this size on a request (1,400 ids) is worked on in a thread, so that other calls are answered meanwhile."""
+OFF_LOOP_BYTES = 32 * 1024
+"""Larger requests (700 ids) are decoded and answered on a thread, so that other calls are answered meanwhile. The 16,000 empty
+ids that fit into a smaller request take 5 ms."""
 
 CHOOSING = Budget(time.monotonic, 0.05)
 """What an exact choice of GPUs may take: 100 times what it does, so that none but a machine that stands still runs out."""
+
+MAX_STREAMS = 16
+"""ListAndWatch streams of one resource. A kubelet has one, and a stream that nobody reads keeps 20 KiB."""
+
+RESEND_SECONDS = 1.0
+"""Seconds between two lists that are sent again for a request which follows another plugin's list."""
 
 MAX_SHOWN_ID = 80
 """Characters of an unknown id that a refusal repeats. Ours have 63 at most, and a trailer takes its time to encode."""
@@ -83,18 +91,23 @@ class DevicePluginService:
         """`pairs` and `counts` are shared by the services of all resources; `clock` is steady, in seconds."""
         self._pairs = pairs or PairWatch()
         self._counts = counts or KubeletCounts()
-        self._refused, self._unreadable = LogThrottle(), LogThrottle()
+        self._refused, self._unreadable, self._resent = LogThrottle(), LogThrottle(), LogThrottle()
+        self._resends = TokenBucket(1, RESEND_SECONDS)
+        self._foreign_list = False
+        """Whether a request since the last answer follows a list that is not ours. Set on any thread, read on the loop."""
         self._clock = clock
         self.resource = feed.resource
         self.registering = True
         """Whether a kubelet may be dialling us now: from before a registration is sent until it is answered."""
         self._asked: WeakSet[object] = WeakSet()
-        self._open: dict[bool, int] = {True: 0, False: 0}
+        self._streams: dict[anyio.CancelScope, bool] = {}
+        """The open streams, oldest first, and whether each is the kubelet's own."""
         self._opened: dict[bool, int] = {True: 0, False: 0}
+        self._crowded = False
+        """Whether the log has a line on too many streams."""
         self._feed = feed
         self._store = store
         self._streams_changed = streams_changed
-        self._ending: set[anyio.CancelScope] = set()
         self._ended = False
 
     def __mapping__(self) -> Mapping[str, Handler]:
@@ -114,13 +127,14 @@ class DevicePluginService:
     def end_streams(self) -> None:
         """Lets every ListAndWatch stream return with status OK, those open now and any that still comes."""
         self._ended = True
-        for scope in tuple(self._ending):
+        for scope in tuple(self._streams):
             scope.cancel()
 
     @property
     def streams(self) -> int:
         """Streams of the kubelet that are open."""
-        return self._open[bool(self._opened[True])]
+        own = bool(self._opened[True])
+        return sum(1 for each in self._streams.values() if each is own)
 
     @property
     def streams_opened(self) -> int:
@@ -137,14 +151,15 @@ class DevicePluginService:
         """Sends the whole list, and again after each change, until the kubelet leaves or we end it."""
         await received(stream)
         own = _connection(stream) in self._asked
-        self._open[own] += 1
+        self._make_room(own=own)
         self._opened[own] += 1
+        sent = 0
+        scope = anyio.CancelScope()
+        self._streams[scope] = own
         self._counts.streams[self.resource] = self.streams
         self._streams_changed()
-        sent = 0
         try:
-            with anyio.CancelScope() as scope:
-                self._ending.add(scope)
+            with scope:
                 if self._ended:
                     scope.cancel()
                 while True:
@@ -152,10 +167,35 @@ class DevicePluginService:
                     await stream.send_message(payload)
                     self._counts.lists[self.resource] += 1
         finally:
-            self._ending.discard(scope)
-            self._open[own] -= 1
+            self._streams.pop(scope, None)
             self._counts.streams[self.resource] = self.streams
             self._streams_changed()
+
+    def _make_room(self, *, own: bool) -> None:
+        """End the oldest stream if there are too many for another one.
+
+        A stream of the kubelet is never refused: it is the newest that the kubelet reads. It takes the place of another client's
+        stream if there is one. Another client's stream takes no place of the kubelet's.
+
+        Raises:
+            GRPCError: RESOURCE_EXHAUSTED; the new stream is another client's, and there is no room for it.
+        """
+        if len(self._streams) < MAX_STREAMS:
+            return
+        if not self._crowded:
+            self._crowded = True
+            log.warning(
+                "%s: %d ListAndWatch streams are open, and a kubelet opens 1: others are refused or replace the oldest",
+                self.resource,
+                len(self._streams),
+            )
+        if not own and self._opened[True]:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"{self.resource}: {MAX_STREAMS} ListAndWatch streams are open")
+        oldest = next(
+            (scope for scope, of_kubelet in self._streams.items() if not of_kubelet), next(iter(self._streams))
+        )
+        del self._streams[oldest]
+        oldest.cancel()
 
     def _answer(self, work: Callable[[bytes], bytes]) -> Callable[[BytesStream], Awaitable[None]]:
         async def handle(stream: BytesStream) -> None:
@@ -166,14 +206,43 @@ class DevicePluginService:
                 else:
                     answer = work(request)
             except RequestRejectedError as error:
-                level, more = self._refused.next(self._clock())
-                log.log(level, "%s%s", error, more)
-                raise GRPCError(error.status, str(error)) from None
+                raise self._refusal(error.status, str(error)) from None
             except ValueError as error:
-                raise GRPCError(Status.INVALID_ARGUMENT, f"{self.resource}: {error}") from None
+                raise self._refusal(Status.INVALID_ARGUMENT, f"{self.resource}: {error}") from None
+            finally:
+                if self._foreign_list:
+                    self._foreign_list = False
+                    if _connection(stream) in self._asked:  # another client's request says nothing of the kubelet
+                        self._send_list_again()
             await stream.send_message(answer)
 
         return handle
+
+    def _send_list_again(self) -> None:
+        """Send the kubelet our list again, at most once in `RESEND_SECONDS`.
+
+        The kubelet sends us requests on the basis of another plugin's list. From 1.37 on this stays so after that plugin has
+        ended: requests come to us again, and the kubelet keeps the list. A plugin that serves the resource gets the requests
+        itself, so its list is left alone.
+        """
+        now = self._clock()
+        if not self._resends.take(now):
+            return
+        self._store.resend(self.resource)
+        level, more = self._resent.next(now)
+        log.log(
+            level,
+            "%s: the kubelet asked for devices that this plugin does not offer, as after another plugin has registered the "
+            "resource and ended; sending this plugin's list again%s",
+            self.resource,
+            more,
+        )
+
+    def _refusal(self, status: Status, sentence: str) -> GRPCError:
+        """Log a refusal, if few were logged lately, and return it."""
+        level, more = self._refused.next(self._clock())
+        log.log(level, "%s%s", sentence, more)
+        return GRPCError(status, sentence)
 
     def allocate_bytes(self, request: bytes) -> bytes:
         """An AllocateResponse to an AllocateRequest. Raises RequestRejectedError, or ValueError on bytes that are none."""
@@ -191,8 +260,7 @@ class DevicePluginService:
             RequestRejectedError: several shared devices for one container, where the operator forbids that.
         """
         now = self._clock()
-        for ids in containers:
-            self._store.recent.note(self.resource, self._listed(ids), now)
+        self._store.recent.note(self.resource, [i for ids in containers for i in self._listed(ids)], now)
         view = self._view()  # read after that was noted: what it says may be given is not freed behind its back
         answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
         if sentence := self._pairs.allocated(self.resource, view.access.strategies, now):
@@ -219,6 +287,8 @@ class DevicePluginService:
         try:
             view = self._view()
             devices = view.resource.devices
+            if not all(_offered(view, identifier) for c in containers for identifier in c.available):
+                self._foreign_list = True
             return [
                 preferred(
                     c.available, c.must_include, c.size, devices, view.order, view.placement, view.policy, CHOOSING
@@ -262,9 +332,12 @@ class DevicePluginService:
         found = {}
         for identifier in ids:
             device = view.device(identifier)
+            if not _offered(view, identifier):
+                self._foreign_list = True
             if device is None:
                 raise UnknownDeviceError(
-                    f"invalid allocation request for {self.resource!r}: unknown device: {identifier[:MAX_SHOWN_ID]!r}",
+                    f"invalid allocation request for {self.resource!r}: unknown device: "
+                    f"{excerpt(identifier, MAX_SHOWN_ID)!r}",
                 )
             if device.reason:
                 raise UnhealthyDeviceError(
@@ -277,6 +350,12 @@ class DevicePluginService:
                 f"found {len(found)}",
             )
         return [found[at] for at in sorted(found)]
+
+
+def _offered(view: ResourceView, identifier: str) -> bool:
+    """Whether our list has the device as healthy."""
+    device = view.device(identifier)
+    return device is not None and not device.reason
 
 
 def _joined(ids: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from gpu_plugin.config.socket_path import room
+from gpu_plugin.runtime.printable import excerpts
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,9 @@ def socket_path(directory: Path, resource: str, incarnation: int, instance: str 
 
 def remove_stale(directory: Path) -> list[str]:
     """Removes sockets of ours that nobody listens on, and returns their names. Others' sockets and living ones stay."""
-    removed = []
+    removed: list[str] = []
+    stay: list[str] = []
+    trouble = ""
     try:
         entries = [
             entry for entry in os.scandir(directory) if entry.name.startswith(PREFIX) and entry.name.endswith(".sock")
@@ -60,7 +63,17 @@ def remove_stale(directory: Path) -> list[str]:
                 Path(entry.path).unlink(missing_ok=True)
                 removed.append(entry.name)
         except OSError as error:
-            log.warning("cannot remove the stale socket %s: %s", entry.path, error)
+            stay.append(entry.name)
+            trouble = trouble or error.strerror or str(error)
+    if stay:
+        log.warning(
+            "%s: %d stale %s with this plugin's prefix cannot be removed: %s (%s)",
+            directory,
+            len(stay),
+            "file" if len(stay) == 1 else "files",
+            excerpts(sorted(stay)),
+            trouble,
+        )
     return removed
 
 

@@ -8,6 +8,7 @@ one changed costs one encoding and a join, 0.1 ms instead of 170.
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
@@ -24,7 +25,6 @@ from gpu_plugin.kubelet.fields import (
     spans,
     text,
     text_field,
-    texts,
 )
 
 VERSION = "v1beta1"
@@ -46,6 +46,17 @@ POD_RESOURCES_GET = "/v1.PodResourcesLister/Get"
 
 EMPTY = b""
 
+MAX_CONTAINERS = 64
+"""Containers of one request. Every kubelet sends a request for each container
+(pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate and allocateContainerResources)."""
+
+MAX_IDS = 1 << 18
+"""Device ids of one request. A kubelet names each listed device twice at most, and a list has no room for half as many."""
+
+
+class TooLargeError(ValueError):
+    """A request with more containers or ids than any kubelet sends. It is refused before it is decoded to its end."""
+
 
 class PreferredRequest(msgspec.Struct, frozen=True):
     """One container's GetPreferredAllocation request."""
@@ -56,21 +67,62 @@ class PreferredRequest(msgspec.Struct, frozen=True):
 
 
 def decode_allocate(data: bytes) -> list[list[str]]:
-    """The device ids of each container of an AllocateRequest. Raises ValueError on bytes that are none."""
-    return [texts(data, container, 1) for container in spans(data, (0, len(data)), 1)]
+    """The device ids of each container of an AllocateRequest.
+
+    Raises:
+        TooLargeError: more than MAX_CONTAINERS containers or MAX_IDS ids.
+        ValueError: the bytes cannot be decoded.
+    """
+    decoded: list[list[str]] = []
+    left = MAX_IDS
+    for container in _containers(data):
+        ids = _bounded_texts(data, container, left)
+        left -= len(ids)
+        decoded.append(ids)
+    return decoded
 
 
 def decode_preferred(data: bytes) -> list[PreferredRequest]:
-    """The containers of a PreferredAllocationRequest. Raises ValueError on bytes that are none."""
-    return [_preferred_request(data, container) for container in spans(data, (0, len(data)), 1)]
+    """The containers of a PreferredAllocationRequest. Raises as `decode_allocate` does."""
+    decoded: list[PreferredRequest] = []
+    left = MAX_IDS
+    for container in _containers(data):
+        asked = _preferred_request(data, container, left)
+        left -= len(asked.available) + len(asked.must_include)
+        decoded.append(asked)
+    return decoded
 
 
 def decode_pre_start(data: bytes) -> list[str]:
-    """The device ids of a PreStartContainerRequest. Raises ValueError on bytes that are none."""
-    return texts(data, (0, len(data)), 1)
+    """The device ids of a PreStartContainerRequest. Raises as `decode_allocate` does."""
+    return _bounded_texts(data, (0, len(data)), MAX_IDS)
 
 
-def _preferred_request(data: bytes, within: Span) -> PreferredRequest:
+def _containers(data: bytes) -> list[Span]:
+    """Where the containers of a request lie."""
+    lying = spans(data, (0, len(data)), 1)
+    found = list(islice(lying, MAX_CONTAINERS))
+    more = sum(1 for _ in islice(lying, MAX_IDS))  # counted for the message, 0.3 µs each
+    if more:
+        number = f"{'more than ' if more == MAX_IDS else ''}{len(found) + more}"
+        raise TooLargeError(
+            f"the request has {number} containers; at most {MAX_CONTAINERS} are accepted, and a kubelet sends 1"
+        )
+    return found
+
+
+def _bounded_texts(data: bytes, within: Span, most: int) -> list[str]:
+    ids = [data[begin:end].decode() for begin, end in islice(spans(data, within, 1), most + 1)]
+    if len(ids) > most:
+        raise _too_many_ids()
+    return ids
+
+
+def _too_many_ids() -> TooLargeError:
+    return TooLargeError(f"the request has more than {MAX_IDS} device ids; a list of devices has no room for so many")
+
+
+def _preferred_request(data: bytes, within: Span, most: int) -> PreferredRequest:
     available, must_include, size = [], [], 0
     for number, kind, begin, end in fields(data, within):
         if number == 1:
@@ -81,6 +133,8 @@ def _preferred_request(data: bytes, within: Span) -> PreferredRequest:
             if kind != NUMBER:
                 raise ValueError(f"field {number} is not a number")
             size = int32(begin)
+        if len(available) + len(must_include) > most:
+            raise _too_many_ids()
     return PreferredRequest(available, must_include, size)
 
 

@@ -71,7 +71,7 @@ class ControlDaemon:
         os.set_blocking(theirs, True)
         try:
             self._process = subprocess.Popen(  # noqa: S603, ASYNC220 - no shell; it returns once forked
-                [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *self._control, "-f"],
+                [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), self.daemon.pipe, *self._control, "-f"],
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=subprocess.STDOUT,
@@ -96,9 +96,14 @@ class ControlDaemon:
         how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
         return f"{PROGRAM} {how}{f': {self._last_line}' if self._last_line else ''}"
 
-    async def ask(self, command: str, patience: float) -> str:
-        """What it answers to a command. Raises MpsError where it is not there, or does not answer within `patience` seconds."""
+    async def ask(self, *commands: str, patience: float) -> str:
+        """Give the daemon commands on one connection. Return its answers in one line; some commands have an empty answer.
+
+        Raises:
+            MpsError: it is not there, or does not answer within `patience` seconds.
+        """
         process = control_program.start_client(self._control, self.daemon.environment)
+        command = "\n".join(commands)
         job = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
         try:
             if not await settled(job, patience):
@@ -115,7 +120,7 @@ class ControlDaemon:
         if self._process is not None and self._exit is not None and not self._exit.done.done():
             with anyio.move_on_after(patience):
                 with suppress(MpsError):
-                    await self.ask("quit", patience)
+                    await self.ask("quit", patience=patience)
                 await asyncio.wait([self._exit.done])
             if not self._exit.done.done():
                 with suppress(ProcessLookupError, PermissionError):

@@ -21,10 +21,6 @@ from gpu_plugin.mps.errors import MpsError, NotStartedError
 
 PROGRAM = "nvidia-cuda-mps-control"
 
-GET_THREADS = "get_default_active_thread_percentage"
-"""What a control daemon that works can always answer (NVIDIA's plugin asks the same)."""
-
-UNKNOWN = "Unknown command"  # how the answer to a command begins that the daemon does not know
 LONGEST_ANSWER = 1000  # characters of an answer that are passed on
 
 _MAX_READ = 64 * 1024
@@ -78,11 +74,18 @@ def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subpro
 
 def unanswered(command: str, patience: float) -> MpsError:
     """The error for a daemon that has not answered a command within `patience` seconds."""
-    return MpsError(f"its control has not answered {command!r} for {patience:g} s")
+    return MpsError(f"its control has not answered {_first(command)!r} for {patience:g} s")
+
+
+def _first(commands: str) -> str:
+    """The first of several lines of commands, for messages."""
+    return commands.partition("\n")[0]
 
 
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
-    """What a client that was just started answers to a command, in one line. Blocks for up to `patience` seconds, then kills it.
+    """What a client that was just started answers to a command, or to several lines of commands, in one line.
+
+    Blocks for up to `patience` seconds, then kills it.
 
     Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be. Raises MpsError
     where the daemon is not there, which is another status than 0, or does not answer in time.
@@ -103,7 +106,7 @@ def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) ->
             process.kill()
     said = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
     if status:
-        raise MpsError(f"its control answers {command!r} with status {status}: {said or 'no word'}")
+        raise MpsError(f"its control answers {_first(command)!r} with status {status}: {said or 'no word'}")
     return said
 
 

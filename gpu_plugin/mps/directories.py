@@ -3,10 +3,13 @@
 import ctypes
 import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
+from gpu_plugin.access.cdi.host_files import Kind
 from gpu_plugin.devices.mps_paths import IN_CONTAINERS
+from gpu_plugin.host.driver_root.safe import judge
 from gpu_plugin.mps.errors import MpsError
 
 OPEN_TO_ALL = 0o755
@@ -27,6 +30,7 @@ _SELINUX_FILESYSTEM = Path("/sys/fs/selinux/enforce")
 _MS_NOSUID = 2  # mount(2), linux/mount.h
 _MS_NODEV = 4
 _MS_NOEXEC = 8
+_MS_NOSYMFOLLOW = 256  # from Linux 5.10 on; earlier kernels ignore it
 _MS_RELATIME = 1 << 21
 
 
@@ -62,26 +66,46 @@ def shm_fault(shm: Path, mine: Path) -> str:
 
 
 def make(root: Path, pipe: Path, log: Path, shm: Path) -> None:
-    """Makes what one daemon needs, and whatever leads there below `root`, or mends its modes where it is.
+    """Make the directories that one daemon needs below `root`, with their parents, and correct the modes of existing ones.
 
-    Raises MpsError where one of them cannot be made.
+    Each directory is checked before the next one is made in it: the daemon runs as root and follows links.
+
+    Raises:
+        MpsError: a directory cannot be made, or others than root can write to it or to a directory above it.
     """
     for leaf in (pipe, log):
         for directory in (*reversed(leaf.parents), leaf):
             if directory.is_relative_to(root):
                 make_directory(directory)
+                _require_safe(directory, links=directory == root)
     if not os.path.ismount(shm):
         make_directory(shm, SHM_MODE)
     if _SELINUX_FILESYSTEM.exists():
         _label(pipe)
 
 
+def _require_safe(directory: Path, *, links: bool) -> None:
+    fault = judge("", os.path.abspath(directory), (Kind.DIRECTORY,), links=links).seen.fault  # noqa: PTH100 - it follows no link
+    if fault:
+        raise MpsError(f"{directory} is not safe for MPS daemons, which run as root: {fault}")
+
+
 def make_directory(directory: Path, mode: int = OPEN_TO_ALL) -> None:
-    """Makes a directory, or mends its mode. Raises MpsError where that cannot be."""
+    """Make a directory, or correct its mode. The mode of a directory that a link leads to stays: it may be anybody's link.
+
+    Raises:
+        MpsError: the directory cannot be made.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if directory.stat().st_mode & 0o7777 != mode:
-            directory.chmod(mode)  # mkdir heeds the umask
+        if directory.is_symlink():
+            return
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_mode & 0o7777 != mode:
+                os.fchmod(descriptor, mode)  # mkdir heeds the umask
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise MpsError(f"the directory {directory} cannot be made: {error.strerror}; is --mps-root writable?") from None
 
@@ -94,6 +118,13 @@ def _label(directory: Path) -> None:
             raise MpsError(
                 f"{directory} cannot be labelled for containers (SELinux is on): {error.strerror}; run as root, privileged"
             ) from None
+
+
+def is_socket(path: Path) -> bool:
+    """Whether a path itself is a socket."""
+    with suppress(OSError):
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    return False
 
 
 def trim_logs(log: Path) -> None:
@@ -110,14 +141,17 @@ def trim_logs(log: Path) -> None:
 def mount_shm(shm: Path, bytes_in_all: int) -> bool:
     """Mounts a tmpfs of so many bytes at `shm`, made if need be; False where something is mounted there already.
 
-    Raises MpsError where it cannot be mounted, as without the capability SYS_ADMIN.
+    Raises:
+        MpsError: it cannot be mounted, as without the capability SYS_ADMIN, or others than root can write to the MPS root.
     """
     make_directory(shm.parent)
+    _require_safe(shm.parent, links=True)
     if os.path.ismount(shm):
         return False
     make_directory(shm, SHM_MODE)
     libc = ctypes.CDLL(None, use_errno=True)
-    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_RELATIME
+    # All containers write here, and MPS servers of uid 0 open files here.
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_NOSYMFOLLOW | _MS_RELATIME
     options = f"mode={SHM_MODE:o},size={bytes_in_all}".encode()
     if libc.mount(b"shm", os.fsencode(shm), b"tmpfs", ctypes.c_ulong(flags), options) != 0:
         why = os.strerror(ctypes.get_errno())

@@ -80,18 +80,18 @@ def _started(signs: Signs) -> bool:
     return bool(signs.started) and signs.started[2] >= signs.control[2]
 
 
-def due(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits, now: float) -> bool:
+def due(signs: Signs, last: Answer | None, now: float) -> bool:
     """Whether the daemon is to be asked (again): at once if its signs are others than when it was asked last."""
     if last is None or last.signs != signs:
         return True
-    steady = signs.locked and not last.misses and not why_down(signs, last, replicas, limits)
+    steady = signs.locked and not last.misses and not why_down(signs, last)
     return now - last.asked >= (CONFIRM if steady else LOOK_AGAIN)
 
 
-def why_down(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits) -> str:
+def why_down(signs: Signs, last: Answer | None) -> str:
     """Why the daemon cannot be used by its signs now and its last answer (None: not asked yet); empty where it can.
 
-    It is to share each GPU among `replicas` clients, within the `limits` of the configuration.
+    Its limits do not matter: any client can change them, and one client must not take the devices from all others.
     """
     if last is None or last.signs.control != signs.control:
         return f"{_DOWN} the daemon of another program has not answered yet"
@@ -101,14 +101,27 @@ def why_down(signs: Signs, last: Answer | None, replicas: int, limits: MpsLimits
         return _unasked(signs, last.unable)
     if last.trouble or last.threads is None:
         return f"{_DOWN} no daemon of another program can be used: {last.trouble}"
-    wanted = thread_percentage(replicas, limits)
-    if not same_threads(last.threads, wanted):
-        return (
-            f"its MPS daemon gives each client {last.threads:g} % of a GPU's threads, not {wanted:g} % (yet): give it the "
-            f"configuration of this plugin ({replicas} replicas), or say {last.threads:g} in this resource's "
-            "limits.activeThreadPercentage"
-        )
     return ""
+
+
+def doubt(answer: Answer, replicas: int, limits: MpsLimits) -> str:
+    """Why a daemon that can be used may not have the limits of the configuration; empty if it has the limit of threads.
+
+    It is to share each GPU among `replicas` clients, within `limits`.
+    """
+    if answer.unable:
+        return (
+            "its MPS daemon is taken to be up for as long as it holds its lock, but its limits are not verified: "
+            f"{answer.unable}"
+        )
+    wanted = thread_percentage(replicas, limits)
+    if answer.threads is None or same_threads(answer.threads, wanted):
+        return ""
+    return (
+        f"its MPS daemon gives each client {answer.threads:g} % of a GPU's threads, not {wanted:g} %. Either a client changed "
+        f"it: restart the daemon. Or its configuration differs: give it the configuration of this plugin ({replicas} replicas), "
+        f"or set this resource's limits.activeThreadPercentage to {answer.threads:g}"
+    )
 
 
 def _unasked(signs: Signs, unable: str) -> str:

@@ -26,6 +26,11 @@ CLIENTS_BEFORE_VOLTA = 16
 # The longest of the names under which the control daemon listens in its pipe directory.
 _LONGEST_SOCKET = "control_privileged"
 
+GET_THREADS = "get_default_active_thread_percentage"
+"""The command that a working control daemon can always answer. NVIDIA's plugin sends the same."""
+
+UNKNOWN = "Unknown command"  # the beginning of the answer to a command that the daemon does not know
+
 SET_MEMORY = "set_default_device_pinned_mem_limit"
 GET_MEMORY = "get_default_device_pinned_mem_limit"
 """Commands to a control daemon: what a client may use of a GPU's memory at most (nvidia-cuda-mps-control(1))."""

@@ -3,7 +3,7 @@
 The kernel lets go of a lock with the process that holds it, however that ends, so none is ever left behind. Files under
 the MPS root:
 
-    .supervisor          locked for as long as `gpu-plugin mps` runs
+    .supervisor          locked for as long as `gpu-plugin mps` runs, `Counts` by resource as JSON
     <resource>/.ready    locked for as long as the resource's daemon is up, a `Mark` as JSON
     <resource>/.down     a sentence: why it is not
 
@@ -14,7 +14,7 @@ the MPS root:
 import fcntl
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +22,7 @@ from typing import BinaryIO
 import msgspec
 
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.runtime.regular_file import open_file
+from gpu_plugin.runtime.regular_file import open_file, replace_file
 
 READY = ".ready"
 DOWN = ".down"
@@ -50,6 +50,18 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     gpus: tuple[str, ...]
     confirmed: float
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Events of one resource since its supervisor started.
+
+    Attributes:
+        limits_restored: how often a client had changed a limit of the daemon, and the configured limits were set again.
+        probes_failed: how often the daemon did not answer a probe although its process was alive.
+    """
+
+    limits_restored: int = 0
+    probes_failed: int = 0
 
 
 def lock(path: Path) -> int | None:
@@ -101,14 +113,14 @@ class ReadyMark:
             self._descriptor = lock(self._ready)
             if self._descriptor is None:
                 raise MpsError(f"another process holds {self._ready}; is there a second gpu-plugin mps on this node?")
-            with suppress(OSError):  # it is not looked at while the daemon is up
-                self._down.unlink()
         content = msgspec.json.encode(mark) + b"\n"
         try:
             os.pwrite(self._descriptor, content, 0)
             os.ftruncate(self._descriptor, len(content))
         except OSError as error:
             raise MpsError(f"{self._ready} cannot be written: {error.strerror}") from None
+        with suppress(OSError):  # it is not looked at while the daemon is up
+            self._down.unlink()
 
     def down(self, why: str = "") -> None:
         """The daemon is down; without a reason there is none to be."""
@@ -120,7 +132,8 @@ class ReadyMark:
         with suppress(OSError):  # where it cannot be written, readers are told less
             if why:
                 self._down.parent.mkdir(parents=True, exist_ok=True)
-                self._down.write_text(f"{why}\n")
+                # The directory may be unsafe, which is then the reason: this follows no link there.
+                replace_file(self._down, f"{why}\n".encode(), _MODE)
             else:
                 self._down.unlink()
 
@@ -146,6 +159,28 @@ def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas
     if replicas and replicas != found.replicas:
         return f"its MPS daemon shares each GPU among {found.replicas} clients, not {replicas} (yet)"
     return ""
+
+
+def write_counts(descriptor: int, counts: Mapping[str, Counts]) -> None:
+    """Write counts by resource into the lock file of the supervisor, which is open. A full disk keeps older counts."""
+    content = msgspec.json.encode(counts) + b"\n"
+    with suppress(OSError):
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+
+
+def read_counts(mps_root: Path) -> dict[str, Counts]:
+    """Read the counts of a running supervisor by resource; empty if there are none, or while they are being written."""
+    stream = opened(mps_root / SUPERVISOR)
+    if stream is None:
+        return {}
+    with stream:
+        if not _locked_elsewhere(stream.fileno()):
+            return {}
+        try:
+            return msgspec.json.decode(stream.read(_LONGEST), type=dict[str, Counts])
+        except (OSError, ValueError, msgspec.DecodeError):
+            return {}
 
 
 def supervised(mps_root: Path) -> bool:

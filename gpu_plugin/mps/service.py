@@ -25,7 +25,7 @@ from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.signals import told_to_stop
+from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
 from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
 from gpu_plugin.state.directory import StateDirectory
@@ -73,15 +73,15 @@ class MpsService:
         self._session = DriverSession(driver, self._calls)
         self._finder = Finder(driver, host, self._calls)
         self._said = ""
-        self._told_to_stop = False
         self._parts: anyio.abc.TaskGroup
 
-    async def run(self) -> int:
+    async def run(self, signals: Signals) -> int:
         """Runs until a signal ends it. Returns the exit status."""
         status = 0
         try:
             async with anyio.create_task_group() as self._parts:
-                self._parts.start_soon(self._signals)
+                signals.on_stop(self._parts.cancel_scope.cancel)
+                signals.on_reload(self._configuration.ask)
                 self._parts.start_soon(forever, "the configuration watch", self._configuration.watch)
                 self._parts.start_soon(
                     forever, "the configuration", partial(self._configuration.run, self._take_settings)
@@ -95,12 +95,7 @@ class MpsService:
         finally:
             self._calls.close()
         log.info("stopped")
-        return status if self._told_to_stop or status else 1
-
-    async def _signals(self) -> None:
-        await told_to_stop(self._configuration.ask)
-        self._told_to_stop = True
-        self._parts.cancel_scope.cancel()
+        return status if signals.stopped_by or status else 1
 
     def _take_settings(self, new: Settings) -> None:
         self.settings = new
@@ -224,10 +219,13 @@ def run(
     """Runs an `MpsService` on an event loop of its own until a signal ends it. Returns the exit status."""
 
     async def serve() -> int:
-        begun = await begin_with(settings, resolve)
-        if begun is None:
+        signals = Signals()
+        with anyio.CancelScope() as starting:
+            signals.on_stop(starting.cancel)
+            begun = await begin_with(settings, resolve, signals)
+        if signals.stopped_by:
             return 0
-        return await MpsService(Configuration(*begun, resolve, UNCHANGEABLE), driver, host, control).run()
+        return await MpsService(Configuration(*begun, resolve, UNCHANGEABLE), driver, host, control).run(signals)
 
     os.umask(0o022)
     return anyio.run(serve)

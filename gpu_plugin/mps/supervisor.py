@@ -17,34 +17,31 @@ import anyio
 import anyio.abc
 import msgspec
 
-from gpu_plugin.devices.mps_paths import shm_directory
+from gpu_plugin.devices.mps_paths import CONTROL, shm_directory
 from gpu_plugin.mps import directories, readiness
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import ControlDaemon, end_leftovers
-from gpu_plugin.mps.control_program import GET_THREADS, UNKNOWN
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.mps.plan import (
-    GET_MEMORY,
-    SET_MEMORY,
-    MpsDaemon,
-    MpsPlan,
-    MpsResource,
-    plan_daemons,
-    same_threads,
-    threads_in,
-)
-from gpu_plugin.mps.readiness import Mark, ReadyMark
+from gpu_plugin.mps.limits import differences, questions
+from gpu_plugin.mps.pipe import drain_log, follows_links, prepare
+from gpu_plugin.mps.plan import GET_THREADS, UNKNOWN, MpsDaemon, MpsPlan, MpsResource, plan_daemons, threads_in
+from gpu_plugin.mps.readiness import Counts, Mark, ReadyMark
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import begin, settled
 
 log = logging.getLogger(__name__)
 
+_ALIVE = (
+    "its process is alive and is not ended, since its clients would lose their work. A client may occupy its control connection "
+    "(ss -xp shows which process); if it stays so, restart gpu-plugin mps"
+)
+
 
 class Tempo(msgspec.Struct, frozen=True):
     """How long things may take, in seconds.
 
-    A daemon counts as stuck when `misses` probes in a row were not answered: ending it ends the work of all its clients.
+    A daemon is down when `misses` probes in a row were not answered. Its process is not ended for that.
     """
 
     start: float = 15.0  # from its start until its control answers
@@ -90,6 +87,11 @@ class Supervisor:
         self._tempo = tempo or Tempo()
         self._shm = shm
         self._said = ""
+        self._warned_of_links = False
+        self._counts: dict[str, Counts] = {}
+        self._descriptor: int | None = None
+        self._unlimited: set[MpsDaemon] = set()
+        """Daemons that know no memory limits, which was logged."""
         self._plan: MpsPlan | None = None
         self._changed = Pulse()
         self._kept: dict[str, _Kept] = {}
@@ -140,9 +142,12 @@ class Supervisor:
                 job.done.add_done_callback(_let_go)  # it may still get the lock, with nobody left to want it
                 raise
             descriptor = job.done.result()
+        self._descriptor = descriptor
+        readiness.write_counts(descriptor, {})
         try:
             yield
         finally:
+            self._descriptor = None
             os.close(descriptor)
 
     async def _reconcile(self, tasks: anyio.abc.TaskGroup, plan: MpsPlan) -> None:
@@ -167,6 +172,7 @@ class Supervisor:
         for daemon in plan.daemons:
             if daemon.resource not in self._kept:
                 kept = self._kept[daemon.resource] = _Kept(daemon)
+                self._count(daemon.resource)
                 tasks.start_soon(self._keep, kept)
 
     def _mark(self, resource: str) -> ReadyMark:
@@ -216,6 +222,12 @@ class Supervisor:
             self._warn_of(directories.shm_fault(shm, self._shm) if self._shm else "")
             for uuid in daemon.gpus:
                 await self._modes.make_exclusive(uuid)
+            # A pod with a writable mount of an earlier version can leave millions of files. Nothing interrupts this: it
+            # would go on, and remove the files of the next daemon.
+            preparing = begin(lambda: prepare(Path(daemon.pipe)), "mps-pipe")
+            with anyio.CancelScope(shield=True):
+                await settled(preparing)
+            preparing.done.result()
             await control.start()
             return await self._until_exit(control, mark)
         finally:
@@ -227,6 +239,17 @@ class Supervisor:
         if fault and fault != self._said:
             log.warning("%s", fault)
         self._said = fault
+
+    def _warn_of_links(self, control: ControlDaemon) -> None:
+        """Log once that links in pipe directories can lead daemons elsewhere."""
+        if not self._warned_of_links and follows_links(control.pid, Path(control.daemon.pipe)):
+            self._warned_of_links = True
+            log.warning(
+                "MPS daemons follow links in their pipe directories, such as %s: the mount option nosymfollow needs Linux 5.10, "
+                "the capability SYS_ADMIN, and a sandbox that allows mount namespaces. Recreate containers that a version with "
+                "writable mounts of it has started",
+                control.daemon.pipe,
+            )
 
     async def _until_exit(self, control: ControlDaemon, mark: ReadyMark) -> str:
         """Serves with a started daemon until it exits, which is seen at once, or cannot be used. Returns why that is so."""
@@ -241,33 +264,42 @@ class Supervisor:
         return why
 
     async def _serve(self, control: ControlDaemon, mark: ReadyMark) -> None:
-        """Makes the daemon ready and confirms that it is, until it does not answer any more.
+        """Make the daemon ready, then probe it and restore its limits, for as long as its process is alive.
 
-        Raises MpsError where it does not answer, or refuses a limit.
+        A daemon that does not answer is not ended. Any client can occupy its only control connection, and the end of a
+        daemon ends the work of all its clients.
+
+        Raises:
+            MpsError: it does not listen after its start.
         """
         daemon, tempo = control.daemon, self._tempo
-        await self._first_answer(control)
-        await self._set_limits(control)
-        since, misses, unwritten = time.time(), 0, ""
-        self._confirm(control, mark, since)
-        log.info(
-            "%s: MPS daemon ready (process %d): %d GPUs, %d clients each",
-            daemon.resource,
-            control.pid,
-            len(daemon.gpus),
-            daemon.replicas,
-        )
+        await self._listening(control)
+        self._warn_of_links(control)
+        since, misses, ready, restoring, down, unwritten = time.time(), 0, False, False, "", ""
         while True:
-            await anyio.sleep(tempo.probe)
             try:
-                await control.ask(GET_THREADS, tempo.answer)
+                different = left = await self._differences(control)
+                if different:
+                    if ready:
+                        self._log_restoring(daemon.resource, different, again=restoring)
+                    await self._set_limits(control)
+                    left = await self._differences(control)
+                misses, restoring = 0, ready and bool(different)
+                why = "" if ready else left
             except MpsError as error:
                 misses += 1
-                if misses >= tempo.misses:
-                    raise
-                log.warning("%s: %s; probing again", daemon.resource, error)
-            else:
-                misses = 0
+                self._count(daemon.resource, probes_failed=1)
+                drain_log(Path(daemon.pipe))
+                why = f"{error}; {_ALIVE}"
+                if ready and misses < tempo.misses:
+                    log.warning("%s: %s; probing again", daemon.resource, error)
+                    why = ""
+            if why:
+                ready = False
+                mark.down(why)
+                if down != (down := why):
+                    log.error("%s: its MPS daemon is down: %s", daemon.resource, why)
+            elif not misses:
                 try:
                     self._confirm(control, mark, since)
                 except MpsError as error:
@@ -280,40 +312,68 @@ class Supervisor:
                         )
                 else:
                     unwritten = ""
+                if not ready:
+                    ready, down = True, ""
+                    log.info(
+                        "%s: MPS daemon ready (process %d): %d GPUs, %d clients each",
+                        daemon.resource,
+                        control.pid,
+                        len(daemon.gpus),
+                        daemon.replicas,
+                    )
             directories.trim_logs(Path(daemon.log))
+            await anyio.sleep(tempo.probe)
 
     async def _set_limits(self, control: ControlDaemon) -> None:
-        """Tells the daemon its limits and reads them back: it refuses without a word, and with exit status 0.
+        """Set the configured limits. The daemon refuses a limit without a word, so the caller compares them afterwards.
 
-        Of a memory limit only whether there is one is verified: it is answered rounded, such as 79G for 81559M. Daemons of
-        drivers before R495 (CUDA 11.5) know none. Raises MpsError where it does not answer, or has another limit than it was
-        told, or none.
+        Raises:
+            MpsError: it does not answer.
         """
-        patience = self._tempo.answer
-        for command in control.daemon.commands:
-            answered = await control.ask(command, patience)
-            name, *arguments = command.split()
-            if UNKNOWN in answered:
-                log.warning("%s: its MPS daemon sets no such limit: %s", control.daemon.resource, answered)
-            elif name == SET_MEMORY:
-                said = await control.ask(f"{GET_MEMORY} {arguments[0]}", patience)
-                if not any(character.isdigit() for character in said):
-                    raise MpsError(f"it has not taken {command!r}: it answers {said or 'nothing'!r} when asked for it")
-        threads = threads_in(said := await control.ask(GET_THREADS, patience))
-        if threads is None or not same_threads(threads, control.daemon.threads):
-            raise MpsError(
-                f"it gives each client {said or 'nothing'!r} % of the threads, not {control.daemon.threads:g}"
-            )
+        answer = await control.ask(*control.daemon.commands, patience=self._tempo.answer)
+        if UNKNOWN in answer and control.daemon not in self._unlimited:
+            self._unlimited.add(control.daemon)
+            log.warning("%s: its MPS daemon sets no such limit: %s", control.daemon.resource, answer)
 
-    async def _first_answer(self, control: ControlDaemon) -> None:
-        """Waits until the daemon answers; it listens some time after it was started, and nothing tells when."""
+    async def _differences(self, control: ControlDaemon) -> str:
+        """Compare the daemon's limits with the configuration; empty if they are the same.
+
+        Raises:
+            MpsError: it does not answer. An empty answer is that of a daemon that another client occupies.
+        """
+        asked = questions(control.daemon)
+        answer = await control.ask(*asked, patience=self._tempo.answer)
+        if threads_in(answer) is None:
+            raise MpsError(f"its control answers {asked[0]!r} with {answer or 'nothing'!r}")
+        return differences(control.daemon, answer)
+
+    def _log_restoring(self, resource: str, different: str, *, again: bool) -> None:
+        """Count that a client has changed limits, and log it, unless the probe before this one did so too (`again`)."""
+        self._count(resource, limits_restored=1)
+        level = logging.DEBUG if again else logging.WARNING
+        log.log(level, "%s: a client has changed the limits of its MPS daemon: %s; restoring them", resource, different)
+
+    def _count(self, resource: str, *, limits_restored: int = 0, probes_failed: int = 0) -> None:
+        before = self._counts.get(resource, Counts())
+        self._counts[resource] = Counts(before.limits_restored + limits_restored, before.probes_failed + probes_failed)
+        if self._descriptor is not None:
+            readiness.write_counts(self._descriptor, self._counts)
+
+    async def _listening(self, control: ControlDaemon) -> None:
+        """Wait until a daemon that was just started answers, or at least listens; nothing tells when.
+
+        Raises:
+            MpsError: it has not made its socket in time.
+        """
         tempo = self._tempo
         until = anyio.current_time() + tempo.start
         while True:
             try:
-                await control.ask(GET_THREADS, min(tempo.answer, max(0.1, until - anyio.current_time())))
+                await control.ask(GET_THREADS, patience=min(tempo.answer, max(0.1, until - anyio.current_time())))
             except MpsError:
                 if anyio.current_time() >= until:
+                    if directories.is_socket(Path(control.daemon.pipe, CONTROL)):
+                        return
                     raise
                 await anyio.sleep(min(tempo.probe, 0.1))
             else:

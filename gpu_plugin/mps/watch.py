@@ -1,13 +1,9 @@
 """Which MPS daemons of the node's shared resources can be used: ours by their lock, those of another program by asking them."""
 
-import fcntl
 import logging
-import os
 import stat
-import struct
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +11,14 @@ import anyio
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.devices.mps_paths import CONTROL, CONTROL_LOCK, STARTED, pipe_directory, resource_directory
+from gpu_plugin.devices.mps_paths import CONTROL, STARTED, pipe_directory, resource_directory
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.mps import control_program, directories, foreign, readiness
 from gpu_plugin.mps.errors import MpsError, NotStartedError
 from gpu_plugin.mps.foreign import Answer, Identity, Signs
-from gpu_plugin.mps.plan import threads_in
+from gpu_plugin.mps.pipe import lock_holder
+from gpu_plugin.mps.plan import GET_THREADS, threads_in
+from gpu_plugin.mps.readiness import Counts
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import NoAnswerError, Workers, begin
 
@@ -34,10 +32,8 @@ AT_ONCE = 0.25
 
 _STATE = "its MPS daemon's state"
 
-_Seen = tuple[str, dict[str, tuple[str, Signs | None]]]
-"""The MPS root as it is found here; by resource why its daemon is down, and the signs of another program's."""
-
-_FLOCK = "hhqqi4x"  # struct flock of fcntl(2) on 64-bit Linux: type, whence, start, length, process
+_Seen = tuple[str, dict[str, tuple[str, Signs | None]], dict[str, Counts]]
+"""The MPS root as it is found here; by resource why its daemon is down, and the signs of another program's; the counts."""
 
 
 class _Foreign(msgspec.Struct):
@@ -55,15 +51,18 @@ class MpsWatch:
         self._looking: SlowCall[_Seen] = SlowCall(self._looks.begin)
         self._foreign: dict[str, _Foreign] = {}
         self._said: dict[str, str] = {}
+        self.counts: dict[str, Counts] = {}
+        """The newest counts of gpu-plugin mps, by resource."""
 
     async def look(self, settings: Settings, shared: Sequence[MpsShared]) -> dict[str, str]:
         """Why the MPS daemon of each resource is down, by name; empty where it is up."""
         try:
-            root, seen = await self._looking.fresh(partial(_seen, settings.mps_root, shared), PATIENCE)
+            root, seen, counts = await self._looking.fresh(partial(_seen, settings.mps_root, shared), PATIENCE)
         except NoAnswerError:
             return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
         except OSError as error:
             return {r.name: f"{_STATE} cannot be read: {error.strerror}; is --mps-root right?" for r in shared}
+        self.counts = counts or self.counts
         found = {name: why for name, (why, _) in seen.items()}
         others = {r.name: (r, signs) for r in shared if (signs := seen[r.name][1]) is not None}
         self._foreign = {name: self._foreign.get(name, _Foreign()) for name in others}
@@ -75,8 +74,10 @@ class MpsWatch:
             await kept.question.wait(max(0.0, until - anyio.current_time()))
         for name, (resource, signs) in others.items():
             answer = self._heard(self._foreign[name])
-            found[name] = foreign.why_down(signs, answer, resource.replicas, resource.limits)
-            self._tell(name, "" if answer is None or found[name] else answer.unable)
+            found[name] = foreign.why_down(signs, answer)
+            self._warn(
+                name, "" if answer is None or found[name] else foreign.doubt(answer, resource.replicas, resource.limits)
+            )
         return found
 
     def close(self) -> None:
@@ -90,9 +91,7 @@ class MpsWatch:
         if (began := kept.question.started) is not None:
             if now - began > 2 * ANSWER:
                 kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; nothing can be asked")
-        elif foreign.settled(signs, time.time()) and foreign.due(
-            signs, answer, resource.replicas, resource.limits, now
-        ):
+        elif foreign.settled(signs, time.time()) and foreign.due(signs, answer, now):
             roots = (settings.driver_root_ctr_path, settings.driver_root)
             pipe = pipe_directory(root, resource.name)
             kept.question.begin(partial(_answer, roots, pipe, signs, now))
@@ -104,15 +103,11 @@ class MpsWatch:
             kept.answer = foreign.weighed(kept.question.take().done.result(), kept.answer)
         return kept.answer
 
-    def _tell(self, name: str, unable: str) -> None:
-        """Says once that a daemon counts as up without having been asked."""
-        if unable and self._said.get(name) != unable:
-            log.warning(
-                "%s: its MPS daemon is taken to be up for as long as it holds its lock, but its limits are not verified: %s",
-                name,
-                unable,
-            )
-        self._said[name] = unable
+    def _warn(self, name: str, doubt: str) -> None:
+        """Log once that a daemon counts as up although its limits are others, or not known."""
+        if doubt and self._said.get(name) != doubt:
+            log.warning("%s: %s", name, doubt)
+        self._said[name] = doubt
 
 
 def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
@@ -123,9 +118,8 @@ def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
     root = directories.root_here(configured)
     ours = {r.name: readiness.ready(root, r.name, gpus=r.gpus, replicas=r.replicas) for r in shared}
     supervised = readiness.supervised(root)
-    return str(root), {
-        name: (why, signs_of(str(root), name) if why and not supervised else None) for name, why in ours.items()
-    }
+    found = {name: (why, signs_of(str(root), name) if why and not supervised else None) for name, why in ours.items()}
+    return str(root), found, readiness.read_counts(root)
 
 
 def signs_of(root: str, resource: str) -> Signs | None:
@@ -137,7 +131,7 @@ def signs_of(root: str, resource: str) -> Signs | None:
     return Signs(
         control,
         _identity(Path(resource_directory(root, resource), STARTED), stat.S_ISREG),
-        _locked(pipe / CONTROL_LOCK),
+        bool(lock_holder(pipe)),
     )
 
 
@@ -149,27 +143,15 @@ def _identity(path: Path, kind: Callable[[int], bool]) -> Identity:
     return (status.st_dev, status.st_ino, status.st_mtime_ns) if kind(status.st_mode) else ()
 
 
-def _locked(path: Path) -> bool:
-    """Whether a process holds a lock of fcntl(2) on a file. Asks the kernel alone, and takes none for itself."""
-    stream = readiness.opened(path)
-    if stream is None:
-        return False
-    with stream:
-        question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        with suppress(OSError):  # a file system without locks
-            return bool(struct.unpack(_FLOCK, fcntl.fcntl(stream, fcntl.F_GETLK, question))[0] != fcntl.F_UNLCK)
-        return False
-
-
 def _answer(roots: Sequence[str], pipe: str, signs: Signs, now: float) -> Answer:
     try:
         program = control_program.find_program(roots)
         client = control_program.start_client((program,), {"CUDA_MPS_PIPE_DIRECTORY": pipe})
-        said = control_program.answer_of(client, control_program.GET_THREADS, ANSWER)
+        said = control_program.answer_of(client, GET_THREADS, ANSWER)
     except NotStartedError as error:
         return Answer(signs, now, unable=str(error))
     except MpsError as error:
         return Answer(signs, now, trouble=str(error))
     threads = threads_in(said)
-    trouble = "" if threads is not None else f"its control answers {control_program.GET_THREADS!r} with {said!r}"
+    trouble = "" if threads is not None else f"its control answers {GET_THREADS!r} with {said!r}"
     return Answer(signs, now, threads, trouble)

@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.access.cdi.host_files import Kind
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import (
+    AFFINITY_SCOPE_NODE,
     ECC_VOLATILE,
     MAX_NVLINKS,
     MEMORY_ERROR_UNCORRECTED,
@@ -25,27 +27,33 @@ from gpu_plugin.devices.nvml_h import (
     Threshold,
 )
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.host.driver_root.inside import resolve
+from gpu_plugin.host.driver_root.loader import loader_directories
+from gpu_plugin.host.driver_root.safe import judge
+from gpu_plugin.host.driver_root.tree import Tree
 from gpu_plugin.nvml import port, structures
+from gpu_plugin.nvml.plausible import flag
 from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows
 
 log = logging.getLogger(__name__)
 
 SONAME = "libnvidia-ml.so.1"
 
-MAX_NAMED_CANDIDATES = 3
-"""Places that are named where there is no library: files that are there and cannot be loaded first. All are at debug level."""
+NODE_SET_WORDS = 16  # of 64 bits: Linux has at most 1,024 NUMA nodes (CONFIG_NODES_SHIFT)
 
 
 def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
-    """Files that may be the library, best first, each with the root that it lies under.
+    """Files that may be the library, best first, each with the root that it lies under. Blocks.
 
     Those under each root that is not the real one; then, under no root, the bare name, and WSL's own, which the loader
     need not know. WSL's goes first below a root: beside it, the library of a Linux driver finds no GPU.
     """
     other = dict.fromkeys(root.rstrip("/") for root in roots)
-    directories = (WSL_LIBRARIES, *LIBRARY_DIRECTORIES)
-    found = [(root, f"{root}/{directory}/{SONAME}") for root in other if root for directory in directories]
+    found = [
+        (root, f"{root}/{directory}/{SONAME}")
+        for root in other
+        if root
+        for directory in dict.fromkeys((WSL_LIBRARIES, *LIBRARY_DIRECTORIES, *loader_directories(Tree(root))))
+    ]
     return [*found, ("", SONAME), ("", f"/{WSL_LIBRARIES}/{SONAME}")]
 
 
@@ -53,26 +61,32 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
     """The library, from under the first root that has one, else wherever the loader finds it.
 
     Raises:
-        NvmlError: LIBRARY_NOT_FOUND, with how many places were tried, and the first few.
+        NvmlError: LIBRARY_NOT_FOUND, with the files that cannot be loaded and why, and the directories that were searched.
     """
-    tried: list[str] = []
+    searched: dict[str, list[str]] = {}
     unfit: list[str] = []
     for root, candidate in candidates(roots):
-        path = resolve(root, candidate) if "/" in candidate else candidate
-        if path is None:
-            tried.append(candidate)
-            continue
+        path = candidate
+        if "/" in candidate:
+            directory = candidate.removeprefix(root).removesuffix(f"/{SONAME}")
+            searched.setdefault(root or "/", []).append(directory.strip("/"))
+            seen = judge(root, candidate.removeprefix(root)).seen
+            if seen.kind is Kind.MISSING:
+                continue
+            path = f"{root}{seen.target}"
+            fault = seen.fault or (root and judge("", root, (Kind.DIRECTORY,)).seen.fault)
+            if fault:  # its code would run as this process's user
+                unfit.append(f"{path} ({fault})")
+                continue
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            (tried if path == SONAME else unfit).append(f"{path} ({error})")
-    places = [*unfit, *tried]
-    log.debug("no %s that can be loaded; tried %s", SONAME, ", ".join(places))
-    more = f" and {len(places) - MAX_NAMED_CANDIDATES} more places" if len(places) > MAX_NAMED_CANDIDATES else ""
+            unfit.append(f"{path} ({error})")
+    below = "; ".join(f"below {root}: {', '.join(directories)}" for root, directories in searched.items())
     raise NvmlError(
         Return.LIBRARY_NOT_FOUND,
         "dlopen",
-        f"no {SONAME} that can be loaded in {', '.join(places[:MAX_NAMED_CANDIDATES])}{more}",
+        f"no {SONAME} that can be loaded: {', '.join(unfit)}; searched {below}",
     )
 
 
@@ -218,23 +232,27 @@ class PynvmlDriver(port.Driver):
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
         return int(self.ask("nvmlDeviceGetTemperatureThreshold", handle, int(kind)))
 
+    def memory_affinity(self, handle: Handle) -> frozenset[int]:
+        words = self.ask("nvmlDeviceGetMemoryAffinity", handle, NODE_SET_WORDS, AFFINITY_SCOPE_NODE)
+        return frozenset(64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1)
+
     def uncorrected_ecc_errors(self, handle: Handle) -> int:
         return int(self.ask("nvmlDeviceGetTotalEccErrors", handle, MEMORY_ERROR_UNCORRECTED, ECC_VOLATILE))
 
-    def sram_threshold_exceeded(self, handle: Handle) -> bool:
+    def sram_threshold_exceeded(self, handle: Handle) -> bool | None:
         status = self._lib.c_nvmlEccSramErrorStatus_v1_t()
         self.ask("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
-        return bool(status.bThresholdExceeded)
+        return flag(status.bThresholdExceeded)
 
     def remapped_rows(self, handle: Handle) -> RemappedRows:
         found = self.ask("nvmlDeviceGetRemappedRows", handle)
         correctable, uncorrectable, pending, failure = found
-        return RemappedRows(correctable, uncorrectable, bool(pending), bool(failure))
+        return RemappedRows(correctable, uncorrectable, flag(pending), flag(failure))
 
-    def unrepairable_memory(self, handle: Handle) -> bool:
+    def unrepairable_memory(self, handle: Handle) -> bool | None:
         status = structures.made(structures.UnrepairableMemory)
         self._fill("nvmlDeviceGetUnrepairableMemoryFlag_v1", handle, status)
-        return bool(status.bUnrepairableMemory)
+        return flag(status.bUnrepairableMemory)
 
     def clocks_event_reasons(self, handle: Handle) -> int:
         return self._newest("clocks", _LATER, *(lambda name=name: int(self.ask(name, handle)) for name in _CLOCKS))
@@ -243,7 +261,10 @@ class PynvmlDriver(port.Driver):
         states: list[bool] = []
         for link in range(MAX_NVLINKS):
             try:
-                states.append(bool(self.ask("nvmlDeviceGetNvLinkState", handle, link)))
+                active = flag(self.ask("nvmlDeviceGetNvLinkState", handle, link))
+                if active is None:
+                    raise NvmlError(Return.UNKNOWN, "nvmlDeviceGetNvLinkState", f"the state of link {link} is all ones")
+                states.append(active)
             except NvmlError as error:
                 if link and (error.unsupported or error.code == Return.INVALID_ARGUMENT):
                     break  # no such link: there are none after it either

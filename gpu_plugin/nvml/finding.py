@@ -163,10 +163,11 @@ def in_order(gpus: Iterable[Watched]) -> list[Watched]:
 class HostSight(msgspec.Struct, frozen=True):
     """What the host said at one time. None: it was not asked, or could not tell."""
 
-    device_nodes: frozenset[str]
+    device_roots: Mapping[str, str]
     mig_minors: Mapping[str, int] | None
     bindings: Mapping[str, int] | None
     boot_id: str
+    pci_gpus: Mapping[str, str] | None
 
 
 def see_host(host: HostView, *, sliced: bool) -> HostSight:
@@ -176,4 +177,6 @@ def see_host(host: HostView, *, sliced: bool) -> HostSight:
     except OSError as error:
         log.debug("the driver's bindings cannot be read now: %s", error)
         bindings = None
-    return HostSight(host.device_nodes(), host.mig_minors() if sliced else None, bindings, host.boot_id())
+    return HostSight(
+        host.device_roots(), host.mig_minors() if sliced else None, bindings, host.boot_id(), host.pci_gpus()
+    )

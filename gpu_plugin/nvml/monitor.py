@@ -17,6 +17,7 @@ from functools import partial
 import anyio
 
 from gpu_plugin.config.times import duration
+from gpu_plugin.devices.absent import absent_gpus, no_gpu
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.host.view import HostView
@@ -87,8 +88,11 @@ class Monitor:
         booted: Callable[[str], object] = lambda _: None,
         met: Callable[[Sequence[Gpu]], object] = lambda _: None,
         boot_id: str = "",
+        before: Sequence[Gpu] = (),
     ) -> None:
         """Takes the driver, closed; the host; the GPUs `remembered` of this boot; the attributes; and who wants to know.
+
+        `before` are GPUs that the node had in an earlier boot.
 
         `observe` takes in an observation and returns whether another soon would settle something; `found` gets the node whenever
         what is known of it changed; `met` gets GPUs before the first look at them; `booted` gets the id of the boot once the
@@ -101,7 +105,9 @@ class Monitor:
         self.trouble = ""
         self.node = Node()
         self._found, self._booted, self._met = found, booted, met
-        self._device_nodes: frozenset[str] = frozenset()
+        self._device_roots: Mapping[str, str] = {}
+        self._before = {gpu.uuid: gpu for gpu in before}
+        self._pci_gpus: Mapping[str, str] | None = None
         calls = self._calls = DriverCalls()
         roster = self._roster = Roster(Released.of(released))
         session = self._session = DriverSession(driver, calls)
@@ -178,6 +184,18 @@ class Monitor:
         self._events.stop()
         self._calls.close()
 
+    async def shut(self) -> bool:
+        """Close the driver, for the next monitor of this process. Returns whether it is closed; waits a few seconds."""
+        try:
+            return not await self._reopening.shut(min(self.timeout, PATIENCE))
+        finally:
+            self.close()
+
+    @property
+    def restart_needed(self) -> str:
+        """Why other GPUs cannot be found or released before the process is restarted, for people; empty if they can."""
+        return self._reopening.restart_needed
+
     def look_now(self) -> None:
         """Has the GPUs looked at without waiting for their turn. From the event loop's thread."""
         # Where some GPUs' turn is over in the one under way, it is followed by another.
@@ -227,6 +245,24 @@ class Monitor:
         roster.wanted = roster.wanted.minus(uuids, (watched.gpu.uuid for watched in roster.gpus))
         if self._running:  # else they are found when the driver is
             await self._brought(lambda: roster.untouched == roster.wanted and self._rounds > before)
+
+    @property
+    def no_gpu(self) -> str:
+        """The reason why no GPU is to be expected on this node, for people; empty if there may be a GPU."""
+        return no_gpu(self._pci_gpus, (*self._before.values(), *self.remembered), frozenset(self._device_roots))
+
+    @property
+    def former(self) -> tuple[Gpu, ...]:
+        """GPUs that the node had before and that are not listed now: missing GPUs, and GPUs that others replaced."""
+        listed = {watched.gpu.uuid for watched in self._roster.gpus}
+        return tuple(gpu for uuid, gpu in self._before.items() if uuid not in listed)
+
+    def dismiss(self, uuid: str) -> bool:
+        """Drops a missing GPU from the memory of the node, as an operator ordered. Returns whether it was there."""
+        if self._before.pop(uuid, None) is None:
+            return False
+        self._pass_on(AS_BEFORE)
+        return True
 
     async def _brought(self, done: Callable[[], bool]) -> bool:
         """Waits until a round brought something about, for a few seconds. Returns whether one did."""
@@ -297,6 +333,7 @@ class Monitor:
                 ago = duration(now - since)
                 log.warning("GPU %s vanished %s ago and is not listed any more", watched.gpu.uuid, ago)
                 roster.gpus.remove(watched)
+                self._before[watched.gpu.uuid] = watched.gpu
         if any(each.repartitioned for each in found):
             await self._see_host(LOOK_PATIENCE)  # new MIG devices have nodes of their own
         if any(each.links_changed for each in found) or self._links.due(roster.gpus):
@@ -346,7 +383,9 @@ class Monitor:
         links, cliques = self._links.between(uuids), self._links.cliques(uuids)
         version = opened.version or self.node.driver_version
         cuda = opened.cuda or self.node.cuda_version
-        node = Node(gpus, links, version, self._device_nodes, cliques, cuda)
+        absent = absent_gpus(self._pci_gpus, self._before.values(), gpus)
+        elsewhere = {path: root for path, root in self._device_roots.items() if root}
+        node = Node(gpus, links, version, frozenset(self._device_roots), cliques, cuda, absent, elsewhere)
         if node != self.node:
             self.node = node
             self._found(node)
@@ -362,7 +401,7 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 - whatever it is, what is known of the host holds
             log.debug("the host cannot be asked: %r", error)
             return
-        self._device_nodes = seen.device_nodes
+        self._device_roots, self._pci_gpus = seen.device_roots, seen.pci_gpus
         roster.bus.bindings = roster.bus.bindings if seen.bindings is None else seen.bindings
         if seen.mig_minors is not None:
             for watched in roster.gpus:

@@ -17,11 +17,6 @@ from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
-_REACHABLE = ("temperature", "energy", "clocks_event_reasons")
-"""Of these the first that a GPU answers is what is left where health is not judged: one that is lost says so there."""
-
-_JUDGED = frozenset(Sample.__struct_fields__)
-
 
 class Poller:
     """Looks at GPUs, one call for each at a time."""
@@ -45,7 +40,7 @@ class Poller:
             patience: seconds to wait for a call that this begins. The call goes on by itself.
             timeout: seconds after which a call is said to hang.
             full: whether everything is asked. Some looks ask everything in any case.
-            judging: whether anything is asked but how the GPU is partitioned, and whether it answers at all.
+            judging: whether anything is asked but the core readings and how the GPU is partitioned.
         """
         bus, now = self._roster.bus, anyio.current_time()
         vanished, binding = bus.vanished(watched), bus.binding(watched.gpu)
@@ -92,8 +87,6 @@ class Poller:
         if gpu.unreadable:
             return self._calls.begin(probing(driver, self._host, gpu, by_bus_id=by_bus_id))
         skip = watched.unsupported
-        if not judging:
-            skip |= _JUDGED - {next((name for name in _REACHABLE if name not in skip), "")}
         full = full or handle is None
         partitionable, counting = watched.partitionable or handle is None, watched.counting
         watched.turn += 1
@@ -104,6 +97,7 @@ class Poller:
                 gpu,
                 opening=opening,
                 full=full,
+                judging=judging,
                 turn=turn,
                 partitionable=partitionable,
                 skip=skip,

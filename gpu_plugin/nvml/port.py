@@ -15,6 +15,7 @@ import msgspec
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, UNSUPPORTED, Return, Threshold
 from gpu_plugin.health.observation import Fabric
+from gpu_plugin.nvml.plausible import flag
 
 Handle = NewType("Handle", int)
 """A device handle: the value of NVML's opaque pointer, comparable between calls and with an event's device."""
@@ -79,12 +80,15 @@ class MigAttributes(msgspec.Struct, frozen=True):
 
 
 class RemappedRows(NamedTuple):
-    """nvmlDeviceGetRemappedRows: how many rows, by what was wrong; whether one waits for a reset, whether one failed."""
+    """nvmlDeviceGetRemappedRows: how many rows, by what was wrong; whether one waits for a reset, whether one failed.
+
+    A flag that is None is unknown.
+    """
 
     correctable: int = 0
     uncorrectable: int = 0
-    pending: bool = False
-    failure: bool = False
+    pending: bool | None = False
+    failure: bool | None = False
 
 
 class PcieLink(NamedTuple):
@@ -187,17 +191,18 @@ class Driver:
     compute_instance_id = getter(
         "nvmlDeviceGetComputeInstanceId", int
     )  # of a MIG device, counted within its GPU instance
-    numa_node = getter("nvmlDeviceGetNumaNodeId", int)
     compute_mode = getter("nvmlDeviceGetComputeMode", int)  # a ComputeMode
     persistence_mode = getter(
-        "nvmlDeviceGetPersistenceMode", bool
+        "nvmlDeviceGetPersistenceMode", flag
     )  # whether the GPU stays initialised while nobody has it open
     margin_temperature = getter(
         "nvmlDeviceGetMarginTemperature", int
     )  # °C left to the GPU's T.Limit, negative beyond it
     retired_pages_pending = getter(
-        "nvmlDeviceGetRetiredPagesPendingStatus", bool
+        "nvmlDeviceGetRetiredPagesPendingStatus", flag
     )  # NOT_SUPPORTED on parts that remap rows
+    pcie_generation = getter("nvmlDeviceGetCurrPcieLinkGeneration", int)  # of the link now; an idle GPU lowers it
+    pcie_max_generation = getter("nvmlDeviceGetMaxPcieLinkGeneration", int)  # that GPU and slot can both have
     pcie_replays = getter("nvmlDeviceGetPcieReplayCounter", int)  # since the driver was loaded or the GPU reset
     total_energy = getter("nvmlDeviceGetTotalEnergyConsumption", int)
     """mJ since the driver was last loaded; going backwards proves a reload."""
@@ -250,7 +255,7 @@ class Driver:
         """nvmlDeviceGetTotalEccErrors, uncorrected and volatile: since the driver was loaded or the GPU reset."""
 
     @answered_by("nvmlDeviceGetSramEccErrorStatus")
-    def sram_threshold_exceeded(self, handle: Handle, /) -> bool:
+    def sram_threshold_exceeded(self, handle: Handle, /) -> bool | None:
         """nvmlDeviceGetSramEccErrorStatus's bThresholdExceeded: so many SRAM errors that the part is to be replaced."""
 
     @answered_by("nvmlDeviceGetRemappedRows")
@@ -258,7 +263,7 @@ class Driver:
         """nvmlDeviceGetRemappedRows. NOT_SUPPORTED before Ampere, and on a GPU that is partitioned into MIG instances."""
 
     @answered_by("nvmlDeviceGetUnrepairableMemoryFlag_v1")
-    def unrepairable_memory(self, handle: Handle, /) -> bool:
+    def unrepairable_memory(self, handle: Handle, /) -> bool | None:
         """nvmlDeviceGetUnrepairableMemoryFlag_v1: memory that cannot be repaired."""
 
     @answered_by("nvmlDeviceGetCurrentClocksEventReasons")
@@ -292,6 +297,10 @@ class Driver:
         None for a link that is there and down; empty where the driver does not tell what is at the far end of one that is up.
         NOT_SUPPORTED: no NVLink at all; INVALID_ARGUMENT: no such link.
         """
+
+    @answered_by("nvmlDeviceGetMemoryAffinity")
+    def memory_affinity(self, handle: Handle, /) -> frozenset[int]:
+        """nvmlDeviceGetMemoryAffinity with node scope: the NUMA nodes whose memory is nearest to the GPU."""
 
     @answered_by("nvmlDeviceGetTopologyCommonAncestor")
     def common_ancestor(self, one: Handle, other: Handle) -> int:

@@ -5,10 +5,13 @@ needs that. Time is counted in rounds.
 """
 
 import logging
+import time
 from collections.abc import Sequence
 
+import anyio
 import msgspec
 
+from gpu_plugin.config.times import utc
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder, in_order, merged, released_gpus, with_remembered
@@ -24,12 +27,33 @@ log = logging.getLogger(__name__)
 REOPEN_AFTER = 6
 
 
+RESTART_AFTER = 180.0
+"""Seconds for which a call about a GPU may keep the driver from being reopened before only a restart of the process helps."""
+
+
 class Reason(msgspec.Struct, frozen=True):
     """Why, in words. `alarming` where nobody asked for it. `late`: it has opened by itself, and is taken as it is."""
 
     words: str
     alarming: bool = False
     late: bool = False
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    """A call about a GPU that has kept the driver from being reopened since a time, in Unix seconds and event loop time."""
+
+    gpu: Gpu
+    wanted: str
+    since: float
+    at: float
+    logged: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"a restart of the plugin is needed (delete its pod, or restart its service): a call about GPU {self.gpu.index} "
+            f"({self.gpu.uuid}) has not come back, and has kept the driver from being reopened since {utc(self.since)}, which is "
+            f"wanted because {self.wanted}"
+        )
 
 
 class Reopening:
@@ -59,6 +83,7 @@ class Reopening:
         self._rounds_without_answer = 0
         self.rebooted = False
         self.blocked_by = ""
+        self._blocked: Blocked | None = None
 
     @property
     def released(self) -> bool:
@@ -71,9 +96,21 @@ class Reopening:
         """The call to the driver that has not come back, under which it must not be closed; empty where there is none."""
         if not self._calls.under_way:
             return ""
-        pending = [each.gpu.uuid for each in self._roster.gpus if each.pending and not each.pending.done.done()]
-        about = f", about GPU {pending[0]}" if pending else ""
+        about = f", about GPU {gpu.uuid}" if (gpu := self._hung) is not None else ""
         return self._session.hanging or f"a call to it has not come back{about}"
+
+    @property
+    def _hung(self) -> Gpu | None:
+        """The first GPU with a call that has not come back."""
+        return next((each.gpu for each in self._roster.gpus if each.pending and not each.pending.done.done()), None)
+
+    @property
+    def restart_needed(self) -> str:
+        """The reason, for people, if the driver can be reopened for other GPUs only by a restart of the process; else empty."""
+        blocked = self._blocked
+        if blocked is None or self._hung is None or anyio.current_time() - blocked.at < RESTART_AFTER:
+            return ""
+        return str(blocked)
 
     def answered(self, *, anyone: bool) -> None:
         """A round is over, in which a GPU answered, or none of those that were asked."""
@@ -113,17 +150,19 @@ class Reopening:
         roster, session = self._roster, self._session
         why = self._reason(roster.bus.news(roster.gpus, rounds))
         if why is None:
+            self._blocked = self._blocked if self._hung is not None else None
             return None
         in_use, was_open = roster.in_use, session.holds
         blocked_by = self.holder
         # One that answers at last is taken as it is, unless it was opened for others than are to be touched now.
         if not blocked_by and not why.late:
-            blocked_by = await self._shut(min(timeout, PROBE_PATIENCE))
+            blocked_by = await self.shut(min(timeout, PROBE_PATIENCE))
         if blocked_by and blocked_by != self.blocked_by:
             able = "reopened" if in_use else "closed"
             wanted = f"will be tried again; wanted because {why.words}"
             log.warning("the driver cannot be %s now: %s; %s", able, blocked_by, wanted)
         self.blocked_by = blocked_by
+        self._note_blocked(why)
         if blocked_by:
             return None
         if in_use or was_open:
@@ -143,7 +182,18 @@ class Reopening:
         await self._find_again(opened, rounds, timeout)
         return opened
 
-    async def _shut(self, patience: float) -> str:
+    def _note_blocked(self, why: Reason) -> None:
+        """Record since when the driver cannot be reopened because of a call about a GPU, and log once that it takes a restart."""
+        gpu = self._hung if self.blocked_by and not self._session.hanging else None
+        if gpu is None:
+            self._blocked = None
+        elif self._blocked is None:
+            self._blocked = Blocked(gpu, why.words, time.time(), anyio.current_time())
+        elif not self._blocked.logged and (words := self.restart_needed):
+            log.error("%s", words)
+            self._blocked = msgspec.structs.replace(self._blocked, logged=True)
+
+    async def shut(self, patience: float) -> str:
         """Leaves the events and closes the driver. Returns what holds it; empty once it is closed."""
         if not await self._events.leave(patience):
             return "it holds the wait for its events"

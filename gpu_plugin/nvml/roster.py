@@ -16,6 +16,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fabric, Fault, Sample
 from gpu_plugin.nvml.events import Registered
 from gpu_plugin.nvml.mig import UNREADABLE_LOOKS, with_partition
+from gpu_plugin.nvml.plausible import CounterHistory
 from gpu_plugin.nvml.port import Handle
 from gpu_plugin.nvml.sample import Look
 from gpu_plugin.runtime.threads import Job
@@ -62,6 +63,7 @@ class Watched(msgspec.Struct):
     nvlinks: tuple[bool, ...] | None = None
     # Likewise how far it had come in joining its fabric, without regard to how sound that is.
     fabric: Fabric | None = None
+    counters: CounterHistory = msgspec.field(default_factory=CounterHistory)
     vanished_since: float | None = None
     """Since when it is not there any more, in seconds of the event loop's clock; None while it is."""
 
@@ -118,13 +120,14 @@ class Watched(msgspec.Struct):
             )
         soon = self._take_partition(found)
         self.unanswered = self.unsupported
+        sample = self.counters.confirmed(found.sample)
         return LookResult(
-            found.sample,
+            sample,
             repartitioned=self.gpu is not before,
             links_changed=self.links_changed(found.sample),
             # A registration does not survive the reset that a new handle may come from, or that the MIG mode is switched by.
             register_events=new_handle or self.gpu.mig_enabled != was_enabled,
-            look_soon=soon,
+            look_soon=soon or self.counters.doubtful,
         )
 
     def links_changed(self, seen: Sample) -> bool:

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import NVLINK_STATE_INACTIVE, Return
-from gpu_plugin.health.observation import Fault, Sample
+from gpu_plugin.health.observation import CORE, Fault, Sample
 from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.mig import GPU_GONE_CODES, Partition, read_partition
+from gpu_plugin.nvml.plausible import flag, plausible
 from gpu_plugin.nvml.port import Driver, Handle, NvmlError, never
 from gpu_plugin.nvml.questions import (
     COUNTING_TURN,
@@ -35,15 +36,19 @@ _FAULTS: dict[int, tuple[Fault, str]] = {
     Return.LIB_RM_VERSION_MISMATCH: (Fault.DRIVER, "the driver and its library are of different versions"),
 }
 
-# Codes that are the GPU's, whatever it was asked; any other leaves that one question open.
+# Codes with which the GPU or the driver is out of reach if a core reading is refused so.
 _OUT_OF_REACH = frozenset(_FAULTS)
 
-_CORE = frozenset({"temperature", "energy"})
-"""Fields that every GPU of use answers: UNKNOWN to one of them is the GPU's too, while a driver that never says anything
+_VITAL = frozenset({"temperature", "energy"})
+"""Core readings that every GPU of use answers: UNKNOWN to one of them is the GPU's too, while a driver that never says anything
 else to one of the younger questions must not cost a fleet."""
+
+_ACTION = frozenset({"recovery_action"})
 
 _NUMBERS: Mapping[str, frozenset[int]] = {reading.name: frozenset(reading.numbers) for reading in READINGS}
 """By field of a Sample, NVML's fields of which it is made."""
+
+_NOT_CORE = frozenset(Sample.__struct_fields__) - CORE
 
 _OF_LINKS = frozenset(reading.name for reading in READINGS if reading.per_link and reading.name not in FUNCTIONS)
 """Fields of a Sample that a part without NVLinks never answers."""
@@ -74,6 +79,7 @@ def look(
     *,
     opening: int,
     full: bool = True,
+    judging: bool = True,
     turn: int = 0,
     partitionable: bool = True,
     skip: frozenset[str] = frozenset(),
@@ -84,7 +90,7 @@ def look(
 
     A steady look asks what a fault shows in at once, and of the rest a part by `turn`; `Sample.asked` says what it asked.
     One that gets no answer to anything asks the GPU who it is: whether it can be reached is always told.
-    Trouble with MIG devices is no fault of the GPU.
+    Trouble with MIG devices is no fault of the GPU. Where health is not judged, only the core readings are asked for.
 
     Args:
         driver: an open driver.
@@ -92,6 +98,7 @@ def look(
         gpu: what is known of it. A field that its probe found answered is supported, even if it is refused this once.
         opening: this opening of the driver, a number above 0 that no other has in this boot.
         full: whether everything is asked.
+        judging: whether health is judged.
         turn: which steady look of this GPU it is, counted up by one.
         partitionable: whether to ask how it is partitioned.
         skip: fields of a Sample not to ask for.
@@ -99,27 +106,33 @@ def look(
         counting: that of the GPU's last full look (`Sample.counting`), passed on where it is not asked for.
     """
     # A partitioned GPU says nothing of its rows until it no longer is.
+    skip = skip if judging else skip | _NOT_CORE
     unasked = skip.union(REMAP) if gpu.mig_devices else skip
     asking = plan(gpu.fields, gpu.nvlinks, unasked, None if full else turn % TURNS)
     seen, unsupported = sample(driver, handle, asking, binding=binding)
-    unsupported = frozenset(name for name in unsupported if not _answered(gpu, name))
+    answered = frozenset(name for name in unsupported if _answered(gpu, name))
+    unsupported -= answered
     if seen.fault:
-        seen = replace(seen, counting=counting)
+        seen = replace(seen, counting=counting, opening=opening)
         return Look(handle, seen, gpu, partitionable=partitionable, unsupported=unsupported)
+    if answered:  # a part that answered the probe supports it
+        unknown = seen.unknown | answered.intersection(_ACTION)
+        seen = replace(seen, refused=seen.refused | (answered & CORE), unknown=unknown)
     if full and not gpu.nvlinks and "nvlinks" not in gpu.unsettled:
         unsupported |= _OF_LINKS - skip
-    if not full:
+    if not full or not judging:
         seen = replace(seen, asked=asking.asked)
     at = turn % TURNS
     if "counting" not in skip and (full or at == COUNTING_TURN):
         try:
-            counting = 0 if driver.persistence_mode(handle) else opening
+            persistent = driver.persistence_mode(handle)
+            counting = counting if persistent is None else 0 if persistent else opening
         except NvmlError as error:
             if error.unsupported:
                 unsupported |= {"counting"}
     if counting is None or "counting" in skip | unsupported:
         counting = opening  # which keeps the GPU initialised: within one, counters can be compared whatever the mode is
-    seen = replace(seen, counting=counting)
+    seen = replace(seen, counting=counting, opening=opening)
     known = traits.settled(driver, handle, gpu) if full or at == COUNTING_TURN else gpu
     if not partitionable or not (full or at == PARTITION_TURN):
         return Look(handle, seen, known, partitionable=partitionable, unsupported=unsupported)
@@ -137,40 +150,45 @@ def sample(
 
     Nothing is learnt of a GPU that is at fault.
 
-    What the driver refuses for another reason is None this time, and no fault: one strange answer makes no GPU unreadable.
-    A fault it is where the code says that the GPU or the driver is out of reach, and where no question was answered at all.
+    A field that the driver refuses for another reason is None this time, and no fault: one strange answer makes no GPU
+    unreadable. `Sample.refused` names the core readings among them. The look is a fault if the driver lost the GPU or wants it
+    reset, if a core reading is refused with a code that says that the GPU or the driver is out of reach, and if the driver
+    answered no question at all. A value that cannot be true is None (`plausible`).
     """
     values: dict[str, Any] = {}
     unsupported: list[str] = []
     refusals: list[NvmlError] = []
+    core: set[str] = set()
+    unknown: set[str] = set()
 
-    def refused(error: NvmlError, names: Sequence[str], of_gpu: frozenset[int], *, for_good: bool) -> None:
-        """Takes in that these fields of a Sample were refused. Raises that again where the code is one `of_gpu`."""
-        if error.code in of_gpu or (error.code == Return.UNKNOWN and not _CORE.isdisjoint(names)):
+    def refused(error: NvmlError, names: Sequence[str], *, for_good: bool) -> None:
+        """Takes in that these fields of a Sample were refused. Raises the error again if the look is a fault by it."""
+        out_of_reach = GPU_GONE_CODES if CORE.isdisjoint(names) else _OUT_OF_REACH
+        if error.code in out_of_reach or (error.code == Return.UNKNOWN and not _VITAL.isdisjoint(names)):
             raise error
         if for_good:
             unsupported.extend(names)
         else:
             refusals.append(error)
+            core.update(CORE.intersection(names))
+            unknown.update(_ACTION.intersection(names))
 
     try:
         for question in asking.questions:
             try:
                 values.update(zip(question.names, question.ask(driver, handle), strict=True))
             except NvmlError as error:
-                refused(error, question.names, _OUT_OF_REACH, for_good=error.unsupported)
+                refused(error, question.names, for_good=error.unsupported)
         if asking.fields:
             try:
                 told = iter(driver.field_values(handle, asking.fields))
             except NvmlError as error:
-                refused(
-                    error, [reading.name for reading, _ in asking.readings], _OUT_OF_REACH, for_good=error.unsupported
-                )
+                refused(error, [reading.name for reading, _ in asking.readings], for_good=error.unsupported)
             else:
                 for reading, fields in asking.readings:
                     answer = _field_value(reading, [*islice(told, len(fields))], values.get("nvlinks"))
                     if isinstance(answer, NvmlError):
-                        refused(answer, (reading.name,), GPU_GONE_CODES, for_good=never(answer))
+                        refused(answer, (reading.name,), for_good=never(answer))
                     else:
                         values[reading.name] = answer
         if refusals and all(answer is None for answer in values.values()):
@@ -179,7 +197,10 @@ def sample(
             driver.uuid(handle)  # as good a question as any
     except NvmlError as error:
         return fault(error, binding), frozenset()
-    return Sample(**values, binding=binding), frozenset(unsupported)
+    known = plausible(values)
+    unknown.update(name for name, value in known.items() if value is None and values[name] is not None)
+    seen = Sample(**known, binding=binding, refused=frozenset(core), unknown=frozenset(unknown))
+    return seen, frozenset(unsupported)
 
 
 def fault(error: BaseException, binding: int | None = None) -> Sample:
@@ -206,8 +227,10 @@ def _field_value(reading: Reading, values: Sequence[int | NvmlError], links: tup
         refused = [value for value in values if isinstance(value, NvmlError)]
         return next((error for error in refused if not never(error)), refused[0])
     if reading.shape is Shape.LINKS:
+        if any(flag(value) is None for value in answered):
+            return None
         return tuple(value != NVLINK_STATE_INACTIVE for value in answered)
-    return answered[0] != 0 if reading.shape is Shape.FLAG else sum(answered)
+    return flag(answered[0]) if reading.shape is Shape.FLAG else sum(answered)
 
 
 def _over_links(

@@ -16,6 +16,7 @@ from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.mig import GPU_GONE_CODES, read_partition, with_caps, with_partition
+from gpu_plugin.nvml.plausible import MARGIN, THRESHOLD, plausible_limits
 from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, never
 from gpu_plugin.nvml.questions import LINK_FIELDS, PROBED
 
@@ -59,18 +60,22 @@ def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[Tr
 
 
 def _numa_node(query: TraitQuery) -> dict[str, Any]:
-    """NVML's word, where the host has none, and never a negative one."""
+    """The NUMA node whose memory is nearest, if sysfs names none and NVML names exactly one.
+
+    nvmlDeviceGetNumaNodeId would not do: it is the node of the GPU's own memory, which has no CPUs (GB200: 2 and 10).
+    """
     if query.known.numa_node is not None:
         return {}
-    node = query.ask(lambda: query.driver.numa_node(query.handle), -1)
-    return {"numa_node": node if node >= 0 else None}
+    nodes: frozenset[int] = query.ask(lambda: query.driver.memory_affinity(query.handle), frozenset())
+    return {"numa_node": next(iter(nodes)) if len(nodes) == 1 else None}
 
 
 def _thresholds(query: TraitQuery) -> dict[str, Any]:
     def limit(kind: Threshold, known: int | None) -> int | None:
         return query.ask(lambda: query.driver.temperature_threshold(query.handle, kind), known)
 
-    return {"thresholds": Thresholds(*map(limit, Threshold, astuple(query.known.thresholds)))}
+    limits = Thresholds(*map(limit, Threshold, astuple(query.known.thresholds)))
+    return {"thresholds": plausible_limits(limits, THRESHOLD)}
 
 
 def _remaps_rows(query: TraitQuery) -> dict[str, Any]:
@@ -108,12 +113,8 @@ def _fields(query: TraitQuery) -> dict[str, Any]:
     query.open |= bool(for_now) or (not query.known.nvlinks and "nvlinks" in query.known.unsettled)
     margins = [told.get(Field(number)) for number in MARGIN_FIELDS]
     known = astuple(query.known.margins)
-    return {
-        "fields": numbers,
-        "margins": Thresholds(
-            *(before if now is None else _signed(now) for now, before in zip(margins, known, strict=True))
-        ),
-    }
+    limits = Thresholds(*(old if now is None else _signed(now) for now, old in zip(margins, known, strict=True)))
+    return {"fields": numbers, "margins": plausible_limits(limits, MARGIN)}
 
 
 def _signed(value: int) -> int:

@@ -1,16 +1,14 @@
 """Which GPUs shared devices and MIG devices are taken from.
 
-Names and purpose of the policies are those of NVIDIA's plugin (internal/rm/allocate.go of v0.20.0; `spread` is that of its
-pull request 1936), which counts MIG devices as GPUs of their own and so tells none of them apart. Here what counts is the
-hardware: GPUs first, and within one GPU its MIG devices.
-
-Two replicas of the same hardware give a container nothing more than one. So, whatever the policy, no container gets a second
-replica of a GPU or MIG device while there is one left of hardware that it does not have.
+Names and purpose of the policies come from NVIDIA's plugin (internal/rm/allocate.go of v0.20.0; `spread` from its pull request
+1936), which counts MIG devices as GPUs of their own. Here a policy chooses between GPUs first, and in the same way
+between the MIG devices of a GPU.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from enum import Enum, auto
 from functools import partial
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
@@ -29,15 +27,31 @@ Rank = tuple[int, ...]
 
 USE = "use"
 HAS = "has"
+HAD = "had"
 ROOM = "room"
-"""What a number of a rank is about: how much of a GPU is given out, what the container has of it, how much is left."""
+"""The subject of a number of a rank: how much of a GPU is given out, how much of it the container has, whether the container
+had any of it before, how much is left."""
 
-Equals = Callable[[list[int], int], list[int]]
-"""Which of several places that rank equal are taken, where not all are needed: the places and a number in, both ascending."""
+Equals = Callable[[list[int], int, Sequence[int]], list[int]]
+"""Chooses a number of the places that rank equal, if not all are needed, to go with places that are chosen already.
+
+The equal places are ascending, and so is the choice.
+"""
+
+
+class Stage(Enum):
+    """The devices that may be taken.
+
+    A device of each GPU that the container does not have, a device of each GPU or MIG device that it does not have, or all.
+    """
+
+    NEW_GPUS = auto()
+    NEW_HARDWARE = auto()
+    ALL = auto()
 
 
 class Share(msgspec.Struct):
-    """What a policy sees of a GPU, or of a piece of hardware on it.
+    """The numbers of a GPU, or of a MIG device on it, that a policy ranks.
 
     `load` devices of it are given out, those picked for this container included; `picked` were picked for this container;
     `room` more may be taken.
@@ -55,17 +69,24 @@ class Share(msgspec.Struct):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Each device is taken from what has the lowest rank at that time and has room.
+    """How devices are dealt over GPUs, and over the hardware of a GPU.
 
-    With each device taken, the first number of a rank rises by one; where the policy `fills`, it falls, so that what was
-    taken from remains the first until it has no room, and shares of one rank must have the same room. What the
-    container has must never rank equal to what it does not have: links decide only among the latter. `looks_at` says of each
-    number of a rank what it is about (one of `USE`, `HAS`, `ROOM`) and what comes first by it, in words.
+    Without `fewest`, a container gets devices of as many GPUs as possible, then of as much hardware as possible, and each device
+    comes from the GPU that ranks lowest at that time: with each device the first number of its rank must rise by one. With
+    `fewest`, all devices come from as few GPUs as possible, and of these sets from the one that ranks lowest: GPUs of the same
+    rank must have the same room. In both cases a GPU that the container has must not rank equal to another one: links decide
+    only between GPUs that it does not have. `looks_at` has, for each number of a rank, its subject (`USE`, `HAS`, `HAD` or
+    `ROOM`) and words for the GPU that comes first.
     """
 
     rank: Callable[[Share], Rank]
     looks_at: Mapping[str, str]
-    fills: bool = False
+    fewest: bool = False
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """The devices that are dealt first, next and last."""
+        return (Stage.ALL,) if self.fewest else tuple(Stage)
 
 
 POLICIES: Registry[Policy] = Registry(
@@ -74,22 +95,21 @@ POLICIES: Registry[Policy] = Registry(
     "ALLOCATION_POLICIES in gpu_plugin/config/choices.py",
     "gpu_plugin/placement/shared.py",
 )
-"""Policies by name. They rank GPUs, and on a GPU its MIG devices; where ranks are equal, links and then the list decide.
+"""Policies by name. They rank GPUs, and on a GPU its MIG devices. Between equal ranks links decide, then the list.
 
-`distributed` evens out how much GPUs are used: a container gets several MIG devices of one GPU where that is the least used one.
-`packed` leaves as many GPUs unused as it can. `spread` gives each container devices of as many GPUs as it can, busy ones too.
-Of GPUs that are shared whole, each gives a container one device before any gives a second one: policies then differ in which
-GPUs these are, and in which give more.
+`packed` takes a container's devices from the fewest GPUs, and of these from the most used ones. `distributed` takes them from
+the most GPUs, the least used ones first, and further devices from the least used GPU. `spread` takes them from the most GPUs,
+too, and further devices from the GPU of which the container has the fewest.
 """
 
 R = TypeVar("R", bound=Callable[[Share], Rank])
 
 
-def policy(name: str, looks_at: Mapping[str, str], *, fills: bool = False) -> Callable[[R], R]:
-    """A decorator: the function ranks GPUs for the policy of this name; the rest is as `Policy` has it."""
+def policy(name: str, looks_at: Mapping[str, str], *, fewest: bool = False) -> Callable[[R], R]:
+    """Decorate the function that ranks GPUs for the policy of this name; the arguments are the fields of `Policy`."""
 
     def entered(rank: R) -> R:
-        POLICIES.enter(name, Policy(rank, looks_at, fills), rank)
+        POLICIES.enter(name, Policy(rank, looks_at, fewest), rank)
         return rank
 
     return entered
@@ -102,12 +122,11 @@ def _distributed(share: Share) -> Rank:
 
 @policy(
     PACKED,
-    {USE: "the most used GPU", HAS: "what the container has already", ROOM: "the least room"},
-    fills=True,
+    {HAD: "what the container has already", USE: "the most used GPU", ROOM: "the least room"},
+    fewest=True,
 )
 def _packed(share: Share) -> Rank:
-    """Nothing is linked better to what the container has than what it has already."""
-    return -share.load, not share.picked, share.room
+    return not share.picked, -share.load, share.room
 
 
 @policy(SPREAD, {HAS: "what the container has least of", USE: "the least used GPU"})
@@ -115,40 +134,44 @@ def _spread(share: Share) -> Rank:
     return share.picked, share.load
 
 
-def first(equal: list[int], count: int) -> list[int]:
+def first(equal: list[int], count: int, _: Sequence[int]) -> list[int]:
     """The first of equals."""
     return equal[:count]
 
 
 def deal(shares: Sequence[Share], count: int, policy: Policy, of_equals: Equals = first) -> list[int]:
-    """How many of `count` devices each share gives when they are taken one by one; the shares count them as picked.
+    """How many of `count` devices each share gives by the policy; the shares count these as picked.
 
-    There must be room for so many. All of one rank are dealt with together, and as many devices at a time as leave the order
-    unchanged: takes O(n log n + count) for n shares, and far less for many devices of a few. `of_equals` is called once at
-    most, at the end, since until then all that rank equal are taken from.
+    There must be room for `count`. Takes O(n log n + count) for n shares, and far less for many devices of a few shares.
+    `of_equals` is called at most once, or with a policy of the fewest GPUs at most once for each rank.
     """
     dealt = [0] * len(shares)
     ranked: defaultdict[Rank, list[int]] = defaultdict(list)
     for place, share in enumerate(shares):
         if share.room:
             ranked[policy.rank(share)].append(place)
+    if policy.fewest:
+        for place in _fewest(shares, count, ranked, of_equals):
+            dealt[place] = min(shares[place].room, count)
+            shares[place].take(dealt[place])
+            count -= dealt[place]
+        return dealt
+    # Shares of equal rank are dealt together, as many devices at a time as leave the order of ranks unchanged.
     queue = list(ranked)
     heapify(queue)
     while count:
         rank = heappop(queue)
         equal = ranked.pop(rank)
         each = min(shares[place].room for place in equal)
-        if not policy.fills:
-            before_others = max(1, queue[0][0] - rank[0]) if queue else each
-            each = min(each, before_others, max(1, count // len(equal)))
+        before_others = max(1, queue[0][0] - rank[0]) if queue else each
+        each = min(each, before_others, max(1, count // len(equal)))
         if each * len(equal) > count:
-            equal = of_equals(sorted(equal), -(-count // each))
+            equal = of_equals(sorted(equal), count, ())
         for place in equal:
             share = shares[place]
-            number = min(each, count)
-            share.take(number)
-            dealt[place] += number
-            count -= number
+            share.take(each)
+            dealt[place] += each
+            count -= each
             if share.room:
                 rank = policy.rank(share)
                 if rank not in ranked:
@@ -157,26 +180,61 @@ def deal(shares: Sequence[Share], count: int, policy: Policy, of_equals: Equals 
     return dealt
 
 
+def _fewest(shares: Sequence[Share], count: int, ranked: Mapping[Rank, list[int]], of_equals: Equals) -> list[int]:
+    """The places to fill one after the other until `count` devices are taken, in the order of ranks.
+
+    All shares that the container has, as few others as have room, and of such sets the one that ranks lowest: in the order of
+    ranks, a share replaces the smallest of the roomiest ones as long as the total room suffices.
+    """
+    spare = sum([share.room for share in shares if share.picked]) - count
+    roomiest: list[int] = []
+    for room in sorted([share.room for share in shares if not share.picked], reverse=True):
+        if spare >= 0:
+            break
+        roomiest.append(room)
+        spare += room
+    chosen: list[int] = []
+    undecided: list[tuple[list[int], int]] = []
+    for equal in map(ranked.__getitem__, sorted(ranked)):
+        room, number = shares[equal[0]].room, len(equal) if shares[equal[0]].picked else 0
+        while roomiest and number < len(equal) and room + spare >= roomiest[-1]:
+            if room > roomiest[-1]:
+                roomiest.remove(room)
+            else:
+                spare -= roomiest.pop() - room
+            number += 1
+        if number == len(equal):
+            chosen += equal
+        elif number:
+            undecided.append((equal, number))
+    for equal, number in undecided:
+        chosen += of_equals(equal, number, chosen)
+    position = {place: at for at, rank in enumerate(sorted(ranked)) for place in ranked[rank]}
+    return sorted(chosen, key=lambda place: (position[place], place))
+
+
 class _Hardware(Share):
-    """A GPU that is shared whole, or one of its MIG devices, with its free devices."""
+    """A GPU that is shared whole, or a MIG device, with its free devices."""
 
     free: list[int] = msgspec.field(default_factory=list)
 
 
 class SharedGpu(Share):
-    """A GPU with the hardware on it that devices stand for: itself, or its MIG devices."""
+    """A GPU with the hardware that its devices represent: the GPU itself, or its MIG devices."""
 
     uuid: str = ""
     parts: list[_Hardware] = msgspec.field(default_factory=list)
 
-    def open(self, *, new: bool) -> None:
-        """Makes room for one device of each piece of hardware that the container does not have, or for all there are."""
+    def open(self, stage: Stage) -> None:
+        """Make room for the devices that may be taken at this stage."""
         for part in self.parts:
-            part.room = min(len(part.free), 0 if part.picked else 1) if new else len(part.free)
+            part.room = len(part.free) if stage is Stage.ALL else min(len(part.free), 0 if part.picked else 1)
         self.room = sum([part.room for part in self.parts])
+        if stage is Stage.NEW_GPUS:
+            self.room = min(self.room, 0 if self.picked else 1)
 
     def taken(self, count: int, policy: Policy) -> list[int]:
-        """Takes so many free devices of the GPU, dealt over its hardware by the policy, and returns their positions."""
+        """Take `count` free devices of the GPU, dealt over its hardware by the policy, and return their positions."""
         chosen: list[int] = []
         for part, number in zip(self.parts, deal(self.parts, count, policy), strict=True):
             chosen += part.free[:number]
@@ -185,7 +243,7 @@ class SharedGpu(Share):
 
 
 class Round(msgspec.Struct):
-    """Devices dealt once: the GPUs in the order of the list as they were then, and how many each `gave`.
+    """The devices dealt at one stage: the GPUs in the order of the list as they were then, and how many each `gave`.
 
     `ranks` is what the policy made of each, the lowest the first, and `totals` how many devices of it there are.
     `passed_over`: some free devices were left out of it, since the container has others of the same hardware. `equal` are GPUs
@@ -193,6 +251,7 @@ class Round(msgspec.Struct):
     weighed between them, without GPUs chosen where links decided nothing and the first in the list were taken.
     """
 
+    stage: Stage
     gpus: Sequence["SharedGpu"]
     ranks: Sequence[Rank]
     totals: Sequence[int]
@@ -203,18 +262,17 @@ class Round(msgspec.Struct):
     links: whole.Trace = msgspec.field(default_factory=whole.Trace)
 
     @classmethod
-    def of(cls, gpus: Sequence["SharedGpu"], policy: Policy) -> "Round":
-        """What is to be seen of GPUs that are open, before any gives one."""
+    def of(cls, stage: Stage, gpus: Sequence["SharedGpu"], policy: Policy) -> "Round":
+        """The state of GPUs that are open for a stage, before any gives a device."""
         totals = [gpu.load + sum([len(part.free) for part in gpu.parts]) for gpu in gpus]
-        passed_over = any(part.free and not part.room for gpu in gpus for part in gpu.parts)
-        return cls([*map(copy, gpus)], [policy.rank(gpu) for gpu in gpus], totals, passed_over)
+        passed_over = any(part.free and not (part.room and gpu.room) for gpu in gpus for part in gpu.parts)
+        return cls(stage, [*map(copy, gpus)], [policy.rank(gpu) for gpu in gpus], totals, passed_over)
 
 
 class Trace(msgspec.Struct):
-    """What was weighed among shared devices and MIG devices, written down by `taken` where it is given one.
+    """A record of the choice among shared devices and MIG devices, which `taken` fills.
 
-    `forced` is why there was nothing to choose, None where there was. `rounds` are one or two: in the second one a container
-    gets second devices of the same hardware. None has nothing to give.
+    `forced` is why there was nothing to choose, None where there was. `rounds` has the stages at which devices were dealt.
     """
 
     forced: whole.How | None = None
@@ -234,19 +292,19 @@ def taken(
     """The required positions and `missing` of the free ones, both ascending and without the other's, by that policy.
 
     Of GPUs that the policy ranks equal, and of which not all are needed, those are taken that `whole.choose` chooses to go
-    with the GPUs that the container has by then; `choose` is called once at most, for all of them together. GPUs that
+    with the GPUs that the container has by then. `choose` is called as often as `deal` calls its `of_equals`. GPUs that
     `placement` does not know come last among equals, and where links decide nothing the first in the list come first.
 
-    What is neither free nor required counts as given out, unhealthy devices included. Takes O(n log n) for n devices: some
+    Devices that are neither free nor required count as given out, unhealthy ones included. Takes O(n log n) for n devices: some
     10 ms for 60,000 of 16 GPUs or fewer.
     """
     gpus, rule = counted(required, free, devices), POLICIES[policy]
     chosen = list(required)
-    for new in (True, False):
+    for stage in rule.stages:
         for gpu in gpus:
-            gpu.open(new=new)
+            gpu.open(stage)
         count = min(missing, sum([gpu.room for gpu in gpus]))
-        seen = Round.of(gpus, rule) if trace is not None and count else None
+        seen = Round.of(stage, gpus, rule) if trace is not None and count else None
         dealt = deal(gpus, count, rule, partial(_linked, gpus, placement, budget, seen))
         if trace is not None and seen is not None:
             seen.gave = dealt
@@ -267,8 +325,9 @@ def _linked(
     seen: Round | None,
     equal: list[int],
     count: int,
+    chosen_before: Sequence[int],
 ) -> list[int]:
-    """Those `count` of some GPUs of one rank that are linked best to each other and to those that the container has."""
+    """The `count` GPUs of one rank that are linked best to each other and to the others of the container."""
     position = placement.topology.position
     known = {position[gpus[at].uuid]: at for at in equal if gpus[at].uuid in position}
     if gpus[equal[0]].picked:  # then it has all of them: they differ in nothing
@@ -277,7 +336,8 @@ def _linked(
         unknown = [at for at in equal if gpus[at].uuid not in position]
         chosen = sorted([*known.values(), *unknown][:count])
     else:
-        had = [position[gpu.uuid] for gpu in gpus if gpu.picked and gpu.uuid in position]
+        others = {gpu.uuid for gpu in gpus if gpu.picked} | {gpus[at].uuid for at in chosen_before}
+        had = [position[uuid] for uuid in others if uuid in position]
         trace = None if seen is None else seen.links
         choice = whole.choose(placement, {*known, *had}, had, len(had) + count, budget, trace)
         chosen = sorted(known[gpu] for gpu in choice.gpus if gpu in known)
@@ -287,7 +347,7 @@ def _linked(
 
 
 def counted(required: Sequence[int], free: Sequence[int], devices: Sequence[Device]) -> list[SharedGpu]:
-    """Every GPU in the order of the list, with what of it is given out, picked already, and free."""
+    """Every GPU in the order of the list, with the numbers of its devices that are given out, picked and free."""
     gpu_of = {device.visible_id: device.gpu for device in devices}
     listed = Counter(map(attrgetter("visible_id"), devices))
     picked = Counter(devices[at].visible_id for at in required)

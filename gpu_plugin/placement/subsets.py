@@ -22,41 +22,39 @@ IMMEDIATE_GPUS = 10
 """Up to this many GPUs a placement is made in 5 ms or less: at once, where it is needed. More are worth a thread."""
 
 PODS = (8, 4, 2)
-"""What pods to come are taken to ask for, the largest first: the sizes that groups of linked GPUs have."""
+"""The sizes of later pods that placement assumes, the largest first: the sizes that groups of linked GPUs have."""
 
 _CHUNK = 1024
 """Sets that are looked at between two looks at the clock."""
 
 _ROOM = 3
-"""How many times as long it takes to make a set as to look at one that is there."""
+"""Making a set takes this many times as long as reading it from a table."""
 
 
 class Criterion(Enum):
-    """What tells sets apart, in the order in which it counts.
+    """The properties by which sets are compared, in this order.
 
-    The total score of its pairs, how good what stays free is for pods to come, the total NUMA distance, how evenly what stays
-    free lies on NUMA nodes, and how low its positions are.
+    The weight of the set (total score, then total NUMA distance), the value of the remaining GPUs for later pods, how evenly
+    the remaining GPUs are spread over NUMA nodes, and the positions.
     """
 
-    SCORE = auto()
+    WEIGHT = auto()
     REMAINDER = auto()
-    DISTANCE = auto()
     EVENNESS = auto()
     POSITIONS = auto()
 
 
 class Subsets(msgspec.Struct, frozen=True):
-    """What is known of every set, by mask.
+    """Tables with an entry for every set, by mask. In each table the greater value is the better.
 
-    `bits` are the bits of the positions; `score` is the total over a set's pairs; `nearness` is the greater, the less their
-    total NUMA distance is, `remainder` the better pods to come are served if the set stays free, `evenness` the more evenly it
-    lies on NUMA nodes. `best_first` are the masks of each size by falling score, and those of one score from the lowest
-    positions on. `uniform`: no pair differs from another in anything, so that any set is as good as any other.
+    `bits` are the bits of the positions. `weight` is the total of `Topology.weights` over the pairs of the set. For GPUs that
+    stay free, `remainder` ranks sets by their value for later pods, and `evenness` by their even spread over NUMA nodes.
+    `best_first` has the masks of each size by falling weight, and masks of equal weight from the lowest positions on.
+    `uniform` is True if no pair differs from another, so that all sets of a size are equally good.
     """
 
     bits: tuple[int, ...]
-    score: "array[int]"
-    nearness: "array[int]"
+    weight: "array[int]"
     remainder: "array[int]"
     evenness: "array[int]"
     best_first: "tuple[array[int], ...]"
@@ -64,30 +62,28 @@ class Subsets(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, topology: Topology) -> "Subsets":
-        """Judges all sets of a topology's GPUs: about 1 ms for 8 of them, 0.4 s for 16. Raises ValueError for more."""
+        """Compute the tables of a topology: about 1 ms for 8 GPUs, 0.4 s for 16. Raises ValueError for more than 16."""
         count = len(topology)
         if count > LARGEST:
             raise ValueError(f"{count} GPUs have too many sets to judge them all")
-        score = _totals(topology.scores)
-        distance = _totals(topology.distances)
+        weight = _totals(topology.weights)
         return cls(
             tuple(1 << count - 1 - at for at in range(count)),
-            array("I", score),
-            array("I", [distance[-1] - each for each in distance]),
-            array("I", _remainders(topology, score)),
+            weight,
+            array("I", _remainders(count, weight)),
             array("H", _evenness(topology)),
-            tuple(_best_first(score, count, size) for size in range(count + 1)),
+            tuple(_best_first(weight, count, size) for size in range(count + 1)),
             _uniform(topology),
         )
 
     def best(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> int | None:
         """The best set of that size within `available` that holds all of `required`, as a mask; None where time is up."""
-        ties = self._best_scored(available, required, size, expired)
+        ties = self._greatest_weight(available, required, size, expired)
         if ties is None or expired():
             return None
-        for worth, left_by in ((self.remainder, available), (self.nearness, 0), (self.evenness, available)):
+        for worth in (self.remainder, self.evenness):
             if len(ties) > 1:
-                ties = _greatest(ties, [worth[left_by ^ mask] for mask in ties])
+                ties = _greatest(ties, [worth[available ^ mask] for mask in ties])
         return max(ties)
 
     def runner_up(self, available: int, required: int, best: int) -> tuple[int, Criterion]:
@@ -95,7 +91,7 @@ class Subsets(msgspec.Struct, frozen=True):
 
         def rank(mask: int) -> tuple[int, ...]:
             left = available ^ mask
-            return self.score[mask], self.remainder[left], self.nearness[mask], self.evenness[left], mask
+            return self.weight[mask], self.remainder[left], self.evenness[left], mask
 
         looked_at = sum(self.bits) & ~available | required
         sets = (mask for mask in self.best_first[best.bit_count()] if mask & looked_at == required)
@@ -103,24 +99,26 @@ class Subsets(msgspec.Struct, frozen=True):
         compared = zip(Criterion, rank(best), rank(second), strict=True)
         return second, next(criterion for criterion, one, other in compared if one != other)
 
-    def _best_scored(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> list[int] | None:
-        """All sets of the greatest score there is; None where time is up."""
+    def _greatest_weight(
+        self, available: int, required: int, size: int, expired: Callable[[], bool]
+    ) -> list[int] | None:
+        """All sets of the greatest weight there is; None where time is up."""
         free = available & ~required
         missing = size - required.bit_count()
-        score, order = self.score, self.best_first[size]
+        weight, order = self.weight, self.best_first[size]
         if comb(free.bit_count(), missing) * _ROOM <= len(order):
             bits = [bit for bit in self.bits if free & bit]
             candidates = [required | sum(chosen) for chosen in combinations(bits, missing)]
-            return _greatest(candidates, [score[mask] for mask in candidates])
+            return _greatest(candidates, [weight[mask] for mask in candidates])
         ties: list[int] = []
         looked_at = sum(self.bits) & ~available | required
         for start in range(0, len(order), _CHUNK):
             if expired():
                 return None
             ties += [mask for mask in order[start : start + _CHUNK] if mask & looked_at == required]
-            if ties and score[ties[-1]] != score[ties[0]]:
-                top = score[ties[0]]
-                return [mask for mask in ties if score[mask] == top]
+            if ties and weight[ties[-1]] != weight[ties[0]]:
+                top = weight[ties[0]]
+                return [mask for mask in ties if weight[mask] == top]
         return ties
 
     def mask(self, gpus: Iterable[int]) -> int:
@@ -133,7 +131,7 @@ class Subsets(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What a choice is made with: how GPUs are linked and, for up to 16 of them, all their sets, judged.
+    """The links between GPUs and, for up to 16 of them, the tables of all their sets.
 
     Without these (`ready` is False) a choice is not exact.
     """
@@ -152,16 +150,16 @@ class Placement(msgspec.Struct, frozen=True):
         return self.subsets is not None or not 0 < len(self.topology) <= LARGEST
 
 
-def remainder_worths(topology: Topology, scores: "array[int]") -> "Iterator[tuple[int, array[int]]]":
-    """What it is worth that a set stays free, by mask, the most important first: to pods of some size, and in all (size 0).
+def remainder_worths(count: int, weight: "array[int]") -> "Iterator[tuple[int, array[int]]]":
+    """The value of each set of `count` GPUs for later pods if it stays free, by mask, the most important value first.
 
-    It is the total score of the sets that such pods get out of it, each the best that is left; and that of all its pairs, which
-    are `scores`. Each takes 0.1 s for 16 GPUs.
+    Yields a pod size and, by mask, the total weight of the sets that pods of this size get out of the set, each pod the best
+    remaining one. The last size is 0: the weight of the whole set. Each takes 0.1 s for 16 GPUs.
     """
     for size in PODS:
-        if size < len(topology):
-            yield size, _served(scores, len(topology), size)
-    yield 0, scores
+        if size < count:
+            yield size, _served(weight, count, size)
+    yield 0, weight
 
 
 def _greatest(masks: list[int], worth: list[int]) -> list[int]:
@@ -170,7 +168,7 @@ def _greatest(masks: list[int], worth: list[int]) -> list[int]:
     return [mask for mask, each in zip(masks, worth, strict=True) if each == top]
 
 
-# What is made on the way to the tables is made in arrays too: 65,536 numbers as objects would leave their room behind.
+# Intermediate results are arrays too: the process would keep the memory of 65,536 integer objects.
 
 
 def _totals(matrix: Matrix) -> "array[int]":
@@ -187,19 +185,17 @@ def _totals(matrix: Matrix) -> "array[int]":
     return totals
 
 
-def _best_first(scores: "array[int]", count: int, size: int) -> "array[int]":
-    """The masks of one size, by falling score, and those of one score from the lowest positions on."""
-    keys = sorted(
-        [score << count | mask for mask, score in enumerate(scores) if mask.bit_count() == size], reverse=True
-    )
+def _best_first(weight: "array[int]", count: int, size: int) -> "array[int]":
+    """The masks of one size by falling weight, and masks of equal weight from the lowest positions on."""
+    keys = sorted([each << count | mask for mask, each in enumerate(weight) if mask.bit_count() == size], reverse=True)
     every = (1 << count) - 1
     return array("H", [key & every for key in keys])
 
 
-def _remainders(topology: Topology, scores: "array[int]") -> "array[int]":
-    """By mask, a number that is the greater, the better it is for pods to come that this set stays free."""
-    ranks = array("q", bytes(8 * len(scores)))
-    for _, worth in remainder_worths(topology, scores):
+def _remainders(count: int, weight: "array[int]") -> "array[int]":
+    """By mask, the rank of the set by its value for later pods if it stays free. The greatest rank is the best."""
+    ranks = array("q", bytes(8 * len(weight)))
+    for _, worth in remainder_worths(count, weight):
         ranks = _then(ranks, worth)
     return ranks
 
@@ -212,10 +208,10 @@ def _then(ranks: "array[int]", minor: "array[int]") -> "array[int]":
     return array("q", [place[key] for key in keys])
 
 
-def _served(scores: "array[int]", count: int, size: int) -> "array[int]":
-    """By mask, the total score of the sets that pods of this size get out of it: the best one, the best of the rest..."""
+def _served(weight: "array[int]", count: int, size: int) -> "array[int]":
+    """By mask, the total weight of the sets that pods of this size get out of it: the best set, the best of the rest..."""
     every = (1 << count) - 1
-    best = array("q", [score << count | mask if mask.bit_count() == size else -1 for mask, score in enumerate(scores)])
+    best = array("q", [each << count | mask if mask.bit_count() == size else -1 for mask, each in enumerate(weight)])
     for bit in range(count):  # afterwards best[mask] is the greatest of all subsets of mask
         half = 1 << bit
         for start in range(0, len(best), 2 * half):

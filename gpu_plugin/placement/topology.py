@@ -9,7 +9,7 @@ from gpu_plugin.devices.nvml_h import TopologyLevel
 
 SAME_NODE = 10
 OTHER_NODE = 20
-"""NUMA distances where firmware tells none, of a node to itself and to another (Linux: LOCAL_DISTANCE, REMOTE_DISTANCE)."""
+"""NUMA distances without a firmware table, within a node and between nodes (Linux: LOCAL_DISTANCE, REMOTE_DISTANCE)."""
 
 UNKNOWN_NODE = 255
 """NUMA distance where it is not known which node a GPU is near: the worst there is (ACPI: unreachable)."""
@@ -25,10 +25,10 @@ PCIE: Mapping[int, int] = {
 """Points by closest common PCIe ancestor. NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
 
 FARTHEST = 10
-"""Points of a PCIe relation that is none of those."""
+"""Points of any other PCIe relation."""
 
 NVLINK = 100
-"""Points of a direct NVLink, whatever its generation: NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
+"""Points of a direct NVLink of any generation: NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
 
 POINTS_PER_GB_S = 4
 """Points of a GB/s in one direction through NVSwitches, so that an NVLink of 25 GB/s counts the same as a direct one."""
@@ -41,7 +41,7 @@ twice the number of links. go-gpuallocator counts no NVLink that ends at a switc
 """
 
 UNKNOWN_GB_S = 25
-"""The same for a generation that is not in the table, or that the part does not tell."""
+"""The same for a generation that is unknown or missing from the table."""
 
 Matrix = tuple[tuple[int, ...], ...]
 
@@ -79,6 +79,28 @@ class Topology:
         """How many GPUs there are."""
         return len(self.uuids)
 
+    @property
+    def weights(self) -> Matrix:
+        """A number for each pair that puts the score first and, of equal scores, the shorter NUMA distance.
+
+        The same holds for totals over pairs: no total distance outweighs a point of score.
+        """
+        unit = self._unit
+        return tuple(
+            tuple(score * unit - distance for score, distance in zip(*rows, strict=True))
+            for rows in zip(self.scores, self.distances, strict=True)
+        )
+
+    def parts(self, weight: int) -> tuple[int, int]:
+        """The total score and the total NUMA distance that a total of `weights` was made of."""
+        score = -(-weight // self._unit)
+        return score, score * self._unit - weight
+
+    @property
+    def _unit(self) -> int:
+        """More than the NUMA distance of all pairs together."""
+        return 1 + sum(map(sum, self.distances))
+
     def score(self, gpus: Iterable[int]) -> int:
         """The total of the scores of all pairs of these positions."""
         return sum(self.scores[one][other] for one, other in combinations(gpus, 2))
@@ -97,6 +119,6 @@ def _distance(one: Gpu, other: Gpu, link: Link) -> int:
 
 
 def pair_score(one: Gpu, other: Gpu, link: Link) -> int:
-    """The points of a pair: those of its PCIe relation and those of its NVLinks, the slower end's where it is switched."""
+    """The points of a pair for its PCIe relation and its NVLinks. Switched NVLinks count by the slower end."""
     slower = min(SWITCHED_GB_S.get(gpu.architecture, UNKNOWN_GB_S) for gpu in (one, other))
     return PCIE.get(link.ancestor, FARTHEST) + link.nvlinks * (POINTS_PER_GB_S * slower if link.switched else NVLINK)

@@ -8,7 +8,6 @@ from operator import itemgetter
 import msgspec
 
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Placement
-from gpu_plugin.placement.topology import Matrix, Topology
 
 SEEDS = 32
 """From how many GPUs the bounded search sets out, each in turn."""
@@ -130,16 +129,7 @@ def _chosen(
 
 
 def _searched(placement: Placement, pool: frozenset[int], must: frozenset[int], size: int) -> tuple[int, ...]:
-    return tuple(sorted(search(pair_weights(placement.topology), sorted(must), sorted(pool - must), size - len(must))))
-
-
-def pair_weights(topology: Topology) -> Matrix:
-    """What a pair is worth to `search`: its score and, where scores are equal, its nearness."""
-    most = 1 + sum(map(sum, topology.distances))
-    return tuple(
-        tuple(score * most - distance for score, distance in zip(*rows, strict=True))
-        for rows in zip(topology.scores, topology.distances, strict=True)
-    )
+    return tuple(sorted(search(placement.topology.weights, sorted(must), sorted(pool - must), size - len(must))))
 
 
 def search(weights: Sequence[Sequence[int]], required: Sequence[int], free: Sequence[int], missing: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""Text of others, made safe to show: it can be encoded, is one line, and has no terminal control characters. Pure."""
+"""Text of other programs, made safe to show: encodable, one line, without terminal control characters, and bounded. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 CONTROLS: Mapping[int, str] = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) != "\t"
@@ -11,6 +11,21 @@ CONTROLS: Mapping[int, str] = {
 }
 """Characters that would begin a line of their own, tell a terminal something or turn the direction of writing, and how they
 are shown: C0 and C1 (ECMA-48) save the tab, the separators U+2028 and U+2029, and Unicode's bidirectional controls (UAX #9)."""
+
+
+LONGEST_FOREIGN = 300
+"""Characters of a text of another program in one log line or event. An API server's refusals have some 150."""
+
+
+def excerpt(text: str, longest: int = LONGEST_FOREIGN) -> str:
+    """The text; if it has more than `longest` characters, its beginning and how many more there are."""
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text) - longest} more characters)"
+
+
+def excerpts(texts: Sequence[str], shown: int = 3) -> str:
+    """The first `shown` texts, such as file names, and how many more there are."""
+    more = f" and {len(texts) - shown} more" if len(texts) > shown else ""
+    return f"{', '.join(map(excerpt, texts[:shown]))}{more}"
 
 
 def encodable(text: str) -> str:

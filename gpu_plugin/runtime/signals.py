@@ -11,40 +11,50 @@ STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """Each ends the process in order: the kubelet's, Ctrl-C and Ctrl-\\."""
 
 
-async def told_to_stop(reload: Callable[[], object] | None = None) -> str:
-    """Waits for a signal that ends the process, and gives its name. Until then, they do nothing else.
+class Signals:
+    """The signals that stop this process, or have its configuration read again, until its event loop ends.
 
-    Further ones change nothing for as long as the event loop runs, so that none keeps the process from ending in order, unless
-    `restore_default_actions` is called.
-    `reload` is called at each SIGHUP; where it is None, SIGHUP does what it does elsewhere.
+    Their handlers stay until then. The kernel drops a signal for which PID 1 of a container has no handler, and a
+    further signal must not keep a process from ending in order.
+
+    Attributes:
+        stopped_by: the name of the first signal that stops the process; empty before it.
     """
-    loop = asyncio.get_running_loop()
-    heard: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    numbers = STOP if reload is None else (*STOP, signal.SIGHUP)
-    name = ""
-    # By the loop, not by anyio's receiver, which would give the signals their default actions back: the next one would kill.
-    for number in numbers:
-        loop.add_signal_handler(number, heard.put_nowait, number)
-    try:
-        while not name:
-            number = await heard.get()
-            if number in STOP:
-                name = number.name
-                log.info("%s: stopping", name)
-            else:
-                log.info("SIGHUP: reading the configuration again")
-                assert reload is not None
-                reload()
-    finally:
-        for number in numbers:
-            if name:
-                loop.add_signal_handler(number, log.info, "%s: stopping already", number.name)
-            else:
-                loop.remove_signal_handler(number)
-    return name
 
+    def __init__(self, *, reloads: bool = True) -> None:
+        """Install the handlers in the running event loop. Without `reloads`, SIGHUP keeps its action."""
+        self.stopped_by = ""
+        self._stop: Callable[[], object] | None = None
+        self._reload: Callable[[], object] | None = None
+        self._reload_pending = False
+        # By the loop, not by anyio's receiver, which would restore the default actions: the next signal would kill.
+        for number in (*STOP, signal.SIGHUP) if reloads else STOP:
+            asyncio.get_running_loop().add_signal_handler(number, self._received, number)
 
-def restore_default_actions() -> None:
-    """Gives the signals of `STOP` their default actions back: what comes last and may hang on a disk can then be ended."""
-    for number in STOP:
-        asyncio.get_running_loop().remove_signal_handler(number)
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """Have `stop` called, in place of the callback of before, at the first signal of `STOP`; at once if it came already."""
+        self._stop = stop
+        if self.stopped_by:
+            stop()
+
+    def on_reload(self, reload: Callable[[], object]) -> None:
+        """Have `reload` called, in place of the callback of before, at each SIGHUP; at once if a SIGHUP came already."""
+        self._reload = reload
+        if self._reload_pending:
+            self._reload_pending = False
+            reload()
+
+    def _received(self, number: signal.Signals) -> None:
+        if self.stopped_by:
+            log.info("%s: stopping already", number.name)
+        elif number in STOP:
+            log.info("%s: stopping", number.name)
+            self.stopped_by = number.name
+            if self._stop is not None:
+                self._stop()
+        else:
+            log.info("SIGHUP: reading the configuration again")
+            if self._reload is None:
+                self._reload_pending = True
+            else:
+                self._reload()

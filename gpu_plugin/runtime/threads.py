@@ -100,7 +100,7 @@ STALL = 0.02
 """Seconds for which every worker stays in its call, while other calls wait, before those get workers of their own."""
 
 
-OFF_LOOP_DEVICES = 4_000
+OFF_LOOP_DEVICES = 2_000
 """From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
 
 

@@ -218,6 +218,15 @@ def pcie_link(built: GpuProfile, now: Condition) -> PcieLink | None:
     return PcieLink(built.pcie_width if now.pcie_width is None else now.pcie_width, built.pcie_width)
 
 
+_PCIE_GENERATIONS = {5: 3, 6: 3, 7: 4, 8: 4, 9: 5, 10: 5}
+"""The PCIe generation of NVIDIA's data center GPUs by nvmlDeviceArchitecture_t, from their data sheets."""
+
+
+def pcie_generation(built: GpuProfile) -> int | None:
+    """Of a link that is never idle; None: not supported."""
+    return None if built.pcie_width is None else _PCIE_GENERATIONS.get(built.architecture or 0)
+
+
 _FIELDS: Mapping[int, Callable[[GpuProfile, Condition], int]] = {
     FI_REMAPPED_PENDING: lambda _, now: now.remap_pending,
     FI_REMAPPED_FAILURE: lambda _, now: now.remap_failure,

@@ -52,8 +52,10 @@ class SimulatedDriver(Session):
     memory_used = answered("memory_used", lambda built, now: None if built.memory_bytes is None else now.memory_used)
     power_usage = answered("power_usage", condition.power)
     power_limit = answered("power_limit", lambda built, _: condition.power_limit(built))
-    # Only where a GPU's memory is a NUMA node; sysfs knows the node that a PCIe GPU is near
-    numa_node = answered("numa_node", lambda built, _: built.nvml_numa_node)
+    memory_affinity = answered(
+        "memory_affinity",
+        lambda built, _: None if built.memory_affinity is None else frozenset(built.memory_affinity),
+    )
     persistence_mode = answered("persistence_mode", lambda _, now: now.persistence)
     temperature = answered("temperature", condition.temperature)
     margin_temperature = answered("margin_temperature", condition.margin)
@@ -72,6 +74,8 @@ class SimulatedDriver(Session):
     clocks_event_reasons = answered("clocks_event_reasons", condition.clocks_event_reasons)
     fabric = answered("fabric", condition.fabric)
     pcie_link = answered("pcie_link", condition.pcie_link)
+    pcie_generation = answered("pcie_generation", lambda built, _: condition.pcie_generation(built))
+    pcie_max_generation = answered("pcie_max_generation", lambda built, _: condition.pcie_generation(built))
     pcie_replays = answered("pcie_replays", lambda built, now: now.pcie_replays if built.pcie_width else None)
     supported_event_types = answered("supported_event_types", lambda built, _: built.event_types)
 

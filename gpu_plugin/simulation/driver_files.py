@@ -47,8 +47,12 @@ def make(root: Path, version: str) -> Path:
     The nvidia-smi there is a script that says so. Raises OSError where they cannot be made.
     """
     libraries, programs = root / "usr/lib64", root / "usr/bin"
-    for directory in (libraries, programs):
-        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
+    for directory in (root, root / "usr", libraries, programs):
+        directory.mkdir(exist_ok=True)
+        directory.chmod(
+            directory.stat().st_mode & 0o755
+        )  # whatever the umask is: containers get nothing that others may change
     wanted = {f"{name}.so.{version}": f"{name}.so.{number}" for name, number in _LIBRARIES.items()}
     for path in libraries.iterdir():
         if path.name not in wanted and path.name not in wanted.values():

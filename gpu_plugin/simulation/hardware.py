@@ -93,6 +93,8 @@ class SimulatedNode:
             self._save()
         self.compute_modes = SimulatedComputeModes(state, self.boot_id)
         self.events.lose(self._lost())
+        if profile.init_error is not None:
+            self.refuse("open", profile.init_error)
 
     # What a driver sees
 

@@ -49,12 +49,12 @@ class SimulatedHost:
         """The profile's."""
         return self._node.profile.numa_distances
 
-    def device_nodes(self) -> frozenset[str]:
-        """The profile's and those of MIG devices, those of lost GPUs included: udev removes none."""
-        return self._node.device_nodes()
+    def device_roots(self) -> Mapping[str, str]:
+        """The profile's nodes and those of MIG devices, all below /; those of lost GPUs too, since udev removes none."""
+        return dict.fromkeys(self._node.device_nodes(), "")
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        """The nodes of `device_nodes`, with the numbers that they are made with; no simulated GPU has a DRM node."""
+        """The nodes of `device_roots`, with the numbers that they are made with; no simulated GPU has a DRM node."""
         del pci_bus_ids
         from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices  # noqa: PLC0415 - only CDI specifications need it
         from gpu_plugin.simulation.device_nodes import MODE, device_numbers  # noqa: PLC0415
@@ -73,6 +73,10 @@ class SimulatedHost:
     def bindings(self) -> Mapping[str, int]:
         """Of the GPUs that have not vanished; another number after they returned, were healed, or the node booted."""
         return self._node.bindings()
+
+    def pci_gpus(self) -> Mapping[str, str]:
+        """The GPUs that have not vanished, bound to the NVIDIA driver."""
+        return dict.fromkeys(self._node.bindings(), "nvidia")
 
     def boot_id(self) -> str:
         """Changes when the node boots and when its state is gone, and at no other time."""

@@ -8,15 +8,16 @@ It behaves as the real one (driver 535) in what others rely on. A lock on `contr
 answers; its files stay when it ends; a directory that holds a daemon takes no second. What is refused is answered with exit
 status 0: a memory limit without a word, a percentage with the one that stays in force, an unknown command with a sentence;
 status 1 means that no daemon is there. Memory is answered in whole GiB from there on. Their wire is another: the real one's
-is documented nowhere. And two clients at once are both answered here; the real one refuses one, answers it nothing, or has it
-wait for ever.
+is documented nowhere. A client that connects and sends nothing keeps all others waiting. But of two clients that send commands
+at once both are answered here; the real one refuses one, answers it nothing, or has it wait for ever. Root's clients use
+`control_privileged` with the real one.
 
 A file called `fault` in the log directory makes the daemon fail, looked for at every command, and at the start:
 
     crash        exits with status 1 at the next command, or at the start
     hang         answers no command
     refuse TEXT  takes no limits by commands that begin with TEXT
-    unknown TEXT knows no commands that begin with TEXT
+    unknown TEXT knows no commands that have TEXT in their names
     server       starts a process that outlives it, as a server may
 """
 
@@ -34,6 +35,8 @@ COMMAND = (sys.executable, "-I", "-S", __file__)
 
 SOCKET = "control"
 LOCK = "control_lock"
+LOG_PIPE = "log"
+PRIVILEGED = "control_privileged"
 LOG = "control.log"
 FAULT = "fault"
 SERVER = "server.pid"
@@ -70,6 +73,7 @@ def _daemon(pipe: Path, log: Path) -> int:
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     path = pipe / SOCKET
+    _open_log(pipe / LOG_PIPE)
     lock = os.open(pipe / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # held until the process ends
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,7 +81,10 @@ def _daemon(pipe: Path, log: Path) -> int:
         print("An instance of this daemon is already running")  # noqa: T201
         return 1
     path.unlink(missing_ok=True)
+    (pipe / PRIVILEGED).unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener, (log / LOG).open("a", buffering=1) as record:
+        with socket.socket(socket.AF_UNIX) as privileged:  # for root; the stand-in does not listen there
+            privileged.bind(str(pipe / PRIVILEGED))
         listener.bind(str(path))
         path.chmod(0o666)
         listener.listen(16)
@@ -103,7 +110,7 @@ def _daemon(pipe: Path, log: Path) -> int:
                     case ["refuse", text] if command.startswith(text):
                         _answer(connection, threads if command.startswith("set_default_active") else "")
                         continue
-                    case ["unknown", text] if command.startswith(text):
+                    case ["unknown", text] if text in command.split()[0]:
                         _answer(connection, f'Unknown command "{command.split()[0]}"')
                         continue
                 match command.split():
@@ -124,6 +131,17 @@ def _daemon(pipe: Path, log: Path) -> int:
                         return 0
                     case [name, *_]:
                         _answer(connection, f'Unknown command "{name}"')
+
+
+def _open_log(path: Path) -> None:
+    """Make the FIFO of the log as the real daemon does, which follows links: write to what is there, then set its mode."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.write(descriptor, b"Start")
+        os.close(descriptor)
+    with suppress(FileExistsError):
+        os.mkfifo(path)
+    path.chmod(0o777)
 
 
 def _share(said: str) -> str:

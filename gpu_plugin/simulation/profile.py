@@ -80,8 +80,8 @@ class GpuProfile(Block, frozen=True):
     """Whose table of MIG profiles is its own (`simulation/mig.py`); without one it cannot be partitioned."""
     numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """sysfs numa_node of the PCI device: -1 is unknown."""
-    nvml_numa_node: Count | None = None
-    """nvmlDeviceGetNumaNodeId: only where a GPU's memory is itself a NUMA node, so NOT_SUPPORTED on PCIe hosts."""
+    memory_affinity: tuple[Count, ...] | None = None
+    """NUMA nodes that nvmlDeviceGetMemoryAffinity names with node scope; None: NOT_SUPPORTED."""
     thresholds: ThresholdsProfile = ThresholdsProfile()
     event_types: _Mask | None = None
     """Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events."""
@@ -125,7 +125,9 @@ class _File(Block, frozen=True):
     """The newest CUDA that the driver is good for: that of the version above."""
     machine: str = "Simulated Node"
     """What firmware calls the machine."""
-    count: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    count: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    init_error: Annotated[int, msgspec.Meta(ge=1, le=999)] | None = None
+    """nvmlReturn_t with which the driver refuses to be opened; None: it can be opened."""
     gpu: GpuProfile = GpuProfile()
     gpus: Annotated[tuple[GpuProfile, ...], msgspec.Meta(max_length=64)] = ()
     nvlink: NvLink | None = None
@@ -155,6 +157,7 @@ class Profile(msgspec.Struct, frozen=True):
     pci_paths: tuple[str, ...]
     numa_distances: dict[tuple[int, int], int]
     device_nodes: frozenset[str]
+    init_error: int | None = None
 
     def at(self, bus_id: str) -> int | None:
         """The GPU at a bus id as NVML (00000000:1B:00.0) or sysfs (0000:1b:00.0) writes it, by its index; None: there is none."""
@@ -226,6 +229,7 @@ def parse(content: object, default_name: str = "node") -> Profile:
         pci_paths=topology.pci_paths(file.pcie, buses),
         numa_distances=topology.numa_distances(file.numa_distances, numa_nodes),
         device_nodes=frozenset(file.dev) | {f"/dev/nvidia{gpu.minor}" for gpu in gpus},
+        init_error=file.init_error,
     )
 
 
@@ -262,8 +266,8 @@ def _located(text: str) -> str:
 
 def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, ...]:
     """Every GPU complete: what the file says of it, else of all, else what its index gives."""
-    count = file.count or len(file.gpus)
-    if not count:
+    count = len(file.gpus) or None if file.count is None else file.count
+    if count is None:
         raise ConfigError("$.count: missing: how many GPUs the node has")
     if len(file.gpus) > count:
         raise ConfigError(f"$.gpus: describes {len(file.gpus)} GPUs, but count is {count}")

@@ -17,8 +17,9 @@ from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.words import shortened
 from gpu_plugin.config.written import differing, written
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.signals import told_to_stop
-from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.runtime.signals import Signals
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import Workers, begin
 from gpu_plugin.sources.source import ConfigSource
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Configuration:
         self._reloads = {"applied": 0, "unchanged": 0, "refused": 0}
         self._file = source.current()
         self._kept = True
+        # While one write hangs no other begins: a disk that does not answer holds one thread.
+        self._keeping: SlowCall[bool] = SlowCall(partial(begin, name="chosen-configuration"))
         self._look = False
 
     @property
@@ -121,14 +124,18 @@ class Configuration:
         """
         threads = Workers("configuration")
         try:
-            await self._keep(threads)
+            await self._keep()
             while True:
                 if self._look:
                     self._look = False
-                    await self._keep(threads)
+                    await self._keep()
                 elif self._asked:
                     self._asked = False
-                    await self._read(threads, take)
+                    try:
+                        await self._read(threads, take)
+                    except anyio.get_cancelled_exc_class():
+                        self._asked = True  # for the next daemon of this process
+                        raise
                     if was_read is not None:
                         was_read()
                 elif self._kept:
@@ -165,7 +172,7 @@ class Configuration:
         if changed:
             self.settings = new
             self._since = time.time()
-        await self._keep(threads)
+        await self._keep()
         self._reloads["applied" if changed else "unchanged"] += 1
         if changed:
             log.info("configuration: applied")
@@ -176,10 +183,10 @@ class Configuration:
         else:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: valid, and it changes nothing")
 
-    async def _keep(self, threads: Workers) -> None:
+    async def _keep(self) -> None:
         """Has the choice of the file in force outlive the process: it is taken again while the node's label is not known."""
         try:
-            self._kept = await threads.run(partial(self._source.keep, self._file), PATIENCE)
+            self._kept = await self._keeping.fresh(partial(self._source.keep, self._file), PATIENCE)
         except TimeoutError:
             self._kept = False
             log.warning("configuration: which file is in force could not be written down within %g s", PATIENCE)
@@ -196,7 +203,7 @@ class Configuration:
         `file` is the one whose settings are in force, "" for none, `since` when (Unix time in seconds). `wanted` is the file that
         was asked for last, "" where it is that one. `refused` is why what was asked for is not in force, `unheard` why a change
         of the node's label would not be heard; both are "" where nothing is wrong. `faults` is all that is wrong with what was
-        refused, a sentence each. `reloads` counts outcomes.
+        refused, a sentence each. `without_effect` has flags and variables that change nothing. `reloads` counts outcomes.
         """
         wanted = self._source.wanted()
         return {
@@ -206,6 +213,7 @@ class Configuration:
             "refused": self._refused or self._source.complaint,
             "faults": list(self._faults or filter(None, [self._source.complaint])),
             "unheard": self._source.unheard,
+            "without_effect": list(map(str, self.settings.without_effect)),
             "reloads": dict(self._reloads),
         }
 
@@ -247,12 +255,12 @@ class Wait(msgspec.Struct):
 
 
 async def begin_with(
-    settings: Settings, resolve: Resolve, wait: Wait | None = None
-) -> tuple[Settings, ConfigSource] | None:
+    settings: Settings, resolve: Resolve, signals: Signals, wait: Wait | None = None
+) -> tuple[Settings, ConfigSource]:
     """The settings to begin with and where newer ones come from: as given, or of the file that the node's label names.
 
     There it waits until there are good ones: serving by another configuration meanwhile would hand out devices that the
-    right one does not have. None where a signal to stop came first. `wait` is told meanwhile how that stands.
+    right one does not have. A SIGHUP meanwhile has everything read again. `wait` is told meanwhile how that stands.
     """
     source = ConfigSource(settings)
     wait = wait or Wait()
@@ -289,18 +297,14 @@ async def begin_with(
         source.look_again()
         asked.set()
 
-    async def stop() -> None:
-        await told_to_stop(look_again)
-        tasks.cancel_scope.cancel()
-
+    signals.on_reload(look_again)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stop)
             tasks.start_soon(source.run, asked.set)
             tasks.start_soon(read)
     finally:
         threads.close()
-    return (found[0], source) if found else None
+    return found[0], source
 
 
 async def _resolved(threads: Workers, resolve: Resolve, path: Path | None) -> Settings:
@@ -320,6 +324,8 @@ def tell_settings(settings: Settings, file: Path | None) -> None:
 
 
 def tell_remarks(settings: Settings) -> None:
-    """Says what of the file deserves a word though nothing is wrong with it."""
+    """Logs the remarks on the file, and which flags and variables have no effect."""
     for remark in settings.remarks:
         log.info("configuration: %s", remark)
+    for fault in settings.without_effect:
+        log.warning("configuration: %s", fault)

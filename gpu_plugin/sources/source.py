@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
@@ -111,6 +112,7 @@ class ConfigSource:
         self._last: str | None = None
         """The file in force, or the one that was in force last."""
         self._recalled = False
+        self._recalling = threading.Lock()
         self._last_logged: tuple[str, str | None] | None = None
         self.complaint = ""
         """What is wrong with the node's label, while it names no file that is there or is not known; empty otherwise."""
@@ -214,17 +216,36 @@ class ConfigSource:
     def _look(self) -> tuple[tuple[str, str, Choice, str], frozenset[Place]]:
         """Why the label is not known, its value, the choice, and the fingerprint of that file; where that may change. Blocks."""
         settings, label_unknown, label = self._settings, self.unknown, self._label or ""
-        self._recall()
         directory = Path(settings.config_file_srcdir)
         places = route(directory) | {Place(os.path.realpath(directory), ANY)}
         present, files_unknown = _configs(directory)
-        default, fallbacks = settings.default_config, settings.fallback_strategies
-        choice = choose(label, present, default, fallbacks, self._last, label_unknown, files_unknown)
+        choice = self._choose(label, present, label_unknown, files_unknown)
         content = ""
         if choice.file:
             places |= route(directory / choice.file)
             content = fingerprint(directory / choice.file)
         return (label_unknown, label, choice, content), places
+
+    def _choose(self, label: str, present: frozenset[str], label_unknown: str, files_unknown: str) -> Choice:
+        """The choice. Reads the last one first if it has influence: the state directory need not answer otherwise. Blocks."""
+        settings = self._settings
+
+        def chosen() -> Choice:
+            default, fallbacks = settings.default_config, settings.fallback_strategies
+            return choose(label, present, default, fallbacks, self._last, label_unknown, files_unknown)
+
+        choice = chosen()
+        if self._recalled or (choice.file and not choice.complaint):
+            return choice
+        if self._recalling.acquire(blocking=False):
+            try:
+                self._recall()
+            finally:
+                self._recalling.release()
+            return chosen()
+        # Another look hangs in it. If each did, they would hold a thread each.
+        unread = f"the last choice is not known: the state directory {settings.state_dir} does not answer"
+        return Choice(None, "; ".join(filter(None, (choice.complaint, unread))), choice.asked)
 
     def _recall(self) -> None:
         if not self._recalled:

@@ -21,7 +21,7 @@ from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.regular_file import open_file, replace_file
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.runtime.threads import Workers, begin, settled
 from gpu_plugin.state.directory import MODE, Identity, identity, keep_aside, open_own
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class EventStore:
         return min(self._added - self._written, len(self.events))
 
     def recall(self) -> None:
-        """Takes in what an earlier process wrote down. Blocks for as long as a local file system does.
+        """Takes in what an earlier process wrote down, before the events of this one. Blocks for as long as the file system does.
 
         A file with lines that cannot be read is set aside, and what could be read of it written down again.
         """
@@ -158,7 +158,7 @@ class EventStore:
         except OSError as error:
             log.warning("%s cannot be read: earlier events are not known: %s", file, error)
             return
-        self.events.extend(events)
+        self.events.extendleft(islice(reversed(events), KEPT - len(self.events)))
         if unreadable:
             log.warning("%s: %s%s", file, lost_lines(unreadable), keep_aside(file))
             self._lost = True
@@ -239,12 +239,17 @@ class EventStore:
         self._written = added
         return True
 
+    async def save_within(self, seconds: float) -> None:
+        """Write the events that are not in the file yet, for the end of the process. They are lost if it takes longer."""
+        if not await settled(begin(self.save, "last-events"), seconds):
+            log.warning("%s: the last events are lost: not written within %g s", self._state_dir / FILE, seconds)
+
     def save(self) -> None:
-        """Writes down at once what is not in the file yet: for the end of the process. Blocks, and never raises.
+        """Writes down at once what is not in the file yet. Blocks, and never raises.
 
         What cannot be written is lost.
         """
-        count = self._unwritten
+        count, added = self._unwritten, self._added
         if not count and not self._lost:
             return
         try:
@@ -253,7 +258,7 @@ class EventStore:
             lost = len(self.events) if self._lost else count
             log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, lost, error)
         else:
-            self._written, self._lost = self._added, False
+            self._written, self._lost = added, False
 
 
 def _line(event: Event) -> bytes:

@@ -1,13 +1,17 @@
 """What a daemon remembers of this boot over its own restarts: why GPUs were unfit, which there were, and what was listed."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import msgspec
+
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.device import Resource, is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
 from gpu_plugin.state.journal import Journal
+from gpu_plugin.state.listed_devices import Remembered, remembered
 from gpu_plugin.state.records import (
     DEVICES_FILE,
     GPUS_FILE,
@@ -15,12 +19,13 @@ from gpu_plugin.state.records import (
     JOURNAL_FILE,
     KNOWN,
     DeviceMemory,
-    GpuMemory,
     HealthMemory,
+    WrittenDevices,
+    WrittenGpus,
     WrittenHealth,
     by_name,
     entry,
-    resources,
+    gpu,
 )
 
 log = logging.getLogger(__name__)
@@ -68,34 +73,40 @@ class Memory:
         if memory is None:
             return ()
         self._sequence = memory.sequence
-        found = []
+        found, faults = [], []
         for place, raw in enumerate(memory.evidence):
             try:
                 found.append(entry(raw))
             except ValueError as error:
-                log.error("%s: entry %d cannot be true and is left out: %s", HEALTH_FILE, place, error)  # noqa: TRY400
+                faults.append(f"entry {place} cannot be true and is left out: {error}")
+        _log_faults(HEALTH_FILE, faults)
         return tuple(each for each in found if each.boot_id == self._boot_id or each.lasts)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """GPUs that an earlier process of this boot knew by name."""
-        memory = self._state.read(GPUS_FILE, GpuMemory)
+        memory = self._state.read(GPUS_FILE, WrittenGpus)
         if memory is None or memory.boot_id != self._boot_id:
             return ()
-        return memory.gpus
+        return _gpus("gpus", memory.gpus)
 
-    def listed(self) -> tuple[Resource, ...]:
-        """Resources and devices that an earlier process of this boot listed: a pod may hold each of them."""
-        memory = self._devices()
-        return () if memory is None else resources(memory.resources)
+    def before(self) -> tuple[Gpu, ...]:
+        """GPUs that the node had in an earlier boot, as far as a process of this boot has not found them since."""
+        memory = self._state.read(GPUS_FILE, WrittenGpus)
+        if memory is None:
+            return ()
+        absent = _gpus("absent", memory.absent)
+        return absent if memory.boot_id == self._boot_id else (*_gpus("gpus", memory.gpus), *absent)
 
-    def foreign(self) -> tuple[Resource, ...]:
-        """Devices that an earlier process of this boot knew pods to hold under names that it did not list."""
-        memory = self._devices()
-        return () if memory is None else resources(memory.foreign)
-
-    def _devices(self) -> DeviceMemory | None:
-        memory = self._state.read(DEVICES_FILE, DeviceMemory)
-        return memory if memory is not None and memory.boot_id == self._boot_id else None
+    def devices(self) -> Remembered:
+        """Devices that an earlier process of this boot listed, and devices that pods held under foreign names."""
+        memory = self._state.read(DEVICES_FILE, WrittenDevices)
+        if memory is None or memory.boot_id != self._boot_id:
+            return Remembered()
+        found = remembered(memory)
+        if found.faults:
+            more = f", and {counted(len(found.faults) - 1, 'more fault')}" if len(found.faults) > 1 else ""
+            log.error("%s is damaged: %s%s", self._state.path / DEVICES_FILE, found.faults[0], more)
+        return found
 
     def write_evidence(self, evidence: tuple[Evidence, ...]) -> bool:
         """Has what is held against GPUs outlive this process, without waiting for a disk. Returns whether that worked.
@@ -127,14 +138,20 @@ class Memory:
         While no GPU has been found, what is remembered of GPUs and devices is left as it is.
         """
         boot_id = self._boot_id
-        known = [{name: getattr(gpu, name) for name in KNOWN} for gpu in node.gpus if not is_placeholder(gpu.uuid)]
+        known, absent = (
+            [{name: getattr(gpu, name) for name in KNOWN} for gpu in gpus if gpu.uuid and not is_placeholder(gpu.uuid)]
+            for gpus in (node.gpus, node.absent)
+        )
         devices = DeviceMemory(boot_id, by_name(listed), by_name(foreign))
         health = self._health  # which may be newer than `evidence` by now, and must not be unsaid
         if health is None or health.boot_id != boot_id:  # the journal could not be written
             health = HealthMemory(boot_id, evidence, self._sequence + 1)
         wanted: dict[str, object] = {HEALTH_FILE: health}
         if node.gpus:
-            wanted |= {GPUS_FILE: {"boot_id": boot_id, "gpus": known}, DEVICES_FILE: devices}
+            wanted |= {
+                GPUS_FILE: {"boot_id": boot_id, "gpus": known, "absent": absent},
+                DEVICES_FILE: devices,
+            }
         all_written = True
         for name, content in wanted.items():
             if self._holds(name, content):
@@ -147,3 +164,25 @@ class Memory:
         if HEALTH_FILE in self._written:
             self._journal.settle(health)
         return all_written
+
+
+def _gpus(name: str, written: Iterable[msgspec.Raw]) -> tuple[Gpu, ...]:
+    """GPUs of the list of this name, without damaged entries, which are logged."""
+    found: dict[str, Gpu] = {}
+    faults = []
+    for place, raw in enumerate(written):
+        try:
+            known = gpu(raw)
+            if found.setdefault(known.uuid, known) is not known:
+                raise ValueError("its uuid occurs twice")
+        except ValueError as error:
+            faults.append(f"entry {place} of {name!r} is damaged and left out: {error}")
+    _log_faults(GPUS_FILE, faults)
+    return tuple(found.values())
+
+
+def _log_faults(file: str, faults: Sequence[str]) -> None:
+    """Log the first fault of a file and the number of the others: a file may have thousands."""
+    if faults:
+        more = f" (and {counted(len(faults) - 1, 'more fault')})" if len(faults) > 1 else ""
+        log.error("%s: %s%s", file, faults[0], more)

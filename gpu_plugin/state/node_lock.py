@@ -3,6 +3,17 @@
 Two daemons that register the same resource take it from each other, and where the one that registered last stops, the
 node has 0 devices. So a daemon serves only while it holds the lock of its state directory (a file there, which says who has it)
 and that of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
+
+A takeover passes the node from a running daemon to a new daemon. The order of the locks is the whole protocol:
+
+1. The new daemon locks the claim, a second file, and waits for the lock of the state directory.
+2. The running daemon finds the claim locked. It stops all parts except the servers for the kubelet, unlocks the state directory,
+   and waits for the claim.
+3. The new daemon reads the state and registers. When the kubelet has its lists, it unlocks the claim.
+4. The former daemon gets the claim. If the state directory is locked, the new daemon serves: the former one ends its servers and
+   unlocks the kubelet's directory. If the state directory is not locked, the new daemon is dead, and the former daemon serves on.
+
+The kernel unlocks each file when its process ends, so the death of a daemon at any step leads to one of these two cases.
 """
 
 import fcntl
@@ -27,8 +38,11 @@ log = logging.getLogger(__name__)
 FILE = "daemon.lock"
 """The lock's file in the state directory."""
 
+CLAIM = "takeover.lock"
+"""The file in the state directory that a daemon locks while it takes the node over."""
+
 RETRY = 0.25
-"""Seconds between two tries: a process that ends tells no other one of it."""
+"""Seconds between two tries where no blocking call can be used."""
 
 _MAX_BYTES = 4096
 
@@ -41,6 +55,8 @@ class Owner(msgspec.Struct, frozen=True):
     version: str = ""
     since: float = 0.0
     directory: str = ""
+    leaving: bool = False
+    """Whether this daemon has handed the node over and only answers the kubelet until the next daemon is registered."""
 
     def __str__(self) -> str:
         where = f" on {printable(self.host)}" if self.host else ""
@@ -49,7 +65,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class NodeLock:
-    """Both locks of one daemon. Calls block for no longer than a local file system does."""
+    """Both locks of one daemon. Calls block for as long as the file systems of the two directories do."""
 
     def __init__(self, state_dir: Path, directory: Path, version: str) -> None:
         """Takes the state directory, and the directory of kubelet.sock and of our sockets."""
@@ -60,6 +76,9 @@ class NodeLock:
         self._opened: os.stat_result | None = None
         """The state directory as it was when its lock was taken."""
         self._entry: int | None = None
+        self._claim: int | None = None
+        self.former_serves = False
+        """Whether the daemon before this one answers the kubelet still, and has the kubelet's directory locked for that."""
         self._unlocked: set[str] = set()
         self._listening: dict[Identity, int] = {}
         """The process behind each socket of another daemon, as far as it was asked."""
@@ -83,6 +102,12 @@ class NodeLock:
                 )
         except OSError as error:
             self._cannot(str(self._state_dir / FILE), error)
+        return self.take_directory()
+
+    def take_directory(self) -> str:
+        """Takes the lock of the kubelet's directory alone. Returns who keeps us waiting, as `take` does."""
+        if self.former_serves:
+            return ""
         try:
             if self._entry is None and not self._take_directory():
                 return (
@@ -119,12 +144,90 @@ class NodeLock:
                 self._entry = None
         return self.take()
 
+    def wait(self, *, claims: bool = False) -> None:
+        """Blocks until the other daemon has unlocked the state directory or, if this daemon has that, the kubelet's directory.
+
+        With `claims`, it asks the running daemon to hand over. Returns without the lock if the file or directory is not there.
+        Raises OSError if it cannot be locked.
+        """
+        if self._file is not None:
+            self.wait_directory()
+            return
+        if claims:
+            try:
+                self.claim()
+            except OSError as error:
+                log.warning("the running daemon cannot be asked to hand over: %s", error.strerror or error)
+        try:
+            descriptor = open_own(self._state_dir / FILE, os.O_RDWR)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        _lock(descriptor)
+        if self._claim is None and self._claim_is_locked():
+            os.close(descriptor)  # for the new daemon, which has the claim
+            time.sleep(RETRY)
+        elif not self._keep_file(descriptor):
+            time.sleep(RETRY)  # the daemon that replaced the file may not have locked it yet
+
+    def wait_directory(self) -> None:
+        """Blocks until another daemon has unlocked the kubelet's directory, and locks it."""
+        with suppress(FileNotFoundError):
+            self._entry = _lock(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self.former_serves = False
+
+    def claim(self) -> None:
+        """Locks the claim, which asks the running daemon to hand over. Blocks while another new daemon has it. Raises OSError."""
+        path = self._state_dir / CLAIM
+        set_aside(path)
+        self._claim = _lock(open_own(path, os.O_RDWR | os.O_CREAT))
+        request = self._state_dir / f"{CLAIM}.request"
+        request.touch()  # the running daemon watches the names in the directory
+        request.unlink(missing_ok=True)
+
+    def unclaim(self) -> None:
+        """Unlocks the claim: this daemon serves the kubelet, or there is no former daemon that does."""
+        if self._claim is not None:
+            if self._file is not None:
+                with suppress(OSError):  # the lock of the kubelet's directory tells the same
+                    self._write_owner(self._file, leaving=False)
+            os.close(self._claim)
+            self._claim = None
+
+    def claimed(self) -> bool:
+        """Whether a new daemon asks this one to hand over. False while this daemon takes over itself."""
+        return self._claim is None and self._file is not None and self._claim_is_locked()
+
+    def leave(self) -> bool:
+        """Writes down that this daemon hands over. Returns False if that fails: then nothing has changed."""
+        if self._file is None:
+            return False
+        try:
+            self._write_owner(self._file, leaving=True)
+        except OSError:
+            return False
+        return True
+
+    def hand_over(self) -> None:
+        """Unlocks the state directory alone: the next daemon reads and writes it from now on."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def handed_over(self) -> bool:
+        """Blocks until the new daemon serves or is dead. Returns whether it serves; else the state directory is locked again."""
+        try:
+            os.close(_lock(open_own(self._state_dir / CLAIM, os.O_RDWR | os.O_CREAT)))
+            return not self._take_file(make=True)
+        except OSError as error:
+            self._cannot(str(self._state_dir), error)
+            return True
+
     def release(self) -> None:
-        """Lets go of both; the file stays, since removing it could take it from under the next one."""
-        for descriptor in (self._entry, self._file):
+        """Unlocks everything; the files stay, since a removal could take a file from the next daemon that locks it."""
+        for descriptor in (self._entry, self._file, self._claim):
             if descriptor is not None:
                 os.close(descriptor)
-        self._file = self._entry = None
+        self._file = self._entry = self._claim = None
 
     def _take_file(self, *, make: bool) -> bool:
         path = self._state_dir / FILE
@@ -139,18 +242,34 @@ class NodeLock:
             return True
         if not _locked(descriptor):
             return False
+        if make:
+            return self._keep_file(descriptor)
         if not is_named(path, os.fstat(descriptor)):  # it was replaced meanwhile
             os.close(descriptor)
             return False
         self._file = descriptor
-        if not make:
-            return True
-        self._opened = self._state_dir.stat()
-        own = Owner(os.getpid(), socket.gethostname(), self._version, time.time(), str(self._directory))
-        with suppress(OSError):  # on a full disk the lock holds all the same, and is anonymous
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, msgspec.json.encode(own) + b"\n", 0)
         return True
+
+    def _keep_file(self, descriptor: int) -> bool:
+        """Makes the locked file this daemon's. Returns False if the path names another file by now."""
+        if not is_named(self._state_dir / FILE, os.fstat(descriptor)):
+            os.close(descriptor)
+            return False
+        former = self._former()
+        self._file, self._opened = descriptor, self._state_dir.stat()
+        if former is not None and former.leaving and former.directory == str(self._directory):
+            with suppress(OSError):
+                self.former_serves = self._entry is None and not self._take_directory()
+        # If this daemon ends before the kubelet has its list, the next daemon takes over from the same former daemon.
+        with suppress(OSError):  # on a full disk the lock holds all the same, and is anonymous
+            self._write_owner(descriptor, leaving=self.former_serves)
+        return True
+
+    def _write_owner(self, descriptor: int, *, leaving: bool) -> None:
+        own = Owner(os.getpid(), socket.gethostname(), self._version, time.time(), str(self._directory), leaving)
+        text = msgspec.json.encode(own) + b"\n"
+        os.pwrite(descriptor, text, 0)  # a full disk keeps the former text
+        os.ftruncate(descriptor, len(text))
 
     def _take_directory(self) -> bool:
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -159,14 +278,30 @@ class NodeLock:
         self._entry = descriptor
         return True
 
+    def _claim_is_locked(self) -> bool:
+        """Whether another daemon has the claim."""
+        try:
+            descriptor = open_own(self._state_dir / CLAIM, os.O_RDWR)
+            if not _locked(descriptor):
+                return True
+        except OSError:  # there was never a takeover, or no locks
+            return False
+        os.close(descriptor)
+        return False
+
     def _owner(self) -> str:
-        """Whoever wrote the lock's file last, in words."""
+        """The daemon that wrote the lock's file last, in words."""
+        owner = self._former()
+        return "it has not said who it is" if owner is None else str(owner)
+
+    def _former(self) -> Owner | None:
+        """The daemon that wrote the lock's file last; None if the file does not say."""
         try:
             with open_file(self._state_dir / FILE, links=False) as stream:
                 text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is not text
-            return str(msgspec.json.decode(text, type=Owner))
+            return msgspec.json.decode(text, type=Owner)
         except (OSError, ValueError, RecursionError):  # or nested without end
-            return "it has not said who it is"
+            return None
 
     def _server(self) -> str:
         """The processes that listen on sockets of this plugin in the directory, in words; a pod's are hidden from another's."""
@@ -209,6 +344,16 @@ def _listener(path: Path) -> int:
         probe.setblocking(False)
         probe.connect(str(path))
         return peer_of(probe)[0]
+
+
+def _lock(descriptor: int) -> int:
+    """Locks an open file, however long another process has it locked, and returns it. Raises OSError, with the file closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _locked(descriptor: int) -> bool:

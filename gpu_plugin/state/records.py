@@ -1,13 +1,11 @@
 """The records in the files of the state directory: what each file holds, and what is made of it. No I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import msgspec
 
-from gpu_plugin.config.names import resource_name_fault
-from gpu_plugin.config.sharing import SharedResource
-from gpu_plugin.devices.device import Device, Resource
+from gpu_plugin.devices.device import Resource, device_id_fault
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 
@@ -43,10 +41,19 @@ KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enab
 
 
 class GpuMemory(msgspec.Struct, frozen=True):
-    """The content of `GPUS_FILE`."""
+    """The content of `GPUS_FILE`: the GPUs of that boot, and those that the node had in an earlier boot and lacked then."""
 
     boot_id: str
     gpus: tuple[Gpu, ...] = ()
+    absent: tuple[Gpu, ...] = ()
+
+
+class WrittenGpus(msgspec.Struct, frozen=True):
+    """`GpuMemory`, with entries that are understood one by one."""
+
+    boot_id: str
+    gpus: tuple[msgspec.Raw, ...] = ()
+    absent: tuple[msgspec.Raw, ...] = ()
 
 
 class ListedDevice(msgspec.Struct, frozen=True):
@@ -70,11 +77,32 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     foreign: dict[str, tuple[ListedDevice, ...]] = msgspec.field(default_factory=dict)
 
 
+class WrittenDevices(msgspec.Struct, frozen=True):
+    """`DeviceMemory`, with resources and devices that are understood one by one."""
+
+    boot_id: str
+    resources: dict[str, msgspec.Raw]
+    foreign: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+
+
 class OwnMarks(msgspec.Struct, frozen=True):
     """The content of `OWN_MARKS_FILE`: whether our condition and taint may be on the Node, to be taken back once not wanted."""
 
     condition: bool = False
     taint: bool = False
+
+
+def gpu(raw: msgspec.Raw) -> Gpu:
+    """A remembered GPU. Raises ValueError for an entry that cannot be, with what is wrong."""
+    try:
+        known = msgspec.json.decode(raw, type=Gpu)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if fault := device_id_fault(known.uuid):
+        raise ValueError(f"its uuid would be its device's id, and {fault}")
+    if known.index < 0:
+        raise ValueError("its index is below 0")
+    return known
 
 
 def entry(raw: msgspec.Raw) -> Evidence:
@@ -95,19 +123,3 @@ def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
         resource.name: tuple(msgspec.convert(device, ListedDevice, from_attributes=True) for device in resource.devices)
         for resource in listed
     }
-
-
-def resources(remembered: Mapping[str, tuple[ListedDevice, ...]]) -> tuple[Resource, ...]:
-    """Resources made of what was written; one whose name cannot be is left out."""
-    return tuple(
-        Resource(name, tuple(_device(name, one) for one in devices))
-        for name, devices in remembered.items()
-        if not resource_name_fault(name)
-    )
-
-
-def _device(resource: str, known: ListedDevice) -> Device:
-    """The device as far as it is known; how many replicas there were is not, and is never asked of a retired one."""
-    fields = msgspec.structs.asdict(known)
-    shared = fields.pop("shared")
-    return Device(**fields, sharing=SharedResource(resource, resource, 2, shared) if shared else None)

@@ -7,9 +7,11 @@ so that an event loop that stands still is shown, too, and one that runs goes on
 import asyncio
 import itertools
 import logging
+import math
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,13 +31,18 @@ WIDTH = 200
 """Characters of a task's name or of a file's that are told."""
 
 
+SECONDS_BETWEEN = 1.0
+"""At most one signal in this time is answered."""
+
+
 @contextmanager
 def logged_on(number: int) -> Iterator[None]:
     """Has each signal of this number answered by the tasks of the main thread's event loop, and all threads, in the log.
 
-    From the main thread. One that comes while another is being answered is not.
+    From the main thread. A signal within a second of the last answer, or while it is written, gets none.
     """
     answering = threading.Lock()
+    answered = -math.inf
 
     def answer(loop: asyncio.AbstractEventLoop | None) -> None:
         try:
@@ -49,7 +56,12 @@ def logged_on(number: int) -> Iterator[None]:
 
     def asked(_number: int, _frame: FrameType | None) -> None:
         # Wherever the main thread was interrupted, it may be holding any lock: nothing more is done here.
+        nonlocal answered
+        # The main thread waits for each new thread. Signals that come faster would interrupt that wait with the next start.
+        if time.monotonic() - answered < SECONDS_BETWEEN:
+            return
         if answering.acquire(blocking=False):
+            answered = time.monotonic()
             loop = None
             with suppress(RuntimeError):  # it has not begun, or has ended
                 loop = asyncio.get_running_loop()

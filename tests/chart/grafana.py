@@ -77,22 +77,10 @@ def find() -> Types:
 
 def install(say: Callable[[str], None]) -> Types:
     """The same, installed with npm where they are missing. Raises MissingError where that fails."""
-    with binaries.locked_cache() as cache:
+    with binaries.locked_cache():
         if not _directory().is_dir():
             say("installing @grafana/schema and TypeScript: 26 MB, once")
-            with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as place:
-                wanted = [f"{name}@{version}" for name, version in PACKAGES.items()]
-                command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--save-exact", *wanted]
-                made = Path(place) / "packages"
-                made.mkdir()
-                (made / "package.json").write_text("{}")
-                try:
-                    done = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
-                except FileNotFoundError as error:
-                    raise binaries.MissingError(f"npm: {error}") from error
-                if done.returncode:
-                    raise binaries.MissingError(f"{' '.join(command)}: {done.stderr.strip()}")
-                made.rename(_directory())
+            binaries.npm_install(_directory(), [f"{name}@{version}" for name, version in PACKAGES.items()])
     return find()
 
 

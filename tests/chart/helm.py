@@ -12,6 +12,9 @@ import yaml
 
 CHART = Path(__file__).parents[2] / "helm" / "gpu-plugin"
 
+IMAGE = Path(__file__).with_name("image_values.yaml")
+"""Values that every installation must have. Others win over them."""
+
 RELEASE, NAMESPACE = "try", "gpu-room"
 
 KUBERNETES = "1.36.3"
@@ -47,7 +50,8 @@ class Helm:
 
     def run(self, verb: str, *arguments: str, stdin: str = "{}") -> str:
         """What a verb prints that takes values from standard input. Raises RefusedError."""
-        command = [str(self.program), verb, *arguments, "--namespace", NAMESPACE, "--values", "-"]
+        command = [str(self.program), verb, *arguments, "--namespace", NAMESPACE]
+        command += ["--values", str(IMAGE), "--values", "-"]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RefusedError(done.stderr.strip())

@@ -16,9 +16,6 @@ from tests.cluster.harness import binaries
 
 MODULE = "k8s.io/kubernetes"
 
-VERSIONS = ("v1.29.6", "v1.30.14", "v1.31.14", "v1.32.13", "v1.33.13", "v1.34.4", "v1.35.4", "v1.36.3")
-"""The newest patch release of each minor version there is, from the oldest that the chart's kubeVersion takes."""
-
 KINDS = frozenset(
     {
         ("", "v1", "ConfigMap"),

@@ -14,7 +14,7 @@ from gpu_plugin.cli.uninstall.template import cleanup_name
 from gpu_plugin.cluster.node_condition import TAINT
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
-from tests.chart import openapi
+from tests.chart import versions
 from tests.chart.helm import CHART, Helm, Object, RefusedError, pods
 from tests.chart.value_table import CDI, MATRIX, MPS, ONE_CONFIG
 
@@ -101,7 +101,7 @@ def test_the_schemas_find_what_is_wrong(helm: Helm, kubeconform: Path, schemas: 
 
 def test_older_versions_of_kubernetes_are_refused(helm: Helm) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    oldest = openapi.VERSIONS[0].removeprefix("v").rpartition(".")[0]
+    oldest = versions.KUBERNETES_VERSIONS[0].removeprefix("v").rpartition(".")[0]
     assert chart["kubeVersion"] == f">={oldest}.0-0"
     with pytest.raises(RefusedError, match="kubeVersion"):
         helm.run("template", "x", str(CHART), "--kube-version", "1.28.15")
@@ -122,10 +122,10 @@ def test_the_plugin_has_the_rights_that_its_values_ask_for(
     )
 
 
-def test_only_the_driver_root_and_sockets_of_the_kubelet_are_mounted_read_only(helm: Helm) -> None:
+def test_directories_that_the_plugin_only_reads_are_mounted_read_only(helm: Helm) -> None:
     (container,) = _containers(pods(helm.objects({"nvidiaDriverRoot": "/"} | MPS | CDI))["device-plugin"])
     read_only = {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")}
-    assert read_only == {"pod-resources", "driver-root", "configs"}
+    assert read_only == {"pod-resources", "driver-root", "configs", "mps-root"}
 
 
 def test_no_container_is_privileged_unless_a_value_says_so(
@@ -458,7 +458,7 @@ def test_mps_daemons_run_on_nodes_that_take_a_config_with_mps(
 
 def test_the_plugin_reaches_mps_daemons_of_another_chart(helm: Helm) -> None:
     (container,) = _containers(pods(helm.objects(MPS | {"mps": {"enabled": False}}))["device-plugin"])
-    assert {"name": "mps-root", "mountPath": "/mps"} in container["volumeMounts"]
+    assert {"name": "mps-root", "mountPath": "/mps", "readOnly": True} in container["volumeMounts"]
     assert {"name": "MPS_ROOT", "value": "/run/nvidia/mps"} in container["env"]
 
 

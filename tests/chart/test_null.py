@@ -35,6 +35,7 @@ MEANT = {
     "tolerations": "none",
     "dashboard.labels": "none",
     "priorityClassName": "none",
+    "failOnInitError": "as the config says",
     "updateStrategy.rollingUpdate": "what Kubernetes has",
 }
 """Where null is an answer of its own. The kubelet has defaults for the fields of probes, too."""

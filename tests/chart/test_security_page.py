@@ -68,7 +68,7 @@ FEATURES = (
         "configuration by node label",
         {"config": {"name": "theirs"}},
         [*READS, "MIG", "CDI", "MPS", "volume-mounts"],
-        {"/var/run/cdi": False, "/run/nvidia/mps": False},
+        {"/var/run/cdi": False, "/run/nvidia/mps": True},
         capabilities=["SYS_ADMIN"],
         rules=NODES,
     ),
@@ -115,9 +115,9 @@ FEATURES = (
         {FEATURES_DIR: False},
     ),
     Adds(
-        "MPS", {"config": {"map": MPS_CONFIG}}, ["/run/nvidia/mps`, writable"], {"/run/nvidia/mps": False}, rules=NODES
+        "MPS", {"config": {"map": MPS_CONFIG}}, ["/run/nvidia/mps`, read-only"], {"/run/nvidia/mps": True}, rules=NODES
     ),
-    Adds("MPS", {"mps": {"enabled": True}}, ["privileged"], {"/run/nvidia/mps": False}),
+    Adds("MPS", {"mps": {"enabled": True}}, ["privileged"], {"/run/nvidia/mps": True}),
     Adds(
         "simulated node with CDI",
         {"simulate": "t4-4", "deviceListStrategy": "cdi-cri"},

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.chart.helm import CHART, KUBERNETES, Helm, Values
+from tests.chart.helm import CHART, IMAGE, KUBERNETES, Helm, Values, overlaid
 from tests.chart.test_null import RICH
 from tests.chart.test_values import NOTES, REFUSED
 from tests.chart.value_table import MATRIX, TABLE, values_of
@@ -31,7 +32,8 @@ FAIL = re.compile(r"\{\{- fail (.+) \}\}")
 SOURCE = re.compile(r"^---\n# Source: lines/(?:charts/(copy-[0-9]{5})|templates)/.*\n", re.MULTILINE)
 BROKEN = re.compile(r"lines/charts/(copy-[0-9]{5})/templates")
 COPY = re.compile(r"copy-[0-9]{5}")
-ABOUT, VALUES = ((CHART / name).read_text() for name in ("Chart.yaml", "values.yaml"))
+ABOUT = (CHART / "Chart.yaml").read_text()
+VALUES = json.dumps(overlaid(*(yaml.safe_load(path.read_text()) for path in (CHART / "values.yaml", IMAGE))))
 WHOLE = {str(path.relative_to(TEMPLATES)): path.read_text() for path in sorted(TEMPLATES.rglob("*.*"))}
 FILES = {
     "alerts/gpu-plugin.yaml": (CHART / "alerts" / "gpu-plugin.yaml").read_text(),

@@ -1,6 +1,7 @@
 """Every value of the chart does something, bad ones are refused in a line, and those of NVIDIA's chart carry over."""
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,8 @@ WRONG = {
     "extraArgs": ("--simulate=x", "want null or array"),
     "nodeSelector": ({"gpu": True}, "want string"),
     "uninstall.timeout": ("121s", "'121s' does not match"),
-    "updateStrategy.rollingUpdate.maxSurge": (1, "value must be one of 0, '0%'"),
-    "updateStrategy.rollingUpdate.maxUnavailable": ("0%", "'0%' does not match"),
+    "updateStrategy.rollingUpdate.maxSurge": ("10", "'10' does not match"),
+    "updateStrategy.rollingUpdate.maxUnavailable": ("101%", "'101%' does not match"),
     "updateStrategy.rollingUpdate.maxunavailable": (1, "'maxunavailable' not allowed"),
     "resources.limit": ({"cpu": 1}, "'limit' not allowed"),
     "mps.resources.request": ({"cpu": 1}, "'request' not allowed"),
@@ -69,6 +70,7 @@ WRONG = {
     "priorityClassName": ("a #b", "'a #b' does not match"),
     "runtimeClassName": ("{}", "'{}' does not match"),
     "image.tag": ("a:b", "'a:b' does not match"),
+    "enabled": ("off", "want null or boolean"),
     "includeGPUs": ([-1], "minimum"),
     "podMonitor.interval": ("1.5s", "'1.5s' does not match"),
     "cluster.nodeTaint": ("NoRun", "'none', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'"),
@@ -91,10 +93,41 @@ PRIVILEGED = (
 
 # Values that no schema can judge, and the whole refusal.
 REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
+    (
+        {"updateStrategy": {"rollingUpdate": {"maxSurge": 0}}},
+        "updateStrategy.rollingUpdate: no pod can be replaced with maxUnavailable 0 and maxSurge 0; set one of the two",
+    ),
+    (
+        {"image": {"repository": ""}},
+        "image.repository: no public image exists; set this to your own image, such as registry.example.com/gpu-plugin",
+    ),
+    (
+        {"image": {"repository": "nvcr.io/nvidia/k8s-device-plugin"}},
+        "image.repository: nvcr.io/nvidia/k8s-device-plugin is NVIDIA's plugin; set this to the name of your image of gpu-plugin",
+    ),
+    *(
+        (
+            {"image": {"repository": name}},
+            f"image.repository: {name} has a tag or digest; move that to image.tag, such as 0.1.0@sha256:...",
+        )
+        for name in ("registry.example.com:5000/gpu:1", "registry.example.com/gpu@sha256:0a")
+    ),
+    ({"enabled": False}, "enabled: only the condition of a chart that depends on this one reads it; leave it out"),
+    (
+        {"legacyDaemonsetAPI": True},
+        "legacyDaemonsetAPI: Kubernetes has only the API apps/v1 for DaemonSets; leave it out",
+    ),
     ({"namespace": "gpu"}, "the value namespace does nothing: say --namespace to helm, or set namespaceOverride"),
     (
         {"config": {"name": "a", "map": {"b": "version: v1"}}},
         "config.name and config.map: the configs come from one ConfigMap; leave one of them out",
+    ),
+    *(
+        (
+            {"config": {name: "example.com/a"}},
+            f"config.{name}: there are no configs to choose from: set config.name to an existing ConfigMap, or config.map",
+        )
+        for name in ("default", "nodeLabel")
     ),
     ({"config": {"map": {"a": "version: v1"}, "default": "b"}}, "config.default b is not in config.map, which has a"),
     (
@@ -176,7 +209,7 @@ def test_every_value_has_an_entry_and_every_entry_a_value() -> None:
 
 def test_every_value_stands_in_the_values_file() -> None:
     # Whether affinity is set at all makes a difference, so its default is not to be there.
-    assert set(LEAVES) - set(_keys(DEFAULTS)) == {"affinity", "global", "namespace"}
+    assert set(LEAVES) - set(_keys(DEFAULTS)) == {"affinity", "enabled", "global", "legacyDaemonsetAPI", "namespace"}
     assert "affinity:" in (CHART / "values.yaml").read_text()
 
 
@@ -202,6 +235,27 @@ def test_a_wrong_value_is_refused_in_a_line_that_names_it(helm: Helm, helm3: Hel
         assert len(lines) == 1
         assert path.rpartition(".")[2] in lines[0]
         assert why in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "plugin", "mps"),
+    [
+        ({}, (1, 0), (0, 1)),
+        ({"devicePlugin": {"enableHostNetwork": True}}, (0, 1), (0, 1)),
+        ({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%"}}}, ("10%", 0), (0, "10%")),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 2}}}, (0, 2), (0, 2)),
+    ],
+)
+def test_pods_surge_only_where_two_can_run_beside_each_other(
+    helm: Helm, values: Mapping[str, Any], plugin: tuple[object, object], mps: tuple[object, object]
+) -> None:
+    made = {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]["updateStrategy"]["rollingUpdate"]
+        for each in helm.objects(overlaid(MPS, values))
+        if each["kind"] == "DaemonSet"
+    }
+    found = [(each["maxSurge"], each["maxUnavailable"]) for each in (made["device-plugin"], made["mps-control-daemon"])]
+    assert found == [plugin, mps]
 
 
 @pytest.mark.parametrize(("values", "why"), REFUSED)
@@ -234,8 +288,8 @@ def test_the_bounds_of_durations_are_the_options(helm: Helm) -> None:
 
 def test_values_of_nvidias_chart_give_what_ours_give(helm: Helm) -> None:
     values = overlaid(NVIDIA, {"image": {"repository": "gpu-plugin"}})
-    # Its affinity names no architecture.
-    assert facts(helm.objects(values)) == facts(helm.objects({"affinity": NVIDIA["affinity"]}))
+    # Its affinity names no architecture, and its null leaves the exit on a failed start to the config.
+    assert facts(helm.objects(values)) == facts(helm.objects({"affinity": NVIDIA["affinity"], "failOnInitError": None}))
 
 
 @pytest.mark.parametrize("values", [*COMBINATIONS, NVIDIA])
@@ -341,7 +395,61 @@ def test_the_notes_say_what_comes_next(helm: Helm, values: Mapping[str, Any], sa
     assert ("nvidia.com/gpu.present" in notes) == ("affinity" not in values and "devicePlugin" not in values)
 
 
+DIGEST = f"sha256:{'0a' * 32}"
+
+
+@pytest.mark.parametrize(
+    ("tag", "image"),
+    [
+        (f"0.1.0@{DIGEST}", f"gpu-plugin:0.1.0@{DIGEST}"),
+        (f"@{DIGEST}", f"gpu-plugin@{DIGEST}"),
+        (20261122, "gpu-plugin:20261122"),
+        ("", f"gpu-plugin:{__version__}"),
+    ],
+)
+def test_the_image_can_be_pinned_by_its_digest_everywhere(helm: Helm, tag: object, image: str) -> None:
+    found = pods(helm.objects({**MPS, "image": {"tag": tag}}))
+    containers = [each for pod in found.values() for each in (*pod.get("initContainers", ()), *pod["containers"])]
+    assert {"device-plugin", "mps-control-daemon", "uninstall", "test"} <= set(found)
+    assert {each["image"] for each in containers} == {image}
+
+
+def test_values_of_nvidias_chart_0_14_are_taken(helm: Helm) -> None:
+    older = {"legacyDaemonsetAPI": None, "affinity": {}, "gfd": {"enabled": True, "nfd": {"deploy": False}}}
+    assert helm.objects(overlaid(NVIDIA, older))
+    assert helm.template(overlaid(NVIDIA, {"legacyDaemonsetAPI": False})) == helm.template(NVIDIA)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_another_chart_can_depend_on_it_with_a_condition(
+    helm: Helm, helm3: Helm, tmp_path: Path, *, enabled: bool
+) -> None:
+    (tmp_path / "Chart.yaml").write_text(
+        "apiVersion: v2\nname: site\nversion: 0.0.0\n"
+        f"dependencies: [{{name: gpu-plugin, version: {__version__}, condition: gpu-plugin.enabled}}]\n"
+    )
+    (tmp_path / "templates").mkdir()
+    shutil.copytree(CHART, tmp_path / "charts" / "gpu-plugin")
+    values = {"gpu-plugin": {"enabled": enabled, "image": {"repository": "gpu-plugin"}}}
+    for each in (helm, helm3):
+        made = [kind for kind in yaml.safe_load_all(each.template(values, tmp_path)) if kind]
+        assert ("DaemonSet" in {kind["kind"] for kind in made}) == enabled
+
+
 def test_lint_finds_nothing(helm: Helm) -> None:
     said = helm.run("lint", str(CHART), "--strict")
     assert "0 chart(s) failed" in said
     assert "[WARNING]" not in said
+
+
+def test_both_fields_of_a_roll_out_take_percentages_and_not_both_may_be_zero(helm: Helm) -> None:
+    def strategy(fields: Mapping[str, int | str]) -> object:
+        given = {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": fields}}
+        [daemonset] = [each for each in helm.objects(given) if each["kind"] == "DaemonSet"]
+        return daemonset["spec"]["updateStrategy"]["rollingUpdate"]
+
+    for surge, away in (("10%", 0), (0, "10%")):
+        fields: Mapping[str, int | str] = {"maxUnavailable": away, "maxSurge": surge}
+        assert strategy(fields) == fields
+    with pytest.raises(RefusedError, match="no pod can be replaced"):
+        strategy({"maxUnavailable": "0%", "maxSurge": 0})

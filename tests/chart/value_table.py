@@ -42,7 +42,7 @@ TABLE: Mapping[str, Shown] = {
     "config.fallbackStrategies": _variable("FALLBACK_STRATEGIES", ["empty"], "empty", ONE_CONFIG),
     "config.nodeLabel": _variable("NODE_LABEL", "example.com/config", given=ONE_CONFIG),
     "migStrategy": _variable("MIG_STRATEGY", "mixed"),
-    "failOnInitError": _variable("FAIL_ON_INIT_ERROR", False, "false"),
+    "failOnInitError": _variable("FAIL_ON_INIT_ERROR", True, "true"),
     "deviceListStrategy": _variable("DEVICE_LIST_STRATEGY", ["cdi-cri", "envvar"], "cdi-cri,envvar"),
     "deviceIDStrategy": _variable("DEVICE_ID_STRATEGY", "index"),
     "nvidiaDriverRoot": Shown(
@@ -218,6 +218,8 @@ WITHOUT_EFFECT = {
     "allowDefaultNamespace": "NVIDIA's chart refuses the namespace default without it, this one takes it",
     "nfd": "named in the notes after an installation",
     "namespace": "refused",
+    "enabled": "read by charts that depend on this one; false is refused",
+    "legacyDaemonsetAPI": "of NVIDIA's chart 0.14; true is refused",
 }
 """Values that show nowhere, and why."""
 
@@ -303,6 +305,8 @@ MATRIX: tuple[Mapping[str, Any], ...] = (
     *COMBINATIONS,
     *map(values_of, TABLE),
     {"fullnameOverride": "a" * 60},
+    {"image": {"tag": f"1.0@sha256:{'0a' * 32}"}},
+    {"image": {"tag": f"@sha256:{'0a' * 32}"}},
     {"nameOverride": "try"},  # the release is called so
     {"extraEnv": [{"name": "STATE_DIR", "value": "/elsewhere"}]},  # in place of the chart's own
     {"imagePullSecrets": [{"name": "pull"}], "commonLabels": {"a": "b"}, "securityContext": {"runAsUser": 5}},

@@ -4,10 +4,14 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import pytest
+
+from tests.needed import REQUIRED, found
+from tests.real import image_build
 
 from .harness import binaries
 from .harness.cluster import Cluster, last_logs
@@ -16,14 +20,13 @@ from .harness.layout import Layout
 from .harness.node import foreign_files
 from .harness.plugin import GPUS
 from .harness.process import PieceError
+from .harness.release import IMAGE, IMAGES, LABEL, PRESENT, Release
 from .harness.sweep import LeftoverError
 from .harness.wait import DeadlineError
 
 TEST_TIMEOUT = 180
 """Seconds for one test without its fixtures; every wait inside has its own, shorter deadline."""
 
-INSTALL = os.environ.get("E2E_INSTALL") == "1"
-REQUIRED = os.environ.get("E2E") == "required"
 PLUGIN = Path(os.environ.get("E2E_PLUGIN") or Path(sys.executable).parent / "gpu-plugin")
 
 
@@ -35,11 +38,10 @@ def obstacle() -> str:
         return "a kubelet needs root"
     if strangers := foreign_files(Layout()):
         return strangers
-    if not INSTALL:
-        try:
-            binaries.find()
-        except binaries.MissingError as missing:
-            return f"{missing}; E2E_INSTALL=1 installs them"
+    try:
+        binaries.find()
+    except binaries.MissingError as missing:
+        return f"{missing}; E2E_INSTALL=1 make e2e installs them"
     return ""
 
 
@@ -87,26 +89,9 @@ def _end_in_order() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def _programs(_end_in_order: None, request: pytest.FixtureRequest) -> binaries.Binaries:
-    """The programs of the cluster, installed and built where that was asked for."""
-    if not INSTALL:
-        return binaries.find()
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(step: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\ncluster: {step}", flush=True)
-
+def _running_cluster(_end_in_order: None) -> Iterator[Cluster]:
     try:
-        return binaries.install(say)
-    except binaries.MissingError as missing:
-        pytest.exit(f"no cluster tests: {missing}", returncode=1)
-
-
-@pytest.fixture(scope="session")
-def _running_cluster(_programs: binaries.Binaries) -> Iterator[Cluster]:
-    try:
-        with Cluster(_programs, PLUGIN) as cluster:
+        with Cluster(binaries.find(), PLUGIN) as cluster:
             yield cluster
     except (PieceError, DeadlineError, OccupiedError, LeftoverError, OSError) as error:
         pytest.exit("\n".join([f"no cluster: {error}", *getattr(error, "__notes__", [])]), returncode=1)
@@ -132,6 +117,29 @@ def cluster(_running_cluster: Cluster) -> Iterator[Cluster]:
     if "Traceback" in log:
         wrong.append(f"the daemon logged a failure that it did not foresee:\n{log}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="session")
+def image(_running_cluster: Cluster) -> str:
+    """The plugin's image in containerd: tag 1 of this version, tag 2 of the next."""
+    for tag, version in IMAGES:
+        _running_cluster.containerd.import_archive(found(partial(image_build.find, tag, version)))
+    return IMAGE
+
+
+@pytest.fixture
+def release(cluster: Cluster, image: str) -> Iterator[Release]:
+    """The chart, to be installed on the cluster's node, on which no other plugin runs meanwhile."""
+    del image
+    made = Release(cluster, found(partial(binaries.find_tool, "helm")))
+    cluster.plugin.stop()
+    cluster.wait_allocatable(0)  # else a pod is sent here for GPUs that nobody serves
+    cluster.label_node(PRESENT, "true")
+    yield made
+    made.uninstall()
+    cluster.label_node(PRESENT, None)
+    cluster.label_node(LABEL, None)
+    assert "Traceback" not in made.log()
 
 
 @pytest.fixture(scope="session")

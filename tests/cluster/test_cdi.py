@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.needed import found
 from tests.real import archive
 from tests.real.looking import DRIVER_NOT_LOADED, LOOK, NO_DEVICE, NODE
 
-from .conftest import REQUIRED
 from .harness.cluster import Cluster
 from .harness.image import write_directory
 from .harness.plugin import RESOURCE
@@ -27,12 +27,8 @@ AS_BUILT = {RESOURCE: 2, LARGE: 1, SMALL: 1}
 @pytest.fixture(params=["cdi-cri", "cdi-annotations"])
 def by_name(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     """The cluster with a daemon that tells the runtime of GPUs by CDI name, and Debian's files of the driver on its node."""
-    try:
-        root, system = archive.debian_root(tmp_path / "driver"), archive.debian_system()
-    except archive.NoArchiveError as error:
-        if REQUIRED:
-            pytest.fail(f"no test with NVIDIA's real libraries: {error}")
-        pytest.skip(f"no test with NVIDIA's real libraries: {error}")
+    found(archive.unpacked)
+    root, system = archive.debian_root(tmp_path / "driver"), found(archive.debian_system)
     write_directory(tmp_path / "image.tar", IMAGE, system)
     cluster.containerd.import_archive(tmp_path / "image.tar")
     node = tmp_path / "real-driver.yaml"

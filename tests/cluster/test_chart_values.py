@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.chart.helm import NAMESPACE, Helm, Object
 from tests.chart.value_table import MATRIX
+from tests.needed import found
 
-from .conftest import INSTALL
 from .harness import binaries
 from .harness.api import ApiError
 from .harness.cluster import Cluster
@@ -35,7 +36,7 @@ DRY = "?dryRun=All&fieldValidation=Strict"
 @pytest.fixture
 def rendered() -> list[Object]:
     """Every object that the matrix of values gives, each once."""
-    helm = Helm(binaries.install_tool("helm", print) if INSTALL else binaries.find_tool("helm"))
+    helm = Helm(found(partial(binaries.find_tool, "helm")))
     return [json.loads(text) for text in {json.dumps(each) for values in MATRIX for each in helm.objects(values)}]
 
 

@@ -1,62 +1,32 @@
 """The chart on a real cluster: installed, used, upgraded, rolled back and uninstalled, with the image from this checkout."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from tests.real.image_build import NoImageError, built
+from gpu_plugin.kubelet import pod_resources
+from gpu_plugin.kubelet.bounded_channel import CallError
 
-from .conftest import INSTALL
 from .harness import binaries
 from .harness.cluster import Cluster
 from .harness.layout import DEVICE_PLUGINS
 from .harness.plugin import GPUS, RESOURCE
 from .harness.pods import Pod
 from .harness.process import PieceError
-from .harness.release import CHART, IMAGE, NAME, Release
+from .harness.release import CHART, IMAGE, LABEL, NAME, NAMESPACE, NEXT, Release
 from .harness.wait import expect, wait_until
 
-LABEL = "nvidia.com/device-plugin.config"
-PRESENT = "nvidia.com/gpu.present"
 DEPLOY = Path(__file__).parents[2] / "deploy"
-
-NEXT = "0.1.1"
-"""The version that is upgraded to."""
 
 INSTALL_TO_POD = 15.0
 """Seconds from `helm install` to the first GPU pod running, with the images there; how long it takes is printed."""
-
-
-@pytest.fixture(scope="session")
-def image(_running_cluster: Cluster) -> str:
-    """The plugin's image in containerd: tag 1 of this version, tag 2 of the next."""
-    try:
-        archives = built(f"{IMAGE}:1"), built(f"{IMAGE}:2", version=NEXT)
-    except NoImageError as error:
-        pytest.fail(f"no image of the plugin: {error}")
-    for archive in archives:
-        _running_cluster.containerd.import_archive(archive)
-    return IMAGE
-
-
-@pytest.fixture
-def release(cluster: Cluster, image: str) -> Iterator[Release]:
-    """The chart, to be installed on the cluster's node, on which no other plugin runs meanwhile."""
-    del image
-    made = Release(cluster, binaries.install_tool("helm", print) if INSTALL else binaries.find_tool("helm"))
-    cluster.plugin.stop()
-    cluster.wait_allocatable(0)  # else a pod is sent here for GPUs that nobody serves
-    cluster.label_node(PRESENT, "true")
-    yield made
-    made.uninstall()
-    cluster.label_node(PRESENT, None)
-    cluster.label_node(LABEL, None)
-    assert "Traceback" not in made.log()
 
 
 def ready(release: Release) -> Pod:
@@ -192,6 +162,75 @@ def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Rel
     cluster.wait_allocatable(GPUS)
 
 
+class Capacity(threading.Thread):
+    """Asks the kubelet all the time how many GPUs it takes for healthy, and notes for how long it had none."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(daemon=True)
+        self._socket = cluster.layout.pod_resources
+        self._over = threading.Event()
+        self.empty: list[float] = []
+        """When an answer had no GPU, in seconds of a steady clock."""
+        self.answers = 0
+
+    def run(self) -> None:
+        anyio.run(self._ask)
+
+    async def _ask(self) -> None:
+        while not self._over.is_set():
+            try:
+                healthy = await pod_resources.allocatable(self._socket)
+            except CallError:  # more questions than the kubelet answers in a second
+                continue
+            self.answers += 1
+            if not healthy.get(RESOURCE):
+                self.empty.append(time.monotonic())
+            await anyio.sleep(0.012)
+
+    def stop(self) -> float:
+        """Stop, and return the seconds from the first to the last answer without a GPU."""
+        self._over.set()
+        self.join()
+        return self.empty[-1] - self.empty[0] if self.empty else 0.0
+
+
+def test_every_pod_starts_during_an_upgrade(
+    cluster: Cluster, release: Release, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release.install()
+    first = ready(release)
+    capacity = Capacity(cluster)
+    capacity.start()
+    upgrade = threading.Thread(target=release.upgrade, args=({"image": {"tag": "2"}},), daemon=True)
+    upgrade.start()
+    created, until = 0, 0.0
+    while upgrade.is_alive() or len(release.pods()) > 1 or time.monotonic() < until:
+        until = time.monotonic() + 2 if upgrade.is_alive() else until
+        pods = cluster.pods.all()
+        ended = [pod.name for pod in pods if pod.phase == "Succeeded"]
+        for name in ended:
+            cluster.api.delete(f"/api/v1/namespaces/default/pods/{name}", grace=0)
+        if len(pods) - len(ended) < GPUS:
+            cluster.pods.create(f"short-{created}", gpus=1, shell="true")
+            created += 1
+    gap = capacity.stop()
+    pods = cluster.pods.all()
+    refused = [f"{pod}: {pod.content['status'].get('message')}" for pod in pods if pod.phase == "Failed"]
+    assert ready(release).uid != first.uid
+    with capsys.disabled():
+        print(
+            f"\nhelm upgrade on Kubernetes {binaries.kubernetes_version()}: {created} pods created, {len(refused)} refused; "
+            f"{len(capacity.empty)} of {capacity.answers} answers without a GPU, over {gap * 1000:.0f} ms"
+        )
+    assert created > GPUS
+    if binaries.kubernetes_version().startswith("1.36."):
+        assert len(refused) <= 1, refused  # the kubelet drops the new plugin when the former plugin's stream ends
+        assert gap <= 0.2  # about 0.02 s on an idle machine
+    else:
+        assert not refused
+        assert not capacity.empty
+
+
 NVIDIAS_VALUES: dict[str, Any] = {
     "config": {"name": "", "default": "", "fallbackStrategies": ["named", "single"], "map": {
         "default": "version: v1\nflags:\n  migStrategy: none\n",
@@ -240,7 +279,7 @@ def test_an_uninstall_that_fails_is_undone_by_a_rollback(cluster: Cluster, relea
     with pytest.raises(PieceError, match="no deployed releases"):
         release.upgrade()
     release.helm("rollback", NAME, "1", "--wait")
-    assert ready(release).uid != serving.uid
+    assert ready(release).uid == serving.uid  # it served all the time beside the pod without an image
     cluster.wait_allocatable(GPUS)
     assert not any(name in release.left_in_the_api() for name in ("uninstall", "cleanup"))
 
@@ -261,6 +300,25 @@ def test_mps_daemons_serve_their_resource_and_leave_nothing(cluster: Cluster, re
     assert not root.exists()
     assert not release.state_dir.exists()
     assert release.left_in_the_api() == ""
+
+
+def test_a_rendered_chart_that_is_applied_with_its_hooks_keeps_the_plugin(cluster: Cluster, release: Release) -> None:
+    if not cluster.api.exists(f"/api/v1/namespaces/{NAMESPACE}"):
+        cluster.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    manifest = [f"--namespace={NAMESPACE}", f"--filename={release.rendered()}"]
+    release.kubectl("apply", *manifest)
+    serving = ready(release)
+
+    def ended() -> None:
+        status = cluster.api.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{NAME}-gpu-plugin-uninstall")["status"]
+        expect(holds=status.get("succeeded") == 1, seen=status)
+
+    wait_until(ended, "the Job of helm uninstall has ended", within=60)
+    cluster.wait_allocatable(GPUS)
+    assert ready(release).uid == serving.uid
+    assert any(release.state_dir.iterdir())
+    release.kubectl("delete", *manifest, "--wait")
+    wait_until(lambda: expect(holds=not release.pods(), seen=release.pods()), "its pods are gone", within=30)
 
 
 @pytest.mark.parametrize("manifest", sorted(DEPLOY.glob("*.yaml")), ids=lambda path: path.name)

@@ -37,12 +37,13 @@ class DaemonProcess:
         in_directory: bool = True,
         descriptors: int | None = None,
         cold: bool = False,
+        verb: tuple[str, ...] = ("run",),
     ) -> None:
         """Starts it with these flags, and with a hard limit of so many file descriptors if one is given.
 
         One that starts cold is an interpreter of its own, as operators have it; others are forked, with their imports done.
         """
-        arguments = ["run"]
+        arguments = list(verb)
         if in_directory:
             arguments += ["--device-plugin-dir", str(self.directory)]
         arguments += ["--state-dir", str(self.state), "--cdi-dir", str(self.specs)]

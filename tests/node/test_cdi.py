@@ -14,8 +14,12 @@ import anyio
 import pytest
 
 from gpu_plugin import control
+from gpu_plugin.cli import main
+from gpu_plugin.simulation import driver_files
+from gpu_plugin.simulation.profile import load
 from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError
 from tests.node.daemon import GPU, healthy, ids
+from tests.revision import revision
 
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
 BY_CDI = ("--device-list-strategy", "cdi-cri")
@@ -67,7 +71,7 @@ async def test_a_kill_leaves_what_the_next_daemon_serves_from_its_first_list_on(
     await kubelet.wait_for(healthy(kubelet, 8))
     daemon.signal(signal.SIGKILL)
     await daemon.exit()
-    before = (daemon.specs / GPU_FILE).stat()
+    before = revision(daemon.specs / GPU_FILE)
     (daemon.specs / f".{GPU_FILE}.abcdefgh").write_text("{")  # as a kill in the middle of a write leaves it
     daemon.start(*BY_CDI)
     await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
@@ -77,7 +81,7 @@ async def test_a_kill_leaves_what_the_next_daemon_serves_from_its_first_list_on(
             await anyio.sleep(0.02)
     assert (await daemon.stop())[0] == 0
     assert "8 devices: 0 Healthy" not in daemon.log.read_text().rpartition("starting")[2]
-    assert (daemon.specs / GPU_FILE).stat() == before
+    assert revision(daemon.specs / GPU_FILE) == before
     assert written(daemon) == [GPU_FILE]
 
 
@@ -121,6 +125,66 @@ async def test_a_full_disk_keeps_devices_back_until_there_is_room(kubelet, daemo
     finally:
         daemon.kill()
         unmount(daemon.specs)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+async def test_what_a_user_puts_into_tmp_is_in_no_container_and_takes_no_device_away(kubelet, daemon, directory):
+    """The driver root is the node's root; an ordinary user makes a link there, and root makes the directory later."""
+    root = driver_files.make(directory.parent / "root", load(daemon.profile).driver_version)
+    for name in ("etc", "tmp"):
+        (root / name).mkdir()
+    (root / "tmp").chmod(0o1777)
+    pipe = root / "tmp/nvidia-mps"
+    daemon.start(*BY_CDI, "--nvidia-driver-root", str(root))
+    await kubelet.wait_for(healthy(kubelet, 8))
+    before = spec(daemon)
+
+    pipe.symlink_to("/etc")
+    os.lchown(pipe, 1000, 1000)
+    await daemon.said("/tmp/nvidia-mps in the driver root")
+    (told,) = control.request(daemon.state, "status")["cdi"]["complaints"]
+    assert told.startswith("/tmp/nvidia-mps in the driver root")
+    assert spec(daemon) == before
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert await given(kubelet, "pod") <= named(daemon).keys()
+
+    pipe.unlink()
+    pipe.mkdir()
+    with anyio.fail_after(20):
+        while spec(daemon) == before:
+            await anyio.sleep(0.05)
+    (mount,) = [each for each in spec(daemon)["containerEdits"]["mounts"] if "mps" in each["hostPath"]]
+    assert (mount["hostPath"], mount["containerPath"]) == (str(pipe), "/tmp/nvidia-mps")
+    assert "ro" in mount["options"]
+    log = daemon.log.read_text()
+    assert log.count("/tmp/nvidia-mps in the driver root") == 1
+
+
+async def test_an_invalid_specification_keeps_the_old_file_and_takes_all_devices_away(
+    kubelet, daemon, directory, capsys
+):
+    """A driver root with `..` makes one: its host paths go over whatever a link on the way leads to."""
+    root = driver_files.make(directory.parent / "root", load(daemon.profile).driver_version)
+    daemon.start(*BY_CDI, "--nvidia-driver-root", str(root), "--include-gpus", "0,1,2")
+    await kubelet.wait_for(healthy(kubelet, 3))
+    assert (await daemon.stop())[0] == 0
+    before = (daemon.specs / GPU_FILE).read_bytes()
+
+    daemon.start(*BY_CDI, "--nvidia-driver-root", f"{root}/../root")
+    await daemon.said("no device can be given to containers by CDI name: its CDI specification is invalid")
+    await kubelet.wait_for(lambda: len(ids(kubelet)) == 8)
+    await kubelet.wait_for(healthy(kubelet, 0))
+    assert (daemon.specs / GPU_FILE).read_bytes() == before
+    why = control.request(daemon.state, "status")["cdi"]["trouble"]
+    assert "hostPath" in why
+    for index in (2, 3):
+        (explained,) = control.request(daemon.state, "explain", gpu=index)["gpus"]
+        assert explained["withheld"] == [why]
+    main(["status", "--metrics", "--state-dir", str(daemon.state)])
+    assert "gpu_plugin_cdi_ready 0" in capsys.readouterr().out
+    assert (await daemon.stop())[0] == 0
+    daemon.start(*BY_CDI, "--nvidia-driver-root", str(root))
+    await kubelet.wait_for(healthy(kubelet, 8))
 
 
 async def test_new_slices_are_served_once_they_are_in_the_specification_and_old_ones_stay(kubelet, daemon):

@@ -49,6 +49,14 @@ async def test_sigterm_ends_the_stream_in_order_and_leaves_no_socket(kubelet, di
     assert not (daemon.state / "control.sock").exists()
 
 
+async def test_a_pod_whose_arguments_name_no_verb_serves(kubelet, daemon):
+    daemon.start("-fail-on-init-error=false", "--mig-strategy", "none", "--pass-device-specs", verb=())
+    await kubelet.wait_for(healthy(kubelet, 8))
+    pod = await kubelet.admit("pod", {GPU: 1})
+    assert pod.allocations[0].response.devices
+    assert (await daemon.stop())[0] == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 async def test_other_ends_are_clean_too(kubelet, daemon, number):
     daemon.start()
@@ -95,8 +103,8 @@ async def test_our_sockets_lie_beside_the_kubelets_wherever_that_is(directory):
         daemon.kill()
 
 
-async def test_a_second_daemon_takes_over_when_the_first_ends(kubelet, directory, daemon):
-    second = DaemonProcess(directory)
+async def test_a_daemon_with_another_state_directory_starts_when_the_first_ends(kubelet, directory, daemon):
+    second = DaemonProcess(directory, state="other")
     try:
         daemon.start()
         await kubelet.wait_for(healthy(kubelet, 8))
@@ -251,7 +259,8 @@ def test_without_a_driver_it_exits_with_the_remedy(directory, strategy):
     )  # fmt: skip
     assert done.returncode == 1
     assert "--fail-on-init-error=false" in done.stderr
-    assert f"{directory}/no-driver/usr/lib64/libnvidia-ml.so.1" in done.stderr
+    assert f"below {directory}/no-driver: " in done.stderr
+    assert "mount the driver's root at --driver-root-ctr-path" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -205,3 +205,20 @@ async def test_a_sick_gpu_takes_its_slices_with_it_and_no_others(kubelet, daemon
     await kubelet.wait_for(healthy(kubelet, 49))
     daemon.fault(3, heal=True)
     await kubelet.wait_for(healthy(kubelet, 56))
+
+
+async def test_a_gpu_in_mig_mode_is_withheld_without_a_mig_strategy_until_the_mode_is_off_or_the_strategy_fits(
+    kubelet, daemon, config, capsys
+):
+    daemon.start("--config-file", str(config.file))
+    await kubelet.wait_for(healthy(kubelet, 8))
+    daemon.fault(2, mig="3g.40gb")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    assert main(["status", "--state-dir", str(daemon.state)]) == 1
+    assert "nvidia-smi -i 2 -mig 0" in " ".join(capsys.readouterr().out.split())
+    config("version: v1\nflags: {migStrategy: mixed}\n")
+    await kubelet.wait_for(healthy(kubelet, 1, HALF))
+    config("version: v1\n")
+    await kubelet.wait_for(healthy(kubelet, 7))
+    daemon.fault(2, mig="none")
+    await kubelet.wait_for(healthy(kubelet, 8))

@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gpu_plugin.cli import main
 from gpu_plugin.simulation import mps_control
 from tests.node.daemon import GPU, healthy
 from tests.node.mps_process import PATIENCE, SHARED, MpsProcess
@@ -215,7 +216,10 @@ async def test_devices_are_healthy_while_their_daemon_is_up_and_no_other_resourc
     await kubelet.wait_for(healthy(kubelet, 8, shared), timeout=PATIENCE)
     response = (await kubelet.admit("pod", {shared: 1})).allocations[0].response
     assert response.envs["CUDA_MPS_PIPE_DIRECTORY"] == f"/mps/{shared}/pipe"
-    assert {mount.host_path for mount in response.mounts} == {f"{mps.root}/{shared}/pipe", f"{mps.root}/shm"}
+    assert {(mount.host_path, mount.read_only) for mount in response.mounts} == {
+        (f"{mps.root}/{shared}/pipe", True),
+        (f"{mps.root}/shm", False),
+    }
     mps.kill()
     await kubelet.wait_for(healthy(kubelet, 0, shared), timeout=PATIENCE)
     await daemon.said(f"{shared}: its MPS daemon is down")
@@ -224,3 +228,26 @@ async def test_devices_are_healthy_while_their_daemon_is_up_and_no_other_resourc
     mps.run()
     await kubelet.wait_for(healthy(kubelet, 8, shared), timeout=PATIENCE)
     await mps.stop()
+
+
+async def test_metrics_have_what_gpu_plugin_mps_counts(kubelet, mps, daemon, capsys):
+    mps.log = mps.root.with_name("mps.log")
+    daemon.start("--config-file", str(mps.config), "--mps-root", str(mps.root))
+    mps.run()
+    await kubelet.wait_for(healthy(kubelet, 32), timeout=PATIENCE)
+    pipe = str(mps.root / GPU / "pipe")
+    await anyio.run_process(
+        mps_control.COMMAND,
+        input=b"set_default_active_thread_percentage 100\n",
+        env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipe},
+    )
+    await mps.said("a client has changed the limits of its MPS daemon")
+    wanted = f'gpu_plugin_mps_limits_restored_total{{resource="{GPU}"}} 1'
+    with anyio.fail_after(PATIENCE):
+        while wanted not in await anyio.to_thread.run_sync(shown_metrics, daemon.state, capsys):
+            await anyio.sleep(0.1)
+
+
+def shown_metrics(state, capsys):
+    main(["status", "--metrics", "--state-dir", str(state)])
+    return capsys.readouterr().out

@@ -182,3 +182,16 @@ async def test_a_directory_made_anew_that_another_daemon_has_by_now_ends_this_on
     other.release()
     shutil.rmtree(directory)
     (directory.parent / "old").rename(directory)  # as the kubelet knows it
+
+
+async def test_a_default_config_without_a_directory_is_in_the_status_and_the_log(kubelet, daemon):
+    daemon.start(environ={"DEFAULT_CONFIG": "shared", "NODE_LABEL": "example.com/config"})
+    await kubelet.wait_for(healthy(kubelet, 8))
+    done = await ran("status", "--state-dir", daemon.state)
+    lines = [line.strip() for line in done.stdout.splitlines() if "WITHOUT EFFECT: " in line]
+    assert len(lines) == 2
+    assert "DEFAULT_CONFIG" in lines[0]
+    assert "--config-file-srcdir" in lines[0]
+    assert "NODE_LABEL" in lines[1]
+    warned = [line for line in daemon.log.read_text().splitlines() if " WARNING " in line]
+    assert sum("--config-file-srcdir" in line for line in warned) == 2

@@ -8,6 +8,7 @@ import pytest
 from gpu_plugin.access.cdi.spec import from_json
 from gpu_plugin.access.cdi.tegra import DIRECTORY as L4T_LISTS
 from gpu_plugin.simulation.driver_files import shared_library
+from tests.device_nodes import device
 from tests.node.daemon import GPU, healthy, ids
 from tests.unit.nvml.platforms.nvml_library import nvml_library
 
@@ -64,8 +65,7 @@ def tegra(root: Path) -> None:
 def windows(root: Path, gpus: int = 1) -> None:
     for name in ("libcuda.so.1.1", "libcuda_loader.so"):
         put(root, f"{WINDOWS_STORE}/{name}", shared_library("libcuda.so.1", "x86_64"))
-    (root / "dev").mkdir()
-    (root / "dev/dxg").symlink_to("/dev/null")  # a character device, which to make takes a privilege
+    device(root / "dev/dxg")
     put(root, "usr/lib/wsl/lib/libnvidia-ml.so.1", nvml_library(gpus))
     put(root, "usr/lib/wsl/lib/libdxcore.so", shared_library("libdxcore.so", "x86_64"))
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gpu_plugin.cli import main
+from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from tests.node.daemon import GPU, healthy, ids
 
 SHARED = "nvidia.com/gpu.shared"
@@ -30,6 +31,37 @@ async def test_every_gpu_of_a_node_is_shared(kubelet, directory, daemon):
             assert set(seen.values()) == {1}  # distributed: every GPU has one before any has two
     assert set(seen.values()) == {4}
     assert all(gpu.startswith("GPU-") and "::" not in gpu for gpu in seen)
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_a_lower_replica_count_gives_no_gpu_to_more_pods(kubelet, directory, daemon, live):
+    def shared_by(count):
+        sharing = f"sharing: {{timeSlicing: {{resources: [{{name: nvidia.com/gpu, replicas: {count}}}]}}}}"
+        return configured(directory, f"selection: {{include: [0]}}\n{sharing}")
+
+    daemon.start(*shared_by(4))
+    await kubelet.wait_for(healthy(kubelet, 4))
+    pods = {}
+    for number in range(4):
+        admitted = await kubelet.admit(f"pod-{number}", {GPU: 1})
+        pods[admitted.ids[0].partition("::")[2]] = f"pod-{number}"
+    kubelet.release(pods["0"])
+    if live:
+        shared_by(3)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable < 4)
+    else:
+        daemon.kill()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 0)
+        daemon.start(*shared_by(3))
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1)
+    with pytest.raises(AdmissionError):
+        await kubelet.admit("a fourth", {GPU: 1})
+    await kubelet.wait_for(healthy(kubelet, 2))  # ::1 and ::2, which pods have; ::0 makes up for ::3
+    with pytest.raises(AdmissionError):
+        await kubelet.admit("a fourth", {GPU: 1})
+    kubelet.release(pods["3"])
+    await kubelet.wait_for(healthy(kubelet, 3), timeout=30)
+    await kubelet.admit("a third", {GPU: 1})
 
 
 async def test_shared_and_exclusive_gpus_side_by_side(kubelet, directory, daemon):

@@ -1,6 +1,7 @@
 """Whatever stands in the state directory, the daemon starts, says what it set aside, and remembers from then on."""
 
 import contextlib
+import json
 import operator
 import os
 import shutil
@@ -57,6 +58,83 @@ def directory_there(file: Path) -> None:
 
 WHOLE = (HEALTH_FILE, GPUS_FILE, DEVICES_FILE)
 """Files that are read whole or not at all; of those with a line a thing, the lines that can be read count."""
+
+
+async def test_odd_entries_of_the_checkpoint_keep_no_resource_from_being_served(kubelet, daemon):
+    daemon.profile = "t4-4"
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 4))
+    uuid = ids(kubelet)[0]
+    daemon.kill()
+    await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams)
+    odd = [f"{uuid}::{'0' * (300 - len(uuid) - 2)}", f"{uuid}::\n", "", "x" * 300, "\x00"]
+    entries = [
+        {"PodUID": "1", "ContainerName": "one", "ResourceName": GPU, "DeviceIDs": {"-1": odd, "99": odd[:1], "": None}},
+        {"PodUID": "", "ContainerName": "", "ResourceName": "", "DeviceIDs": None},
+        {"PodUID": "2", "ContainerName": "two", "ResourceName": "n" * 300, "DeviceIDs": {"0": odd}},
+    ]
+    checkpoint = kubelet.directory / "kubelet_internal_checkpoint"
+    checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0}))
+    daemon.start()
+    await daemon.said(f"{checkpoint} says that a pod holds '{uuid}::")
+    await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1)
+    await kubelet.wait_for(healthy(kubelet, 4), timeout=20)  # the kubelet has written its checkpoint with its list
+    assert len(ids(kubelet)) == 4
+    assert daemon.log.read_text().count("says that a pod holds") == 1
+
+
+async def test_odd_entries_of_the_device_memory_keep_no_resource_from_being_served(kubelet, daemon):
+    daemon.profile = "t4-4"
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 4))
+    file = daemon.state / DEVICES_FILE
+    await daemon.wrote(DEVICES_FILE, ids(kubelet)[3])
+    daemon.kill()
+    await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams)
+    memory = json.loads(file.read_text())
+    first = memory["resources"][GPU][0]
+    odd = [{"id": f"{first['id']}::{'0' * 300}"}, {"id": ""}, {"id": 5}, {"kind": "x"}, {"numa": [2**100]}]
+    memory["resources"][GPU] += [first, *(first | each for each in odd), None, []]
+    memory["resources"]["no name"] = [first]
+    memory["resources"]["nvidia.com/none"] = 5
+    memory["foreign"][GPU] = [first, first, {}]
+    file.write_text(json.dumps(memory))
+    daemon.start()
+    await daemon.said(f"{file} is damaged: ")
+    await kubelet.wait_for(healthy(kubelet, 4))
+    assert len(ids(kubelet)) == 4
+    assert daemon.log.read_text().count("is damaged: ") == 1
+
+
+async def test_odd_entries_of_remembered_gpus_and_health_keep_no_gpu_from_being_served(kubelet, daemon):
+    daemon.profile = "t4-4"
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 4))
+    await daemon.wrote(GPUS_FILE, ids(kubelet)[3])
+    await daemon.wrote(HEALTH_FILE, "sequence")
+    daemon.kill()
+    await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams)
+    files = daemon.state / GPUS_FILE, daemon.state / HEALTH_FILE
+    gpus, health = (json.loads(file.read_text()) for file in files)
+    first = gpus["gpus"][0]
+    odd: tuple[dict[str, Any], ...] = (
+        {"index": -1},
+        {"uuid": ""},
+        {"uuid": "\n"},
+        {"uuid": "x" * 300},
+        {"uuid": 5},
+        {"mig_devices": [{}]},
+    )
+    gpus["gpus"] += [first, *(first | each for each in odd), None, []]
+    health["evidence"] += [5, None, [], {}, {"uuid": first["uuid"], "signal": "xid"}]
+    health["sequence"] += 1  # newer than the journal
+    for file, memory in zip(files, (gpus, health), strict=True):
+        file.write_text(json.dumps(memory))
+    daemon.start()
+    await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
+    await kubelet.wait_for(healthy(kubelet, 4))
+    assert len(ids(kubelet)) == 4
+    assert [daemon.log.read_text().count(f"{file.name}: entry ") for file in files] == [1, 1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")

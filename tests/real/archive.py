@@ -2,7 +2,8 @@
 
 The packages are in the archive's components contrib and non-free, which a machine need not have enabled: apt is given
 lists, a cache and sources of its own, made of the archives that the machine's apt knows already. What was fetched lies in
-`${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-nvidia`, so that only a machine's first run pays (12 MB, a few seconds).
+`${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-nvidia`, so that only a machine's first run pays (12 MB, a few seconds): `install`
+fetches, and the tests only read.
 """
 
 import fcntl
@@ -12,10 +13,11 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
+
+from tests.cluster.harness.binaries import MissingError
 
 PACKAGES = (
     "libcuda1",
@@ -39,14 +41,14 @@ PACKAGES = (
 SYSTEM = ("dash", "libpython3-stdlib", "python3-minimal")
 """What containers run: a Python with ctypes, and a shell, with what they need of it."""
 
-BUILD_SYSTEM = (*SYSTEM, "ca-certificates", "coreutils", "libc-bin", "python3-venv")
-"""What an image is built on: a shell and its commands, ldconfig, and virtual environments with pip."""
+BUILD_SYSTEM = (*SYSTEM, "ca-certificates", "coreutils", "python3-venv", "sed")
+"""What an image is built on: a shell and its commands, and virtual environments with pip."""
 
-RUN_SYSTEM = ("base-files", "ca-certificates", "libc-bin", "libpython3-stdlib", "python3-minimal")
-"""What an image is to run on: a Python, without a shell and without pip; base-files says which Debian it is."""
+RUN_SYSTEM = ("base-files", "ca-certificates", "libpython3-stdlib", "python3-minimal")
+"""What an image runs on, as in a distroless image: a Python, without a shell and without pip."""
 
 _NEEDED = re.compile(
-    r"base-files|ca-certificates|coreutils|dash|gcc-\d+-base|libc-bin|zlib1g|(?:lib)?python3.*"
+    r"base-files|ca-certificates|coreutils|dash|gcc-\d+-base|sed|zlib1g|(?:lib)?python3.*"
     r"|lib(?:acl1|attr1|bz2-1\.0|c6|crypt1|expat1|ffi\d+|gcc-s1|gmp10|lzma5|pcre2-8-0|selinux1|ssl\d.*)"
 )
 """Of all that these packages depend on, what a running Python loads: not dpkg, Perl, or what only maintainers' scripts call."""
@@ -55,49 +57,58 @@ MULTIARCH = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 """Debian's directory of libraries by its word for the processor."""
 
 
-class NoArchiveError(Exception):
-    """The packages cannot be had here; the text says why."""
-
-
 def unpacked() -> Path:
-    """A directory with the unpacked packages, as they lie below the root of a Debian machine.
-
-    Raises:
-        NoArchiveError: this is no Debian, its archive has none of it, or cannot be reached.
-    """
-    result = _unpacked()
-    if isinstance(result, str):
-        raise NoArchiveError(result)
-    return result
+    """A directory with the unpacked packages, as they lie below the root of a Debian machine. Raises MissingError."""
+    return _found(_place("driver", PACKAGES))
 
 
 def debian_system(packages: Sequence[str] = SYSTEM) -> Path:
-    """The root of a small Debian system, unpacked and never configured: no ldconfig has run there. Raises NoArchiveError.
+    """The root of a small Debian system, unpacked and never configured: no ldconfig has run there. Raises MissingError."""
+    return _found(_place("debian", packages))
 
-    It has dpkg's records of its packages, as images of Debian have them: var/lib/dpkg/status, and info/*.list.
+
+def system_name(packages: Sequence[str]) -> str:
+    """The name of such a system, by its packages, whether it was fetched or not."""
+    return _place("debian", packages).name
+
+
+def install(say: Callable[[str], None]) -> None:
+    """Fetches the driver and all systems where they are missing.
+
+    Raises:
+        MissingError: this is no Debian, its archive has none of it, or cannot be reached.
     """
-    result = _unpacked("debian", tuple(packages))
-    if isinstance(result, str):
-        raise NoArchiveError(result)
-    return result
-
-
-@cache
-def _unpacked(what: str = "driver", packages: Sequence[str] = PACKAGES) -> Path | str:
-    missing = [name for name in ("apt-get", "dpkg", "dpkg-deb") if shutil.which(name) is None]
-    if missing:
-        return f"NVIDIA's libraries come from Debian's archive, and there is no {missing[0]} here"
+    if absent := [name for name in ("apt-get", "dpkg", "dpkg-deb") if shutil.which(name) is None]:
+        raise MissingError(f"NVIDIA's libraries come from Debian's archive, and there is no {absent[0]} here")
     cached = cache_directory()
-    try:
-        cached.mkdir(parents=True, exist_ok=True)
-        with _locked(cached / "lock"):
-            root = cached / f"{what}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:12]}"
-            if not root.is_dir():
-                if os.environ.get("E2E_INSTALL") != "1":
-                    raise NoArchiveError("they are not on this machine, and E2E_INSTALL=1 is not set")
-                _fetch(root, packages)
-    except (OSError, subprocess.SubprocessError, NoArchiveError) as error:
-        return f"NVIDIA's libraries cannot be fetched from Debian's archive: {_said(error)}"
+    cached.mkdir(parents=True, exist_ok=True)
+    with _locked(cached / "lock"):
+        wanted = [PACKAGES, SYSTEM, BUILD_SYSTEM, RUN_SYSTEM]
+        missing = {root: packages for packages in wanted if not (root := _root(packages)).is_dir()}
+        if not missing:
+            return
+        say(f"fetching {sum(map(len, missing.values()))} packages and what they need from Debian's archive")
+        try:
+            with tempfile.TemporaryDirectory(dir=cached) as scratch:
+                options = _private_apt(Path(scratch))
+                _run("apt-get", *options, "update")
+                for root, packages in missing.items():
+                    _fetch(root, packages, options)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise MissingError(f"packages cannot be fetched from Debian's archive: {_said(error)}") from error
+
+
+def _root(packages: Sequence[str]) -> Path:
+    return _place("driver" if packages is PACKAGES else "debian", packages)
+
+
+def _place(what: str, packages: Sequence[str]) -> Path:
+    return cache_directory() / f"{what}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:12]}"
+
+
+def _found(root: Path) -> Path:
+    if not root.is_dir():
+        raise MissingError(f"not on this machine: Debian's packages in {root}")
     return root
 
 
@@ -163,11 +174,9 @@ def _slave(name: str) -> bool:
     return name == "libcuda.so" or name.rpartition(".so.")[2].isdecimal()
 
 
-def _fetch(root: Path, packages: Sequence[str]) -> None:
+def _fetch(root: Path, packages: Sequence[str], options: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
         at = Path(scratch)
-        options = _private_apt(at)
-        _run("apt-get", *options, "update")
         downloads = at / "downloads"
         downloads.mkdir()
         system = packages is not PACKAGES
@@ -185,22 +194,7 @@ def _fetch(root: Path, packages: Sequence[str]) -> None:
             with content.open("wb") as archive:
                 subprocess.run(["dpkg-deb", "--fsys-tarfile", str(package)], check=True, stdout=archive, timeout=300)
             _run("tar", "--extract", "--keep-directory-symlink", f"--file={content}", f"--directory={tree}")
-            if system:
-                _record(tree / "var/lib/dpkg", package, _run("tar", "--list", f"--file={content}"))
         tree.rename(root)
-
-
-def _record(dpkg: Path, package: Path, listed: str) -> None:
-    """Notes a package as dpkg does (dpkg(1), FILES; deb-control(5)): a paragraph in `status`, and the list of its files."""
-    (dpkg / "info").mkdir(parents=True, exist_ok=True)
-    control = _run("dpkg-deb", "--field", str(package)).strip()
-    fields = dict(line.split(": ", 1) for line in control.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
-    first, _, others = control.partition("\n")
-    with (dpkg / "status").open("a") as status:
-        status.write(f"{first}\nStatus: install ok installed\n{others}\n\n")
-    several = f":{fields['Architecture']}" if fields.get("Multi-Arch") == "same" else ""
-    paths = [line.removeprefix(".").rstrip("/") or "/." for line in listed.splitlines()]
-    (dpkg / "info" / f"{fields['Package']}{several}.list").write_text("\n".join(paths) + "\n")
 
 
 def _with_what_they_need(packages: Sequence[str], options: Sequence[str]) -> Sequence[str]:
@@ -221,7 +215,7 @@ def _private_apt(at: Path) -> Sequence[str]:
         if fields[2] == "main" and fields[3].startswith("Debian")
     }
     if not found:
-        raise NoArchiveError("this machine's apt knows no archive of Debian's")
+        raise MissingError("this machine's apt knows no archive of Debian's")
     components = "main contrib non-free non-free-firmware"
     (at / "sources.list").write_text("".join(f"deb {uri} {release} {components}\n" for uri, release in sorted(found)))
     for directory in ("lists/partial", "cache/archives/partial"):

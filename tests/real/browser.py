@@ -2,9 +2,7 @@
 
 import base64
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ import anyio.to_thread
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.service import Service
+
+from tests.cluster.harness import binaries
 
 FLAGS = (
     *(
@@ -31,24 +31,49 @@ WITHIN = 30.0
 """Seconds in which the page must show what it should, on a machine that is busy with other things."""
 
 
-class NoBrowserError(Exception):
-    """There is no browser here; the text says why."""
+PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
+
+AXE = "axe-core@4.10.3"
+"""Rules for accessible pages, of npm's registry."""
 
 
-def install() -> tuple[str, str]:
-    """Where the browser and its driver are, installed by apt where E2E_INSTALL=1. Raises NoBrowserError."""
-    programs = ("chromium", "chromedriver")
-    if None in map(shutil.which, programs) and os.environ.get("E2E_INSTALL") == "1" and shutil.which("apt-get"):
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        packages = ("chromium", "chromium-driver", "fonts-dejavu-core")
-        for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
-            subprocess.run(["apt-get", *command], env=environment, capture_output=True, check=False, timeout=600)
-    browser, driver = map(shutil.which, programs)
+def find() -> tuple[str, str]:
+    """Where the browser and its driver are. Raises MissingError."""
+    browser, driver = map(shutil.which, ("chromium", "chromedriver"))
     if browser is None or driver is None:
-        raise NoBrowserError(
-            "no chromium with chromedriver (Debian: chromium, chromium-driver); E2E_INSTALL=1 installs them"
-        )
+        raise binaries.MissingError("not on this machine: chromium with chromedriver")
     return browser, driver
+
+
+def install(say: Callable[[str], None]) -> tuple[str, str]:
+    """The same, installed where they are missing. Raises MissingError."""
+    try:
+        return find()
+    except binaries.MissingError:
+        say(f"installing {', '.join(PACKAGES)}")
+        binaries.install_packages([(name,) for name in PACKAGES])
+    return find()
+
+
+def find_axe() -> Path:
+    """The source of axe-core. Raises MissingError where it was not fetched yet."""
+    source = _axe_directory() / "node_modules/axe-core/axe.min.js"
+    if not source.is_file():
+        raise binaries.MissingError(f"not on this machine: {AXE}")
+    return source
+
+
+def install_axe(say: Callable[[str], None]) -> Path:
+    """The same, fetched with npm where it is missing. Raises MissingError where that fails."""
+    with binaries.locked_cache():
+        if not _axe_directory().is_dir():
+            say(f"fetching {AXE}")
+            binaries.npm_install(_axe_directory(), [AXE])
+    return find_axe()
+
+
+def _axe_directory() -> Path:
+    return binaries.cache_directory() / AXE.replace("@", "-")
 
 
 class Browser:

@@ -1,7 +1,9 @@
-"""The project's image, built by podman from its Dockerfile on bases made on the spot: nothing is pulled.
+"""The project's image, built by podman from its Dockerfile on local replacements of the two public bases. Nothing is pulled.
 
-The build base is a small Debian with Python, pip's wheel and a shell; the run base has a Python and neither of these. What was
-built lies in `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, one archive for each state of what goes in and each name.
+Both bases consist of Debian's packages in the layout of the public images. The build base has its Python in /usr/local, pip's
+wheel and a shell, like python:3.13-slim-trixie. The other base has its Python in /usr and no shell, like
+gcr.io/distroless/python3-debian13:nonroot. Built images lie in `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, one archive for
+each state of the sources and each name: `install` builds, and the tests only read.
 """
 
 import fcntl
@@ -14,37 +16,52 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.harness.binaries import cache_directory
+from tests.cluster.harness.binaries import MissingError, cache_directory, program
 from tests.real import archive
-from tests.real.podman import NoPodmanError, install, program
+from tests.real import podman as podman_module
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
-    *("Dockerfile", ".dockerignore", "gpu_plugin", "image", "requirements/build.lock", "requirements/run.lock"),
+    *("Dockerfile", ".dockerignore", "gpu_plugin", "requirements/build.lock", "requirements/run.lock"),
     *("pyproject.toml", "README.md", "LICENSE"),
 )
-"""What goes into the image: what the Dockerfile copies, and itself."""
+"""The Dockerfile and all that it copies."""
 
-BUILD_BASE, RUN_BASE = "localhost/gpu-plugin-test/build-base:1", "localhost/gpu-plugin-test/run-base:1"
+BUILD_BASE, BASE = "localhost/gpu-plugin-test/build-base:1", "localhost/gpu-plugin-test/base:1"
+
+BASES = {BUILD_BASE: archive.BUILD_SYSTEM, BASE: archive.RUN_SYSTEM}
+"""The packages of each base."""
+
+_PATH = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CONFIGURATIONS = {
+    BUILD_BASE: (_PATH, "ENV LANG=C.UTF-8", 'CMD ["python3"]'),
+    BASE: (_PATH, "ENV LANG=C.UTF-8", "USER 65532", "WORKDIR /home/nonroot", 'ENTRYPOINT ["/usr/bin/python3"]'),
+}
+"""The configuration of each base, as the public image has it."""
 
 TAG = "localhost/gpu-plugin-test/gpu-plugin:1"
+
+SUCCESSOR, SUCCESSOR_VERSION = "localhost/gpu-plugin-test/gpu-plugin:2", "7.8.9"
+"""The image to upgrade to."""
 
 LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 """What `podman run` needs where the machine grants no more."""
 
-KEPT = 5
-"""Older archives that stay: two checkouts may be at work, each with up to three names."""
+AGAIN = "localhost/gpu-plugin-test/again:1"
+"""The image built a second time from the same sources and bases."""
+
+KEPT = 9
+"""Older archives that stay: two checkouts may be at work, each with up to five names."""
 
 REVISION, CREATED = "0123456789abcdef0123456789abcdef01234567", "2024-02-29T12:00:00Z"
-"""What the test image says of itself, so that it is seen to arrive."""
+"""Labels of the test image."""
 
-
-class NoImageError(Exception):
-    """The image cannot be built here; the text says why."""
+EPOCH = 1577836800
+"""The time of all files that the build adds, in seconds: 2020."""
 
 
 def podman(storage: Path) -> list[str]:
@@ -60,7 +77,7 @@ def podman(storage: Path) -> list[str]:
 
 
 def run(command: Sequence[str], *, timeout: float = 600) -> str:
-    """What a command prints. Raises AssertionError with what it complained of where it fails."""
+    """The standard output of a command. Raises AssertionError with its messages if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False, timeout=timeout)
     assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout
@@ -75,43 +92,52 @@ def cleared(command: Sequence[str], storage: Path) -> None:
         run(["umount", mount])
 
 
-def built(tag: str = TAG, version: str | None = None) -> Path:
-    """An OCI archive of the image as the checkout is now, called `tag` in it; made now where it is not in the cache.
-
-    A build takes about a minute, and asks the package index that pip on this machine asks. Another name or another version is
-    made of the same build within seconds.
+def find(tag: str = TAG, version: str | None = None) -> Path:
+    """An OCI archive of the image as the checkout is now, called `tag` in it.
 
     Args:
         tag: its name.
-        version: what it says of itself, such as 0.1.1: the version of an image to upgrade to. Its code is the checkout's,
+        version: the version in the image, such as 0.1.1, to upgrade to. Its code is the checkout's,
             but for `gpu_plugin.__version__`; its package metadata and bill of materials are those of the checkout too.
 
     Raises:
-        NoImageError: this is no root, there is no podman or no base, or what is missing may not be installed.
+        MissingError: it was not built yet.
     """
-    if os.geteuid() != 0:
-        raise NoImageError("building an image needs root")
-    try:
-        install()
-        bases = {
-            BUILD_BASE: archive.debian_system(archive.BUILD_SYSTEM),
-            RUN_BASE: archive.debian_system(archive.RUN_SYSTEM),
-        }
-    except (NoPodmanError, archive.NoArchiveError) as error:
-        raise NoImageError(str(error)) from None
+    place = _place(tag, version)
+    if not place.is_file():
+        raise MissingError(f"not on this machine: the image {tag} of this checkout")
+    return place
+
+
+def install(say: Callable[[str], None], tag: str = TAG, version: str | None = None) -> Path:
+    """The same, built where it is missing.
+
+    A build takes about a minute, and asks the package index that pip on this machine asks. Another name or another version is
+    made of the same build within seconds, except `AGAIN`.
+
+    Raises:
+        MissingError: this is no root, or there is no podman or no base.
+    """
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
-    key = _key(bases.values())
-    first = cache / f"image-{key}.tar"
-    place = cache / f"image-{key}-{_digest(f'{tag} {version}')}.tar" if (tag, version) != (TAG, None) else first
+    first, place = _place(TAG, None), _place(tag, version)
     with _locked(cache / "image.lock"):
         if not place.is_file():
+            if os.geteuid() != 0:
+                raise MissingError("building an image needs root")
+            podman_module.find()
+            bases = {name: archive.debian_system(packages) for name, packages in BASES.items()}
             if not first.is_file():
+                say("building the image of this checkout: about a minute")
                 with _making(first) as (making, at, command):
-                    _build(making, at, command, bases)
+                    _build(making, at, command, bases, TAG)
             if place != first:
                 with _making(place) as (making, at, command):
-                    _derive(making, at, command, first, tag, version)
+                    if tag == AGAIN:
+                        say("building it again: about a minute")
+                        _build(making, at, command, bases, tag)
+                    else:
+                        _derive(making, at, command, first, tag, version)
         for each in {first, place}:
             each.touch()
         for older in sorted(cache.glob("image-*.tar"), key=lambda each: each.stat().st_mtime)[: -KEPT - 1]:
@@ -119,8 +145,15 @@ def built(tag: str = TAG, version: str | None = None) -> Path:
     return place
 
 
-def _key(bases: Iterable[Path]) -> str:
-    digest = hashlib.sha256(f"{' '.join(map(str, bases))}".encode())
+def _place(tag: str, version: str | None) -> Path:
+    name = f"image-{_key()}"
+    return cache_directory() / (
+        f"{name}.tar" if (tag, version) == (TAG, None) else f"{name}-{_digest(f'{tag} {version}')}.tar"
+    )
+
+
+def _key() -> str:
+    digest = hashlib.sha256(" ".join(map(archive.system_name, BASES.values())).encode())
     for path in _files():
         digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_mode}\0".encode())
         digest.update(path.read_bytes())
@@ -153,13 +186,14 @@ def _making(place: Path) -> Iterator[tuple[Path, Path, list[str]]]:
     making.rename(place)
 
 
-def _build(making: Path, at: Path, command: Sequence[str], bases: Mapping[str, Path]) -> None:
+def _build(making: Path, at: Path, command: Sequence[str], bases: Mapping[str, Path], tag: str) -> None:
     for name, system in bases.items():
-        run([*command, "import", str(tarred(system, at / "base.tar")), name])
+        tar = tarred(system, at / "base.tar", local_python=name == BUILD_BASE)
+        run([*command, "import", *(f"--change={each}" for each in CONFIGURATIONS[name]), str(tar), name])
     options = [f"--build-arg={name}={value}" for name, value in _arguments().items()]
-    options += ["--isolation=chroot", "--network=host", f"--tag={TAG}", *_index(at)]
+    options += ["--isolation=chroot", "--network=host", f"--timestamp={EPOCH}", f"--tag={tag}", *_index(at)]
     run([*command, "build", *options, f"--file={ROOT / 'Dockerfile'}", str(ROOT)])
-    run([*command, "save", "--format=oci-archive", f"--output={making}", TAG])
+    run([*command, "save", "--format=oci-archive", f"--output={making}", tag])
 
 
 _SAY = """
@@ -171,7 +205,7 @@ py_compile.compile(str(source), doraise=True, invalidation_mode=py_compile.PycIn
 
 
 def _derive(making: Path, at: Path, command: Sequence[str], first: Path, tag: str, version: str | None) -> None:
-    """The image of `first` under another name, and of another version where one is given."""
+    """Save the image of `first` under another name, and with another version if `version` is given."""
     run([*command, "load", f"--input={first}"])
     if version is None:
         run([*command, "tag", TAG, tag])
@@ -196,19 +230,33 @@ def _derive(making: Path, at: Path, command: Sequence[str], first: Path, tag: st
 def _arguments() -> dict[str, str]:
     version = re.search(r'__version__ = "(.+)"', (ROOT / "gpu_plugin/__init__.py").read_text())
     assert version is not None
-    return {"BASE": BUILD_BASE, "RUN_BASE": RUN_BASE, "VERSION": version[1], "REVISION": REVISION, "CREATED": CREATED}
+    return {"BUILD_BASE": BUILD_BASE, "BASE": BASE, "VERSION": version[1], "REVISION": REVISION, "CREATED": CREATED}
 
 
-def tarred(system: Path, at: Path) -> Path:
-    """A root directory as `podman import` takes it, with the directories for mounts that an unpacked one lacks."""
+def tarred(system: Path, at: Path, *, local_python: bool) -> Path:
+    """A root directory as `podman import` takes it, with the directories for mounts that an unpacked one lacks.
+
+    Args:
+        system: the root directory.
+        at: the archive to write.
+        local_python: whether its Python is moved from /usr to /usr/local.
+    """
+
+    def placed(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.name = _PYTHON.sub(r"./usr/local/\1", entry.name)
+        return entry
+
     with tarfile.open(at, "w") as tar:
-        tar.add(system, arcname=".")
+        tar.add(system, arcname=".", filter=placed if local_python else None)
         for name in ("dev", "proc", "sys", "tmp", "run", "root"):
             if not (system / name).exists():
                 entry = tarfile.TarInfo(name)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
                 tar.addfile(entry)
     return at
+
+
+_PYTHON = re.compile(r"^\./usr/((?:bin|lib)/python3)")
 
 
 def _index(at: Path) -> list[str]:

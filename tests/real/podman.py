@@ -1,11 +1,11 @@
 """Containers by podman and runc, given devices by their CDI names as a kubelet's runtime would."""
 
-import os
-import shutil
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tests.cluster.harness import binaries
 
 IMAGE = "localhost/gpu-plugin-test:1"
 
@@ -15,26 +15,26 @@ SPECS = Path("/run/cdi")
 _IN_NAMESPACE = 'mount --bind "$1" /run/cdi && shift && exec "$@"'
 
 
-class NoPodmanError(Exception):
-    """Containers cannot be run here; the text says why."""
+PACKAGES = {"podman": "podman", "runc": "runc", "unshare": "util-linux"}
+"""Debian's package of each program that is needed."""
 
 
-def install() -> None:
-    """Has podman and runc on this machine, as root and through apt where E2E_INSTALL=1. Raises NoPodmanError."""
-    missing = [name for name in ("podman", "runc", "unshare") if program(name) is None]
-    if missing and os.environ.get("E2E_INSTALL") == "1" and shutil.which("apt-get"):
-        packages = [{"unshare": "util-linux"}.get(name, name) for name in missing]
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
-            subprocess.run(["apt-get", *command], env=environment, capture_output=True, check=False, timeout=600)
-        missing = [name for name in missing if program(name) is None]
-    if missing:
-        raise NoPodmanError(f"not on this machine: {', '.join(missing)}; E2E_INSTALL=1 installs them")
+def find() -> None:
+    """Checks that podman and its companions are on this machine. Raises MissingError."""
+    if missing := _missing():
+        raise binaries.MissingError(f"not on this machine: {', '.join(missing)}")
 
 
-def program(name: str) -> str | None:
-    """Where a program is, also one for administrators alone."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
+def install(say: Callable[[str], None]) -> None:
+    """Installs them where they are missing. Raises MissingError."""
+    if missing := _missing():
+        say(f"installing {', '.join(missing)}")
+        binaries.install_packages([(PACKAGES[name],) for name in missing])
+    find()
+
+
+def _missing() -> list[str]:
+    return [name for name in PACKAGES if binaries.program(name) is None]
 
 
 class Podman:
@@ -42,7 +42,7 @@ class Podman:
 
     def __init__(self, directory: Path, system: Path) -> None:
         self._directory = directory
-        runc = program("runc")
+        runc = binaries.program("runc")
         self._command = ["podman", f"--root={directory / 'storage'}", f"--runroot={directory / 'run'}"]
         self._command += ["--storage-driver=vfs", "--cgroup-manager=cgroupfs", f"--runtime={runc}", "--log-level=error"]
         archive = directory / "system.tar"

@@ -119,6 +119,7 @@ def _mounts(libc: ctypes.CDLL, places: Mapping[str, Path], writable: Sequence[st
     _mount(libc, "none", "/", "", _MS_REC | _MS_PRIVATE)
     for hidden in ("/var/lib", "/run"):
         _mount(libc, "tmpfs", hidden, "tmpfs", 0)
+        Path(hidden).chmod(0o755)  # as on a node; that of a new tmpfs is 1777
     for path, directory in held.items():
         Path(path).mkdir(parents=True, exist_ok=True)
         _mount(libc, f"/proc/self/fd/{directory}", path, "", _MS_BIND)

@@ -1,6 +1,7 @@
 """What a container gets, with NVIDIA's real user-space driver: exactly the kubelet's answer, and nothing else on the host."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,48 @@ async def test_containers_side_by_side_have_a_working_user_space_and_their_own_g
     assert len(own["large"]) == len(own["small"]) == 2  # the GPU instance's and the compute instance's capability
     assert not own["large"].keys() & own["small"].keys()
     assert {path.rpartition("/")[0] for path in (*own["large"], *own["small"])} == {"/dev/nvidia-caps"}
+
+
+PROBE = """
+import errno, json, os
+def tried():
+    try:
+        os.close(os.open("/tmp/nvidia-mps/new", os.O_WRONLY | os.O_CREAT))
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return ""
+there = os.listdir("/tmp/nvidia-mps") if os.path.lexists("/tmp/nvidia-mps") else None
+print(json.dumps([there, tried(), os.path.exists("/usr/lib64/libcuda.so.1")]))
+"""
+
+
+async def test_what_a_user_of_the_node_puts_in_the_place_of_the_mps_directory_is_in_no_container(
+    kubelet, daemon, driver_root, podman, tmp_path
+):
+    """`ln -s /etc /tmp/nvidia-mps` on a node whose root is the driver root, while the plugin runs; then root's directory."""
+    (driver_root / "etc").mkdir(exist_ok=True)
+    (driver_root / "etc/secret").touch()
+    (driver_root / "tmp").mkdir()
+    (driver_root / "tmp").chmod(0o1777)
+    pipe = driver_root / "tmp/nvidia-mps"
+    await kubelet.wait_for(healthy(kubelet, 2))
+
+    async def look(pod: str) -> list[Any]:
+        names = (await kubelet.admit(pod, {GPU: 1})).allocations[0].response.cdi_devices
+        kubelet.release(pod)
+        printed = await anyio.to_thread.run_sync(podman.python, tmp_path / "cdi", names, PROBE)
+        found: list[Any] = json.loads(printed)
+        return found
+
+    pipe.symlink_to("/etc")
+    os.lchown(pipe, 1000, 1000)
+    await daemon.said("/tmp/nvidia-mps in the driver root")
+    assert await look("attacked") == [None, "ENOENT", True]
+    pipe.unlink()
+    pipe.mkdir()
+    (pipe / "control").touch()
+    (spec,) = (tmp_path / "cdi").glob("*-gpu.json")
+    with anyio.fail_after(20):
+        while "/tmp/nvidia-mps" not in spec.read_text():
+            await anyio.sleep(0.05)
+    assert await look("served") == [["control"], "EROFS", True]

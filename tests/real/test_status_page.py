@@ -5,20 +5,19 @@ E2E_PICTURES names a directory for pictures of what was seen.
 
 import os
 import re
-import shutil
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 import pytest
 
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.needed import found
 from tests.node.daemon import GPU, DaemonProcess, healthy
 from tests.real import browser as browser_module
-from tests.real.browser import Browser, NoBrowserError
+from tests.real.browser import Browser
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -29,24 +28,10 @@ TAB, ENTER, SPACE = "\ue004", "\ue007", " "
 HEADLINE = "return document.getElementById('headline-text')?.textContent"
 STATE = "return document.getElementById('connection')?.className"
 
-AXE = "axe-core@4.10.3"
-"""Rules for accessible pages, fetched by npm where E2E_INSTALL=1."""
-
-
-def _cannot(why: str) -> NoReturn:
-    reason = f"no test of the status page in a browser: {why}"
-    if os.environ.get("E2E") == "required":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    try:
-        programs = browser_module.install()
-    except NoBrowserError as error:
-        _cannot(str(error))
-    made = Browser(programs, tmp_path_factory.mktemp("browser"))
+    made = Browser(found(browser_module.find), tmp_path_factory.mktemp("browser"))
     yield made
     made.close()
 
@@ -258,17 +243,9 @@ async def test_rules_for_accessible_pages(browser, daemon, kubelet, port, url, w
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+def axe() -> str:
     """The source of axe-core."""
-    npm = shutil.which("npm")
-    if npm is None or os.environ.get("E2E_INSTALL") != "1":
-        _cannot("axe-core judges it, which npm fetches where E2E_INSTALL=1")
-    folder = tmp_path_factory.mktemp("axe")
-    command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder), AXE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    if done.returncode:
-        _cannot(f"npm cannot fetch {AXE}: {done.stderr[-300:]}")
-    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    return found(browser_module.find_axe).read_text()
 
 
 @pytest.mark.parametrize("width", [1280, 320])

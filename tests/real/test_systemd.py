@@ -10,9 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import NoReturn
 
 import anyio
 import anyio.to_thread
@@ -22,16 +20,17 @@ from gpu_plugin.cli import main
 from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from tests.needed import cannot, found
 from tests.node.daemon import GPU, healthy
 from tests.node.mps_process import SHARED
-from tests.real import sandbox
+from tests.real import sandbox, systemd
 
 pytestmark = pytest.mark.anyio
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 PLUGIN, MPS = UNITS / "gpu-plugin.service", UNITS / "gpu-plugin-mps.service"
 NETWORK, MIG = UNITS / "drop-ins" / "network.conf", UNITS / "drop-ins" / "mig.conf"
-EXPOSURE = {"plugin": 0.9, "plugin with drop-ins": 2.1, "mps": 5.2}
+EXPOSURE = {"plugin": 0.9, "plugin with drop-ins": 2.1, "mps": 5.3}
 """What `systemd-analyze security` of systemd 252 gives, from 0 (shut in) to 10."""
 
 PROBE = """
@@ -54,26 +53,6 @@ print(json.dumps({
     "files": {path: tried(os.mkdir, path + "/probe") for path in %r},
 }))
 """
-
-
-@cache
-def _systemd_analyze() -> str:
-    found = shutil.which("systemd-analyze")
-    if found is None and os.environ.get("E2E_INSTALL") == "1" and shutil.which("apt-get"):
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update"], ["install", "--yes", "--no-install-recommends", "systemd", "libseccomp2"]):
-            subprocess.run(["apt-get", *command], env=environment, capture_output=True, check=False, timeout=600)
-        found = shutil.which("systemd-analyze")
-    if found is None:
-        _cannot("there is no systemd-analyze here (Debian's package systemd); E2E_INSTALL=1 installs it")
-    return found
-
-
-def _cannot(why: str) -> NoReturn:
-    reason = f"no test of the systemd units: {why}"
-    if os.environ.get("E2E") == "required":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture
@@ -99,7 +78,7 @@ def _drop_in(root: Path, *files: Path) -> None:
 
 def _verify(root: Path, *units: str) -> subprocess.CompletedProcess[str]:
     # What units are ordered after is not in that root, which only the recursive check would mind.
-    command = [_systemd_analyze(), "verify", f"--root={root}", "--recursive-errors=no", "--man=no", *units]
+    command = [found(systemd.find), "verify", f"--root={root}", "--recursive-errors=no", "--man=no", *units]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -127,7 +106,7 @@ def test_a_key_that_systemd_does_not_know_would_be_told(root):
 )
 def test_exposure_is_no_greater_than_measured(root, unit, drop_ins, bound):
     _drop_in(root, *drop_ins)
-    command = [_systemd_analyze(), "security", "--offline=true", f"--root={root}", "--no-pager", unit.name]
+    command = [found(systemd.find), "security", "--offline=true", f"--root={root}", "--no-pager", unit.name]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     [line] = [line for line in told.splitlines() if "Overall exposure level" in line]
     assert float(line.partition(": ")[2].split()[0]) <= bound, told
@@ -225,11 +204,11 @@ def _clean() -> dict[str, str]:
 
 @pytest.fixture
 def sandboxed(short_path: Path) -> Iterator[Sandboxed]:
-    _systemd_analyze()
+    found(systemd.find)
     if os.geteuid() != 0:
-        _cannot("the sandbox is made by root")
+        cannot("the sandbox is made by root")
     if not _has_seccomp():
-        _cannot("there is no libseccomp.so.2 here (Debian's package libseccomp2)")
+        cannot("there is no libseccomp.so.2 here (Debian's package libseccomp2)")
     running = Sandboxed(short_path)
     yield running
     running.close()

@@ -21,8 +21,11 @@ from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu
 
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
-SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
-"""Mount options of files, and of sockets, which containers connect to: NVIDIA's (internal/discover)."""
+SOCKET_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
+"""Mount options of files, and of sockets and their directories: NVIDIA's (internal/discover), but read-only throughout.
+
+Clients can connect to sockets and write to FIFOs of a read-only mount. They cannot replace them, nor change their mode.
+"""
 
 # Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own.
 HIDDEN = f"{VISIBLE_DEVICES}=void"
@@ -55,9 +58,10 @@ class Nodes(msgspec.Struct, frozen=True):
     def of(self, path: str) -> DeviceNode:
         """The node at a path that the host has."""
         known = self.host.nodes[path]
+        root = known.root if self.options.dev_root is None else self.options.dev_root
         return DeviceNode(
             path=path,
-            host_path=f"{self.options.dev_root}{path}" if self.options.dev_root else "",
+            host_path=f"{root}{path}" if root else "",
             type=known.type,
             major=known.major,
             minor=known.minor,
@@ -89,7 +93,7 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
         for called, paths, more in _units(gpu, host):
             gone = [path for path in paths if path not in host.nodes]
             if gone or not paths:
-                missing |= dict.fromkeys(called, _why_missing(gpu, gone))
+                missing |= dict.fromkeys(called, _why_missing(gpu, gone, host.faults))
             else:
                 served.append((called, nodes.there([*paths, *more])))
     owners = Counter(name for called, _ in served for name in called)
@@ -109,10 +113,12 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
     elif not trouble and gpus and not described:
         trouble = "the driver could not describe any GPU of this node"
     elif not trouble and gpus:
-        trouble = f"no GPU of this node has its device node under {options.dev_root or '/'}: {next(iter(missing.values()), '')}"
+        places = " or ".join(host.searched)
+        trouble = f"no GPU of this node has its device node under {places}: {next(iter(missing.values()), '')}"
     for device_class, spec in _others(nodes, files, options):
         specs[cdi_names.file_name(device_class)] = spec
-    return Built(specs, trouble, missing, files.complaints)
+    unsafe = (f"{path} is left out: {fault}" for path, fault in sorted(host.faults.items()))
+    return Built(specs, trouble, missing, (*files.complaints, *unsafe))
 
 
 def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[str]]]:
@@ -134,11 +140,13 @@ def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
     return sorted(path for path in nodes if path.startswith(prefix))
 
 
-def _why_missing(gpu: Gpu, gone: Sequence[str]) -> str:
+def _why_missing(gpu: Gpu, gone: Sequence[str], faults: Mapping[str, str]) -> str:
     if not gone and gpu.minor is None:
         return "its minor number is not known: the driver could not describe it"
     if not gone:
         return "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
+    if gone[0] in faults:
+        return f"containers must not be given its device node {gone[0]}: {faults[gone[0]]}"
     advice = "nvidia-modprobe -c and -u make those of GPUs"
     if "/nvidia-caps/" in gone[0]:
         advice = "nvidia-modprobe -f makes it from the file of the same instance under /proc/driver/nvidia/capabilities"

@@ -16,9 +16,19 @@ LIBRARY_DIRECTORIES = (
     "opt/nvidia/lib64",
     "lib64/nvidia",
     "run/opengl-driver/lib",
+    "usr/local/lib",
+    "usr/local/glibc/usr/lib64",
     "usr/local/glibc/usr/lib",
+    "usr/lib/nvidia/tesla",
+    "var/lib/nvidia/lib64",
+    "opt/nvidia/current/usr/lib64",
+    "opt/nvidia/current/lib64",
 )
-"""Directories of libraries: distributions' own, Debian's alternatives, GKE's installer, prebuilt images, NixOS."""
+"""Directories of libraries that are searched whatever the dynamic loader of the root is configured for.
+
+Those of distributions, Debian's alternatives, GKE's installer, prebuilt images, NixOS, Talos, Bottlerocket, Container-Optimized
+OS, and Flatcar, in this order.
+"""
 
 WSL_LIBRARIES = "usr/lib/wsl/lib"
 """Where WSL puts libraries of the Windows host's driver, or what loads those (see ld.so.conf.d/ld.wsl.conf there)."""

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
 from gpu_plugin.access.cdi.host_files import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
@@ -35,7 +34,15 @@ BINARY_DIRECTORIES = (
     "usr/lib/nvidia/current",
     "usr/local/nvidia/bin",
     "opt/nvidia/bin",
+    "usr/local/bin",
+    "run/current-system/sw/bin",
+    "usr/libexec/nvidia/tesla/bin",
+    "var/lib/nvidia/bin",
+    "opt/bin",
+    "opt/nvidia/current/usr/bin",
+    "opt/nvidia/current/bin",
 )
+"""Directories of programs, by the same installers and distributions as `LIBRARY_DIRECTORIES`."""
 
 BINARIES = (
     "nvidia-smi",
@@ -48,13 +55,16 @@ BINARIES = (
 )
 
 COMING_AND_GOING = {
-    "run/nvidia-persistenced/socket": SOCKET,
-    "run/nvidia-fabricmanager/socket": SOCKET,
-    "tmp/nvidia-mps": SOCKET,
-    "run/udev": STORAGE,
-    "etc/cufile.json": STORAGE,
+    "run/nvidia-persistenced/socket": (SOCKET, Kind.SOCKET),
+    "run/nvidia-fabricmanager/socket": (SOCKET, Kind.SOCKET),
+    "tmp/nvidia-mps": (SOCKET, Kind.DIRECTORY),
+    "run/udev": (STORAGE, Kind.DIRECTORY),
+    "etc/cufile.json": (STORAGE, Kind.FILE),
 }
-"""Sockets of the driver's daemons, MPS's own directory of them, and what GPUDirect Storage reads, with what each is of."""
+"""Sockets of the driver's daemons, MPS's own directory of them, and what GPUDirect Storage reads: what each is of, and its kind.
+
+Only a file may be a link: root may have moved cufile.json. A link in the place of a socket or a directory is refused.
+"""
 
 CONFIGS = {
     "vulkan/icd.d": ("nvidia_icd.json", "nvidia_icd.x86_64.json", "nvidia_icd.aarch64.json", "nvidia_layers.json"),
@@ -62,6 +72,7 @@ CONFIGS = {
     "vulkansc/icd.d": ("nvidia_icd_vksc.json",),
     "glvnd/egl_vendor.d": ("10_nvidia.json",),
     "egl/egl_external_platform.d": (
+        "09_nvidia_wayland2.json",
         "10_nvidia_wayland.json",
         "15_nvidia_gbm.json",
         "20_nvidia_xcb.json",
@@ -73,7 +84,9 @@ CONFIGS = {
 }
 """Files by which loaders find the driver, below each of `CONFIG_DIRECTORIES`: Vulkan, EGL, OpenCL, OptiX, X."""
 
-CONFIG_DIRECTORIES = ("etc", "usr/share")
+CONFIG_DIRECTORIES = ("etc", "usr/share", "usr/local/share")
+
+_LOCAL = "/usr/local/share/"  # most loaders never look there, so containers find these files in /usr/share
 
 VULKAN = ("vulkan/icd.d", "vulkan/implicit_layer.d")
 """Those of `CONFIGS` that GKE's installer puts at the top of its root; containers find them in /etc."""
@@ -81,8 +94,12 @@ VULKAN = ("vulkan/icd.d", "vulkan/implicit_layer.d")
 XORG_DIRECTORIES = (
     "usr/lib/xorg/modules/drivers",
     "usr/lib/xorg/modules/extensions",
+    "usr/lib/xorg/modules/updates/drivers",
+    "usr/lib/xorg/modules/updates/extensions",
     "usr/lib64/xorg/modules/drivers",
     "usr/lib64/xorg/modules/extensions",
+    "usr/lib64/xorg/modules/updates/drivers",
+    "usr/lib64/xorg/modules/updates/extensions",
     "usr/lib/x86_64-linux-gnu/nvidia/xorg",
     "usr/lib/aarch64-linux-gnu/nvidia/xorg",
 )
@@ -119,17 +136,16 @@ _ALIASES = {
 """Names under which programs open a library besides its SONAME, as NVIDIA's create-symlinks hook makes them."""
 
 
-def with_subdirectories(library: str) -> tuple[str, ...]:
-    """A directory of libraries, with those below it that have libraries too."""
-    return (library, *(f"{library}/{sub}" for sub in SUBDIRECTORIES))
+def subdirectories(libraries: Iterable[str]) -> Iterator[str]:
+    """The directories below these directories of libraries that may have libraries too."""
+    return (f"{library}/{sub}" for library in libraries for sub in SUBDIRECTORIES)
 
 
 def directories() -> tuple[str, ...]:
-    """Every directory below a root whose names are worth knowing, but those of firmware."""
-    libraries = [each for library in LIBRARY_DIRECTORIES for each in with_subdirectories(library)]
+    """Every directory below a root whose names are worth knowing, except those of firmware and `subdirectories`."""
     configs = [f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS]
     return (
-        *libraries,
+        *LIBRARY_DIRECTORIES,
         *BINARY_DIRECTORIES,
         *XORG_DIRECTORIES,
         *configs,
@@ -178,7 +194,7 @@ def pick(listing: Listing, running: str, root: str, more: Sequence[str] = ()) ->
         listing: names by directory, those of `directories`.
         running: the version of the driver that the kernel runs; empty where that is not known.
         root: what the operator calls the root, for sentences.
-        more: directories of libraries besides those of `directories`.
+        more: directories of libraries besides those of `directories`, such as those of the dynamic loader.
     """
     there = versions(listing, more)
     if not there:
@@ -186,7 +202,7 @@ def pick(listing: Listing, running: str, root: str, more: Sequence[str] = ()) ->
             "",
             fault=f"the driver root {root} has no libcuda.so or libnvidia-ml.so with a version: is the driver installed "
             "there, and is that directory mounted for this process? Say where it is with --nvidia-driver-root, and where "
-            "it is mounted with --driver-root-ctr-path",
+            f"it is mounted with --driver-root-ctr-path; searched below it: {', '.join((*LIBRARY_DIRECTORIES, *more))}",
         )
     version, complaints = there[-1], []
     if running and running not in there:
@@ -228,6 +244,15 @@ def _libraries(listing: Listing, version: str, more: Sequence[str]) -> Iterator[
             yield f"/{directory}/gbm/nvidia-drm_gbm.so"
 
 
+def unversioned(listing: Listing, libraries: Iterable[str]) -> list[str]:
+    """The names without a version of these libraries, such as /usr/lib64/libnvidia-ml.so, in all directories that have them.
+
+    They may be links to another library.
+    """
+    names = {path.rpartition("/")[2].partition(".so.")[0] + ".so" for path in libraries}
+    return [f"/{at}/{name}" for at, there in listing.items() for name in there if name in names]
+
+
 def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
     for name in BINARIES:
         yield from ((f"/{at}/{name}", BINARY) for at in BINARY_DIRECTORIES if name in listing.get(at, ()))
@@ -240,31 +265,29 @@ def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
             yield from ((f"/{at}/{name}", CONFIG) for name in names if name in listing.get(at, ()))
     for at in VULKAN:
         yield from ((f"/{at}/{name}", CONFIG) for name in CONFIGS[at] if name in listing.get(at, ()))
-    yield from ((f"/{path}", group) for path, group in COMING_AND_GOING.items())
+    yield from ((f"/{path}", group) for path, (group, _) in COMING_AND_GOING.items())
     for at in XORG_DIRECTORIES:
         wanted = ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}")
         yield from ((f"/{at}/{name}", XORG) for name in wanted if name in listing.get(at, ()))
 
 
-_UNPRINTABLE = "its name, or that of the file it leads to, is not printable text"
-
-_KINDS = {SOCKET: (Kind.SOCKET, Kind.DIRECTORY), STORAGE: (Kind.FILE, Kind.DIRECTORY)}
-"""What a path must lead to, where that is not a regular file; MPS has a directory of sockets."""
-
-
 def chosen(
-    picked: Picked, libraries: Sequence[SeenLibrary], files: Iterable[tuple[Seen, str]], root: str
+    picked: Picked,
+    libraries: Sequence[SeenLibrary],
+    files: Iterable[tuple[Seen, str]],
+    root: str,
+    links: Iterable[Seen] = (),
 ) -> DriverFiles:
     """What containers are given of what was picked and looked at.
 
+    A library has the names of those `links` too that lead to it.
     Each file once: what several directories have under one name is taken from the first, as the loader would.
     """
     if picked.fault:
         return DriverFiles(fault=picked.fault)
-    looked_at = [_nameable(each) for each in libraries]
-    faulty = [(each.seen, each.fault) for each in looked_at if each.fault]
-    complaints = [*picked.complaints, *_all_left_out(faulty, root)]
-    good = [each for each in looked_at if not each.fault]
+    faulty = [(each.seen, each.fault) for each in libraries if each.fault]
+    complaints = [*picked.complaints, *all_left_out(faulty, root)]
+    good = [each for each in libraries if not each.fault]
     machine = next((each.machine for each in good if _named(each, "libcuda.so.") and each.bits == 64), "")
     placed: dict[str, SeenLibrary] = {}
     for each in good:
@@ -272,19 +295,12 @@ def chosen(
             placed.setdefault(_name(each), each)
     fault = ""
     if "libcuda.so.1" not in placed:
-        why = _why_no_libcuda(looked_at)
+        why = _why_no_libcuda(libraries)
         fault = f"the driver root {root} has no libcuda.so.{picked.version} that programs can load: {why}"
     more, others = _place(files, root, picked.version)
-    return DriverFiles(picked.version, machine, tuple(named_once(placed.values())), more, (*complaints, *others), fault)
-
-
-def _nameable(each: SeenLibrary) -> SeenLibrary:
-    """The library, with a fault if a specification, which is text in UTF-8, or a sentence cannot have its name."""
-    return each if _printable(each.seen) else replace(each, fault=_UNPRINTABLE)
-
-
-def _printable(seen: Seen) -> bool:
-    return seen.path.isprintable() and seen.target.isprintable()
+    return DriverFiles(
+        picked.version, machine, tuple(named_once(placed.values(), links)), more, (*complaints, *others), fault
+    )
 
 
 def _left_out(seen: Seen, why: str, root: str) -> str:
@@ -292,7 +308,7 @@ def _left_out(seen: Seen, why: str, root: str) -> str:
     return f"{path} in the driver root {root} is left out: {why}"
 
 
-def _all_left_out(faulty: Iterable[tuple[Seen, str]], root: str) -> Iterator[str]:
+def all_left_out(faulty: Iterable[tuple[Seen, str]], root: str) -> Iterator[str]:
     """A sentence for each file that is left out, and one for all beyond the first few with the same fault."""
     by_fault: dict[str, list[Seen]] = {}
     for seen, fault in faulty:
@@ -315,12 +331,17 @@ def _named(each: SeenLibrary, prefix: str) -> bool:
     return each.seen.path.rpartition("/")[2].startswith(prefix)
 
 
-def named_once(libraries: Collection[SeenLibrary]) -> Iterator[Library]:
+def named_once(libraries: Collection[SeenLibrary], links: Iterable[Seen] = ()) -> Iterator[Library]:
     """Libraries, each with those of its names that none before it has, nor any as its own."""
     own = set(map(_name, libraries))
     taken: set[str] = set()
+    linked: dict[str, list[str]] = {}
+    for link in links:
+        if link.target and not link.fault:
+            linked.setdefault(link.target, []).append(_relative(link.path))
     for each in libraries:
-        aliases = (alias for alias in _ALIASES.get(_name(each), ()) if alias not in own)
+        others = (*_ALIASES.get(_name(each), ()), *linked.get(each.seen.target, ()))
+        aliases = dict.fromkeys(alias for alias in others if alias not in own)
         free = tuple(name for name in (_name(each), *aliases) if name not in taken)
         taken.update(free)
         yield Library(each.seen.target, free, each.seen.path)
@@ -328,12 +349,16 @@ def named_once(libraries: Collection[SeenLibrary]) -> Iterator[Library]:
 
 def _name(each: SeenLibrary) -> str:
     """The name relative to the loader's directories: the SONAME, or the file's own where that has none."""
-    directory, _, file = each.seen.path.rpartition("/")
+    path = each.seen.path
+    directory = path.rpartition("/")[0]
+    named_by_file = directory.endswith("/gbm") or not each.soname
+    return _relative(path if named_by_file else f"{directory}/{each.soname}")
+
+
+def _relative(path: str) -> str:
+    directory, _, file = path.rpartition("/")
     parent = directory.rpartition("/")[2]
-    if parent == "gbm":
-        return f"gbm/{file}"
-    name = each.soname or file
-    return f"vdpau/{name}" if parent == "vdpau" else name
+    return f"{parent}/{file}" if parent in SUBDIRECTORIES else file
 
 
 def _place(
@@ -342,14 +367,10 @@ def _place(
     placed: dict[str, PlacedFile] = {}
     complaints = []
     for seen, group in files:
-        if seen.kind is Kind.MISSING and group in _KINDS:
+        if seen.kind is Kind.MISSING and group in (SOCKET, STORAGE):
             continue  # that daemon does not run here
-        if seen.kind not in _KINDS.get(group, (Kind.FILE,)):
-            what = "a link that leads nowhere" if seen.kind is Kind.MISSING else f"not a regular file ({seen.kind})"
-            complaints.append(_left_out(seen, f"it is {what}", root))
-            continue
-        if not _printable(seen):
-            complaints.append(_left_out(seen, _UNPRINTABLE, root))
+        if seen.fault or seen.kind is Kind.MISSING:
+            complaints.append(_left_out(seen, seen.fault or "it is a link that leads nowhere", root))
             continue
         path = _container_path(seen.path, group, version)
         placed.setdefault(path, PlacedFile(seen.target, path, group))
@@ -364,6 +385,8 @@ def _container_path(path: str, group: str, version: str) -> str:
         return f"/lib/firmware/nvidia/{version}/{name}"
     if group == XORG:  # X looks for its modules by names without a version
         return path.removesuffix(f".{version}")
+    if path.startswith(_LOCAL):
+        return f"/usr/share/{path.removeprefix(_LOCAL)}"
     return f"/etc{path}" if directory[1:] in VULKAN else path
 
 

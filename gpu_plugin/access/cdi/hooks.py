@@ -16,9 +16,21 @@ ENABLE_CUDA_COMPAT = "enable-cuda-compat"
 UPDATE_LDCACHE = "update-ldcache"
 DISABLE_DEVICE_NODE_MODIFICATION = "disable-device-node-modification"
 
-NAMES = (CREATE_SYMLINKS, ENABLE_CUDA_COMPAT, UPDATE_LDCACHE, DISABLE_DEVICE_NODE_MODIFICATION)
 
-OTHERS = ("update-application-profile", "chmod")  # NVIDIA's other hooks, of which no specification here makes use
+# Makes EGL and Vulkan see only the GPUs of the container: it writes EGLVisibleDGPUDevices to the container's directory
+# /etc/nvidia/nvidia-application-profiles-rc.d, from the nodes /dev/nvidiaN there. nvidia-container-toolkit has it from 1.20 on;
+# earlier programs log a warning of a hook that they do not know, and let the container start.
+UPDATE_APPLICATION_PROFILE = "update-application-profile"
+
+NAMES = (
+    CREATE_SYMLINKS,
+    ENABLE_CUDA_COMPAT,
+    UPDATE_LDCACHE,
+    DISABLE_DEVICE_NODE_MODIFICATION,
+    UPDATE_APPLICATION_PROFILE,
+)
+
+OTHERS = ("chmod",)  # NVIDIA's other hooks, of which no specification here makes use
 
 _TOOLKIT = "nvidia-ctk"
 
@@ -30,7 +42,7 @@ def hooks(
 
     `path` is the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front. `links` are
     to be made in a container, as `target::path`; the dynamic loader is told of the directories of `libraries`. `version` is the
-    driver's, empty where it has neither libraries for CUDA's compatibility nor device nodes of its own.
+    driver's, empty where it has neither libraries for CUDA's compatibility nor device nodes /dev/nvidiaN.
     """
     off = set(disabled)
     if ALL in off:
@@ -43,6 +55,7 @@ def hooks(
     wanted = {name: more for name, more in arguments.items() if more}
     if version:
         wanted[DISABLE_DEVICE_NODE_MODIFICATION] = []
+        wanted[UPDATE_APPLICATION_PROFILE] = []
     program = path.rpartition("/")[2]
     begin = [program, "hook"] if program == _TOOLKIT else [program]
     return tuple(

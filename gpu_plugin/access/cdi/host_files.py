@@ -13,19 +13,24 @@ class Kind(StrEnum):
     FILE = "file"
     SOCKET = "socket"
     DIRECTORY = "directory"
-    OTHER = "FIFO or device"
+    DEVICE = "device node"
+    OTHER = "FIFO"
     MISSING = "missing"
 
 
 class Seen(msgspec.Struct, frozen=True):
     """A path below a root, such as /usr/bin/nvidia-smi, and what it leads to.
 
-    `target` is the same file by a path without links, below that root too; empty for a link that leads nowhere.
+    `target` is the same file by a path without links, below that root too; empty for a link that leads nowhere. `fault` is
+    why containers must not be given it, empty where they may. `link` says that the path itself is a link, rather than a
+    directory on the way.
     """
 
     path: str
     kind: Kind = Kind.FILE
     target: str = ""
+    fault: str = ""
+    link: bool = False
 
 
 class SeenLibrary(msgspec.Struct, frozen=True):
@@ -80,20 +85,28 @@ class DriverFiles(msgspec.Struct, frozen=True):
 
 
 class DeviceFile(msgspec.Struct, frozen=True):
-    """A device node of the host: its numbers, its permission bits, the id of its group, and its type as in mknod(1)."""
+    """A device node of the host: its numbers, its permission bits, the id of its group, and its type as in mknod(1).
+
+    `root` is the host's path of the root where it was found, without a slash at the end, empty for /.
+    """
 
     major: int
     minor: int
     mode: int = 0o666
     gid: int = 0
     type: Literal["b", "c"] = "c"
+    root: str = ""
 
 
 class HostDevices(msgspec.Struct, frozen=True):
     """Device nodes that exist, by their path under /dev, and those of the DRM that are a GPU's, by its PCI bus id.
 
     Bus ids are as NVML writes them. Links in /dev/dri/by-path are among the nodes, with the numbers of what they lead to.
+    `faults` is why containers must not be given a node, by its path; such a node is not among the others. `searched` has the
+    roots whose dev/ was searched, as this process sees them.
     """
 
     nodes: Mapping[str, DeviceFile] = msgspec.field(default_factory=dict)
     drm: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    faults: Mapping[str, str] = msgspec.field(default_factory=dict)
+    searched: tuple[str, ...] = ("/",)

@@ -23,12 +23,13 @@ IDLE_FEATURE_FLAGS = (
 class CdiOptions(msgspec.Struct, frozen=True):
     """What the operator asked for: host paths without a slash at the end, empty for /.
 
+    `dev_root` is the directory whose dev/ has all device nodes, None for the root where each was found.
     `classes` are those beside `gpu` of which containers get all devices (gdrcopy, gds, mofed). `hook` is the path of
     NVIDIA's hook on the host, empty for specifications without hooks; `disabled_hooks` names those to leave out.
     """
 
     driver_root: str = ""
-    dev_root: str = ""
+    dev_root: str | None = None
     classes: tuple[str, ...] = ()
     imex_channels: tuple[int, ...] = ()
     hook: str = ""
@@ -40,7 +41,7 @@ def cdi_options(settings: Settings, access: Access) -> CdiOptions:
     """What the operator wants in the specifications; `access` has what of it the node has."""
     return CdiOptions(
         driver_root=settings.driver_root.rstrip("/"),
-        dev_root=access.dev_root.rstrip("/"),
+        dev_root=None if access.dev_root is None else access.dev_root.rstrip("/"),
         classes=access.cdi_classes,
         imex_channels=access.imex_channels,
         hook="" if ALL in settings.cdi_disable_hooks else settings.nvidia_cdi_hook_path,

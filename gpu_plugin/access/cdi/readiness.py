@@ -12,13 +12,14 @@ class CdiReadiness(msgspec.Struct, frozen=True):  # made while pods wait for the
 
     `nodes` are the device nodes that a container gets with each device of the class gpu, by its name; `others` the qualified
     names of devices of other classes. `trouble` is why no device can be used by its name, empty where those of `nodes` can;
-    `missing` why single ones are not among them.
+    `missing` why single ones are not among them. `complaints` are sentences about files and devices that were left out.
     """
 
     nodes: Mapping[str, frozenset[str]] = {}
     trouble: str = NOT_YET
     missing: Mapping[str, str] = {}
     others: frozenset[str] = frozenset()
+    complaints: tuple[str, ...] = ()
 
     @property
     def known(self) -> bool:

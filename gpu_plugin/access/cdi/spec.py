@@ -154,6 +154,32 @@ def from_plain(content: object) -> Spec:
         raise ValueError(f"{place or '$'}: {text[:1].lower()}{text[1:].replace('`', chr(39))}") from None
 
 
+# Keys below which the library has pointers: it crashes on null among their items, so no runtime serves such a file.
+_BLOCKS = frozenset(("deviceNodes", "netDevices", "hooks", "mounts"))
+_NUMBERS = frozenset(("major", "minor", "fileMode", "uid", "gid", "timeout", "additionalGids"))
+
+
+def as_runtimes_read(content: object) -> Spec:
+    """The document that CDI's library makes of plain values, which is laxer than the JSON Schema.
+
+    Null stands for something that is left out, and a whole number for a text. Source: pkg/cdi/spec.go, ParseSpec, which reads
+    both JSON and YAML by go.yaml.in/yaml/v3. Raises ValueError as `from_plain`.
+    """
+    return from_plain(_lax(content))
+
+
+def _lax(value: object, key: str = "") -> object:
+    if isinstance(value, dict) and key == "annotations":
+        return {name: "" if each is None else _lax(each) for name, each in value.items()}
+    if isinstance(value, dict):
+        return {name: _lax(each, name) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_lax(each, key) for each in value if each is not None or key in _BLOCKS]
+    if isinstance(value, int) and not isinstance(value, bool) and key not in _NUMBERS:
+        return str(value)
+    return value
+
+
 def from_json(content: bytes) -> Spec:
     """The document in these bytes. Raises ValueError."""
     try:
@@ -224,13 +250,22 @@ def device_nodes(spec: Spec) -> Iterator[DeviceNode]:
         yield from edits.device_nodes
 
 
+def mounted(spec: Spec) -> tuple[str, ...]:
+    """The paths on the host that it mounts, each once."""
+    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
+    return tuple(dict.fromkeys(mount.host_path for each in edits for mount in each.mounts))
+
+
+def hook_programs(spec: Spec) -> tuple[str, ...]:
+    """The programs on the host that it has the runtime run, each once."""
+    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
+    return tuple(dict.fromkeys(hook.path for each in edits for hook in each.hooks))
+
+
 def host_paths(spec: Spec) -> tuple[str, ...]:
     """What must be on the host for its devices, each path once."""
-    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
-    paths = [mount.host_path for each in edits for mount in each.mounts]
-    paths += [node.host_path or node.path for node in device_nodes(spec)]
-    paths += [hook.path for each in edits for hook in each.hooks]
-    return tuple(dict.fromkeys(paths))
+    nodes = (node.host_path or node.path for node in device_nodes(spec))
+    return tuple(dict.fromkeys((*mounted(spec), *nodes, *hook_programs(spec))))
 
 
 def gpu_nodes(specs: Mapping[str, Spec]) -> dict[str, frozenset[str]]:

@@ -106,27 +106,25 @@ _LIBRARY = re.compile(r"lib.+\.so(\..+)?")
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """A line, wildcards replaced, with what its path leads to; `library` has what a file that is named as one says of itself.
-
-    `link` says that the path itself is a link, rather than a directory on the way.
-    """
+    """A line, wildcards replaced, with what its path leads to; `library` has what a file that is named as one says of itself."""
 
     line: Line
     seen: Seen
-    link: bool = False
     library: SeenLibrary | None = None
 
 
 class TegraFiles(msgspec.Struct, frozen=True):
     """What the lists of a Tegra name, and the device nodes of theirs that exist, by their path under /dev.
 
-    `fault` is why there are none, empty where there are; `complaints` are sentences about lines that are left out.
+    `fault` is why there are none, empty where there are; `complaints` are sentences about lines that are left out. `searched`
+    has the roots whose device nodes were searched, as this process sees them.
     """
 
     looked: tuple[Looked, ...] = ()
     nodes: Mapping[str, DeviceFile] = msgspec.field(default_factory=dict)
     complaints: tuple[str, ...] = ()
     fault: str = ""
+    searched: tuple[str, ...] = ("/",)
 
 
 def is_library(path: str) -> bool:
@@ -139,9 +137,13 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
     root = options.driver_root
     mounted = [each for each in files.looked if each.line.kind is not Entry.DEVICE and _mounts(each)]
     devices = [each.line.path for each in files.looked if each.line.kind is Entry.DEVICE]
-    gone = [each.line.path for each in files.looked if each.line.kind is not Entry.DEVICE and not _mounts(each)]
-    gone += [path for path in devices if path not in files.nodes]
-    complaints = [*files.complaints, *_left_out(gone, len(files.looked))]
+    sound = [each for each in files.looked if not each.seen.fault]
+    gone = [each.line.path for each in sound if each.line.kind is not Entry.DEVICE and not _mounts(each)]
+    gone += [each.line.path for each in sound if each.line.kind is Entry.DEVICE and each.line.path not in files.nodes]
+    unsafe = driver.all_left_out(
+        ((each.seen, each.seen.fault) for each in files.looked if each.seen.fault), root or "/"
+    )
+    complaints = [*files.complaints, *unsafe, *_left_out(gone, len(files.looked))]
     # What is named as libraries are, and is none.
     named = [(each.line.path, each.library.fault) for each in mounted if each.library is not None]
     unread = [(path, fault) for path, fault in named if fault]
@@ -149,7 +151,7 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
     nodes = Nodes(HostDevices(files.nodes), options)
     trouble = files.fault
     if not trouble and not nodes.there(devices):
-        trouble = f"no device node that the lists of Linux for Tegra name exists under {options.dev_root or '/'}"
+        trouble = f"no device node that the lists of Linux for Tegra name exists under {' or '.join(files.searched)}"
     if trouble:
         return Built(trouble=trouble, complaints=tuple(complaints))
     libraries, machine = _libraries(mounted)
@@ -164,9 +166,9 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
 
 
 def _mounts(each: Looked) -> bool:
-    """Whether a path leads to what its line says, and can be mounted."""
+    """Whether a path leads to what its line says, and containers may be given that."""
     kinds = (Kind.DIRECTORY,) if each.line.kind is Entry.DIRECTORY else (Kind.FILE, Kind.DIRECTORY)
-    return each.seen.kind in kinds
+    return not each.seen.fault and each.seen.kind in kinds
 
 
 def _left_out(gone: Sequence[str], count: int) -> Iterable[str]:
@@ -192,9 +194,9 @@ def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
 
 def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], options: CdiOptions) -> Edits:
     """As NVIDIA's: files at the paths that links lead to, and hooks that make the links and tell the loader of directories."""
-    mounts = {each.seen.target: bind(root, each.seen.target, each.seen.target) for each in mounted if each.link}
-    mounts |= {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted if not each.link}
-    links = {each.line.path: each.seen.target for each in mounted if each.link}
+    mounts = {each.seen.target: bind(root, each.seen.target, each.seen.target) for each in mounted if each.seen.link}
+    mounts |= {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted if not each.seen.link}
+    links = {each.line.path: each.seen.target for each in mounted if each.seen.link}
     for link in hooks.soname_links(libraries):
         target, _, path = link.partition("::")
         links.setdefault(path, target)

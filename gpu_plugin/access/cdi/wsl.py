@@ -125,14 +125,17 @@ def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
     """The specification of the one device, by the names `all` and `0`, of what was found below the driver root."""
     root = options.driver_root
     libraries, machine, complaints, fault = _libraries(files, root or "/")
-    others = [seen for seen in files.files if seen.kind is Kind.FILE]
+    others = [seen for seen in files.files if not seen.fault and seen.kind is Kind.FILE]
     complaints += [
-        f"{seen.path} is left out: it is not a regular file ({seen.kind})" for seen in files.files if seen not in others
+        f"{seen.path} is left out: {seen.fault or f'it is not a regular file ({seen.kind})'}"
+        for seen in files.files
+        if seen not in others
     ]
     complaints = [*files.complaints, *complaints]
     trouble = files.fault or fault
     if not trouble and DXG not in host.nodes:
-        trouble = f"there is no device {DXG} under {options.dev_root or '/'}: WSL makes it where Windows has a GPU driver for it"
+        places = " or ".join(host.searched)
+        trouble = f"there is no device {DXG} under {places}: WSL makes it where Windows has a GPU driver for it"
     if trouble:
         return Built(trouble=trouble, complaints=tuple(complaints))
     mounts = {library.path: bind(root, library.target, library.path) for library in libraries}

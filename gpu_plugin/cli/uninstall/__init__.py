@@ -21,21 +21,37 @@ from gpu_plugin.config.errors import ConfigError
     "--daemonset", "daemonsets", required=True, multiple=True, metavar="NAME", help="Its name; may be repeated."
 )
 @click.option(
+    "--helm-release",
+    "helm_release",
+    metavar="NAMESPACE/NAME",
+    help="Change nothing, and succeed, unless Helm installed the DaemonSet as this release (by Helm's annotations). For the "
+    "chart's Job, which other tools than Helm apply together with the DaemonSet.",
+)
+@click.option(
     "--timeout", "timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait at most."
 )
 @click.option(
     "--kubeconfig", default="", metavar="FILE", help="How to reach the Kubernetes API. [default: as a pod of it]"
 )
-def command(namespace: str, daemonsets: tuple[str, ...], timeout: str, kubeconfig: str) -> int:
+def command(
+    namespace: str, daemonsets: tuple[str, ...], helm_release: str | None, timeout: str, kubeconfig: str
+) -> int:
     """Prints each step. Nodes that were not reached are no failure: they must not keep anybody from uninstalling."""
     from gpu_plugin.cli.uninstall.nodes import clean  # noqa: PLC0415 - 60 ms that usage, help and `cleanup` do without
-    from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError  # noqa: PLC0415
+    from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError, HelmRelease  # noqa: PLC0415
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
-    from gpu_plugin.runtime.signals import told_to_stop  # noqa: PLC0415
+    from gpu_plugin.runtime.signals import Signals  # noqa: PLC0415
     from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
 
+    release = None
+    if helm_release is not None:
+        match helm_release.split("/"):
+            case [in_namespace, name] if in_namespace and name:
+                release = HelmRelease(in_namespace, name)
+            case _:
+                raise click.UsageError(f"--helm-release: {helm_release!r} is not NAMESPACE/NAME")
     patience = seconds("--timeout", timeout, 1, 3600)
     failed: list[str] = []
 
@@ -44,7 +60,9 @@ def command(namespace: str, daemonsets: tuple[str, ...], timeout: str, kubeconfi
         try:
             async with connect(kubeconfig) as client:
                 found = DaemonSets(client, namespace)
-                done, nodes = await clean(found, name, patience, lambda text: click.echo(f"{named}: {text}"), _owner())
+                done, nodes = await clean(
+                    found, name, patience, lambda text: click.echo(f"{named}: {text}"), _owner(), release
+                )
         except (UnreachableError, ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")
             return
@@ -56,17 +74,13 @@ def command(namespace: str, daemonsets: tuple[str, ...], timeout: str, kubeconfi
             )
 
     async def run() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_told, tasks.cancel_scope)
-            async with anyio.create_task_group() as work:
-                for name in dict.fromkeys(daemonsets):
-                    work.start_soon(clean_up, name)
-            tasks.cancel_scope.cancel()
-
-    async def until_told(scope: anyio.CancelScope) -> None:
-        await told_to_stop()
-        failed.append("broken off")
-        scope.cancel()
+        signals = Signals(reloads=False)
+        async with anyio.create_task_group() as work:
+            signals.on_stop(work.cancel_scope.cancel)
+            for name in dict.fromkeys(daemonsets):
+                work.start_soon(clean_up, name)
+        if signals.stopped_by:
+            failed.append("broken off")
 
     try:
         require_client("uninstall", "")

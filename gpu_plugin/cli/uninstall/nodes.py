@@ -23,12 +23,14 @@ async def clean(
     timeout: float,
     say: Callable[[str], object],
     owner: Mapping[str, Any] | None = None,
+    release: template.HelmRelease | None = None,
 ) -> tuple[int, int]:
     """Uninstalls the DaemonSet of this name, and gives how many of its nodes were cleaned up, and how many there are.
 
     `say` is told of each step. It takes up to `timeout` seconds, and `END_TIMEOUT` more. What cleans up is made before the
     DaemonSet is deleted, and waits on each node for its pod to end: an attempt that was killed is gone on with by the next. One
-    that is cancelled, or fails, puts the DaemonSet back. An API server that fails in between is asked again.
+    that is cancelled, or fails, puts the DaemonSet back. An API server that fails in between is asked again. With `release`,
+    nothing is changed unless Helm installed the DaemonSet as that release.
 
     Raises:
         UnreachableError: the DaemonSet could not be read, followed by another one, or deleted.
@@ -36,6 +38,13 @@ async def clean(
     """
     cleaner = template.cleanup_name(name)
     found, left = await daemonsets.read(name), await daemonsets.read(cleaner)
+    present = found or left
+    if release is not None and present is not None and not release.installed(present):
+        say(
+            f"not installed by the Helm release {release.namespace}/{release.name}: nothing was changed. "
+            "To leave this Job out, render the chart with --no-hooks"
+        )
+        return 0, 0
     if left is not None and not template.made_here(left):
         raise template.ForeignDaemonSetError(f"there is a DaemonSet {cleaner} that is not ours: rename or delete it")
     if found is None and left is None:

@@ -29,12 +29,32 @@ _NOT_KEPT_OF_A_POD = ("hostNetwork", "hostPID")
 LABEL = "gpu-plugin/cleanup"
 """The label that selects them."""
 
+_RELEASE_NAME, _RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
+"""Annotations of every object that Helm installs, hooks aside (helm.sh/helm, pkg/action/validate.go)."""
+
 _NO_RIGHTS = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 """The security context of the container that only stays."""
 
 
 class ForeignDaemonSetError(ValueError):
     """The DaemonSet does not run gpu-plugin in a way that could be changed; the text says what is missing."""
+
+
+class HelmRelease(msgspec.Struct, frozen=True):
+    """A release of the chart, by its namespace and name."""
+
+    namespace: str
+    name: str
+
+    def installed(self, daemonset: Object) -> bool:
+        """Whether Helm installed the DaemonSet as this release, or it cleans up after such a DaemonSet."""
+        return _helms(daemonset) == {_RELEASE_NAME: self.name, _RELEASE_NAMESPACE: self.namespace}
+
+
+def _helms(daemonset: Object) -> dict[str, str]:
+    """Helm's own annotations of a DaemonSet."""
+    annotations = daemonset["metadata"].get("annotations") or {}
+    return {key: annotations[key] for key in (_RELEASE_NAME, _RELEASE_NAMESPACE) if key in annotations}
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -89,6 +109,8 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
     name = cleanup_name(metadata["name"])
     labels = {LABEL: name}
     made = {"name": name, "namespace": metadata["namespace"], "labels": {**(metadata.get("labels") or {}), **labels}}
+    if helms := _helms(daemonset):
+        made["annotations"] = helms  # by which the next attempt of a Helm release knows that this is of its own
     dressed = spec.get("template", {}).get("metadata") or {}
     selected = (spec.get("selector") or {}).get("matchLabels") or {}
     more_labels = {key: value for key, value in (dressed.get("labels") or {}).items() if key not in selected}

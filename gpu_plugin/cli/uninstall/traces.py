@@ -14,14 +14,14 @@ import msgspec
 from gpu_plugin import __version__, control
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
 from gpu_plugin.daemon.state_files import FILES as KEPT_FILES
-from gpu_plugin.host.cdi.directory import SpecDirectory
+from gpu_plugin.host.cdi.directory import SpecDirectory, not_ours
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.runtime.regular_file import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
+from gpu_plugin.state.node_lock import CLAIM, NodeLock
 from gpu_plugin.state.node_lock import FILE as LOCK_FILE
-from gpu_plugin.state.node_lock import NodeLock
 
-FILES = (*KEPT_FILES, LOCK_FILE)
+FILES = (*KEPT_FILES, LOCK_FILE, CLAIM)
 """What a daemon writes in its state directory, besides its control socket."""
 
 SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")
@@ -92,6 +92,7 @@ def _locked(state_dir: Path, socket_dir: Path) -> Iterator[str]:
 def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Path | None) -> Removal:
     specs = SpecDirectory(cdi_dir).remove()
     done = Removal([str(cdi_dir / name) for name in specs.changed], list(specs.refused.values()))
+    done.out_of_reach += [not_ours(cdi_dir / name) for name in specs.foreign]
     done.removed += [str(socket_dir / name) for name in remove_stale(socket_dir)]
     done.left += [
         f"{path}: a socket that is in use, or cannot be removed" for path in sorted(socket_dir.glob(f"{PREFIX}*.sock"))

@@ -32,6 +32,7 @@ _FAMILIES = {
     9: "hopper",
     10: "blackwell",
     12: "blackwell",
+    13: "rubin",
 }
 """By the major number of the compute capability, those that a minor number parts aside."""
 
@@ -180,7 +181,13 @@ def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
     if not in_mig_mode:
         return labels
     if _unequal(gpus, in_mig_mode):
-        invalid = {"product": f"{sanitised(in_mig_mode[0].model)}-MIG-INVALID", "count": 0, "replicas": 0, "memory": 0}
+        invalid = {
+            "product": f"{sanitised(in_mig_mode[0].model)}-MIG-INVALID",
+            "count": 0,
+            "replicas": 0,
+            "memory": 0,
+            "sharing-strategy": "",  # it would say "time-slicing" of replicas that nobody can get
+        }
         return labels | _under(GPU_RESOURCE, invalid)
     return labels | _slices(in_mig_mode, settings, lambda _: GPU_RESOURCE)
 

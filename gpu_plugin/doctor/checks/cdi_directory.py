@@ -3,6 +3,7 @@
 from gpu_plugin.access.container import is_cdi
 from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.config.words import counted
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
 
@@ -39,5 +40,17 @@ def cdi_directory(facts: Facts) -> Finding:
         return warning(
             f"{known.path} is part of this container's own file system: no runtime of the node sees what is written there",
             "mount the node's directory there",
+        )
+    if not isinstance(facts.cdi_conflicts, Unknown) and facts.cdi_conflicts:
+        count = len(facts.cdi_conflicts)
+        return failed(
+            f"{counted(count, 'CDI device')} of this plugin cannot be given to containers, first: {facts.cdi_conflicts[0]}",
+            "gpu-plugin cdi list names all of them",
+        )
+    if known.there and known.mode & 0o022:
+        return warning(
+            f"{known.path} has the mode {known.mode & 0o7777:04o}: others than its owner can replace specifications, and so "
+            "give containers any file of this node",
+            f"chmod go-w {known.path}",
         )
     return ok(f"{known.path} can be written")

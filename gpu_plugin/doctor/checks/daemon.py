@@ -1,6 +1,7 @@
 """Whether a daemon runs, what it complains of, and whether it looks where doctor looks."""
 
 from gpu_plugin.daemon import node_status
+from gpu_plugin.devices.absent import remedy
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts
 
@@ -13,6 +14,12 @@ _HANGS = (
 _KILLED = (
     "pods get no GPU until one runs: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, its log, and the "
     "kernel log for out-of-memory kills. Where none is to run any more: gpu-plugin cleanup"
+)
+
+
+_MPS = (
+    "the log of `gpu-plugin mps` on this node says why; where none runs, start it (the chart's value mps.enabled) with the same "
+    "--mps-root"
 )
 
 
@@ -44,10 +51,19 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
                 "give doctor the options and environment that the daemon was started with",
             )
         )
-    without_registrations = {**status, "kubelet": {"socket": ""}}
+    driver = {**status.get("driver", {}), "restart": ""}
+    elsewhere = {**status, "kubelet": {"socket": ""}, "missing": (), "driver": driver}  # of these the remedy is known
     found += [
-        failed(trouble, "`gpu-plugin status` and the daemon's log have the details")
-        for trouble in node_status.troubles(without_registrations)
+        failed(f"{each['name']} is missing: {each['why']}", remedy(each.get("uuid", "")))
+        for each in status.get("missing", ())
+    ]
+    if restart := status.get("driver", {}).get("restart"):
+        found.append(failed(restart, "kubectl delete pod, of the plugin on this node, or systemctl restart gpu-plugin"))
+    found += [
+        failed(
+            trouble, _MPS if " MPS daemon " in trouble else "`gpu-plugin status` and the daemon's log have the details"
+        )
+        for trouble in node_status.troubles(elsewhere)
     ]
     found += [
         failed(
@@ -56,6 +72,10 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
         )
         for gpu in status["health"]["gpus"]
         if gpu["state"] == "unhealthy"
+    ]
+    found += [
+        warning(f"CDI: {complaint}", "docs/containers.md says which files containers are given, and which are left out")
+        for complaint in (status["cdi"] or {}).get("complaints", ())
     ]
     if found:
         return found

@@ -30,6 +30,8 @@ def device_nodes(facts: Facts) -> Finding | list[Finding]:
         return ok(f"the simulated node has {len(known.nodes)}; none is opened")
     if not isinstance(facts.driver, Unknown) and facts.driver.platform != "nvml":
         return skipped("this platform has none for each GPU")
+    if facts.no_gpu:
+        return skipped(facts.no_gpu)
     if isinstance(facts.released, Unknown):
         return skipped("whether GPUs are released for maintenance is not known: their device nodes are left alone")
     if not known.nodes:

@@ -4,16 +4,12 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, skipped
 from gpu_plugin.doctor.facts import Driver, Facts, Unknown
-
-_INSTALL = (
-    "install the NVIDIA driver on the node; in a container have NVIDIA's runtime add it (its runtime class, "
-    "NVIDIA_VISIBLE_DEVICES=all), or mount the driver's root at --driver-root-ctr-path"
-)
+from gpu_plugin.nvml.opening_remedies import IN_THE_LOG, opening_remedy
 
 
 @check("driver-library")
 def driver_library(facts: Facts) -> Finding:
-    """Fails where there is none, where it hangs, or where it cannot be opened."""
+    """Fails where there is none, where it hangs, or where it cannot be opened; a node without a GPU needs none."""
     known = facts.driver
     if isinstance(known, Unknown):
         if known.hung:
@@ -27,31 +23,26 @@ def driver_library(facts: Facts) -> Finding:
         return skipped(known.why, "gpu-plugin resume, once the work on them is done")
     if known.platform != "nvml":
         return note(f"this node is {_PLATFORMS[known.platform]}, whose GPUs the driver tells nothing else of")
+    if facts.no_gpu and known.code in (Return.LIBRARY_NOT_FOUND, Return.DRIVER_NOT_LOADED):
+        return note(f"{facts.no_gpu}, so it needs no driver")
     if known.trouble:
         return _unusable(known, facts.settings)
     if known.count_trouble:
-        return failed(f"the driver does not say how many GPUs there are: {known.count_trouble}", _LOG)
+        return failed(f"the driver does not say how many GPUs there are: {known.count_trouble}", IN_THE_LOG)
     return ok(f"{known.library or 'libnvidia-ml.so.1'}, version {known.version or 'unknown'}")
 
 
 _PLATFORMS = {"wsl": "WSL", "tegra": "a Tegra"}
 
-_LOG = "look for NVRM and Xid lines in the kernel log, and try nvidia-smi on the node"
-
 
 def _unusable(known: Driver, settings: Settings) -> Finding:
+    remedy = opening_remedy(known.code)
     if known.code == Return.LIBRARY_NOT_FOUND:
         places = ", ".join(dict.fromkeys((settings.driver_root_ctr_path, settings.driver_root)))
-        return failed(f"there is no libnvidia-ml.so.1 below {places}, nor where the loader looks", _INSTALL)
+        return failed(
+            f"there is no libnvidia-ml.so.1 below {places}, nor where the loader looks: {known.trouble}", remedy
+        )
     where = f"{known.trouble}, by {known.library or 'the library that the loader found'}"
     if known.code == Return.DRIVER_NOT_LOADED:
-        return failed(
-            f"the kernel module is not loaded, or /dev/nvidiactl cannot be opened: {where}",
-            "modprobe nvidia on the node; where nvidia-smi works there, this container lacks the device nodes: run it "
-            "with NVIDIA's runtime, or privileged",
-        )
-    if known.code == Return.LIB_RM_VERSION_MISMATCH:
-        return failed(where, "see `driver-versions`")
-    if known.code == Return.NO_PERMISSION:
-        return failed(where, "run as root, or as a user that may open /dev/nvidia*")
-    return failed(where, _LOG)
+        where = f"the kernel module is not loaded, or /dev/nvidiactl cannot be opened: {where}"
+    return failed(where, remedy)

@@ -13,6 +13,8 @@ def driver_versions(facts: Facts) -> Finding:
     platform = "nvml" if isinstance(driver, Unknown) else driver.platform
     if platform != "nvml":
         return skipped(f"on {platform} the driver is not a module of this kernel")
+    if not module.loaded and facts.no_gpu:
+        return skipped(facts.no_gpu)
     if not module.loaded:
         nouveau = "; nouveau is loaded, which keeps it from the GPUs" if module.nouveau else ""
         return failed(

@@ -4,7 +4,7 @@ from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
 from gpu_plugin.health.latch import Verdict
-from gpu_plugin.health.signals.fabric import judge
+from gpu_plugin.health.signals.fabric import GUEST, judge
 
 _START = (
     "systemctl enable --now nvidia-fabricmanager on the node, of the very version of the driver; its log is "
@@ -31,11 +31,19 @@ def fabric_manager(facts: Facts) -> Finding | list[Finding]:
     for gpu, verdict, words in said:
         if verdict is not Verdict.OK:
             bad.setdefault((verdict, words), []).append(str(gpu.index))
-    if bad:
-        return [
-            (failed if verdict is Verdict.FATAL else warning)(f"GPU {', '.join(indices)}: {words}", _START)
-            for (verdict, words), indices in bad.items()
-        ]
+    start = _START if switches or facts.simulated else f"{GUEST}. Elsewhere {_START}"
+    found = [
+        (failed if verdict is Verdict.FATAL else warning)(f"GPU {', '.join(indices)}: {words}", start)
+        for (verdict, words), indices in bad.items()
+    ]
+    joined = [gpu for gpu, _, _ in said if gpu.fabric is not None and gpu.fabric.state == FabricState.COMPLETED]
+    models, speaking = {gpu.model for gpu in joined}, {gpu.index for gpu, _, _ in said}
+    silent = [str(gpu.index) for gpu in gpus if gpu.model in models and not gpu.mig and gpu.index not in speaking]
+    if silent:
+        words = f"no NVLink fabric is reported, while {len(joined)} other GPUs of the model have joined theirs"
+        found.append(warning(f"GPU {', '.join(silent)}: {words}", start))
+    if found:
+        return found
     if said:
         return ok("every GPU has joined its NVLink fabric")
     return _by_traces(facts, len(switches))

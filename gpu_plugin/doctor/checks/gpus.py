@@ -1,7 +1,8 @@
 """Whether the driver has every GPU that is on the PCI bus, and each answers."""
 
+from gpu_plugin.devices.absent import held_for_guest
 from gpu_plugin.devices.gpu_names import short_bus_id
-from gpu_plugin.doctor.check import Finding, check, failed, ok, skipped, warning
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
 
 
@@ -15,6 +16,8 @@ def gpus(facts: Facts) -> Finding | list[Finding]:
             return skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")
         named = ", ".join(f"{bus_id} ({bound or 'no driver'})" for bus_id, bound in on_bus.items())
         return skipped(f"the driver is not open; on the PCI bus: {named}")
+    if not driver.count and not driver.count_trouble and facts.no_gpu:
+        return note(facts.no_gpu)
     found = [
         failed(
             f"GPU {gpu.index} does not answer: {gpu.trouble}",
@@ -37,11 +40,11 @@ def gpus(facts: Facts) -> Finding | list[Finding]:
         warning(
             f"the GPU at {bus_id} is on the PCI bus and the driver does not have it"
             + (f": it is bound to {bound}" if bound not in ("", "nvidia") else ""),
-            "that is right for GPUs of virtual machines (vfio-pci) or hidden from this container; else look for NVRM lines in "
+            "that is right for GPUs hidden from this container, which selection.exclude may name; else look for NVRM lines in "
             "the kernel log",
         )
         for bus_id, bound in (on_bus.items() if complete else ())
-        if bus_id.lower() not in known
+        if bus_id.lower() not in known and not held_for_guest(bound)
     ]
     if found:
         return found

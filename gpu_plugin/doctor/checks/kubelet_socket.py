@@ -3,6 +3,7 @@
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts
 
+_FORBIDDEN = frozenset(("Permission denied", "Operation not permitted"))  # EACCES and EPERM in the system's words
 _KUBELET = "kubelet"
 _EMBEDDING = ("k3s", "rke2", "k0s", "microk8s", "kubelite", "hyperkube")
 """Programs of distributions that have the kubelet in them."""
@@ -26,10 +27,16 @@ def kubelet_socket(facts: Facts) -> Finding:
         )
     if not known.is_socket:
         return failed(f"{known.path} is not a socket", "remove it and restart the kubelet")
+    if known.error in _FORBIDDEN:
+        return failed(
+            f"this process may not connect to {known.path}: {known.error}",
+            "run as root, with the mode that the socket and its directories ask for (ls -l); as root, SELinux may be the reason "
+            "(ausearch -m avc): give the container the type spc_t, or run it privileged",
+        )
     if known.error:
         return failed(
             f"nobody can be reached at {known.path}: {known.error}",
-            "restart the kubelet: an old one's socket is left behind. Where it is refused to this user, run as root",
+            "restart the kubelet: an old one's socket is left behind",
         )
     who = f" by process {known.pid} ({known.program})" if known.pid else ""
     if not known.http2:

@@ -14,6 +14,8 @@ def registration(facts: Facts) -> Finding | list[Finding]:
     kubelet = facts.daemon.status["kubelet"]
     if not kubelet["socket"]:
         return note("nothing is registered, because --kubelet-socket is empty")
+    if not kubelet["resources"] and facts.no_gpu:
+        return note(f"{facts.no_gpu}, so nothing is registered")
     if not kubelet["resources"]:
         return failed("the daemon serves no resource, so nothing is registered", "see `driver` and `daemon` above")
     pods = facts.pod_resources

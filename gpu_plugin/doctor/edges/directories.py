@@ -36,6 +36,13 @@ def directory(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Directo
     )
 
 
+def cdi_conflicts(path: str) -> tuple[str, ...]:
+    """A sentence for each device of this plugin that two files of a directory have, so that runtimes refuse its name."""
+    from gpu_plugin.host.cdi.files import NameConflicts  # noqa: PLC0415 - loads what only CDI needs
+
+    return tuple(NameConflicts(Path(path)).find().values())
+
+
 def _absent(path: str, mounts: Path) -> Directory:
     """A directory that is not there: whether it could be made is for the nearest one above it to say."""
     above = Path(path).parent

@@ -36,8 +36,11 @@ _MAX_DIRECTORIES = 64
 """Directories of MPS daemons that are looked at."""
 
 
-def pci(sys: Path = Path("/sys")) -> Pci:
-    """What sysfs lists. Raises OSError where there is no PCI bus in it."""
+def pci(sys: Path = Path("/sys"), roots: Iterable[str] = ()) -> Pci:
+    """Read the GPUs and NVSwitches of sysfs, and whether /dev/dxg exists under any root.
+
+    Raises OSError if sysfs has no PCI bus.
+    """
     gpus: dict[str, str] = {}
     switches: dict[str, str] = {}
     for device in sorted((sys / "bus/pci/devices").iterdir()):
@@ -54,7 +57,7 @@ def pci(sys: Path = Path("/sys")) -> Pci:
             gpus[device.name] = driver
         elif kind >> 8 == _NVSWITCH:
             switches[device.name] = driver
-    return Pci(gpus, switches)
+    return Pci(gpus, switches, any(Path(root, "dev/dxg").exists() for root in roots))
 
 
 def majors(proc: Path = Path("/proc")) -> dict[str, int]:

@@ -62,4 +62,4 @@ def simulated(settings: Settings) -> Hardware:
     from gpu_plugin.simulation.profile import load  # noqa: PLC0415
 
     node = SimulatedNode(load(settings.simulate), Path(settings.state_dir), keep=False)
-    return Hardware(SimulatedDriver(node), SimulatedHost(node), "", library=lambda: "simulated")
+    return Hardware(SimulatedDriver(node), SimulatedHost(node), None, library=lambda: "simulated")

@@ -11,7 +11,7 @@ from typing import get_args
 
 from gpu_plugin.config.choices import HEALTH_SIGNALS
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import Facts, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signal import DEFINED, Case, OperatorInfluence, Signal, SignalKind
 
@@ -19,6 +19,9 @@ __all__ = ["SIGNALS", "Signal", "SignalKind", "advice", "shown", "standing", "xi
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
+
+UNKNOWN = Facts()
+"""Of a GPU of which nothing is known."""
 
 SIGNALS: Mapping[str, Signal] = {name: DEFINED[name] for name in HEALTH_SIGNALS}
 """Signals by name, those first whose word the proofs of others heed."""
@@ -58,10 +61,10 @@ def standing(key: LatchKey, latch: AnyLatch | None, policy: HealthPolicy) -> Ver
     return min(verdict, Verdict.DEGRADED) if latch.overridden else verdict
 
 
-def advice(key: LatchKey, policy: HealthPolicy, gpu: str, latch: AnyLatch) -> str:
-    """Advice to the operator about an open latch of a GPU, which commands name by its uuid; empty for nothing."""
+def advice(key: LatchKey, policy: HealthPolicy, gpu: str, latch: AnyLatch, facts: Facts = UNKNOWN) -> str:
+    """Advice to the operator about an open latch of a GPU of these facts, which commands name by its uuid; empty for nothing."""
     said = SIGNALS[key.signal].action
-    return (said if isinstance(said, str) else said(Case(key, latch, policy))).format(gpu=gpu)
+    return (said if isinstance(said, str) else said(Case(key, latch, policy, gpu, facts=facts))).format(gpu=gpu)
 
 
 def xid_number(key: LatchKey) -> int | None:

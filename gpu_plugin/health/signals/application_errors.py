@@ -6,11 +6,12 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
+from gpu_plugin.health.latch import RESET, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
 from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.policy import describe
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import Context, SignalKind, signal
+from gpu_plugin.health.silence import UNKNOWN, AsksNothing
 
 NAME = "application-errors"
 
@@ -42,19 +43,14 @@ Owners = tuple[str, ...]
 class Errors(Memory, frozen=True):
     """The errors of the last ten minutes: `owned` with their owners, `unknown` where nobody could say; Unix seconds.
 
-    `wedged`: there were so many that the GPU itself is suspected. `unasked` is how many good looks in a row, since the last
-    error, came with a driver that asks for nothing.
+    `wedged`: there were so many that the GPU itself is suspected. `unasked` is for how long, since the last error, the driver
+    has asked for nothing.
     """
 
     owned: tuple[tuple[Moment, Owners], ...] = ()
     unknown: tuple[Moment, ...] = ()
     wedged: bool = False
-    unasked: int = 0
-
-    @property
-    def gathering(self) -> bool:
-        """Whether the driver is about to be believed."""
-        return 0 < self.unasked < CLEAN_SAMPLES
+    unasked: AsksNothing = UNKNOWN
 
     @property
     def lasting(self) -> bool:
@@ -70,7 +66,7 @@ class Errors(Memory, frozen=True):
 
     def stored(self) -> Self:
         """The errors."""
-        return replace(self, unasked=0) if self.unasked else self
+        return replace(self, unasked=UNKNOWN)
 
     def joined(self, other: Self) -> Self:
         """The memory with those errors too."""
@@ -118,8 +114,8 @@ def application_errors(
     """DEGRADED by five errors within ten minutes where no one owner of pods can be behind all of them, or nobody can say.
 
     An error while several pods hold the GPU may be any of theirs. Closes after ten minutes without one. An operator may have
-    it mean FATAL: silence proves nothing then, for nothing runs, and it takes a reset; or the driver's word, at three good
-    looks in a row, that it asks for nothing.
+    it mean FATAL: silence proves nothing then, for nothing runs, and it takes a reset, or a driver that asks for nothing for
+    `BELIEVED_SECONDS`.
     """
     if isinstance(seen, ApplicationError):
         judged = ctx.policy.xids.judge(seen.xid)
@@ -128,20 +124,17 @@ def application_errors(
         return None
     if latch.verdict is Verdict.OK or not _unfit(ctx):
         latch = latch if latch.proof is not Proof.RESET else replace(latch, proof=Proof.APPLICATION)
-        return None if not seen.fault and ctx.now - until(latch) >= 0 else latch
+        return None if seen.core_answered and ctx.now >= until(latch) else latch
     known = after_recovery(replace(latch, proof=Proof.RESET), seen, ctx)
     if known is None:
         return None
     if known.recovery.reset and not latch.recovery.reset:
         # What failed before a reset says nothing of the GPU after it
         known = replace(known, memory=replace(known.memory, owned=(), unknown=()))
-    if seen.asked_for("recovery_action"):
-        clean = seen.recovery_action == 0 and not seen.fault and not ctx.unfit
-        unasked = known.memory.unasked + 1 if clean else 0
-        if unasked >= CLEAN_SAMPLES:
-            return None
-        if unasked != known.memory.unasked:
-            known = replace(known, memory=replace(known.memory, unasked=unasked))
+    unasked = known.memory.unasked.after(seen, ctx)
+    if unasked.believed:
+        return None
+    known = replace(known, memory=replace(known.memory, unasked=unasked))
     return latch if known == latch else known
 
 
@@ -158,7 +151,7 @@ def _gathered(latch: Latch[Errors] | None, seen: ApplicationError, ctx: Context)
     else:
         unknown = (*unknown, ctx.now)
     unknown = lately(unknown, ctx.now, WITHIN, DEGRADED_AT)
-    memory = replace(known.memory, owned=owned, unknown=unknown, unasked=0)
+    memory = replace(known.memory, owned=owned, unknown=unknown, unasked=UNKNOWN)
     xid, several = describe(seen.xid, ctx.policy.xids.judge(seen.xid).name), _several(owned)
     if not memory.wedged and len(owned) >= WEDGED_AT and several:
         words = f"suspected wedged GPU: {WEDGED_AT} application errors within 10 minutes, by {_names(owned)}; now {xid}"

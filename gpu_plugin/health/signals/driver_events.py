@@ -76,7 +76,7 @@ def driver_event(
     if latch is None:
         return None
     after = after_recovery(latch, seen, ctx)
-    if after is None or after.proof is not Proof.QUIET or seen.fault:
+    if after is None or after.proof is not Proof.QUIET or not seen.core_answered:
         return after
     if after.memory.quiet_since is None:
         return replace(after, memory=EventMemory(ctx.now))

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from gpu_plugin.config.words import counted
-from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, RESET, Latch, Memory, Proof, Recovery, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, RESET, Latch, Marks, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import Context, SignalKind, signal
@@ -32,17 +32,16 @@ def ecc_uncorrected(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> 
         if not count or count == known:
             return None
         verdict = _verdict(seen, ctx, now=known is not None)
-        return Latch(NOTHING, verdict, _words(count), ctx.now, Proof.RESET, Recovery(ctx.marks.after(seen, ctx.now)))
+        return Latch(NOTHING, verdict, _words(count), ctx.now, Proof.RESET, Recovery(ctx.marks.sure(seen, ctx.now)))
     marks = latch.recovery.marks
     if count and marks.ecc is not None and count != marks.ecc:
         stood = Verdict.DEGRADED if latch.overridden else latch.verdict
         verdict = max(stood, _verdict(seen, ctx, now=True))
-        return latch.renewed(NOTHING, marks.after(seen, ctx.now), verdict=verdict, detail=_words(count))
+        return latch.renewed(NOTHING, marks.sure(seen, ctx.now), verdict=verdict, detail=_words(count))
     if asks(seen.recovery_action, ctx) and not latch.recovery.reset and latch.verdict < Verdict.FATAL:
         # What the driver asks for after a reset is for something else, and has a signal of its own
         latch = latch.renewed(NOTHING, verdict=Verdict.FATAL)
-    before = marks.comparing(seen)
-    cleared = count == 0 and before is not None and bool(before.ecc)
+    cleared = count == 0 and bool(marks.comparing(Marks.of(seen, ctx.now)).ecc)
     after = after_recovery(latch, seen, ctx)
     if after is None:
         settled = replace(latch.recovery, clean=CLEAN_SAMPLES)  # looks do not settle what the count still says

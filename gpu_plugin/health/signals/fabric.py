@@ -16,7 +16,9 @@ from gpu_plugin.devices.nvml_h import (
 from gpu_plugin.health.hysteresis import GRADED, Graded, graded
 from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Fabric, Sample
-from gpu_plugin.health.signal import Context, SignalKind, signal
+from gpu_plugin.health.signal import Case, Context, SignalKind, signal
+
+SILENT = "the GPU reports no NVLink fabric, and others of the node have joined theirs"
 
 _STATES: Mapping[int, str] = {
     FabricState.NOT_STARTED: "has not begun to join its NVLink fabric",
@@ -34,10 +36,21 @@ _CONFIGURATIONS: Mapping[int, str] = {
 }
 
 
+MANAGER = "look at the fabric manager (nvidia-fabricmanager, or IMEX and the subnet manager) and at its log"
+
+GUEST = "in a virtual machine without the GPU's NVSwitches load the nvidia module with NVreg_NvLinkDisable=1"
+"""A GPU that was passed through alone waits for a fabric that it never joins."""
+
+
+def advice(case: Case) -> str:
+    """Advice to the operator: a GPU of which no link leads to a switch may be in a virtual machine without them."""
+    return MANAGER if case.facts.nvswitch else f"{GUEST}; elsewhere {MANAGER}"
+
+
 @signal(
     "fabric",
     SignalKind.READING,
-    "look at the fabric manager (nvidia-fabricmanager, or IMEX and the subnet manager) and at its log",
+    advice,
     memory=GRADED,
     asks=("fabric",),
     clears="three looks in a row at a fabric that is joined and sound",
@@ -45,15 +58,19 @@ _CONFIGURATIONS: Mapping[int, str] = {
 def fabric(latch: Latch[Graded] | None, seen: Sample, ctx: Context) -> Latch[Graded] | None:
     """Opens on two looks at a fabric that is not ready or not sound; closes on three at one that is both.
 
+    DEGRADED if the GPU reports none while another GPU of the node, of the same model, has joined one.
+
     One that is not ready at the first look of all opens at once: CUDA fails with error 802 (system not yet initialized)
     until it is. A GPU without NVLinks, such as one that was passed through alone, has no fabric to wait for, and neither
     has one in MIG mode, whose MIG devices do not reach over NVLink.
     """
     if ctx.facts.mig:
         return None
+    found = seen.fabric
+    if ctx.peers_joined and found is not None and found.state == FabricState.NOT_SUPPORTED:
+        return graded(latch, ctx, GRADED, grade=Verdict.DEGRADED, detail=SILENT, enter=2)
     if not seen.fault and not seen.asked_for("nvlinks"):  # a GPU without links says something of a fabric, too
         return latch
-    found = seen.fabric
     if found is None or seen.nvlinks is None:
         return graded(latch, ctx, GRADED, grade=None, detail="")
     grade, words = judge(found)

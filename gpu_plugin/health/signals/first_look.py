@@ -20,6 +20,11 @@ def unseen(detail: str = "", since: float = 0.0) -> Latch[Memory]:
     return Latch(NOTHING, Verdict.FATAL, f"{_WORDS}: {detail}" if detail else _WORDS, since)
 
 
+def withheld(why: str) -> Latch[Memory]:
+    """The latch of a GPU that no look at it can release; `why` is the reason, for people."""
+    return Latch(NOTHING, Verdict.FATAL, why)
+
+
 @signal(NAME, SignalKind.GUARD, KERNEL_LOG, sees=(), clears="one good look", say=OperatorInfluence.NOBODY)
 def first_look(latch: Latch[Memory] | None, _seen: Observation, _ctx: Context) -> Latch[Memory] | None:
     """Stays as the ledger has it."""

@@ -69,7 +69,7 @@ def flapping(latch: Latch[HealthDrops] | None, seen: Sample, ctx: Context) -> La
         return replace(latch, since=min(latch.since, ctx.now), memory=replace(memory, times=times))
     over = ctx.now >= until(latch) or not ctx.policy.flap_hold or latch.recovery.rebound
     if latch.verdict is not Verdict.OK:
-        return latch if seen.fault or not over else Latch(HealthDrops(hold=memory.hold), since=latch.since)
+        return latch if not seen.core_answered or not over else Latch(HealthDrops(hold=memory.hold), since=latch.since)
     calm = CALM if memory.hold else WITHIN
     last = max((until(latch), *memory.times[-1:]))
     return latch if ctx.now - last < calm else None

@@ -85,7 +85,7 @@ def lost(latch: Latch[LostMemory] | None, seen: Sample | Order, ctx: Context) ->
 
 def _answered(latch: Latch[LostMemory], seen: Sample) -> Latch[LostMemory]:
     """The latch with what a look proves that did not find it lost."""
-    known, memory = latch.memory, replace(latch.memory, answers=not seen.fault)
+    known, memory = latch.memory, replace(latch.memory, answers=seen.core_answered)
     reset = memory.answers and known.opening is not None and seen.counting not in (None, 0, known.opening)
     if reset and not latch.recovery.reset:
         latch = replace(latch, recovery=replace(latch.recovery, reset=True, clean=0))
@@ -102,7 +102,7 @@ def _answered(latch: Latch[LostMemory], seen: Sample) -> Latch[LostMemory]:
 )
 def reset_required(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens on NVML_ERROR_RESET_REQUIRED; closes on three looks in a row without it: the driver itself says that it is over."""
-    bad = True if seen.fault is Fault.RESET_REQUIRED else None if seen.fault else False
+    bad = True if seen.fault is Fault.RESET_REQUIRED else False if seen.core_answered else None
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 

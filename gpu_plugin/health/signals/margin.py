@@ -17,7 +17,7 @@ COOL_SECONDS = 120.0  # for which it must be cool to close
 
 
 class MarginMemory(Measured, frozen=True):
-    """Of a sensor that has shown something above 0 once. `near`: the last look was too near to shutdown."""
+    """Of a sensor that has shown something above 0 once. `near`: a look was too near to shutdown, and all since at slowdown."""
 
     near: bool = False
 
@@ -54,10 +54,11 @@ def margin(latch: Latch[MarginMemory] | None, seen: Sample, ctx: Context) -> Lat
     if latch is None:
         return Latch(MarginMemory()) if left is not None and left > 0 else None
     shutdown, slowdown = _relative(ctx.facts.margins.shutdown), _relative(ctx.facts.margins.slowdown)
-    near, slow = _near(left, shutdown), 0 if slowdown is None else slowdown
-    unfit = near and latch.memory.near
+    now_near, slow = _near(left, shutdown), 0 if slowdown is None else slowdown
+    unfit = now_near and latch.memory.near
+    near = now_near or (latch.memory.near and left is not None and left <= slow)
     bad: bool | None = None
-    if left is not None and (near or left <= slow):
+    if left is not None and (now_near or left <= slow):
         bad = True
     elif left is not None and left >= slow + ABOVE:
         bad = False

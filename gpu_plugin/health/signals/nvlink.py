@@ -6,10 +6,17 @@ from typing import Self
 from msgspec.structs import replace
 
 from gpu_plugin.health.hysteresis import level
-from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Verdict
+from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, Latch, Memory, Moment, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context, SignalKind, signal
 from gpu_plugin.health.totals import Counted, Counters, counted
+
+STAYS_DOWN = 300.0
+"""Seconds after which a link that is down at every look makes the GPU unfit.
+
+NVIDIA's Health Validation calls any inactive link of an A100, H100, GB200 or GB300 critical, and drains and resets the GPU
+(https://docs.nvidia.com/health-validation/reference/checks/nvlink). Links of a GPU whose peer is reset are down for less.
+"""
 
 CRC_ERRORS = 100  # more than this are too many
 WITHIN = 3600.0  # seconds in which CRC errors are counted
@@ -21,13 +28,14 @@ COUNTERS = Counters("nvlink_failed_recoveries", "nvlink_crc_errors", CRC_ERRORS,
 class Links(Memory, frozen=True):
     """Masks of links: that were ever seen `up`, that were `down` at the last look, that are `named` as gone down.
 
-    `row` is how many looks in a row all were up since.
+    `row` is how many looks in a row all were up since. `down_since` is the Unix time from which on every look found one down.
     """
 
     up: int = 0
     down: int = 0
     named: int = 0
     row: int = 0
+    down_since: Moment | None = None
 
     @property
     def gathering(self) -> bool:
@@ -50,6 +58,10 @@ class Links(Memory, frozen=True):
         """The memory without the looks at which all were up."""
         return replace(self, row=0)
 
+    def after_boot(self) -> Self:
+        """The memory without the time before the boot."""
+        return replace(self, row=0, down_since=None)
+
 
 @signal(
     "nvlink",
@@ -60,7 +72,9 @@ class Links(Memory, frozen=True):
     clears="three looks in a row at which every link is up that ever was",
 )
 def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Links] | None:
-    """Opens when a link that was up is down at two looks in a row; closes on three looks at all of them up.
+    """DEGRADED if a link that was up is down at two looks in a row, FATAL if that lasts for `STAYS_DOWN`.
+
+    Closes on three looks at all of them up.
 
     What never was up is no news. A GPU in MIG mode makes no use of its links (NVIDIA's MIG user guide: no peer-to-peer),
     which may be powered down then, and is judged afresh after that.
@@ -75,18 +89,21 @@ def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Link
     up = known.up | now
     down = up & ~now
     twice = down & known.down
+    since = None if not down else ctx.now if known.down_since is None else known.down_since
     if latch is None or latch.verdict is Verdict.OK:
         if twice:
-            return Latch(Links(up, down, twice), Verdict.DEGRADED, _words(twice), ctx.now)
-        if latch is not None and (up, down) == (known.up, known.down):
-            return latch
-        return Latch(Links(up, down)) if up else None
-    if named := twice & ~known.named:
-        named |= known.named
-        return latch.renewed(Links(up, down, named), detail=_words(named))
+            return Latch(Links(up, down, twice, 0, since), Verdict.DEGRADED, _words(twice), ctx.now)
+        memory = Links(up, down, down_since=since)
+        return latch if latch is not None and memory == known else Latch(memory) if up else None
     if not down and known.row + 1 >= CLEAN_SAMPLES:
         return Latch(Links(up))
-    memory = Links(up, down, known.named, 0 if down else known.row + 1)
+    named = known.named | twice
+    stays = since is not None and ctx.now - since >= STAYS_DOWN
+    verdict = Verdict.FATAL if stays else latch.verdict
+    memory = Links(up, down, named, 0 if down else known.row + 1, since)
+    if named != known.named or verdict is not latch.verdict:
+        words = f"{_words(named)} and stays down" if verdict is Verdict.FATAL else _words(named)
+        return latch.renewed(memory, verdict=verdict, detail=words)
     return latch if memory == known else replace(latch, memory=memory)
 
 

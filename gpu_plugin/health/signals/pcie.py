@@ -53,6 +53,10 @@ def pcie_width(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[
 def pcie_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
     """FATAL on a fatal error until the GPU was reset; DEGRADED on too many replays until ten minutes passed without.
 
+    The PCI Express Base Specification (6.2.2.2.1, Fatal Errors) calls link and hardware unreliable after a single fatal error,
+    until a reset. No recovery action follows it, so that a driver that asks for nothing proves nothing. An operator can set
+    `health.signals: {pcie-errors: degraded}`.
+
     The totals are fatal errors and replays, the times those of the last replays.
     """
 
@@ -60,7 +64,7 @@ def pcie_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Lat
         if fatal:
             words = "fatal errors on its PCIe link"
             since = known.since if known.verdict is not Verdict.OK else ctx.now
-            marks = ctx.marks.after(seen, ctx.now)  # a reset that this very look shows came before the error
+            marks = ctx.marks.sure(seen, ctx.now)  # a reset that this very look shows came before the error
             return known.renewed(fresh, marks, verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET)
         if known.proof in RECOVERIES:
             return after_recovery(known, seen, ctx)

@@ -41,7 +41,7 @@ def _absent(
         latch,
         ctx,
         LEVEL,
-        bad=seen.fault is fault if seen.fault in (Fault.NONE, fault) else None,
+        bad=True if seen.fault is fault else False if seen.core_answered else None,
         verdict=Verdict.FATAL,
         detail=seen.detail or words,
         enter=enter,

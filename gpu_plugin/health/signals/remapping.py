@@ -26,7 +26,7 @@ def remap_pending(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> La
         return None
     words = "the remapping of a memory row waits for a reset of the GPU; new work is not affected"
     if latch is None:
-        recovery = Recovery(ctx.marks.after(seen, ctx.now))
+        recovery = Recovery(ctx.marks.sure(seen, ctx.now))
         return Latch(NOTHING, Verdict.DEGRADED, words, ctx.now, Proof.RESET, recovery)
-    again = latch.renewed(NOTHING, latch.recovery.marks.after(seen, ctx.now))
+    again = latch.renewed(NOTHING, latch.recovery.marks.sure(seen, ctx.now))
     return latch if again == latch else again

@@ -19,7 +19,10 @@ def cooled(case: Case) -> str:
 
 @signal("temperature", SignalKind.READING, COOL, memory=Measured(), asks=("temperature",), clears=cooled)
 def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> Latch[Measured] | None:
-    """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one."""
+    """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one.
+
+    Samples between the slowdown threshold and that count neither way, else a GPU that alternates there would never open it.
+    """
     shutdown, celsius = ctx.facts.thresholds.shutdown, seen.temperature
     cool = coolness(ctx.facts)
     bad = None
@@ -27,6 +30,9 @@ def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> La
         bad = (
             True if celsius >= shutdown - NEAR_DEGREES else False if celsius < cool else None
         )  # what is neither proves nothing
+    slowdown = None if cool is None else cool + BELOW
+    if bad is None and celsius is not None and slowdown is not None and celsius >= slowdown and _warned(latch):
+        return latch
     known = level(
         latch,
         ctx,
@@ -38,6 +44,11 @@ def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> La
         leave_seconds=ctx.policy.temperature_recovery,
     )
     return measured(known, latch, seen, [Measure("temperature", "shutdown", shutdown, celsius, bool(bad))])
+
+
+def _warned(latch: Latch[Measured] | None) -> bool:
+    """Whether the signal waits for another sample that is too near."""
+    return latch is not None and latch.verdict is Verdict.OK and latch.memory.row > 0
 
 
 def coolness(facts: Facts) -> int | None:

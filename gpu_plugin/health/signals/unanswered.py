@@ -63,7 +63,7 @@ class Answers(Memory, frozen=True):
 @signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=OperatorInfluence.NOBODY, clears="three answers in a row")
 def hung(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
     """Opens when a call has not come back in time; closes on three good looks in a row."""
-    bad = True if seen.fault is Fault.HUNG else None if seen.fault else False
+    bad = True if seen.fault is Fault.HUNG else False if seen.core_answered else None
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
@@ -71,29 +71,38 @@ def hung(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level]
 def unanswered(latch: Latch[Answers] | None, seen: Sample, ctx: Context) -> Latch[Answers] | None:
     """DEGRADED once three of five looks within two minutes failed, FATAL at the tenth that did; closes on five good in a row.
 
-    Other faults have a signal of their own: such looks count neither way, and end a row of good ones.
+    A look fails if the driver cannot read the GPU, or refuses a core reading that the part supports. If a temperature or an
+    energy was read nevertheless, the look counts for DEGRADED alone. Other faults have a signal of their own: such looks count
+    neither way, and end a row of good ones.
     """
     if seen.fault and seen.fault is not Fault.ERROR:
         unproven = latch is not None and latch.memory.row
         return replace(latch, memory=replace(latch.memory, row=0)) if latch is not None and unproven else latch
-    if latch is None and not seen.fault:
+    if latch is None and seen.core_answered:
         return None
     known = latch or Latch(Answers())
     memory = known.memory
-    alike = bool(memory.looks & 1) is bool(seen.fault)
+    bad = not seen.core_answered
+    alike = bool(memory.looks & 1) is bad
     row = memory.row + 1 if alike else 1
-    looks = (memory.looks << 1 | bool(seen.fault)) & (1 << AMONG) - 1
-    if not seen.fault:
+    looks = (memory.looks << 1 | bad) & (1 << AMONG) - 1
+    if not bad:
         if row >= GOOD:
             return None
         return replace(known, memory=Answers(looks, _recent(known, looks), row))
-    times = (*_recent(known, looks >> 1), ctx.now)
+    times = _recent(known, looks >> 1)
+    if seen.failed or known.verdict is Verdict.OK:
+        times = (*times, ctx.now)
     verdict = _verdict(known.verdict, times, ctx.now)
     after = Answers(looks, times[-FATAL_AFTER:], 0 if verdict is Verdict.FATAL else row)
     if verdict is known.verdict:
         return replace(known, memory=after)
     since = ctx.now if known.verdict is Verdict.OK else known.since
-    return known.renewed(after, verdict=verdict, detail=seen.detail, since=since)
+    return known.renewed(after, verdict=verdict, detail=seen.detail or _words(seen), since=since)
+
+
+def _words(seen: Sample) -> str:
+    return f"the driver refuses to read {', '.join(sorted(seen.refused)).replace('_', ' ')}"
 
 
 def _recent(known: Latch[Answers], looks: int) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Xid errors: each has a latch of its own, by what the policy says of it and by what the driver asks for since."""
+"""Xid errors. Each number has its own latch. The policy and the driver's recovery action decide the verdict."""
 
 import re
 from enum import StrEnum
@@ -6,26 +6,16 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from gpu_plugin.config.times import duration
 from gpu_plugin.config.values import spell_duration
 from gpu_plugin.health.hysteresis import MINUTE, lately
-from gpu_plugin.health.latch import (
-    CLEAN_SAMPLES,
-    RESET,
-    Latch,
-    LatchKey,
-    Memory,
-    Moment,
-    Proof,
-    Recovery,
-    Span,
-    Verdict,
-    merged,
-)
+from gpu_plugin.health.latch import RESET, Latch, LatchKey, Memory, Moment, Proof, Recovery, Span, Verdict, merged
 from gpu_plugin.health.observation import Sample, XidEvent
-from gpu_plugin.health.policy import Judgement, describe
+from gpu_plugin.health.policy import Companions, Judgement, describe
 from gpu_plugin.health.proof import after_recovery, recovered
 from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
+from gpu_plugin.health.silence import BELIEVED_SECONDS, UNKNOWN, AsksNothing
 
 NAME = "xid"
 
@@ -33,14 +23,14 @@ APPLICATION_QUIET = 600.0  # seconds without another Xid of the number that clos
 QUIET = 86400.0  # seconds without another that close what is worth a look
 
 EPISODE = 5.0
-"""Seconds in which those of a number count once towards an escalation: one fault has a line for each link or channel it met.
+"""Seconds within which Xids of the same number are one episode, which counts once towards an escalation.
 
-A study of A100 and H100 GPUs takes so long for one error (Cui et al., Story of Two GPUs, SC '25; 95 % of NVLink errors are
-told for no more than 1.2 s). An episode goes on while the next comes within that time, for `PERSISTING` seconds at most.
+A fault causes a line for each link or channel that met it. Cui et al. (Story of Two GPUs, SC '25) use the same time for A100 and
+H100 GPUs, where 95 % of NVLink errors last 1.2 s at most. Each further Xid extends the episode, up to `PERSISTING` seconds.
 """
 
 PERSISTING = 60.0
-"""Seconds after which a fault that is reported all the time counts again: one that does not end is more than one fault."""
+"""Seconds after which a fault that is reported continuously counts again."""
 
 _BURST = 1.0  # seconds in which an application's Xids are one: a failing pod raises hundreds
 
@@ -50,16 +40,18 @@ class Adjustment(StrEnum):
 
     AS_IT_IS = ""
     RAISED = "raised"
-    """It happened too often or came alone; or another came with it by which it is something else, be it worse or less."""
+    """It happened too often, or together with an Xid that makes it better or worse."""
+    EXPLAINED = "explained"
+    """The Xids that would raise it came before it as well: they are an application's."""
     LOWERED = "lowered"
     """The driver asked for nothing after it."""
 
 
 class Occurrences(Memory, frozen=True):
-    """When (Unix seconds) its episodes began lately: for `within` seconds they count towards an escalation, 0: towards none.
+    """The start times (Unix seconds) of recent episodes, which count towards an escalation for `within` seconds.
 
-    `last` is when it was told last, None where that was not written down. `asked` is whether the driver asked for a recovery
-    since that makes a GPU unfit; `look`: it is to be asked again at once.
+    `last` is the time of the last Xid, None if it was not stored. `asked` is True if the driver has asked since for a recovery
+    that makes a GPU unfit. `unasked` is the time for which it has asked for nothing. `look` requests a look at once.
     """
 
     times: tuple[Moment, ...] = ()
@@ -68,28 +60,29 @@ class Occurrences(Memory, frozen=True):
     asked: bool = False
     look: bool = False
     last: Moment | None = None
+    unasked: AsksNothing = UNKNOWN
 
     @property
     def gathering(self) -> bool:
-        """Whether the driver has news."""
+        """Whether a look at once is due."""
         return self.look
 
     @property
     def lasting(self) -> bool:
-        """Whether times count, though nothing is held."""
+        """Whether the times count although the latch is closed."""
         return self.within > 0 and bool(self.times)
 
     @property
     def counted(self) -> object:
-        """The Xid's adjustment, how often it happened, and when last: by the minute, so that a storm is written seldom."""
+        """The parts that are stored when they change. The last time is rounded to minutes, so that a storm is stored seldom."""
         return self.weighed, self.asked, len(self.times), None if self.last is None else self.last // MINUTE
 
     def stored(self) -> Self:
-        """The memory without the look that is due: a process begins with one."""
-        return replace(self, look=False) if self.look else self
+        """The memory for a restart: the next process begins with a look, and counts the driver's silence from zero."""
+        return replace(self, look=False, unasked=UNKNOWN)
 
     def joined(self, other: Self) -> Self:
-        """The memory with those episodes too."""
+        """The memory with the other's episodes added."""
         return replace(
             self,
             times=merged(self.times, other.times),
@@ -99,16 +92,34 @@ class Occurrences(Memory, frozen=True):
 
 
 def until(latch: Latch[Occurrences]) -> float:
-    """When it ends by itself unless another comes: Unix time in seconds."""
+    """Unix time in seconds at which the latch closes without another Xid."""
     return last(latch) + (APPLICATION_QUIET if latch.proof is Proof.APPLICATION else QUIET)
 
 
+def last(latch: Latch[Occurrences]) -> float:
+    """Unix time in seconds of the last Xid, as far as it is known."""
+    memory = latch.memory
+    if memory.last is not None:
+        return memory.last
+    return memory.times[-1] if memory.times else latch.since
+
+
 def advice(case: Case) -> str:
-    """Advice on what ends an Xid, also one that is worse than by itself: by its repetition, or by what the driver asks for."""
+    """Advice to the operator that matches the verdict, also after an escalation or a request of the driver."""
     judged, latch = case.policy.xids.judge(int(case.key.part)), case.latch
-    if latch.verdict > judged.verdict and latch.proof is Proof.QUIET and not judged.follows:
-        return RESET  # so often it is no application's, whatever the catalogue says of one
+    if judged.count > 1 and latch.verdict > judged.verdict and latch.proof is Proof.QUIET:
+        return RESET  # the catalogue's action is for a single one
     return judged.advised(latch.verdict, latch.proof)
+
+
+def lowered_by(case: Case) -> str:
+    """The way in which a driver can make a FATAL Xid DEGRADED, as words that can end a sentence; empty if it cannot."""
+    judged, facts, memory = case.policy.xids.judge(int(case.key.part)), case.facts, case.latch.memory
+    linked = facts.says_action and judged.answered_by(facts.driver_branch)
+    if case.latch.verdict is not Verdict.FATAL or not linked or judged.firm or memory.asked:
+        return ""
+    seconds = duration(BELIEVED_SECONDS), duration(memory.unasked.seconds)
+    return "DEGRADED once the driver asks for nothing for {} ({} of it so far)".format(*seconds)
 
 
 @signal(
@@ -123,157 +134,154 @@ def advice(case: Case) -> str:
     say=OperatorInfluence.ENABLED,
 )
 def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context) -> Latch[Occurrences] | None:
-    """Opens with the Xid, by the policy's judgement; what the policy ignores leaves no latch.
+    """Opens with the Xid, with the policy's verdict. An Xid that the policy ignores leaves no latch.
 
-    A FATAL one is DEGRADED once the driver says in a clean sample, the third after it at least, that it asks for no
-    recovery, and never asked for one in between; a DEGRADED one is FATAL as soon as the driver asks for one. Neither where
-    the verdict is firm. It closes by its class: after a time without another, or by `after_recovery`. Its times are remembered
-    for as long as they count towards an escalation, or until a reset is proven. What another Xid makes of it is decided as soon
-    as the second of them comes.
+    The latch closes by its class: after a time without another Xid, or by `after_recovery`. Unless the verdict is firm, the
+    driver changes it: a request for a recovery makes DEGRADED FATAL, and `BELIEVED_SECONDS` without a request make FATAL
+    DEGRADED, if the recovery action follows this Xid.
+
+    Times are kept while they count towards an escalation, and dropped after a reset.
     """
-    if isinstance(seen, XidEvent):
-        own = seen.xid == int(ctx.key.part)
-        return _happened(latch, seen.xid, ctx) if own else latch and _accompanied(latch, ctx)
-    if latch is None:
+    if latch is None and isinstance(seen, Sample):
         return None
-    memory = latch.memory
-    if latch.verdict <= Verdict.APP and memory.times and recovered(ctx.marks, seen, ctx.now):
-        memory = replace(memory, times=())
-        latch = replace(latch, memory=memory)
-    if latch.verdict is Verdict.OK:
-        return latch if memory.times and ctx.now - memory.times[-1] <= memory.within else None
-    judged = ctx.policy.xids.judge(int(ctx.key.part))
-    if judged.verdict is Verdict.OK:  # the operator's word changed
-        return None
-    if latch.proof in (Proof.APPLICATION, Proof.QUIET) and not seen.fault and ctx.now >= until(latch):
-        times = () if latch.recovery.reset else lately(memory.times, ctx.now, judged.within)
-        return Latch(Occurrences(times, judged.within)) if times and judged.within else None
-    known = _looked(latch, seen, ctx)
-    return known and _weigh(known, int(ctx.key.part), judged, ctx)
-
-
-def _happened(latch: Latch[Occurrences] | None, number: int, ctx: Context) -> Latch[Occurrences] | None:
+    number = int(ctx.key.part)
     judged = ctx.policy.xids.judge(number)
+    if isinstance(seen, XidEvent):
+        return _happened(latch, judged, ctx) if seen.xid == number else latch and _accompanied(latch, judged, ctx)
+    assert latch is not None
+    if latch.verdict <= Verdict.APP and latch.memory.times and recovered(ctx.marks, seen, ctx.now):
+        latch = replace(latch, memory=replace(latch.memory, times=()))
+    times = latch.memory.times
+    if latch.verdict is Verdict.OK:
+        return latch if times and ctx.now - times[-1] <= latch.memory.within else None
+    if judged.verdict is Verdict.OK:  # the policy changed
+        return None
+    if latch.proof in (Proof.APPLICATION, Proof.QUIET) and seen.core_answered and ctx.now >= until(latch):
+        times = () if latch.recovery.ended_before else lately(times, ctx.now, judged.within)
+        return Latch(Occurrences(times, judged.within)) if times and judged.within else None
+    return _looked(latch, seen, judged, ctx)
+
+
+def _happened(latch: Latch[Occurrences] | None, judged: Judgement, ctx: Context) -> Latch[Occurrences] | None:
+    """The latch after another Xid of its number."""
     if judged.verdict is Verdict.OK:
         return None
-    known = latch
-    if known is None or known.verdict is Verdict.OK:
-        known = Latch(Occurrences(known.memory.times if known else ()), since=ctx.now)
-    elif known.verdict is Verdict.APP and judged.count == 1 and not judged.follows and last(known) > ctx.now - _BURST:
+    if latch is None or latch.verdict is Verdict.OK:
+        latch = Latch(Occurrences(latch.memory.times if latch else ()), since=ctx.now)
+    elif latch.verdict is Verdict.APP and judged.count == 1 and last(latch) > ctx.now - _BURST:
         return latch
-    memory = known.memory
-    before = () if known.recovery.reset else memory.times  # those before a reset say nothing of the GPU after it
-    same = judged.within > 0 and _goes_on(known, before, ctx.now)
-    times = lately(before if same else (*before, ctx.now), ctx.now, judged.within, judged.count)
-    often = len(times) >= judged.count > 1
-    unfollowed = bool(judged.follows) and ctx.facts.nvswitch and not _follows(number, ctx.now, judged.follows, ctx)
-    brought = judged.brings is not None and _brought(ctx.now, *judged.brings, ctx)
-    # That one was less says nothing of the next
-    was = memory.weighed is Adjustment.RAISED and judged.raised > judged.verdict
-    raised = was or often or unfollowed or brought
-    happened = Occurrences(
-        times,
-        judged.within,
-        Adjustment.RAISED if raised else Adjustment.AS_IT_IS,
-        memory.asked or asks(ctx.action, ctx),
-        judged.look,
-        ctx.now,
-    )
-    return _weigh(known.renewed(happened), number, judged, ctx)
-
-
-def _accompanied(latch: Latch[Occurrences], ctx: Context) -> Latch[Occurrences]:
-    """The latch after another Xid, by which it may be something else."""
-    number = int(ctx.key.part)
-    judged, weighed = ctx.policy.xids.judge(number), latch.memory.weighed
-    if latch.verdict is Verdict.OK or judged.verdict is Verdict.OK:
-        return latch
-    if judged.follows and weighed is Adjustment.RAISED and _follows(number, last(latch), judged.follows, ctx):
-        weighed = Adjustment.AS_IT_IS
-    elif judged.brings and weighed is Adjustment.AS_IT_IS and _brought(last(latch), *judged.brings, ctx):
-        weighed = Adjustment.RAISED
-    else:
-        return latch
-    return _weigh(replace(latch, memory=replace(latch.memory, weighed=weighed)), number, judged, ctx)
-
-
-def _looked(latch: Latch[Occurrences], seen: Sample, ctx: Context) -> Latch[Occurrences] | None:
-    """The latch after a sample, its verdict apart; None once it is proven over."""
     memory = latch.memory
-    weighed, asked = memory.weighed, memory.asked or asks(seen.recovery_action, ctx)
-    if latch.verdict is not Verdict.APP:
+    before = () if latch.recovery.ended_before else memory.times  # a reset ended what happened before it
+    same = judged.within > 0 and _goes_on(latch, before, ctx.now)
+    times = lately(before if same else (*before, ctx.now), ctx.now, judged.within, judged.count)
+    stays = memory.weighed is Adjustment.RAISED and judged.raised > judged.verdict
+    weighed = Adjustment.AS_IT_IS  # a lowered verdict does not carry over to the next Xid
+    if stays or len(times) >= judged.count > 1:
+        weighed = Adjustment.RAISED
+    elif judged.brings is not None and judged.brings.later:
+        weighed = Adjustment.EXPLAINED if _kept_coming(judged.brings, ctx) else weighed
+    elif judged.brings is not None and _came(judged.brings, ctx.now - judged.brings.within, ctx.now, ctx):
+        weighed = Adjustment.RAISED
+    asked = memory.asked or asks(ctx.action, ctx)
+    return _judge(latch.renewed(Occurrences(times, judged.within, weighed, asked, judged.look, ctx.now)), judged, ctx)
+
+
+def _accompanied(latch: Latch[Occurrences], judged: Judgement, ctx: Context) -> Latch[Occurrences]:
+    """The latch after an Xid of another number, which may raise it."""
+    brings, then = judged.brings, last(latch)
+    if (
+        brings is None
+        or Verdict.OK in (latch.verdict, judged.verdict)
+        or latch.memory.weighed is not Adjustment.AS_IT_IS
+    ):
+        return latch
+    if not _came(brings, then if brings.later else then - brings.within, then + brings.within, ctx):
+        return latch
+    return _judge(replace(latch, memory=replace(latch.memory, weighed=Adjustment.RAISED)), judged, ctx)
+
+
+def _looked(latch: Latch[Occurrences], seen: Sample, judged: Judgement, ctx: Context) -> Latch[Occurrences] | None:
+    """The latch after a look; None once it is proven over."""
+    memory = replace(latch.memory, look=False)
+    if latch.verdict is not Verdict.APP:  # a request after an application's error is for something else
         after = after_recovery(latch, seen, ctx)
         if after is None:
             return None
-        latch, recovery = after, after.recovery
-        if seen.recovery_action is None and seen.asked_for("recovery_action") and recovery.clean and not recovery.reset:
-            # Before a reset, looks count in which the driver says that it asks for nothing
-            latch = replace(latch, recovery=replace(recovery, clean=0))
-        asks_nothing = seen.recovery_action == 0 and latch.recovery.clean >= CLEAN_SAMPLES and not asked
-        if asks_nothing and latch.verdict is Verdict.FATAL:
-            weighed = Adjustment.LOWERED
-    else:
-        asked = memory.asked  # what was asked for before it was worth a look
-    known = replace(memory, weighed=weighed, asked=asked, look=False)
-    return latch if known == memory else replace(latch, memory=known)
+        latch, memory = after, replace(memory, asked=memory.asked or asks(seen.recovery_action, ctx))
+    if latch.verdict is Verdict.FATAL and not memory.asked and judged.answered_by(ctx.facts.driver_branch):
+        memory = replace(memory, unasked=memory.unasked.after(seen, ctx))
+        if memory.unasked.believed:
+            memory = replace(memory, weighed=Adjustment.LOWERED)
+    return _judge(latch if memory == latch.memory else replace(latch, memory=memory), judged, ctx)
 
 
-def _weigh(latch: Latch[Occurrences], number: int, judged: Judgement, ctx: Context) -> Latch[Occurrences]:
-    """The latch with the verdict of all that is known now, and the words and the proof that go with it."""
-    verdict, detail = judged.verdict, describe(number, judged.name if judged.listed else "unknown to this version")
-    weighed = latch.memory.weighed
+def _judge(latch: Latch[Occurrences], judged: Judgement, ctx: Context) -> Latch[Occurrences]:
+    """The latch with the verdict, the words and the proof that follow from the policy, the memory and the other signals."""
+    verdict, memory = judged.verdict, latch.memory
+    detail = describe(int(ctx.key.part), judged.name if judged.listed else "unknown to this version")
     if not judged.firm:
-        if weighed is Adjustment.RAISED and (judged.raised > verdict or judged.brings):
+        if memory.weighed is Adjustment.RAISED and (judged.raised > verdict or judged.brings):
             verdict, detail = judged.raised, f"{detail}, {_how(judged)}"
-        elif weighed is Adjustment.LOWERED:
+        elif memory.weighed is Adjustment.LOWERED and judged.answered_by(ctx.facts.driver_branch):
             verdict, detail = min(verdict, Verdict.DEGRADED), f"{detail}, after which the driver asks for no recovery"
-        if judged.beside:
-            other = ctx.open.get(LatchKey(judged.beside[0]))
-            there = other is not None and other.verdict is not Verdict.OK
-            was = weighed is not Adjustment.LOWERED and latch.verdict >= judged.beside[1]
-            if there or was:  # that it went away proves no reset
-                verdict = max(verdict, judged.beside[1])
-        if latch.memory.asked and verdict is Verdict.DEGRADED and not judged.follows:
+        if not ctx.facts.says_action:
+            verdict = max(verdict, judged.silent)
+        if judged.beside is not None and _holds(judged.beside, latch, ctx):
+            verdict = max(verdict, judged.beside[1])
+        if memory.asked and verdict is Verdict.DEGRADED and judged.resets:
             verdict = Verdict.FATAL
     proof = judged.proof(verdict)
-    if (verdict, proof) == (latch.verdict, latch.proof):
-        return replace(latch, detail=detail)
+    if (verdict, proof, detail) == (latch.verdict, latch.proof, latch.detail):
+        return latch
     recovery = latch.recovery
-    if latch.verdict is Verdict.OK:  # it is new: nobody looked out for a reset yet
+    if latch.verdict is Verdict.OK:  # it is new: no look searched for a reset yet
         recovery = Recovery(ctx.marks, clean=recovery.clean)
     return replace(latch, verdict=verdict, detail=detail, proof=proof, recovery=recovery)
 
 
+def _holds(beside: tuple[str, Verdict], latch: Latch[Occurrences], ctx: Context) -> bool:
+    """Whether the signal of this name is open, or was open and made it FATAL: its end proves no reset."""
+    name, verdict = beside
+    other = ctx.open.get(LatchKey(name))
+    if other is not None and other.verdict is not Verdict.OK:
+        return True
+    return verdict is latch.verdict is Verdict.FATAL and latch.memory.weighed is not Adjustment.LOWERED
+
+
 def _how(judged: Judgement) -> str:
-    if judged.brings:
-        return f"together with Xid {' or '.join(map(str, sorted(judged.brings[0])))}"
-    return "on its own" if judged.follows else f"{judged.count} times within {spell_duration(judged.within)}"
-
-
-def last(latch: Latch[Occurrences]) -> float:
-    """When it was told last, as far as is known: Unix time in seconds."""
-    memory = latch.memory
-    if memory.last is not None:
-        return memory.last
-    return memory.times[-1] if memory.times else latch.since
+    if judged.brings is not None:
+        return f"together with Xid {' or '.join(map(str, sorted(judged.brings.xids)))}"
+    return f"{judged.count} times within {spell_duration(judged.within)}"
 
 
 def _goes_on(latch: Latch[Occurrences], times: tuple[float, ...], now: float) -> bool:
-    """Whether one that comes now is of the episode that began with the last of these times."""
+    """Whether an Xid at `now` belongs to the episode that began at the last of these times."""
     return bool(times) and 0 <= now - last(latch) <= EPISODE and now - times[-1] <= PERSISTING
 
 
-def _follows(number: int, then: float, within: float, ctx: Context) -> bool:
-    """Whether another Xid came about then, on the same MIG device or the whole GPU: what follows one may also be told first."""
+def _kept_coming(brings: Companions, ctx: Context) -> bool:
+    """Whether one of these Xids began to come more than `_BURST` ago, and came in the last ten minutes.
+
+    A shorter time says nothing: the driver may report errors of one instant in any order.
+    """
     return any(
-        other != number and device in ("", ctx.key.device) and abs(then - at) <= within
-        for (other, device), at in ctx.xids.items()
+        number in brings.xids
+        and device == ctx.key.device
+        and at >= ctx.now - APPLICATION_QUIET
+        and min(at, _began(number, at, ctx)) < ctx.now - _BURST
+        for (number, device), at in ctx.xids.items()
     )
 
 
-def _brought(then: float, xids: frozenset[int], within: float, ctx: Context) -> bool:
-    """Whether one of these came about then: on the same MIG device, or for a latch of the whole GPU on the whole GPU."""
+def _began(number: int, last: float, ctx: Context) -> float:
+    """Unix time in seconds at which the Xid of this number came first, as far as it is open; else `last`."""
+    latch = ctx.open.get(LatchKey(NAME, str(number), ctx.key.device))
+    return last if latch is None or latch.verdict is Verdict.OK else latch.since
+
+
+def _came(brings: Companions, since: float, until: float, ctx: Context) -> bool:
+    """Whether one of these Xids came in that time, on the same MIG device or, for the whole GPU, on the whole GPU."""
     return any(
-        other in xids and device == ctx.key.device and abs(then - at) <= within
-        for (other, device), at in ctx.xids.items()
+        number in brings.xids and device == ctx.key.device and since <= at <= until
+        for (number, device), at in ctx.xids.items()
     )

@@ -12,37 +12,48 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.access import cdi_names
-from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json, to_json
+from gpu_plugin.access.cdi.host_files import Kind
+from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json
+from gpu_plugin.access.cdi.written import encoded, ours
+from gpu_plugin.host.driver_root.safe import judge, trusted
 from gpu_plugin.runtime.regular_file import leftovers, read_file, replace_file
 
 MODE = 0o644
 DIRECTORY_MODE = 0o755
 
-OURS = tuple(map(cdi_names.file_name, cdi_names.CLASSES))  # every file that this plugin ever writes there, and no other
+OURS = tuple(map(cdi_names.file_name, cdi_names.CLASSES))  # every file that this plugin ever writes there
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The names of the files that were written or removed, and of those where that failed, with the path and why."""
+    """The result of one round of writing.
+
+    `changed` has the names of files that were written or removed. `refused` has, by file name, the path and the error of each
+    write or removal that failed. `invalid` has the faults of new specifications by file name; their old files stay. `foreign` has
+    the names of files that stay because another program wrote them.
+    """
 
     changed: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
+    invalid: Mapping[str, str] = {}
+    foreign: tuple[str, ...] = ()
 
 
 class SpecDirectory:
-    """Writes specifications below `path`, each only where the file there is another one. Safe from any thread."""
+    """Writes valid specifications below `path`, each only if the file there differs. Safe from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._swept = False
         self._closed = False
         self._turn = threading.Lock()
+        self._encoded: dict[str, tuple[Spec, bytes]] = {}  # valid specifications by file name, and their bytes
 
     def write(self, specs: Mapping[str, Spec]) -> Outcome:
-        """Makes these files, by their names, the only ones of ours that are there.
+        """Write these specifications by file name, and remove our other files, except those that another program wrote.
 
-        A file that somebody else changed or removed is written again. Where one cannot be, the others are, all the same.
-        The first call takes away what processes that were killed while they wrote have left. After `remove`, nothing is
-        written any more.
+        A file that another program changed or removed is written again. A failed write does not stop the other writes. An
+        invalid specification is not written, and its old file stays. The first call also removes the temporary files of
+        killed processes. After `remove`, no call writes.
         """
         with self._turn:
             if self._closed:
@@ -51,32 +62,47 @@ class SpecDirectory:
             return self._replace_all(specs)
 
     def remove(self) -> Outcome:
-        """Takes our files away, as the last thing that is done here."""
+        """Remove the files that this plugin wrote. Later calls of `write` do nothing."""
         with self._turn:
             self._closed = True
             self._sweep()
             return self._replace_all({})
 
     def _replace_all(self, specs: Mapping[str, Spec]) -> Outcome:
-        changed, refused = [], {}
+        changed, foreign, refused, invalid = [], [], {}, {}
         for name in OURS:
             try:
+                if name not in specs and self._foreign(name):
+                    foreign.append(name)
+                    continue
                 done = self._put(name, specs[name]) if name in specs else self._remove(name)
             except OSError as error:
                 refused[name] = said(error)
+            except ValueError as error:
+                invalid[name] = str(error)
             else:
                 changed += [name] if done else []
-        return Outcome(tuple(changed), refused)
+        return Outcome(tuple(changed), refused, invalid, tuple(foreign))
+
+    def complaints(self) -> tuple[str, ...]:
+        """A sentence if others than root can replace files in the directory."""
+        seen = judge("", str(self.path.absolute()), (Kind.DIRECTORY,)).seen
+        if seen.kind is not Kind.DIRECTORY or not seen.fault:
+            return ()  # if there is no directory, the next write says why
+        why = "others than root can replace CDI specifications there, and so give containers any file of this node"
+        return (f"{self.path}: {why}: {seen.fault}",)
 
     def read(self, name: str) -> Spec | None:
-        """What a file of that name says, ours or another's; None where there is none that makes sense."""
+        """The specification in the file of that name, whoever wrote it; None if it is missing or not valid."""
         try:
             return from_json(read_file(self.path / name, MAX_BYTES))
         except (OSError, ValueError):
             return None
 
     def _put(self, name: str, spec: Spec) -> bool:
-        file, content = self.path / name, to_json(spec)
+        if name not in self._encoded or self._encoded[name][0] is not spec:
+            self._encoded[name] = (spec, encoded(spec))
+        file, content = self.path / name, self._encoded[name][1]
         if _says(file, content):
             return False
         self._make()
@@ -85,7 +111,7 @@ class SpecDirectory:
         return True
 
     def _make(self) -> None:
-        """Makes the directory, if need be, open to all for reading whatever the umask is."""
+        """Make the directory if it is missing. Every user may read it, whatever the umask is."""
         if self.path.is_dir():
             return
         try:
@@ -96,6 +122,13 @@ class SpecDirectory:
         else:
             self.path.chmod(DIRECTORY_MODE)
 
+    def _foreign(self, name: str) -> bool:
+        """Whether another program wrote the file of this name. Anything but a regular file is not for us to judge here."""
+        try:
+            return not ours(read_file(self.path / name, MAX_BYTES))
+        except OSError:
+            return False
+
     def _remove(self, name: str) -> bool:
         if not os.path.lexists(self.path / name):  # on a read-only file system unlink refuses this, too
             return False
@@ -105,7 +138,7 @@ class SpecDirectory:
         return False
 
     def _sweep(self) -> bool:
-        """Removes what killed processes left of our files, unless somebody is writing now. Returns whether that was done."""
+        """Remove the temporary files of killed processes. Return False if another process is writing now."""
         try:
             with _locked(self.path, fcntl.LOCK_EX) as locked:
                 for path in tuple(leftovers(self.path, OURS)) if locked else ():
@@ -113,23 +146,28 @@ class SpecDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:
-            return False  # they do no harm, and can be removed when the directory can be written
+            return False  # they do no harm; a later call removes them once the directory can be written
         return locked
 
 
+def not_ours(file: Path) -> str:
+    """Why a file with a name of ours stays."""
+    return f"{file}: another program wrote it or changed it, such as NVIDIA's plugin: remove it by hand if no program needs it"
+
+
 def said(error: OSError) -> str:
-    """What the system says, with the path it says it of."""
+    """The system's error text, after the path that it is about."""
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if error.filename else text
 
 
 @contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[bool]:
-    """Gives whether a directory could be locked: LOCK_SH to write there, LOCK_EX to remove what killed writers left."""
+    """Give whether a directory could be locked: LOCK_SH to write there, LOCK_EX to remove temporary files."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         got = False
-        with suppress(OSError):  # somebody has it, or this file system has no locks
+        with suppress(OSError):  # another process holds the lock, or this file system has no locks
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             got = True
         yield got
@@ -138,7 +176,7 @@ def _locked(directory: Path, kind: int) -> Iterator[bool]:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Writes a file whole. Raises OSError with the file's own name, not with that of what is written first."""
+    """Replace a file. Raises OSError, which names the file itself and not the temporary file."""
     try:
         replace_file(file, content, MODE)
     except OSError as error:
@@ -146,8 +184,11 @@ def _replace(file: Path, content: bytes) -> None:
 
 
 def _says(file: Path, content: bytes) -> bool:
-    """Whether there is a regular file of the right mode with this content."""
+    """Whether there is a regular file of root's, of the right mode, with this content."""
     try:
-        return file.lstat().st_mode == stat.S_IFREG | MODE and read_file(file, MAX_BYTES) == content
+        there = file.lstat()
+        # Another user could change the content later
+        sound = there.st_mode == stat.S_IFREG | MODE and trusted(there)
+        return sound and read_file(file, MAX_BYTES) == content
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""The daemon's part that keeps CDI specifications true to the node, and says which devices they serve."""
+"""Keeps the CDI specifications up to date with the node, and publishes which devices they serve."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from msgspec.structs import replace
 
 from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.access.cdi.spec import Spec, faults, gpu_nodes, other_names
+from gpu_plugin.access.cdi.written import own_faults
 from gpu_plugin.host.cdi.directory import OURS, Outcome, SpecDirectory, said
-from gpu_plugin.host.cdi.source import Request, SpecSource
+from gpu_plugin.host.cdi.files import NameConflicts
+from gpu_plugin.host.cdi.source import Request, SpecSource, UnsafeSpecError
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import NoAnswerError, begin, settled
@@ -22,16 +25,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 5.0  # seconds between two looks at whether anything on the host has changed
-PATIENCE = 10.0  # seconds that one look may take, the writing included, before devices count as out of reach
-RECALL_PATIENCE = 1.0  # seconds that the start waits for what an earlier process left
-REMOVAL_PATIENCE = 0.5  # seconds that the end waits for the removal of what was written
+LOOK_EVERY = 5.0  # seconds between two checks for changes on the host
+PATIENCE = 10.0  # seconds that one round may take, the writing included, before devices become unusable
+RECALL_PATIENCE = 1.0  # seconds that the start waits for the files of an earlier process
+REMOVAL_PATIENCE = 0.5  # seconds that the end waits for the removal of our files
+
+MAX_CONFLICTS = 3  # refused devices that are named one by one
 
 GPU_FILE = cdi_names.file_name(cdi_names.GPU)
 
 
 class SpecKeeper:
-    """Writes specifications off the event loop, again where the node, the settings or the host's files change."""
+    """Writes specifications on a thread, and writes them again if the node, the settings or the host's files change."""
 
     def __init__(
         self,
@@ -40,16 +45,17 @@ class SpecKeeper:
         directory: Path,
         changed: Callable[[CdiReadiness], None],
     ) -> None:
-        """Takes where specifications come from, what they are for now, and where they go.
+        """Keep the source of the specifications, the request for them, and their directory.
 
-        `wanted` gives None while no container is told of devices by CDI name, else how to make the request, which is done
-        on a thread; `changed` is told which devices are served:
-        none at first, and none again after a time in which nobody looked.
+        `wanted` returns None while no strategy uses CDI names, and otherwise a function that makes the request on a thread.
+        `changed` receives the devices that are served: no devices at first, and no devices again after a time without
+        CDI strategies.
         """
         self._source = source
         self._wanted = wanted
         self._changed = changed
         self._directory = SpecDirectory(directory)
+        self._conflicts = NameConflicts(directory)
         self._asked = Pulse()
         self._due = True
         self._readiness = CdiReadiness()
@@ -58,29 +64,29 @@ class SpecKeeper:
         self._call: SlowCall[Any] = SlowCall(partial(begin, name="cdi-specs"))
 
     def ask(self) -> None:
-        """Has the specifications brought up to date now. From the event loop's thread."""
+        """Start a round now. For the event loop's thread."""
         self._due = True
         self._asked.ring()
 
     async def recall(self) -> None:
-        """Tells of devices whose specification an earlier process left and which still holds: pods need not wait for it.
+        """Publish the devices of an earlier process's specification if it still holds, so that pods need not wait.
 
-        It holds where every file that it names is still there. Waits a moment at most.
+        It holds if every file that it names is still there and safe. Waits for RECALL_PATIENCE at most.
         """
         try:
             left = await self._call.joined(self._left, RECALL_PATIENCE)
         except NoAnswerError:
             log.warning("what CDI specifications there are already could not be read within %g s", RECALL_PATIENCE)
-        except Exception as error:  # noqa: BLE001 - the first round tells of it
+        except Exception as error:  # noqa: BLE001 - the first round reports it
             log.warning("what CDI specifications there are already cannot be read: %r", error)
         else:
-            if left and self._readiness == CdiReadiness():
+            if GPU_FILE in left and self._readiness == CdiReadiness():
                 self._report(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
 
     async def remove(self) -> None:
-        """Takes the specifications away, as the last thing that is done with them. Waits a moment at most, cancelled or not."""
+        """Remove the specifications at the end. Waits for REMOVAL_PATIENCE at most, cancelled or not."""
         with anyio.CancelScope(shield=True):
-            job = begin(self._directory.remove, "cdi-specs-removal")  # waits for what is being written now
+            job = begin(self._directory.remove, "cdi-specs-removal")  # waits for a write under way
             if not await settled(job, REMOVAL_PATIENCE):
                 log.warning("CDI specifications may stay in %s: does a disk hang?", self._directory.path)
                 return
@@ -90,7 +96,7 @@ class SpecKeeper:
         log.info("removed from %s: %s", self._directory.path, ", ".join(outcome.changed) or "nothing")
 
     async def run(self) -> None:
-        """Keeps the specifications written until cancelled."""
+        """Keep the specifications up to date until cancelled."""
         while True:
             self._due = False
             request = self._wanted()
@@ -100,7 +106,7 @@ class SpecKeeper:
                 self._looked = False
                 await self._wait(None)
                 continue
-            if self._call.begun:  # what an earlier process left is still being read
+            if self._call.begun:  # the files of an earlier process are still being read
                 await self._wait_for_call()
                 self._call.forget()
             self._looked = True
@@ -113,47 +119,58 @@ class SpecKeeper:
             await self._asked.wait(seconds)
 
     async def _wait_for_call(self) -> None:
-        """Waits for the call under way, and tells that no device can be used where it takes too long."""
+        """Wait for the call under way. If it takes too long, publish that no device can be used."""
         if not await self._call.wait(PATIENCE):
             trouble = f"its CDI specification could not be made within {PATIENCE:g} s: does a disk hang?"
             self._report(CdiReadiness(trouble=trouble))
             await self._call.wait()
 
     async def _take_round(self) -> None:
-        """Tells of a round's outcome, and that there is none yet where it takes too long."""
+        """Wait for a round and publish its result."""
         await self._wait_for_call()
         job = self._call.take()
         error = job.done.exception()
         if error is not None:
-            text = said(error) if isinstance(error, OSError) else repr(error)
+            known = isinstance(error, (OSError, UnsafeSpecError))
+            text = said(error) if isinstance(error, OSError) else str(error) if known else repr(error)
             trouble = f"its CDI specification cannot be made: {text}"
-            if not isinstance(error, OSError) and trouble != self._readiness.trouble:
+            if not known and trouble != self._readiness.trouble:
                 log.error("making CDI specifications failed unexpectedly", exc_info=error)
             self._report(CdiReadiness(trouble=trouble))
             return
-        built, outcome = job.done.result()
+        built, outcome, conflicts = job.done.result()
         for name in outcome.changed:
             log.info("%s/%s: %s", self._directory.path, name, "written" if name in built.specs else "removed")
         others = [sentence for name, sentence in outcome.refused.items() if name != GPU_FILE]
+        others += [
+            f"{self._directory.path / name}: the new one is invalid and was not written: {why}"
+            for name, why in outcome.invalid.items()
+            if name != GPU_FILE
+        ]
         self._complain(
             [*built.complaints, *(f"a CDI specification is not what it should be: {each}" for each in others)]
         )
-        self._report(readiness(built, outcome.refused))
+        self._report(readiness(built, outcome, conflicts))
 
-    def _round(self, request: Callable[[], Request]) -> "tuple[Built, Outcome]":
+    def _round(self, request: Callable[[], Request]) -> "tuple[Built, Outcome, Mapping[str, str]]":
         built = self._source.build(request())
-        return built, self._directory.write(built.specs)
+        outcome = self._directory.write(built.specs)
+        conflicts = self._conflicts.find()
+        shared = (*self._directory.complaints(), *list(conflicts.values())[:MAX_CONFLICTS])
+        if shared:
+            built = replace(built, complaints=(*built.complaints, *shared))
+        return built, outcome, conflicts
 
     def _left(self) -> dict[str, Spec]:
-        """The specifications that are there already by file name, as far as runtimes take them and all they name is there."""
+        """The files of the directory by name, as far as they are valid and every path in them is there and safe."""
         found = {}
         for device_class, name in zip(cdi_names.CLASSES, OURS, strict=True):
             spec = self._directory.read(name)
-            if spec is None or spec.kind != cdi_names.kind(device_class) or any(faults(spec)):
+            if spec is None or spec.kind != cdi_names.kind(device_class) or any(faults(spec)) or any(own_faults(spec)):
                 continue
             if self._source.holds(spec):
                 found[name] = spec
-        return found if GPU_FILE in found else {}
+        return found
 
     def _complain(self, complaints: Iterable[str]) -> None:
         told = frozenset(complaints)
@@ -172,12 +189,23 @@ class SpecKeeper:
         self._changed(state)
 
 
-def readiness(built: "Built", refused: Mapping[str, str]) -> CdiReadiness:
-    """Which devices can be used by name after specifications were built, and written but for those that were `refused`."""
-    written = {name: spec for name, spec in built.specs.items() if name not in refused}
+def readiness(built: "Built", outcome: Outcome, conflicts: Mapping[str, str] = {}) -> CdiReadiness:
+    """Which devices can be used by name after specifications were built, and written as far as `outcome` says.
+
+    `conflicts` says by qualified name why runtimes refuse devices.
+    If a new specification could not be written, the old file of that name counts for nothing: it is of another state of the node.
+    """
+    failed = {**outcome.refused, **outcome.invalid}
+    written = {name: spec for name, spec in built.specs.items() if name not in failed}
     trouble = built.trouble
-    if not trouble and GPU_FILE in refused:
-        trouble = f"its CDI specification cannot be written: {refused[GPU_FILE]}"
+    if not trouble and GPU_FILE in outcome.refused:
+        trouble = f"its CDI specification cannot be written: {outcome.refused[GPU_FILE]}"
+    if not trouble and GPU_FILE in outcome.invalid:
+        trouble = f"its CDI specification is invalid and was not written: {outcome.invalid[GPU_FILE]}"
     if not trouble and GPU_FILE not in built.specs:
         trouble = "its CDI specification has no device"
-    return CdiReadiness(gpu_nodes(written), trouble, built.missing, other_names(written))
+    kind = f"{cdi_names.kind(cdi_names.GPU)}="
+    refused = {name.removeprefix(kind): why for name, why in conflicts.items() if name.startswith(kind)}
+    nodes = {name: paths for name, paths in gpu_nodes(written).items() if name not in refused}
+    others = other_names(written).difference(conflicts)
+    return CdiReadiness(nodes, trouble, {**built.missing, **refused}, others, built.complaints)

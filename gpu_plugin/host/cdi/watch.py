@@ -1,6 +1,6 @@
-"""Whether CDI specifications are needed, and for what: follows the node and the settings, and has them kept where they are.
+"""Follows the node and the settings, and keeps CDI specifications while a strategy needs them.
 
-Imports what makes specifications only once a strategy names CDI devices.
+Imports the modules that make specifications only once a strategy names CDI devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ FIRST_SPECS = 0.5
 
 
 class CdiWatch:
-    """One node's CDI specifications, as far as its settings ask for any."""
+    """The CDI specifications of one node, if its settings ask for any."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class CdiWatch:
         driver_roots: Callable[[], Sequence[tuple[str, str]]],
         changed: "Callable[[CdiReadiness], None]",
     ) -> None:
-        """Takes how to learn the settings in force, where the node is seen, and whom to tell which devices are served."""
+        """`settings` returns the settings in force. `changed` receives which devices are served."""
         self.registered = anyio.Event()
-        """To be set once the kubelet knows of the first resource."""
+        """Set this event once the kubelet has registered the first resource."""
         self._settings = settings
         self._host = host
         self._driver_roots = driver_roots
@@ -54,7 +54,7 @@ class CdiWatch:
         return any(map(is_cdi, self._settings().device_list_strategy))
 
     def follow(self, node: Node, access: Access | None) -> None:
-        """Has the specifications be those of a node and of what is offered of it; None: what was offered before."""
+        """Make specifications for this node and this access from now on. None keeps the access."""
         self._node = node
         self._access = access or self._access
         self._asked.ring()
@@ -62,12 +62,12 @@ class CdiWatch:
             self._keeper.ask()
 
     async def recall(self) -> None:
-        """Takes the specifications that an earlier process left, if they are wanted and still hold. Waits a second at most."""
+        """Use the specifications of an earlier process if they are wanted and still hold. Waits for one second at most."""
         if self.wanted:
             await self._make_keeper().recall()
 
     async def run(self) -> None:
-        """Keeps specifications written from when they are wanted until cancelled."""
+        """Keep specifications up to date, from the time when they are wanted until cancelled."""
         while not self.wanted or not self._node.gpus:
             await self._asked.wait()
         with anyio.move_on_after(FIRST_SPECS):
@@ -75,7 +75,7 @@ class CdiWatch:
         await self._make_keeper().run()
 
     async def remove(self) -> None:
-        """Takes away what was written here, as the last thing that is done. Waits for a moment, cancelled or not."""
+        """Remove the specifications at the end. Waits for a moment, cancelled or not."""
         if self._keeper is not None:
             await self._keeper.remove()
 
@@ -89,7 +89,7 @@ class CdiWatch:
         return self._keeper
 
     def _request(self) -> "Callable[[], Request] | None":
-        """What specifications are for now; None where no runtime is told of devices by CDI name, or none is known yet."""
+        """A function that makes the request; None if no strategy uses CDI names or no GPU is known yet."""
         if not self.wanted or not self._node.gpus or self._access is None:
             return None
         return partial(_request_for, self._node, self._settings(), self._access)

@@ -1,4 +1,4 @@
-"""What a shared library says of itself. Imports pyelftools, which only CDI specifications need: 30 ms."""
+"""Reads the SONAME and the processor of a shared library. Imports pyelftools, which only CDI specifications need: 30 ms."""
 
 import struct
 from typing import Any
@@ -12,7 +12,7 @@ from elftools.elf.elffile import ELFFile
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 
 MAX_SEGMENTS = 256  # more program headers than any library has: a file that claims more is no library
-MAX_DYNAMIC_BYTES = 64 * 1024  # what is read of a dynamic table at most; those of libraries have some 500 bytes
+MAX_DYNAMIC_BYTES = 64 * 1024  # read at most; dynamic tables of libraries have some 500 bytes
 LONGEST_SONAME = 255  # bytes in the longest name of a file (NAME_MAX)
 
 _DT_NULL = 0
@@ -29,7 +29,7 @@ class SharedLibrary(msgspec.Struct, frozen=True):
 
 
 def read(file: str) -> SharedLibrary:
-    """What the library in this file says of itself.
+    """Read the ELF headers of a library.
 
     Raises:
         ValueError: it is no shared library; the text says why.
@@ -46,7 +46,7 @@ def read(file: str) -> SharedLibrary:
         except ELFError as error:
             raise ValueError(f"it is not an ELF file ({error})") from None
         except (ConstructError, ArithmeticError, AssertionError, LookupError, TypeError, UnicodeDecodeError) as error:
-            # What pyelftools raises on a file that begins as ELF and goes on as something else, and what is raised below.
+            # pyelftools raises these on a file that only begins as ELF, and the functions below raise some of them.
             raise ValueError(f"its ELF headers are damaged ({error})") from None
 
 
@@ -94,7 +94,7 @@ def _tags(elf: ELFFile, dynamic: Any) -> dict[int, int]:
 
 
 def _bytes(elf: ELFFile, at: int, most: int) -> bytes:
-    """So many bytes of the file, or as many as it has there."""
+    """The bytes of the file from this offset, `most` of them or fewer at its end."""
     if at >= elf.stream_len:
         raise LookupError("a table is outside of the file")
     elf.stream.seek(at)

@@ -1,52 +1,130 @@
-"""Following links in a directory that is the root of a file system for whoever installed it there.
+"""Follow links in a directory that is the root of an installed file system.
 
-An absolute link in a driver root is meant for those who have that root as their own: followed as it stands, it leaves it.
+An absolute link in a driver root starts at that root. Followed from `/`, it would leave the driver root.
 """
 
 import errno
 import os
-from collections.abc import Callable
+import stat
+
+import msgspec
 
 MAX_LINKS = 40  # links on the way to one file, as the kernel counts them: more are a circle
 
+# Each name is opened without following a link, and without any effect on a device or a FIFO.
+_OPEN_NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
-def resolve(root: str, path: str, passed: Callable[[str], object] | None = None) -> str | None:
-    """The real file behind `path`, both of them below `root`: every link on the way is taken as meant within it.
+# The process or the system has no room for another open file: that says nothing about the path.
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-    Gives a path below `root` whose last part is no link; None where there is nothing, or a circle of links. `root` has no slash
-    at its end and is empty for the real one. `passed` gets the directory of every link on the way, in which a change would
-    change the answer.
+
+class Name(msgspec.Struct, frozen=True):
+    """A directory entry on the way: its directory and the file itself, each with its path and its status.
+
+    Paths begin with the root. The status of the directory was read before the entry was opened.
     """
-    at, links = root, 0
-    left = _steps(path.removeprefix(root))
+
+    directory: str
+    directory_status: os.stat_result
+    path: str
+    status: os.stat_result
+
+    @property
+    def link(self) -> bool:
+        """Whether the name is a symbolic link."""
+        return stat.S_ISLNK(self.status.st_mode)
+
+
+class Way(msgspec.Struct):
+    """The way to a file below a root, every link on it included.
+
+    `path` is the path of the file without links, None if nothing is there or links go in circles. It equals the root for the
+    root itself. `status` is the file's. `names` has every directory entry on the way, in order. `link` is True if the path
+    itself is a link, and False if only directories on the way are.
+    """
+
+    path: str | None = None
+    status: os.stat_result | None = None
+    names: list[Name] = msgspec.field(default_factory=list)
+    link: bool = False
+
+
+class _Directory(msgspec.Struct):
+    path: str
+    descriptor: int
+    status: os.stat_result
+
+
+def resolve(root: str, path: str) -> str | None:
+    """The path without links behind `path`, both of them below `root`; see `walk`."""
+    return walk(root, path).path
+
+
+def walk(root: str, path: str) -> Way:
+    """Follow a path below `root`: every link on the way starts within the root. Blocks.
+
+    Each entry is opened in the open directory before it, so the answer is consistent even if a directory is renamed or
+    replaced at the same time.
+
+    Args:
+        root: without a slash at its end, empty for the real one.
+        path: begins with the root.
+
+    Raises:
+        OSError: there is no room for another open file.
+    """
+    way = Way()
+    opened: list[_Directory] = []
+    try:
+        descriptor = os.open(root or "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(_Directory(root, descriptor, os.fstat(descriptor)))
+        if _follow(way, opened, path.removeprefix(root)):
+            way.path, way.status = opened[-1].path, opened[-1].status
+    except ValueError:
+        pass  # no file has a NUL in its name
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
+    finally:
+        for each in opened:
+            os.close(each.descriptor)
+    return way
+
+
+def _follow(way: Way, opened: list[_Directory], path: str) -> bool:
+    """Open each directory on the way, and then the file. Returns False if links go in circles, or lead through a file."""
+    root, links, left = opened[0].path, 0, _steps(path)
     while left:
+        at = opened[-1]
+        if not stat.S_ISDIR(at.status.st_mode):
+            return False
         step = left.pop()
-        if step in (".", ".."):
-            if not os.path.isdir(at or "/"):  # noqa: PTH112
-                return None
-            if step == ".." and at != root:
-                at = at.rpartition("/")[0]
+        if step == ".":
             continue
-        here = f"{at}/{step}"
-        try:
-            target = os.readlink(here)  # noqa: PTH115
-            if passed is not None:
-                passed(at)
-                target = os.readlink(here)  # noqa: PTH115 - again: it may have changed before anyone looked at `at`
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # readlink(2): there is something, and it is no link
-                return None
-            at = here
+        if step == "..":
+            if len(opened) > 1:  # the root is its own parent
+                os.close(opened.pop().descriptor)
             continue
+        here = f"{at.path}/{step}"
+        descriptor = os.open(step, _OPEN_NAME, dir_fd=at.descriptor)
+        opened.append(_Directory(here, descriptor, os.fstat(descriptor)))
+        name = Name(at.path, at.status, here, opened[-1].status)
+        way.names.append(name)
+        if not name.link:
+            continue
+        way.link = way.link or not left
         links += 1
         if links > MAX_LINKS:
-            return None
+            return False
+        target = os.readlink("", dir_fd=descriptor)
+        os.close(opened.pop().descriptor)
         if target.startswith("/"):
-            at = root
+            while len(opened) > 1:
+                os.close(opened.pop().descriptor)
             if root and f"{target}/".startswith(f"{root}/"):
-                target = target.removeprefix(root)  # written by someone who saw the root where it is mounted
+                target = target.removeprefix(root)  # the link was written with the path at which the root is mounted
         left += _steps(target)
-    return at if at != root or os.path.isdir(root or "/") else None  # noqa: PTH112
+    return True
 
 
 def _steps(path: str) -> list[str]:

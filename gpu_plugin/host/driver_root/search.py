@@ -4,7 +4,9 @@ import os
 from collections.abc import Sequence
 
 from gpu_plugin.access.cdi import driver
-from gpu_plugin.access.cdi.host_files import DriverFiles, Seen
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
+from gpu_plugin.access.cdi.host_files import DriverFiles, Kind, Seen
+from gpu_plugin.host.driver_root.loader import loader_directories
 from gpu_plugin.host.driver_root.tree import FirstRoot, Tree
 
 
@@ -20,17 +22,25 @@ class Search(FirstRoot[DriverFiles]):
         # Directories to which a driver's libraries are linked and whose names are not known yet.
         targets = (tree.look(path).target for path in driver.linked_libraries(listing))
         linked = dict.fromkeys(target.rpartition("/")[0].strip("/") for target in targets if target)
-        more = tuple(directory for directory in linked if directory not in listing)
-        listing = {**listing, **tree.names(each for at in more for each in driver.with_subdirectories(at))}
+        beside = dict.fromkeys((*linked, *loader_directories(tree)))
+        more = tuple(directory for directory in beside if directory not in LIBRARY_DIRECTORIES)
+        listing = {**listing, **tree.names(more)}
+        libraries = [directory for directory in (*LIBRARY_DIRECTORIES, *more) if directory in listing]
+        listing = {**listing, **tree.names(driver.subdirectories(libraries))}
         picked = driver.pick(listing, running, root, more)
         if picked.version:  # only now it is known where its firmware lies
             listing = {**listing, **tree.names(driver.firmware_directories(picked.version, self._kernel))}
             picked = driver.pick(listing, running, root, more)
-        libraries = [tree.library(path) for path in picked.libraries]
+        seen = [tree.library(path) for path in picked.libraries]
         files = [(_look(tree, path), group) for path, group in picked.files]
-        found = driver.chosen(picked, libraries, files, root)
+        links = [tree.look(path) for path in driver.unversioned(listing, picked.libraries)]
+        found = driver.chosen(picked, seen, files, root, links)
         return found, bool(found.libraries or found.version)
 
 
 def _look(tree: Tree, path: str) -> Seen:
-    return tree.look_for(path) if path[1:] in driver.COMING_AND_GOING else tree.look(path)
+    expected = driver.COMING_AND_GOING.get(path[1:])
+    if expected is None:
+        return tree.look(path)
+    _, kind = expected
+    return tree.look_for(path, kind, links=kind is Kind.FILE)

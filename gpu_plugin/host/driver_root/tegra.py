@@ -1,8 +1,7 @@
-"""Finds what the lists of Linux for Tegra name, below a root, again only where something there has changed."""
+"""Finds the files that the lists of Linux for Tegra name below a root. Searches again only after a change."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from msgspec.structs import replace
@@ -10,22 +9,21 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi import tegra
 from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.tegra import Entry, Line
-from gpu_plugin.host.driver_root.inside import resolve
-from gpu_plugin.host.driver_root.tree import FirstRoot, Tree, device_at, stamp
+from gpu_plugin.host.driver_root.safe import judge
+from gpu_plugin.host.driver_root.tree import LEADS_NOWHERE, FirstRoot, Tree, device_node
+from gpu_plugin.host.driver_root.wildcards import expand
 from gpu_plugin.runtime.regular_file import open_file
 
-MAX_PATHS = 5_000  # paths that are looked at; the lists of a Jetson name some 300
-MAX_MATCHES = 1_000  # paths that one line with wildcards may stand for
-
-_WILD = frozenset("*?[")
+MAX_PATHS = 5_000  # the lists of a Jetson name some 300 paths
 
 
 class TegraSearch(FirstRoot[tegra.TegraFiles]):
-    """Keeps what the lists below the first of these roots name, until a list or a directory changes.
+    """Keeps the files that the lists name, until a list or a directory changes.
 
-    `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /. Lists are
-    looked for below each of them in turn and here last; what they name lies below the first root that is there. Device
-    nodes are looked for here, and below each root. `own`: this machine counts; it does not where the roots are of another.
+    `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /. The lists of
+    the first root with a list count, or those of this machine. Their paths lie below the first root that exists. Device
+    nodes are searched on this machine and below each root. `own` is False if the roots belong to another machine; then
+    this machine does not count.
     """
 
     def __init__(self, roots: Sequence[tuple[str, str]], *, own: bool = True) -> None:
@@ -34,7 +32,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         self._lines: tuple[Line, ...] = ()
 
     def files(self, running: str = "") -> tegra.TegraFiles:
-        """What there is, the device nodes as they are now."""
+        """The files, with the present device nodes."""
         return self._with_devices(super().files(running))
 
     def _search(self, running: str) -> tegra.TegraFiles:
@@ -47,7 +45,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
             found = find(tree, (line for line in lines if line.kind is not Entry.DEVICE))
             found = replace(found, complaints=(*complaints, *found.complaints))
             release = tree.look_for(tegra.RELEASE)
-            if release.kind is Kind.FILE:
+            if release.kind is Kind.FILE and not release.fault:
                 looked = tegra.Looked(Line(Entry.LIBRARY, tegra.RELEASE), release)
                 found = replace(found, looked=(*found.looked, looked))
         else:
@@ -58,23 +56,27 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         return found
 
     def _with_devices(self, found: tegra.TegraFiles) -> tegra.TegraFiles:
-        """The same with the device nodes that there are now: they come and go without a trace that is worth watching."""
-        roots = dict.fromkeys((*self._here, *(seen_at for seen_at, _ in self.roots)))
+        """Add the present device nodes. They are read each time, since they come and go without a change to watch."""
+        roots = {**dict.fromkeys(self._here, ""), **dict(reversed(self.roots))}
         nodes: dict[str, DeviceFile] = {}
         looked: dict[str, tegra.Looked] = {}
         for line in self._lines:
             paths = sorted({path for root in roots for path in expand(Tree(root), line.path)}) or [line.path]
             for path in paths:
-                known = next((known for root in roots if (known := device_file(root, path))), None)
-                if known is not None:
-                    nodes[path] = known
-                kind = Kind.OTHER if known is not None else Kind.MISSING
-                looked[path] = tegra.Looked(Line(Entry.DEVICE, path), Seen(path, kind, path if known else ""))
-        return replace(found, looked=(*looked.values(), *found.looked), nodes=nodes)
+                seen = Seen(path, Kind.MISSING)
+                for root, host in roots.items():
+                    seen, known = device_file(root, path)
+                    if known is not None:
+                        nodes[path] = replace(known, root=host)
+                    if seen.kind is not Kind.MISSING:
+                        break
+                looked[path] = tegra.Looked(Line(Entry.DEVICE, path), seen)
+        searched = tuple(root or "/" for root in roots)
+        return replace(found, looked=(*looked.values(), *found.looked), nodes=nodes, searched=searched)
 
 
 def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
-    """Lines of the lists below the first of these roots that has any, and what is wrong with them."""
+    """The lines of the lists below the first root with a list, and sentences about their faults."""
     lines: dict[Line, None] = {}
     complaints: list[str] = []
     for tree in trees:
@@ -91,10 +93,10 @@ def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
 
 def _list(tree: Tree, path: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     seen = tree.look(path)
-    if seen.kind is not Kind.FILE:
-        return (), (f"{path} is left out: it is not a regular file ({seen.kind})",)
+    if seen.fault or seen.kind is Kind.MISSING:
+        return (), (f"{path} is left out: {seen.fault or LEADS_NOWHERE}",)
     file = tree.root + seen.target
-    tree.stamps[file] = stamp(file)
+    tree.watch(file)
     try:
         with open_file(file) as stream:
             return tegra.parse(path, stream.read(tegra.MAX_BYTES + 1))
@@ -103,7 +105,7 @@ def _list(tree: Tree, path: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
 
 
 def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:
-    """What is found of these lines below the root of this tree, at most MAX_PATHS of it. Blocks. Raises OSError."""
+    """The files for these lines below the root of this tree, MAX_PATHS at most. Blocks. Raises OSError."""
     paths = ((line, path) for line in lines for path in ([*expand(tree, line.path)] or [line.path]))
     first = [*islice(dict.fromkeys(Line(line.kind, path) for line, path in paths), MAX_PATHS + 1)]
     complaints = (f"the lists of Linux for Tegra name more than {MAX_PATHS:,} paths; the rest is left out",)
@@ -112,44 +114,14 @@ def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:
 
 
 def _look(tree: Tree, line: Line) -> tegra.Looked:
-    seen = tree.look(line.path)
-    directory, _, name = line.path.rpartition("/")
-    parent = resolve(tree.root, tree.root + directory)
-    place = tree.root + directory if parent is None else parent
-    tree.stamps.setdefault(place, stamp(place))
-    link = parent is not None and os.path.islink(f"{parent}/{name}")  # noqa: PTH114
-    named = seen.kind is Kind.FILE and line.kind is not Entry.DIRECTORY and tegra.is_library(line.path)
-    return tegra.Looked(line, seen, link, tree.library(line.path) if named else None)
+    kinds = (Kind.DIRECTORY,) if line.kind is Entry.DIRECTORY else (Kind.FILE, Kind.DIRECTORY)
+    seen = tree.look(line.path, kinds)
+    named = seen.kind is Kind.FILE and not seen.fault and tegra.is_library(line.path)
+    return tegra.Looked(line, seen, tree.library(line.path) if named else None)
 
 
-def expand(tree: Tree, pattern: str) -> Iterator[str]:
-    """Paths below the root of this tree that a path with wildcards stands for, in order; one without stands for itself."""
-    if _WILD.isdisjoint(pattern):
-        yield pattern
-        return
-    found = [""]
-    for part in pattern.split("/")[1:]:
-        if _WILD.isdisjoint(part):
-            found = [f"{base}/{part}" for base in found]
-        else:
-            found = list(
-                islice((f"{base}/{name}" for base in found for name in _matching(tree, base, part)), MAX_MATCHES)
-            )
-    yield from found
-
-
-def _matching(tree: Tree, directory: str, pattern: str) -> Iterator[str]:
-    path = resolve(tree.root, f"{tree.root}{directory}")
-    tree.stamps[path or f"{tree.root}{directory}"] = stamp(path or f"{tree.root}{directory}")
-    try:
-        names = sorted(os.listdir(path)) if path is not None else []  # noqa: PTH208
-    except OSError:
-        return  # a file, or nothing that can be read
-    yield from (
-        name for name in names if fnmatchcase(name, pattern) and name.startswith(".") == pattern.startswith(".")
-    )
-
-
-def device_file(root: str, path: str) -> DeviceFile | None:
-    """The character or block device that a path below a root leads to; None for anything else."""
-    return device_at(resolve(root, f"{root}{path}") or "")
+def device_file(root: str, path: str) -> tuple[Seen, DeviceFile | None]:
+    """The file behind a path below a root, and its device node if it is a safe one."""
+    judged = judge(root, path, (Kind.DEVICE,))
+    node = None if judged.seen.fault or judged.way.status is None else device_node(judged.way.status)
+    return judged.seen, node

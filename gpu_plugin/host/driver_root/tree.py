@@ -1,32 +1,35 @@
-"""A look at the directories and files below a driver root. Every call blocks for as long as the file system does."""
+"""Reads directories and files below a driver root. Every call blocks for as long as the file system does."""
 
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Listing, Seen, SeenLibrary
-from gpu_plugin.host.driver_root.inside import resolve
+from gpu_plugin.host.driver_root.inside import Way, resolve, walk
+from gpu_plugin.host.driver_root.safe import judge
 
 MAX_NAMES = 200_000  # names in one directory that are read at most
 
-Stamp = tuple[int, int, int] | None
-"""What a directory is known by: device, inode and time of the last change in ns; None for one that is not there."""
+Stamp = tuple[int, int, int, int, int] | None
+"""The identity of a file: device, inode, mode, owner, and time of the last change in ns (0 if the time does not count).
 
-_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFSOCK: Kind.SOCKET, stat.S_IFDIR: Kind.DIRECTORY}
+None for a missing file.
+"""
 
-Identity = tuple[int, int, int, int]  # what a file is known by: device, inode, time of the last change in ns, and size
+LEADS_NOWHERE = "it is a link that leads nowhere"  # why a file is left out whose name is in its directory
+
+Identity = tuple[int, int, int, int]  # device, inode, time of the last change in ns, and size
 
 
 class Tree(msgspec.Struct):
     """The files below a root as this process sees it, empty for the real one.
 
-    `stamps` has every directory that had a say in the answers so far: as long as they are the same, and nothing came where
-    nothing was, so are the answers. `libraries` has what libraries say of themselves by their identity, since reading them
-    takes most of the time; `remembered` is that of an earlier tree.
+    `stamps` has every directory and file that the results depend on. The results stay the same while the stamps do and no
+    missing file appears. `libraries` has the ELF data of libraries by their identity, since most of the time is spent on
+    reading them. `remembered` is the same of an earlier tree.
     """
 
     root: str
@@ -34,63 +37,66 @@ class Tree(msgspec.Struct):
     libraries: dict[Identity, SeenLibrary] = msgspec.field(default_factory=dict)
     stamps: dict[str, Stamp] = msgspec.field(default_factory=dict)
     _absent: dict[str, None] = msgspec.field(default_factory=dict)
-    _looked_for: dict[str, Seen] = msgspec.field(default_factory=dict)
+    _looked_for: dict[str, tuple[Kind, bool, Seen]] = msgspec.field(default_factory=dict)
+    _faulty: dict[str, SeenLibrary] = msgspec.field(default_factory=dict)  # those that could not be read, by target
     _listed: set[str] = msgspec.field(default_factory=set)
 
     def names(self, directories: Iterable[str]) -> Listing:
-        """Names in those of these directories that are there, in alphabetical order; each only under its first name."""
+        """The names in each existing directory, in alphabetical order. A directory counts under its first path only."""
         found: dict[str, tuple[str, ...]] = {}
         for directory in directories:
-            path = self._resolve(f"{self.root}/{directory}")
+            path = self.directory(f"/{directory}")
             if path is None or path in self._listed:
                 continue  # as lib64 and usr/lib64 are one directory nearly everywhere
             self._listed.add(path)
-            self._passed(path)
             try:
                 with os.scandir(path or "/") as entries:
                     found[directory] = tuple(
                         sorted(entry.name for entry, _ in zip(entries, range(MAX_NAMES), strict=False))
                     )
             except (NotADirectoryError, FileNotFoundError):
-                continue  # no directory, or gone this moment: its stamp tells when that is another
+                continue  # no directory, or removed just now: the stamp shows a later change
         return found
 
-    def look(self, path: str) -> Seen:
-        """What a path below the root leads to."""
-        target = self._resolve(self.root + path)
-        if target is not None:
-            self._passed(target.rpartition("/")[0])
-        return self._seen(path, target)
+    def directory(self, path: str) -> str | None:
+        """The path of a directory without links, None for a missing directory. A change of its names counts."""
+        way = walk(self.root, self.root + path)
+        self._passed(self.root + path, way)
+        if way.path is not None and way.status is not None:
+            self._stamp(way.path, way.status, names=True)
+        return way.path
 
-    def look_for(self, path: str) -> Seen:
-        """Looks as `look` does, for what lies in a directory that changes all the time: only what it leads to has a say."""
-        seen = self._looked_for[path] = self._seen(path, resolve(self.root, self.root + path))
+    def look(self, path: str, kinds: Sequence[Kind] = (Kind.FILE,)) -> Seen:
+        """The file behind a path below the root, and whether containers may be given it (see `judge`)."""
+        judged = judge(self.root, path, kinds)
+        self._passed(self.root + path, judged.way)
+        if judged.way.names:
+            last = judged.way.names[-1]
+            self._stamp(last.directory, last.directory_status, names=True)
+        return judged.seen
+
+    def look_for(self, path: str, kind: Kind = Kind.FILE, *, links: bool = True) -> Seen:
+        """Look as `look` does, for a path in a directory that changes all the time: only a change of the result counts."""
+        seen = judge(self.root, path, (kind,), links=links).seen
+        self._looked_for[path] = (kind, links, seen)
         return seen
 
-    def _seen(self, path: str, target: str | None) -> Seen:
-        if target is None:
-            return Seen(path, Kind.MISSING)
-        try:
-            kind = _KINDS.get(stat.S_IFMT(os.lstat(target).st_mode), Kind.OTHER)
-        except OSError:
-            return Seen(path, Kind.MISSING)
-        return Seen(path, kind, target.removeprefix(self.root))
-
     def library(self, path: str) -> SeenLibrary:
-        """A library, with what it says of itself; where it cannot be read, why."""
+        """A library with its ELF data, or the reason why it cannot be read."""
+        seen = self.look(path)
+        if seen.fault or seen.kind is Kind.MISSING:
+            return SeenLibrary(seen, fault=seen.fault or LEADS_NOWHERE)
+        read = self._read(seen)
+        if read.fault:
+            self._faulty[seen.target] = read
+        return msgspec.structs.replace(read, seen=seen)
+
+    def _read(self, seen: Seen) -> SeenLibrary:
         from gpu_plugin.host.driver_root import elf  # noqa: PLC0415 - 30 ms that only CDI specifications need
 
-        seen = self.look(path)
-        if seen.kind is not Kind.FILE:
-            what = (
-                "it is a link that leads nowhere"
-                if seen.kind is Kind.MISSING
-                else f"it is not a regular file ({seen.kind})"
-            )
-            return SeenLibrary(seen, fault=what)
         file = self.root + seen.target
         try:
-            status = Path(file).stat()
+            status = os.stat(file)  # noqa: PTH116
             identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
             known = self.libraries.get(identity) or self.remembered.get(identity)
             if known is None:
@@ -101,46 +107,55 @@ class Tree(msgspec.Struct):
             return SeenLibrary(seen, fault=f"it cannot be read: {error.strerror or error}")
         except ValueError as error:
             return SeenLibrary(seen, fault=str(error))
-        return SeenLibrary(seen, known.soname, known.machine, known.bits)
+        return known
+
+    def watch(self, path: str) -> None:
+        """Count a change of this file, by its path as this process sees it."""
+        self.stamps[path] = stamp(path)
 
     @property
     def changed(self) -> bool:
-        """Whether something that had a say is another now."""
+        """Whether a file or directory that the results depend on has changed."""
         return (
-            any(stamp(path) != then for path, then in self.stamps.items())
+            any(stamp(path, times=then is None or bool(then[-1])) != then for path, then in self.stamps.items())
             or any(resolve(self.root, path) is not None for path in self._absent)
+            # A file that was being copied becomes whole without a change of its directory, and times are too coarse to tell.
+            or any(self._read(then.seen).fault != then.fault for then in self._faulty.values())
             or any(
-                self._seen(path, resolve(self.root, self.root + path)) != then
-                for path, then in self._looked_for.items()
+                judge(self.root, path, (kind,), links=links).seen != then
+                for path, (kind, links, then) in self._looked_for.items()
             )
         )
 
-    def _resolve(self, path: str) -> str | None:
-        found = resolve(self.root, path, self._passed)
-        if found is None:
+    def _passed(self, path: str, way: Way) -> None:
+        """Count every directory and file on the way, and the names of each directory with a link on the way."""
+        if way.path is None:
             self._absent[path] = None
-        return found
+        for name in way.names:
+            self._stamp(name.directory, name.directory_status, names=name.link)
+            self._stamp(name.path, name.status)
 
-    def _passed(self, directory: str) -> None:
-        if directory not in self.stamps:
-            self.stamps[directory] = stamp(directory)
+    def _stamp(self, path: str, status: os.stat_result, *, names: bool = False) -> None:
+        known = self.stamps.get(path)
+        if known is None or (names and not known[-1]):
+            self.stamps[path] = _stamp(status, times=names)
 
 
-def stamp(path: str) -> Stamp:
-    """A directory's stamp now; an empty path is /."""
+def stamp(path: str, *, times: bool = True) -> Stamp:
+    """A file's stamp now; an empty path is /."""
     try:
-        status = os.stat(path or "/")  # noqa: PTH116 - some 60 of them each few seconds
+        return _stamp(os.lstat(path or "/"), times=times)
     except OSError:
         return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def device_at(path: str) -> DeviceFile | None:
-    """The character or block device that a path leads to; None for anything else."""
-    try:
-        status = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return None
+def _stamp(status: os.stat_result, *, times: bool) -> Stamp:
+    changed = status.st_mtime_ns if times else 0
+    return status.st_dev, status.st_ino, status.st_mode, status.st_uid, changed
+
+
+def device_node(status: os.stat_result) -> DeviceFile | None:
+    """The character or block device with this status, None for another kind of file."""
     if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
         return None
     numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
@@ -151,7 +166,7 @@ Files = TypeVar("Files")
 
 
 class FirstRoot(Generic[Files]):
-    """Keeps what was found below the first of these roots that serves, until something there changes.
+    """Keeps the files found below the first root that serves, until something there changes.
 
     `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /.
     """
@@ -161,26 +176,30 @@ class FirstRoot(Generic[Files]):
         self.host_root = self.roots[0][1]
         """The root in use, as the host calls it."""
         self.searches = 0
-        """How often the files were searched, for those who watch that it is not done in vain."""
+        """The number of searches, so that tests can count needless ones."""
         self._trees: tuple[Tree, ...] = ()
         self._last: tuple[str, Files] | None = None
 
     def files(self, running: str = "") -> Files:
-        """What there is for the driver of the version that runs; empty where it is not known, or has no say. Blocks.
+        """The files of the driver version that runs. `running` is empty if the version is unknown or does not matter. Blocks.
 
-        Raises OSError where a directory cannot be read; what was known stays then.
+        Raises OSError if a directory cannot be read. The earlier result stays then.
         """
         if self._last is None or running != self._last[0] or any(tree.changed for tree in self._trees):
             self.searches += 1
             self._last = running, self._search(running)
         return self._last[1]
 
+    def forget(self) -> None:
+        """Make the next call of `files` search again."""
+        self._last = None
+
     def _tree(self, root: str) -> Tree:
-        """A new look below a root, with what is remembered of its libraries."""
+        """A new tree of a root, with the known ELF data of its libraries."""
         return Tree(root, next((tree.libraries for tree in self._trees if tree.root == root), {}))
 
     def _search(self, running: str) -> Files:
-        """What there is below the first root that serves, else below the first of all."""
+        """The files below the first root that serves, or below the first root if no root serves."""
         trees: list[Tree] = []
         found: list[tuple[Files, str]] = []
         for seen_at, host in self.roots:
@@ -196,5 +215,5 @@ class FirstRoot(Generic[Files]):
         return files
 
     def _in(self, tree: Tree, root: str, running: str) -> tuple[Files, bool]:
-        """What there is below the root of a tree, which the operator calls `root`; and whether that serves. Raises OSError."""
+        """The files of a tree whose root the operator calls `root`, and whether they serve. Raises OSError."""
         raise NotImplementedError

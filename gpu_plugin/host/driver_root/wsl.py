@@ -1,4 +1,4 @@
-"""Finds what the driver of a Windows host has for Linux, below a root, again only where something there has changed."""
+"""Finds the files for Linux of a Windows host's driver below a root. Searches again only after a change."""
 
 import filecmp
 from pathlib import Path
@@ -8,11 +8,11 @@ from gpu_plugin.access.cdi.directories import DXCORE, DXCORE_DIRECTORIES, WSL_LI
 from gpu_plugin.access.cdi.host_files import Kind, SeenLibrary
 from gpu_plugin.host.driver_root.tree import FirstRoot, Tree
 
-_LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")  # what the loader of CUDA is called in WSL's own directory
+_LOADED_AS = ("libcuda.so.1", "libcuda.so.1.1")  # the names of the loader of CUDA in WSL's own directory
 
 
 class WslSearch(FirstRoot[wsl.WslFiles]):
-    """Finds what the driver of a Windows host has for Linux."""
+    """Finds the files for Linux of a Windows host's driver."""
 
     def _in(self, tree: Tree, root: str, running: str) -> tuple[wsl.WslFiles, bool]:
         del running
@@ -33,25 +33,25 @@ def _store(tree: Tree, directory: str, names: tuple[str, ...]) -> wsl.Store:
     try:
         written = Path(tree.root + cuda.target).stat().st_mtime_ns if cuda.kind is Kind.FILE else 0
     except OSError:
-        written = 0  # taken away since
+        written = 0  # removed just now
     return wsl.Store(directory, names, _current(tree, f"/{directory}/{wsl.CUDA_LOADER}"), written)
 
 
 def _current(tree: Tree, loader: str) -> bool:
-    """Whether a loader of CUDA is the one that WSL's own directory has."""
+    """Whether this loader of CUDA equals the loader in WSL's own directory."""
     own = tree.look(loader)
     for name in _LOADED_AS:
         loaded = tree.look(f"/{WSL_LIBRARIES}/{name}")
-        if own.kind is loaded.kind is Kind.FILE:
+        if own.kind is loaded.kind is Kind.FILE and not own.fault and not loaded.fault:
             try:
                 return filecmp.cmp(tree.root + own.target, tree.root + loaded.target, shallow=False)
             except OSError:
-                return False  # one was taken away since
+                return False  # a file was removed just now
     return False
 
 
 def _dxcore(tree: Tree) -> SeenLibrary | None:
-    """The first libdxcore that can be loaded, else the first there is."""
+    """The first libdxcore that can be loaded, or the first at all."""
     there = [directory for directory, names in tree.names(DXCORE_DIRECTORIES).items() if DXCORE in names]
     libraries = [tree.library(f"/{directory}/{DXCORE}") for directory in there]
     return next((library for library in libraries if not library.fault), libraries[0] if libraries else None)

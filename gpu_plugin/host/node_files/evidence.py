@@ -14,10 +14,13 @@ import msgspec
 
 from gpu_plugin.access.strategy_choice import (
     CONTAINERD,
+    K0S,
     K3S,
+    MICROK8S,
     OTHER_SOCKETS,
     RKE2,
     SOCKETS,
+    TALOS,
     ContainerdEvidence,
     CrioEvidence,
     CriSection,
@@ -152,6 +155,9 @@ FILES = {
     CONTAINERD: "/etc/containerd/config.toml",
     K3S: "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     RKE2: "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    K0S: "/etc/k0s/containerd.toml",
+    MICROK8S: "/var/snap/microk8s/current/args/containerd.toml",
+    TALOS: "/etc/cri/containerd.toml",
 }
 
 IMPLIED = "/etc/containerd/conf.d/*.toml"  # what newer releases import where the file names no imports

@@ -36,15 +36,11 @@ class NodeRoot:
     def seen(self, path: str) -> Path | None:
         """Where this process finds a path of the node, links followed; None where nothing is there, or links go in circles.
 
-        Raises NodeFileError where that cannot be told, such as in a directory that this process may not search.
+        Raises NodeFileError if this process has no room for another open file.
         """
         try:
             found = resolve(str(self._root).rstrip("/"), f"{str(self._root).rstrip('/')}/{path.lstrip('/')}")
-        except ValueError:
-            return None
         except OSError as error:
-            if error.errno in _ABSENT:
-                return None
             raise NodeFileError(_unreadable(path, error)) from None
         return None if found is None else Path(found)
 

@@ -136,6 +136,12 @@ def _family(roots: Iterable[str]) -> str:
 
 log = logging.getLogger(__name__)
 
+_NO_TEGRA = (
+    "this machine is no Tegra system: its processor is not ARM, and neither /etc/nv_tegra_release nor "
+    "/sys/devices/soc0/family says so; use auto or nvml"
+)
+_MOUNT_WSL = "if the node is WSL, mount its directory /usr/lib/wsl into the container at the same path"
+
 ARM = frozenset({"aarch64", "arm64"})  # machines that a GPU can be part of the processor of, as the kernel calls them
 
 NAMES_PATIENCE = 5.0
@@ -168,12 +174,16 @@ class PlatformDriver(Driver):
     def open(self) -> None:
         """Finds out what this node is, and opens the driver for that.
 
-        Raises NvmlError where it is NVML's, or needs NVML as WSL does, and there is none that works.
+        Raises NvmlError where it is NVML's, or needs NVML as WSL does, and there is none that works; and where a Tegra is asked
+        for that this machine cannot be.
         """
         self._nvml_open = False
-        choice = choose(self._strategy, look(self._roots), self._models)
+        traces = look(self._roots)
+        choice = choose(self._strategy, traces, self._models)
+        if choice.platform is Platform.TEGRA and not traces.tegra and not self._may_integrate:
+            raise NvmlError(Return.NOT_SUPPORTED, "--device-discovery-strategy=tegra", _NO_TEGRA)
         if choice.platform is Platform.NVML and not self._nvml_open:
-            self._nvml.open()
+            self._open_nvml(traces)
         elif choice.platform is not Platform.NVML and self._nvml_open:
             self._nvml.close()
         self.chosen = self._drivers[choice.platform]
@@ -183,6 +193,14 @@ class PlatformDriver(Driver):
         self._said = choice
         if self.chosen is not self._nvml:
             self.chosen.open()
+
+    def _open_nvml(self, traces: Traces) -> None:
+        try:
+            self._nvml.open()
+        except NvmlError as error:
+            if error.code == Return.LIBRARY_NOT_FOUND and traces.dxg and not traces.dxcore:
+                raise NvmlError(error.code, error.call, f"{error.text}. {traces.dxg} exists: {_MOUNT_WSL}") from None
+            raise
 
     def _models(self) -> tuple[str, ...] | None:
         """Opens NVML, and asks it for the GPUs' names where one may be part of the processor; None: there is no library."""

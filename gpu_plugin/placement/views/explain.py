@@ -11,7 +11,7 @@ from math import comb
 from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import Device
 from gpu_plugin.placement import shared
-from gpu_plugin.placement.shared import HAS, POLICIES, ROOM, Round
+from gpu_plugin.placement.shared import HAD, HAS, POLICIES, ROOM, Round, Stage
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Subsets, remainder_worths
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import called
@@ -46,24 +46,25 @@ def why(trace: Trace) -> str:
         return "a bounded search does not say what came second"
     if trace.runner_up is None:
         return FORCED[trace.choice.how]
-    scores = trace.placement.topology.score(trace.choice.gpus), trace.placement.topology.score(trace.runner_up)
-    if trace.criterion is Criterion.SCORE:
-        return f"a total score of {scores[0]}, {scores[0] - scores[1]} more than the runner-up's"
-    equal = f"both score {scores[0]}; " if len(trace.choice.gpus) > 1 else ""
+    topology = trace.placement.topology
+    score, less = topology.score(trace.choice.gpus), topology.score(trace.runner_up)
+    if score != less:
+        return f"a total score of {score}, {score - less} more than the runner-up's"
+    equal = f"both score {score}; " if len(trace.choice.gpus) > 1 else ""
     return equal + _finer_difference(trace)
 
 
 def _finer_difference(trace: Trace) -> str:
-    """What the chosen one of two sets of one score has over the runner-up."""
+    """The advantage of the chosen set over a runner-up of equal score."""
     topology, subsets = trace.placement.topology, trace.placement.subsets
     assert trace.runner_up is not None
     assert subsets is not None
     left, instead = (subsets.mask(trace.available.difference(gpus)) for gpus in (trace.choice.gpus, trace.runner_up))
-    if trace.criterion is Criterion.REMAINDER:
-        return _better_remainder(topology, subsets, left, instead)
-    if trace.criterion is Criterion.DISTANCE:
+    if trace.criterion is Criterion.WEIGHT:
         near, far = topology.distance(trace.choice.gpus), topology.distance(trace.runner_up)
         return f"on nearer NUMA nodes, with distances of {near} in all instead of {far}"
+    if trace.criterion is Criterion.REMAINDER:
+        return _better_remainder(topology, subsets, left, instead)
     if trace.criterion is Criterion.EVENNESS:
         squares, more = (len(subsets.bits) ** 2 - subsets.evenness[mask] for mask in (left, instead))
         return (
@@ -75,11 +76,17 @@ def _finer_difference(trace: Trace) -> str:
 
 
 def _better_remainder(topology: Topology, subsets: Subsets, left: int, instead: int) -> str:
-    worths = ((size, worth[left], worth[instead]) for size, worth in remainder_worths(topology, subsets.score))
-    size, ours, theirs = next((size, ours, theirs) for size, ours, theirs in worths if ours != theirs)
-    if not size:
-        return f"the pairs that stay free score {ours} in all instead of {theirs}"
-    return f"what stays free gives pods of {size} a total score of {ours} instead of {theirs}"
+    values = ((size, worth[left], worth[instead]) for size, worth in remainder_worths(len(topology), subsets.weight))
+    size, *differing = next(each for each in values if each[1] != each[2])
+    (score, near), (less, far) = map(topology.parts, differing)
+    if score != less:
+        gives, pairs = f"a total score of {score} instead of {less}", f"score {score} in all instead of {less}"
+    else:
+        gives, pairs = (
+            f"distances of {near} in all instead of {far}",
+            f"have distances of {near} in all instead of {far}",
+        )
+    return f"what stays free gives pods of {size} {gives}" if size else f"the pairs that stay free {pairs}"
 
 
 def policy_why(trace: shared.Trace, devices: Sequence[Device], policy: str) -> str:
@@ -87,13 +94,16 @@ def policy_why(trace: shared.Trace, devices: Sequence[Device], policy: str) -> s
     if trace.forced is not None:
         return FORCED[trace.forced]
     before = ""
-    if len(trace.rounds) > 1:
-        before = "each GPU or MIG device with any free gives one before any gives a second one; then, "
-    elif trace.rounds[0].passed_over:
+    last = trace.rounds[-1]
+    if POLICIES[policy].fewest:
+        before = f"as few GPUs as have room for {sum(last.gave)}; " if sum(last.gave) > 1 else ""
+    elif len(trace.rounds) > 1:
+        which = "GPU" if last.stage is Stage.NEW_HARDWARE else "GPU or MIG device"
+        before = f"each {which} with any free gives one before any gives a second one; then, "
+    elif last.passed_over:
         before = "what the container does not have yet comes first; there, "
     # What is gone and has no index is never dealt.
     names = {device.gpu: int(index) for device in devices if (index := device.index.partition(":")[0])}
-    last = trace.rounds[-1]
     return before + _ranked(last, policy, names) + _between_equals(last, names)
 
 
@@ -115,7 +125,10 @@ def _ranked(last: Round, policy: str, names: Mapping[str, int]) -> str:
         load, counts = last.gpus[places[0]].load, {last.totals[at] for at in places}
         of_all = f"{load} of {counts.pop()} given out" if len(counts) == 1 else f"{load} given out of each"
         return f"{_listed(last, places, names)} are equally used, {of_all}"
-    rules = list(POLICIES[policy].looks_at.items())[: _depth(last)]
+    looks_at = POLICIES[policy].looks_at
+    # The container's former GPUs count only while one of them has room.
+    unused = looks_at.keys() & ({HAD} if not any(last.gpus[at].picked for at in _open(last)) else ())
+    rules = [rule for rule in looks_at.items() if rule[0] not in unused][: max(1, _depth(last) - len(unused))]
     first, *others = (words for _, words in rules)
     looked_at = [about for about, _ in rules]
     ordered = [at for at in sorted(_open(last), key=last.ranks.__getitem__) if last.gave[at]]
@@ -139,7 +152,7 @@ def _depth(last: Round) -> int:
 def _seen(last: Round, at: int, looked_at: Collection[str]) -> Iterator[str]:
     gpu = last.gpus[at]
     yield f"{gpu.load} of {last.totals[at]} given out"
-    if HAS in looked_at and any(last.gpus[one].picked for one in _open(last)):
+    if {HAS, HAD}.intersection(looked_at) and any(last.gpus[one].picked for one in _open(last)):
         yield f"the container has {gpu.picked}"
     if ROOM in looked_at:
         yield f"room for {gpu.room}"

@@ -283,6 +283,7 @@ class PodAdmission:
     ) -> tuple[str, ...]:
         container = messages.ContainerPreferredAllocationRequest(list(ask.available), list(ask.must_include), ask.size)
         request = bytes(messages.PreferredAllocationRequest([container]))
+        state.requested = set(ask.available)
         try:
             data = await self._call(state, endpoint, wire.PREFERRED, request)
         except CallError as error:
@@ -298,6 +299,7 @@ class PodAdmission:
         request = messages.AllocateRequest([messages.ContainerAllocateRequest(list(ids))])
         keys = [(state.resource, identifier) for identifier in ids]
         self.in_flight.update(keys)
+        state.requested = set(ids)
         try:
             return await self._call(state, endpoint, wire.ALLOCATE, bytes(request))
         except BaseException:

@@ -45,6 +45,10 @@ class DialError(Exception):
     """Nobody answered at the endpoint in time."""
 
 
+class AlreadyConnectedError(Exception):
+    """A plugin registers a socket path that is connected already (1.37); the text is the kubelet's."""
+
+
 class _Protocol(H2Protocol):
     """A connection that knows whether the peer's SETTINGS came, and outlives a GOAWAY until the peer closes."""
 

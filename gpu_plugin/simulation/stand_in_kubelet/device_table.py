@@ -6,7 +6,7 @@ and do not ask whether they are there: kubelets from 1.34 to 1.36 dereference ni
 knows when such a pod is admitted again.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -33,7 +33,8 @@ class ResourceState(msgspec.Struct):
     `healthy` and `unhealthy` are sets of device ids; `devices` the newest list by id, kept when the plugin goes;
     `allocated` the ids it counts as taken; `endpoint` the socket path requests go to, "" for one that is stopped since
     the kubelet's start; `stopped_at` the injected clock's time of the stream's end, None while it lives; `streams` how
-    many ListAndWatch streams feed this table now; `lists` how many lists came since the kubelet started.
+    many ListAndWatch streams feed this table now; `lists` how many lists came since the kubelet started; `requested` the ids
+    that the latest request named, if no list came since.
     """
 
     resource: str
@@ -45,6 +46,7 @@ class ResourceState(msgspec.Struct):
     stopped_at: float | None = None
     streams: int = 0
     lists: int = 0
+    requested: set[str] = msgspec.field(default_factory=set)
 
     @property
     def capacity(self) -> int:
@@ -105,11 +107,13 @@ def parse(data: bytes) -> list[ListedDevice]:
 def list_breaches(
     devices: Sequence[ListedDevice],
     before: Sequence[ListedDevice] | None,
+    table: Mapping[str, ListedDevice],
     again: Callable[[], bool],
 ) -> list[str]:
-    """What is wrong with a list; `before` is the one that came before it on the same stream.
+    """What is wrong with a list; `before` is the one that came before it on the same stream, `table` the newest of any stream.
 
-    `again` is asked of the same list once more whether that has a purpose: the checkpoint is written again when it comes.
+    The same list once more has a purpose if another plugin's list came between, or if `again` returns true: the kubelet writes
+    its checkpoint when a list comes.
     """
     found: list[str] = []
     seen: dict[str, ListedDevice] = {}
@@ -119,7 +123,7 @@ def list_breaches(
             found.append(f"device id {device.id!r} is in one list twice")
         seen[device.id] = device
     unchanged = before is not None and seen == {device.id: device for device in before} and len(before) == len(devices)
-    if unchanged and not again():
+    if unchanged and seen == table and not again():
         found.append(f"an unchanged list of {len(devices)} devices was sent again")
     return found
 

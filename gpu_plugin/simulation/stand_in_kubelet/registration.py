@@ -20,7 +20,7 @@ from grpclib.server import Stream
 
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.kubelet import messages, wire
-from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DialError
+from gpu_plugin.simulation.stand_in_kubelet.client import AlreadyConnectedError, CallError, DialError
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.simulation.stand_in_kubelet.server import caller_pid
 
@@ -96,7 +96,7 @@ class RegistrationService:
         self._in_flight.append(caller)
         try:
             await self._serve(stream, request, path)
-        except (DialError, CallError, GRPCError) as error:
+        except (DialError, CallError, GRPCError, AlreadyConnectedError) as error:
             text = error.message or "" if isinstance(error, GRPCError) else str(error)
             if isinstance(error, CallError):
                 text = f"failed to get device plugin options: {error}"

@@ -1,8 +1,12 @@
 """Plugins by resource: who is connected, whose stream feeds which table, and what an ending stream takes with it.
 
 Sources: pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go (connectClient, runClient, disconnectClient) and
-devicemanager/manager.go (PluginConnected, PluginDisconnected). Up to 1.36 clients are found by resource name, so the end
-of an old stream disconnects the newer client; from 1.37 on by socket path, so that it does not.
+devicemanager/manager.go (PluginConnected, PluginDisconnected), of 1.36.3 and 1.37.2.
+
+Up to 1.36 the kubelet finds clients by resource name, so the end of an old stream disconnects the newer client. From 1.37 on it
+finds them by resource name and socket path, and each resource has all of its connected endpoints: when an endpoint ends,
+requests go to one of the others, and the device list stays as it was. Go picks any of the others, the stand-in the oldest,
+which takes the requests away even from an endpoint that goes on.
 """
 
 import asyncio
@@ -15,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from gpu_plugin.kubelet import messages, wire
-from gpu_plugin.simulation.stand_in_kubelet.client import CallError, DropKind, PluginClient
+from gpu_plugin.simulation.stand_in_kubelet.client import AlreadyConnectedError, CallError, DropKind, PluginClient
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ListedDevice, ResourceState, list_breaches, parse
 from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 
@@ -61,7 +65,8 @@ class PluginRegistry:
         self._dial_timeout = dial_timeout
         self._list_received = list_received
         self._list_again = list_again
-        self._clients: dict[str, PluginClient] = {}
+        self._clients: dict[tuple[str, str], PluginClient] = {}
+        self._connected: dict[str, dict[str, Endpoint]] = {}  # from 1.37 on: by resource name and socket path
         self._every_client: set[PluginClient] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -73,24 +78,31 @@ class PluginRegistry:
     async def connect(self, resource: str, path: Path) -> None:
         """Dials a plugin that registers, asks its options and starts its ListAndWatch.
 
-        Raises client.DialError, or client.CallError when the options cannot be had; then no client of that name is
-        known any more, also none that was before, as in the kubelet.
+        Raises client.DialError, client.CallError when the options cannot be had, or AlreadyConnectedError. Then the kubelet
+        knows no client under that name (from 1.37 on, at that path) any more, not even one that it knew before.
         """
         client = PluginClient(resource, str(path))
         key = self._key(client)
-        self._clients[key] = client
+        if self._generation == "1.36":
+            self._clients[key] = client
+        else:
+            self._clients.setdefault(key, client)  # a list in Go, whose first entry for a path counts
         self._every_client.add(client)
         try:
             await client.dial(self._dial_timeout, DIAL_BACKOFF_SECONDS, self._rng)
             options = messages.decode(messages.DevicePluginOptions, await client.call(wire.OPTIONS, wire.EMPTY))
+            self._refuse_connected(client)
         except BaseException as error:
             self._clients.pop(key, None)
-            if not isinstance(error, CallError):  # the kubelet leaves a connection open whose options call failed
+            # The kubelet leaves the connection open if the plugin answered but was not taken.
+            if not isinstance(error, (CallError, AlreadyConnectedError)):
                 client.close()
                 self._every_client.discard(client)
             raise
         required, available = options.pre_start_required, options.get_preferred_allocation_available
         self.endpoints[resource] = Endpoint(client, required, available)
+        if self._generation != "1.36":
+            self._connected.setdefault(resource, {})[client.path] = self.endpoints[resource]
         if resource in self.tables:  # a new one appears with its first list
             self._serve_from(self.endpoints[resource])
         self._spawn(client)
@@ -125,8 +137,17 @@ class PluginRegistry:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _key(self, client: PluginClient) -> str:
-        return client.resource if self._generation == "1.36" else client.path
+    def _key(self, client: PluginClient) -> tuple[str, str]:
+        return client.resource, "" if self._generation == "1.36" else client.path
+
+    def _refuse_connected(self, client: PluginClient) -> None:
+        """From 1.37 on, refuse a path that is connected.
+
+        The caller then removes every client of the path, so that the end of the connected endpoint's stream goes unnoticed:
+        it stays connected, and the path is refused, until the kubelet restarts.
+        """
+        if client.path in self._connected.get(client.resource, {}):
+            raise AlreadyConnectedError(f"device plugin already connected: {client.path}")
 
     def _watching(self, resource: str) -> list[PluginClient]:
         return [client for client in self._every_client if client.resource == resource and client.watching]
@@ -180,10 +201,14 @@ class PluginRegistry:
         if not client.lingering and client.connected:
             client.close()
             self._every_client.discard(client)
-        endpoint = self.endpoints.get(client.resource)
-        if endpoint is None or (self._generation != "1.36" and endpoint.client.path != client.path):
-            return
-        self._table(client.resource).mark_unhealthy(self._clock())
+        connected = self._connected.get(client.resource, {})
+        connected.pop(client.path, None)
+        if connected:  # only from 1.37 on
+            self.endpoints[client.resource] = next(iter(connected.values()))
+            if client.resource in self.tables:
+                self._serve_from(self.endpoints[client.resource])
+        elif client.resource in self.endpoints:
+            self._table(client.resource).mark_unhealthy(self._clock())
         self._journal.wake()
 
     def _receive(
@@ -199,16 +224,22 @@ class PluginRegistry:
         except ValueError as error:
             self._journal.breach(resource, f"a list that cannot be read: {error}")
             return []
-        for breach in list_breaches(devices, before, self._list_again):
-            self._journal.breach(resource, breach)
         state = self._table(resource)
+        # A request for a device that the newest list has not as healthy is a reason to send that list again.
+        table = {} if state.requested - state.healthy else state.devices
+        state.requested = set()
+        for breach in list_breaches(devices, before, table, self._list_again):
+            self._journal.breach(resource, breach)
         had = state.devices
         changed = state.replace(devices)
         text = f"{state.allocatable} healthy of {state.capacity}"
         self._journal.note(
             EventKind.LIST, resource, endpoint=client.path, pid=client.pid, text=text, changed=changed, at=arrived
         )
-        self._list_received(resource, had.keys() - state.devices.keys())
+        gone = had.keys() - state.devices.keys()
+        if before is not None:  # a plugin refuses what only another plugin has listed, so nothing breaks without it
+            gone &= {device.id for device in before}
+        self._list_received(resource, gone)
         return devices
 
     def _table(self, resource: str) -> ResourceState:

@@ -77,15 +77,18 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the daemon. Times are in seconds of the event loop's clock.
 
     `waits_for` is which other daemon has the node, in a sentence, empty while this one has it: nothing else is known meanwhile.
+    `standby` is whether that daemon uses the same state directory, so that this one continues its work.
     `awaited` is why there is no configuration yet, empty once there is one; `tried` whether the first attempt at it is over
-    meanwhile. `refused` is why a newer configuration is not in force. `driver` is why no GPU can be reached now, empty where
-    one can, and None while the first attempt is under way. `turn_due` is by when the GPUs' present turn is over if all is well.
+    meanwhile. `refused` is why a newer configuration is not in force. `driver` is the reason why no GPU can be reached now, or
+    why the node has none; empty if a GPU can be reached, and None while the first attempt is under way.
+    `turn_due` is by when the GPUs' present turn is over if all is well.
     `offered` says whether anything was published; `resources` is what is, by name. `registering` says whether the kubelet is to
     know of it, `standings` how each resource stands there. `unserved` is what of the configuration is not served as it says, and
     why; `cdi` is why no device can be used by CDI name, empty where they can, and None where none is named.
     """
 
     waits_for: str = ""
+    standby: bool = False
     awaited: str = ""
     tried: bool = False
     refused: str = ""
@@ -125,13 +128,20 @@ def live(facts: Facts, now: float, silent: Mapping[str, str], unasked: str = "",
 
 
 def ready(facts: Facts, now: float) -> Answer:
-    """Whether the kubelet is told of this node's GPUs."""
+    """Whether the plugin does its work: the kubelet has the list of every resource that there is to serve.
+
+    A node without GPUs, or with a driver that does not work, is ready and serves nothing: a DaemonSet counts its pod as
+    available, and a roll-out goes on to the other nodes. Metrics and alerts report the driver.
+    """
     if facts.waits_for:
-        return _verdict("readyz", [Check("node", facts.waits_for)])
+        # A DaemonSet ends the former pod only when this pod is ready.
+        note, fault = (facts.waits_for, "") if facts.standby else ("", facts.waits_for)
+        return _verdict("readyz", [Check("node", fault, note)])
     if facts.awaited:  # until there is a configuration, nobody asks the driver or the kubelet for anything
         return _verdict("readyz", [Check("configuration", facts.awaited)])
-    checks = [_configuration(facts), Check("driver", _ASKING if facts.driver is None else facts.driver)]
-    checks.append(_resources(facts))
+    asking = facts.driver is None
+    driver = Check("driver", _ASKING if asking else "", facts.driver or "")
+    checks = [_configuration(facts), driver, _resources(facts)]
     if facts.registering:
         away = {name: facts.standings.get(name, ResourceRegistration()) for name in facts.resources}
         lost = {name: _away(standing, now) for name, standing in away.items() if standing.registered is None}
@@ -166,6 +176,8 @@ def _configuration(facts: Facts) -> Check:
 
 def _resources(facts: Facts) -> Check:
     """Serving nothing, or nothing healthy, can be what the operator asks for: it is no fault, and it is said."""
+    if not facts.offered and facts.driver:
+        return Check("resources", note="none is served, since no GPU can be reached")
     if not facts.offered:
         why = "; ".join(facts.unserved)
         return Check("resources", f"none is served{f': {why}' if why else ' yet'}")

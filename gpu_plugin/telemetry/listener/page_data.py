@@ -113,7 +113,7 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
         "headline": _headline(gpus, material.troubles, status),
         "complaints": complaints,
         "daemon": {"version": daemon["version"], "started": daemon["started"]},
-        "driver": {"version": status["driver"]["version"], "trouble": status["driver"]["trouble"]},
+        "driver": {key: status["driver"].get(key, "") for key in ("version", "trouble", "no_gpu")},
         "configuration": {key: configuration.get(key, "") for key in ("file", "since", "wanted", "refused", "unheard")},
         "strategy": {**status["device_list_strategy"]},
         "registrations": [

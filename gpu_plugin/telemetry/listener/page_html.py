@@ -129,7 +129,7 @@ def _node(data: Data) -> str:
     reason = f" ({strategy['reason']})" if strategy["reason"] else ""
     facts = [
         ("gpu-plugin", f"{xml(daemon['version'])}{since(daemon['started'])}"),
-        ("Driver", _with_trouble(xml(driver["version"] or "not known yet"), driver["trouble"])),
+        ("Driver", _with_trouble(xml(driver["no_gpu"] or driver["version"] or "not known yet"), driver["trouble"])),
         (
             "Configuration",
             _with_trouble(

@@ -27,10 +27,17 @@ def families(status: Mapping[str, Any]) -> Iterator[Family]:
     yield from _process(status, counters)
     yield from _configuration(status)
     yield from _driver(status.get("driver"), counters.get("nvml"))
+    missing = status.get("missing")
+    yield gauge(
+        "gpu_plugin_gpus_missing",
+        "GPUs that the PCI bus or the memory of the node has and the driver does not list.",
+        None if missing is None else len(missing),
+    )
     yield from _devices(status["resources"])
     yield from _pods(status.get("attribution"))
     yield from _resources(status, {name: {} for name in status["resources"]} | kubelet.get("resources", {}))
     yield from _calls(kubelet.get("methods", {}))
+    yield from _mps(counters.get("mps", {}))
     yield from gpus.families(status)
 
 
@@ -98,7 +105,7 @@ def _configuration(status: Mapping[str, Any]) -> Iterator[Family]:
     )
     yield gauge(
         "gpu_plugin_cdi_ready",
-        "Whether CDI specifications are written that containers can be made with; only where they are told CDI names.",
+        "Whether the newest CDI specifications are valid and written; only where containers are given CDI names.",
         None if cdi is None else not cdi["trouble"],
     )
 
@@ -106,8 +113,13 @@ def _configuration(status: Mapping[str, Any]) -> Iterator[Family]:
 def _driver(driver: Mapping[str, Any] | None, nvml: Mapping[str, Any] | None) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_driver_up",
-        "Whether any GPU can be reached.",
-        None if driver is None else driver.get("answered", True) and not driver["trouble"],
+        "Whether any GPU can be reached; no series on a node without GPUs.",
+        None if driver is None or driver.get("no_gpu") else driver.get("answered", True) and not driver["trouble"],
+    )
+    yield gauge(
+        "gpu_plugin_restart_needed",
+        "Whether a hung call about one GPU keeps others from being found or released until the plugin is restarted.",
+        None if driver is None or "restart" not in driver else bool(driver["restart"]),
     )
     if nvml is None:
         return
@@ -242,6 +254,20 @@ def _calls(methods: Named) -> Iterator[Family]:
         "gpu_plugin_rpc_errors_total",
         "Requests of the kubelet that were refused or failed, by gRPC status.",
         _errors(calls),
+    )
+
+
+def _mps(counted: Named) -> Iterator[Family]:
+    named = [(labelled(resource=name), each) for name, each in counted.items()]
+    yield counter(
+        "gpu_plugin_mps_limits_restored_total",
+        "Times that a client had changed a limit of an MPS daemon, and gpu-plugin mps set the configured limits again.",
+        [(labels, each["limits_restored"]) for labels, each in named],
+    )
+    yield counter(
+        "gpu_plugin_mps_probes_failed_total",
+        "Probes of gpu-plugin mps that an MPS daemon did not answer although its process was alive.",
+        [(labels, each["probes_failed"]) for labels, each in named],
     )
 
 

@@ -33,7 +33,8 @@
 {{- if not (or (kindIs "string" $tag) (kindIs "invalid" $tag)) }}
 {{- $tag = toJson $tag }}
 {{- end }}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion $tag) }}
+{{- $tag = default .Chart.AppVersion $tag }}
+{{- printf "%s%s%s" .Values.image.repository (ternary "" ":" (hasPrefix "@" $tag)) $tag }}
 {{- end }}
 
 {{- /* The labels that select the pods of this release; each kind of pod has its component besides. */}}

@@ -211,3 +211,20 @@ readOnlyRootFilesystem: true
 seccompProfile: {type: RuntimeDefault}
 capabilities: {drop: [ALL]}
 {{- end }}
+
+{{- /* updateStrategy: (list root surges). Kubernetes takes only one of the two numbers; maxUnavailable comes first, since the
+  default has maxSurge. Where two pods cannot run beside each other, maxSurge counts as maxUnavailable. */}}
+{{- define "gpu-plugin.updateStrategy" }}
+{{- $strategy := deepCopy (index . 0).Values.updateStrategy }}
+{{- with $strategy.rollingUpdate }}
+{{- $nodes := list "0" "0%" "<nil>" }}
+{{- $unavailable := not (has (toString .maxUnavailable) $nodes) }}
+{{- $surge := not (has (toString .maxSurge) $nodes) }}
+{{- if $unavailable }}
+{{- $strategy = set $strategy "rollingUpdate" (dict "maxUnavailable" .maxUnavailable "maxSurge" 0) }}
+{{- else if and $surge (not (index $ 1)) }}
+{{- $strategy = set $strategy "rollingUpdate" (dict "maxUnavailable" .maxSurge "maxSurge" 0) }}
+{{- end }}
+{{- end }}
+{{- toYaml $strategy }}
+{{- end }}

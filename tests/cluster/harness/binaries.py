@@ -15,11 +15,12 @@ import signal
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-KUBERNETES_VERSION = "v1.36.3"
+KUBERNETES_VERSIONS = ("1.37.2", "1.36.3")
+"""Versions of Kubernetes that the cluster can run, the newest first. Each has its Go module in `kubernetes/`."""
 CONTAINERD_VERSION = "v2.4.2"
 GO_OLDEST = (1, 21)  # the first that fetches the newer toolchain which a module asks for
 
@@ -60,7 +61,7 @@ PACKAGES = {
 
 
 class MissingError(Exception):
-    """Programs that the cluster needs are not on this machine, or cannot be installed; the text says which."""
+    """Something that tests need is not on this machine, or cannot be installed; the text says what and why."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,19 @@ class Binaries:
 
     def containerd(self, program: str) -> str:
         return str(self.containerd_directory / program)
+
+
+def kubernetes_version() -> str:
+    """The version that GPU_PLUGIN_KUBERNETES selects, by default the newest.
+
+    Raises:
+        MissingError: the harness has no module for that version.
+    """
+    version = os.environ.get("GPU_PLUGIN_KUBERNETES") or KUBERNETES_VERSIONS[0]
+    if version not in KUBERNETES_VERSIONS:
+        known = ", ".join(KUBERNETES_VERSIONS)
+        raise MissingError(f"GPU_PLUGIN_KUBERNETES={version}: the tests run on these versions of Kubernetes: {known}")
+    return version
 
 
 def cache_directory() -> Path:
@@ -117,13 +131,15 @@ def install(say: Callable[[str], None]) -> Binaries:
     """
     if missing := _missing_packaged():
         say(f"installing {', '.join(missing)}")
-        _install_packages(missing)
+        install_packages([PACKAGES[name] for name in missing])
+        if still := _missing_packaged():
+            raise MissingError(f"{', '.join(still)}: still not there after installing packages")
     with locked_cache():
         if not (directory := _containerd_directory()).is_dir():
             say(f"building containerd {CONTAINERD_VERSION}: about 2 minutes, once")
             _build(directory, _build_containerd)
         if not (directory := _kubernetes_directory()).is_dir():
-            say(f"building Kubernetes {KUBERNETES_VERSION}: about 7 minutes on 2 cores, once")
+            say(f"building Kubernetes {kubernetes_version()}: about 7 minutes on 2 cores, once")
             _build(directory, _build_kubernetes)
     return find()
 
@@ -166,6 +182,37 @@ def locked_cache() -> Iterator[Path]:
         yield cache
 
 
+def go_build(directory: Path, source: Path, name: str) -> None:
+    """Builds the Go program whose module is at `source` into `directory`, which is not there yet. The caller locks the cache.
+
+    Raises:
+        MissingError: there is no Go, or it fails.
+    """
+    _build(
+        directory, lambda place: _go(_building("build", "-mod=readonly", "-o", str(place / name), "."), str(source), {})
+    )
+
+
+def npm_install(directory: Path, packages: Sequence[str]) -> None:
+    """Installs packages of npm's registry below `directory`, which is not there yet. The caller locks the cache.
+
+    Raises:
+        MissingError: there is no npm, or it fails.
+    """
+
+    def installed(place: Path) -> None:
+        command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--save-exact", *packages]
+        (place / "package.json").write_text("{}")
+        try:
+            done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            raise MissingError(f"npm: {error}") from error
+        if done.returncode:
+            raise MissingError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+    _build(directory, installed)
+
+
 def module_source(module: str, version: str, into: Path) -> Path:
     """The source of a Go module, downloaded into `into`, which has no other use.
 
@@ -183,21 +230,22 @@ def _tool_directory(name: str) -> Path:
 
 def _missing_packaged() -> list[str]:
     programs = (name for name in PACKAGES if name not in {"CNI plugins", "static busybox"})
-    missing = [name for name in programs if _program(name) is None]
-    if (busybox := _program("busybox")) is None or not _static(busybox):
+    missing = [name for name in programs if program(name) is None]
+    if (busybox := program("busybox")) is None or not _static(busybox):
         missing.append("static busybox")
     return missing + (["CNI plugins"] if _cni() is None else [])
 
 
-def _program(name: str) -> Path | None:
+def program(name: str) -> Path | None:
+    """Where a program is, also one in a directory for administrators."""
     found = shutil.which(name, path=os.pathsep.join(SYSTEM_PATH))
     return Path(found) if found else None
 
 
 def _surely(name: str) -> Path:
-    program = _program(name)
-    assert program is not None, name
-    return program
+    found = program(name)
+    assert found is not None, name
+    return found
 
 
 def _static(program: Path) -> bool:
@@ -213,41 +261,45 @@ def _cni() -> Path | None:
 
 def _kubernetes_directory() -> Path:
     source = hashlib.sha256()
-    for name in ("main.go", "go.mod", "go.sum"):
-        source.update((KUBERNETES_SOURCE / name).read_bytes())
-    return cache_directory() / f"kubernetes-{KUBERNETES_VERSION}-{source.hexdigest()[:12]}"
+    for path in _kubernetes_sources():
+        source.update(path.read_bytes())
+    return cache_directory() / f"kubernetes-v{kubernetes_version()}-{source.hexdigest()[:12]}"
+
+
+def _kubernetes_sources() -> list[Path]:
+    module = KUBERNETES_SOURCE / f"v{kubernetes_version()}"
+    return [KUBERNETES_SOURCE / "main.go", module / "go.mod", module / "go.sum"]
 
 
 def _containerd_directory() -> Path:
     return cache_directory() / f"containerd-{CONTAINERD_VERSION}"
 
 
-def _install_packages(missing: list[str]) -> None:
+def install_packages(alternatives: Iterable[tuple[str, ...]]) -> None:
+    """Installs Debian packages, of each tuple the first that apt knows.
+
+    Raises:
+        MissingError: there is no apt, or it fails.
+    """
     if shutil.which("apt-get") is None:
-        raise MissingError(f"{', '.join(missing)}: there is no apt-get here to install them with; install them by hand")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    _apt(["apt-get", "update"], environment)
-    packages = [_available(PACKAGES[name], environment) for name in missing]
+        names = ", ".join(names[0] for names in alternatives)
+        raise MissingError(f"{names}: there is no apt-get here to install them with; install them by hand")
+    _apt(["apt-get", "update"])
+    packages = [_available(names) for names in alternatives]
     # Another apt may be at work on a machine that has just booted.
-    _apt(
-        ["apt-get", "install", "--option=DPkg::Lock::Timeout=120", "--yes", "--no-install-recommends", *packages],
-        environment,
-    )
-    if still := _missing_packaged():
-        raise MissingError(f"{', '.join(still)}: still not there after installing {', '.join(packages)}")
+    _apt(["apt-get", "install", "--option=DPkg::Lock::Timeout=120", "--yes", "--no-install-recommends", *packages])
 
 
-def _available(names: tuple[str, ...], environment: dict[str, str]) -> str:
+def _available(names: tuple[str, ...]) -> str:
     for name in names:
-        shown = subprocess.run(
-            ["apt-cache", "show", "--no-all-versions", name], capture_output=True, env=environment, check=False
-        )
+        shown = subprocess.run(["apt-cache", "show", "--no-all-versions", name], capture_output=True, check=False)
         if shown.returncode == 0 and shown.stdout:
             return name
     raise MissingError(f"apt knows no package {' or '.join(names)}")
 
 
-def _apt(command: list[str], environment: dict[str, str]) -> None:
+def _apt(command: list[str]) -> None:
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise MissingError(
@@ -255,7 +307,7 @@ def _apt(command: list[str], environment: dict[str, str]) -> None:
         )
 
 
-def _build(directory: Path, build: Callable[[Path], None]) -> None:
+def _build(directory: Path, build: Callable[[Path], object]) -> None:
     # Built beside its place and renamed into it: an interrupted build leaves nothing that looks finished.
     place = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
     build(place)
@@ -265,10 +317,10 @@ def _build(directory: Path, build: Callable[[Path], None]) -> None:
 
 def _build_kubernetes(place: Path) -> None:
     with tempfile.TemporaryDirectory() as source:
-        for name in ("main.go", "go.mod", "go.sum"):
-            shutil.copy(KUBERNETES_SOURCE / name, source)
-        major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
-        version = {"gitVersion": KUBERNETES_VERSION, "gitMajor": major, "gitMinor": minor}
+        for path in _kubernetes_sources():
+            shutil.copy(path, source)
+        major, minor, _ = kubernetes_version().split(".")
+        version = {"gitVersion": f"v{kubernetes_version()}", "gitMajor": major, "gitMinor": minor}
         flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in version.items())
         _go(_building("build", "-ldflags", f"-s -w {flags}", "-o", str(place / "kubernetes"), "."), source, {})
     for program in KUBERNETES_PROGRAMS:

@@ -14,6 +14,18 @@ from .wait import NotYet, expect, wait_until
 
 CHART = Path(__file__).parents[3] / "helm" / "gpu-plugin"
 IMAGE = "localhost/gpu-plugin-e2e/gpu-plugin"
+
+NEXT = "0.1.1"
+"""The version that is upgraded to."""
+
+IMAGES = ((f"{IMAGE}:1", None), (f"{IMAGE}:2", NEXT))
+"""Names and versions of the images that are installed; None: the version of the checkout."""
+LABEL = "nvidia.com/device-plugin.config"
+"""The node label that selects a config file."""
+
+PRESENT = "nvidia.com/gpu.present"
+"""The node label that the chart's affinity requires."""
+
 NAME = "gpus"
 NAMESPACE = "gpu-system"
 PORT = 9480
@@ -75,6 +87,13 @@ class Release:
         """`helm uninstall` if there is a release, and its pods' end."""
         self.helm("uninstall", NAME, "--ignore-not-found", "--wait")
         wait_until(lambda: expect(holds=not self.pods(), seen=self.pods()), "the plugin's pods are gone", within=30)
+
+    def rendered(self) -> Path:
+        """The chart as `helm template` renders it, hooks included."""
+        file = self._cluster.layout.root / "helm" / "rendered.yaml"
+        values = self._given(())
+        file.write_text(self.helm("template", NAME, str(CHART), *values))
+        return file
 
     def left_in_the_api(self) -> str:
         """Names of objects of this release that the API server still has; without those that it deletes already."""

@@ -279,6 +279,15 @@ def test_host_paths_lie_under_the_root_of_dev_and_container_paths_do_not(dev_roo
     )
 
 
+def test_host_paths_lie_under_the_root_where_each_node_was_found():
+    roots = {"/dev/nvidia4": "/run/nvidia/driver"}
+    access = Access(pass_device_specs=True, device_roots=roots, control_nodes=("/dev/nvidiactl",))
+    assert {spec["hostPath"] for spec in shown(container_edits([A], access))["devices"]} == {
+        "/dev/nvidiactl",
+        "/run/nvidia/driver/dev/nvidia4",
+    }
+
+
 def test_device_specs_are_not_given_unless_asked_for():
     assert container_edits([A], Access(control_nodes=CONTROL_NODES)).devices == ()
 
@@ -328,7 +337,11 @@ def test_mps_is_reached_as_with_nvidias_plugin():
     assert shown(container_edits([replica], MPS_ACCESS)) == {
         "envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-aaaa", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"},
         "mounts": [
-            {"containerPath": "/mps/nvidia.com/gpu/pipe", "hostPath": "/run/nvidia/mps/nvidia.com/gpu/pipe"},
+            {
+                "containerPath": "/mps/nvidia.com/gpu/pipe",
+                "hostPath": "/run/nvidia/mps/nvidia.com/gpu/pipe",
+                "readOnly": True,
+            },
             {"containerPath": "/dev/shm", "hostPath": "/run/nvidia/mps/shm"},
         ],
     }

@@ -5,7 +5,7 @@ from gpu_plugin.access.container import CONTROL_NODES, Access
 from gpu_plugin.access.plan import access_warnings, cdi_classes, missing_channels, plan_access
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.node import Gpu, Node
 
 DEFAULTS = resolve({}, {})
 CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
@@ -58,6 +58,32 @@ def test_control_nodes_are_those_that_exist_in_a_fixed_order(missing):
     assert planned(*frozenset(CONTROL_NODES) - {missing}).control_nodes == tuple(
         n for n in CONTROL_NODES if n != missing
     )
+
+
+GPUS = Node((Gpu("GPU-a", 0, minor=0),), device_nodes=frozenset({"/dev/nvidia0", *CONTROL_NODES}))
+BY_SPECS = {"pass_device_specs": True}
+BY_CDI = {"device_list_strategy": ("cdi-cri",)}
+
+
+@pytest.mark.parametrize("asked", [BY_SPECS, BY_CDI])
+@pytest.mark.parametrize("missing", ["/dev/nvidiactl", "/dev/nvidia-uvm"])
+def test_without_a_node_that_cuda_needs_no_container_could_use_a_gpu(asked, missing):
+    settings = msgspec.structs.replace(DEFAULTS, **asked)
+    node = msgspec.structs.replace(GPUS, device_nodes=GPUS.device_nodes - {missing})
+    access = plan_access(settings, node, None)
+    assert access.missing_node.startswith(f"{missing} does not exist")
+    assert "nvidia-modprobe -u -c0" in access.missing_node
+    assert access.missing_node in tuple(access_warnings(settings, node))
+    assert plan_access(settings, GPUS, None).missing_node == ""
+    assert tuple(access_warnings(settings, GPUS)) == ()
+
+
+@pytest.mark.parametrize("asked", [{}, BY_SPECS, BY_CDI])
+def test_nodes_that_this_process_cannot_see_or_does_not_give_are_not_required(asked):
+    settings = msgspec.structs.replace(DEFAULTS, **asked)
+    seen = {"/dev/nvidia0"} if not asked else {"/dev/dxg"}
+    node = msgspec.structs.replace(GPUS, device_nodes=frozenset(seen))
+    assert plan_access(settings, node, None).missing_node == ""
 
 
 @pytest.mark.parametrize("asked", [("gdrcopy",), ("gds",), ("mofed",), ("gdrcopy", "gds", "mofed"), ()])

@@ -231,6 +231,21 @@ def test_a_runtime_that_is_not_judged_leaves_it_unknown_which_one_the_kubelet_us
     assert chosen(replace(GOOD, sockets=(SOCKET, other), kubelet=told))[0] == "cdi-cri"
 
 
+@pytest.mark.parametrize(
+    ("socket", "runtime"),
+    [
+        ("/run/k0s/containerd.sock", "k0s"),
+        ("/var/snap/microk8s/common/run/containerd.sock", "MicroK8s"),
+        (SOCKET, "Talos"),
+    ],
+)
+def test_k0s_microk8s_and_talos_are_judged_by_their_own_configuration(socket, runtime):
+    own = {runtime: ContainerdEvidence("/own.toml", 2, (CriSection("/own.toml", enable_cdi=True),))}
+    evidence = NodeEvidence(kubelet=KUBELET, sockets=(socket,), containerd={**own, **containerd(version=2)})
+    assert chosen(evidence)[0] == "cdi-cri"
+    assert chosen(replace(evidence, containerd=containerd(version=2)))[0] == "envvar"
+
+
 def test_k3s_and_rke2_are_judged_by_their_own_configuration():
     section = CriSection("/k3s.toml", enable_cdi=True)
     k3s = {"k3s": ContainerdEvidence("/k3s.toml", 2, (section,))}

@@ -267,7 +267,7 @@ def test_a_quiet_hour_that_is_gathered_anew_changes_nothing_either():
 )
 def test_incidents_of_links_and_of_the_bus_show_in_counters_until_a_reset(part, kind, counter):
     hardware = Hardware(part)
-    incident = Incident.begun(KINDS[kind], part, 0.0, 1, random.Random(1))
+    incident = Incident.begun(KINDS[kind], 0.0, 1, random.Random(1))
     assert getattr(hardware.sample(0.0, loaded=True), counter) == 0
     hardware.strike(incident)
     hardware.count(incident)
@@ -354,3 +354,32 @@ def test_a_process_that_is_down_hears_of_no_xid(certain, at, hears):
     restart = Happening(at, 1, What.RESTART, down=30.0)
     tally = outcome("nvidia", restart, struck("nvlink-transient"), days=3 / 24)
     assert bool(tally.held_back) is hears
+
+
+def test_the_driver_reports_its_recovery_action_after_the_delay(certain):
+    """An engine that hangs with an Xid of no weight: only the recovery action makes the GPU unfit."""
+    certain("engine-hang", begins=(), pods=())
+    handed_out = {
+        seconds: outcome(
+            "ours",
+            struck("engine-hang"),
+            part=Part.H100,
+            days=3 / 24,
+            assumed=dataclasses.replace(ASSUMED, action_seconds=seconds, try_hours=1000.0),
+        ).handed_out["engine-hang"]
+        for seconds in (0.0, 5.0, 600.0)
+    }
+    assert handed_out[0.0] * HOUR < 1
+    assert handed_out[0.0] < handed_out[5.0] < handed_out[600.0]
+    assert outcome("ours", struck("engine-hang"), part=Part.A100, days=2 / 24).handed_out["engine-hang"] == 1
+
+
+def test_a_hot_gpu_reads_as_far_from_its_threshold_as_is_assumed():
+    for below, spread in ((1.0, 0.0), (3.0, 0.0), (3.0, 2.0)):
+        hardware = Hardware(Part.H100, heat_below=below, heat_spread=spread)
+        hardware.strike(Incident.begun(dataclasses.replace(KINDS["overheating"], broken=1.0), 0.0, 1, random.Random(1)))
+        readings = [hardware.sample(float(at), loaded=True).temperature or 0 for at in range(500)]
+        limit = FACTS[Part.H100].thresholds.shutdown or 0
+        assert sum(readings) / len(readings) == pytest.approx(limit - below, abs=0.5)
+        assert (max(readings) > min(readings)) is (spread > 0)
+        assert (hardware.sample(7.0, loaded=False).temperature or 0) < 60

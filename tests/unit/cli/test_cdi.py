@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpu_plugin.access.cdi.build import Built
+
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
 PROFILES = (
     "a100-mig-mixed", "dgx-a100", "dgx1-v100", "dgx2-16", "gb200-node", "h100-mig-single", "h100-nvl-pairs", "h200",
@@ -79,6 +81,15 @@ def test_output_is_a_directory_of_all_classes_that_is_listed_judged_and_removed(
     assert f"{directory / GPU_FILE}: removed" in cdi("remove", "--cdi-dir", directory)[1]
     assert [path.name for path in directory.iterdir()] == ["theirs.json"]
     assert cdi("remove", "--cdi-dir", directory) == (0, f"{directory}: nothing of this plugin's\n", "")
+
+
+def test_a_file_of_this_name_that_another_program_wrote_is_left(cdi, tmp_path):
+    file = tmp_path / "k8s.device-plugin.nvidia.com-gpu.json"
+    file.write_text("{}")
+    status, text, error = cdi("remove", "--cdi-dir", tmp_path)
+    assert (status, text) == (0, "")
+    assert error.startswith(f"left: {file}: ")
+    assert file.exists()
 
 
 def test_what_cannot_be_removed_is_said_after_the_rest_is(cdi, tmp_path):
@@ -244,3 +255,25 @@ def test_what_generate_leaves_out_is_said_as_the_daemon_says_it(cdi, tmp_path):
     assert "'99' on the list of GPUs to include is none of this node's GPUs" in error
     assert "no runtime can use them" in error
     assert cdi("generate", "--simulate", "t4-4", "--class", "gds")[2].endswith("or --gds-enabled does not ask for it\n")
+
+
+def test_an_invalid_specification_is_neither_printed_nor_written(cdi, tmp_path, monkeypatch):
+    from gpu_plugin.cli import cdi_source  # noqa: PLC0415
+    from tests.unit.host.cdi.specs import spec  # noqa: PLC0415
+
+    whole = Built({GPU_FILE: spec(mount="/", GPU_a=("/dev/nvidia0",))})
+    monkeypatch.setattr(cdi_source, "built", lambda *_: whole)
+    for more in ((), ("--format", "yaml"), ("--output", tmp_path / "cdi")):
+        status, text, error = cdi("generate", "--simulate", "h200", *more)
+        assert (status, text) == (1, "")
+        assert "invalid: $.containerEdits.mounts[0].hostPath" in error
+    assert not (tmp_path / "cdi").exists()
+
+
+@pytest.mark.parametrize("root", ["/run/nvidia//driver", "/run/./nvidia/driver/", "//run/nvidia/driver"])
+def test_a_driver_root_may_be_written_with_needless_slashes(cdi, root):
+    status, text, error = cdi("generate", "--simulate", "h200", "--nvidia-driver-root", root, "--nvidia-dev-root", root)
+    assert (status, error) == (0, "")
+    edits = json.loads(text)["containerEdits"]
+    assert {each["hostPath"].rpartition("/usr/")[0] for each in edits["mounts"]} == {"/run/nvidia/driver"}
+    assert {each["hostPath"].rpartition("/dev/")[0] for each in edits["deviceNodes"]} == {"/run/nvidia/driver"}

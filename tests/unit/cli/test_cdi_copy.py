@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from gpu_plugin.access.cdi.host_files import DeviceFile
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.tegra import DIRECTORY
 from gpu_plugin.host.driver_root import tegra as driver_root_tegra
 from gpu_plugin.simulation import driver_files
+from tests.device_nodes import device
 from tests.unit.host.driver_root.installed import Root
 
 VERSION = "550.54.15"
@@ -22,15 +23,20 @@ def root(tmp_path):
 
 @pytest.fixture
 def node(root):
-    """A copy of a node with one GPU, whose device nodes are links, which to make takes no privilege."""
+    """A copy of a node with one GPU."""
     driver_files.make(root.path, VERSION)
     add_gpu(root)
     root.write(
         "proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Tue\n".encode()
     )
-    root.link("dev/nvidia0", "/dev/null")
-    root.write("dev/null")
+    devices(root)
     return root
+
+
+def devices(root):
+    """The device nodes that a CUDA program on one GPU needs."""
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
+        device(root.path / "dev" / name)
 
 
 def add_gpu(root, model="NVIDIA H100 80GB HBM3"):
@@ -43,7 +49,7 @@ def wsl(root):
     root.library(f"{WSL}/lib/libnvidia-ml.so.1", "libnvidia-ml.so.1")
     for name in ("libcuda.so.1.1", "libcuda_loader.so"):
         root.library(f"{STORE}/{name}", "libcuda.so.1")
-    root.link("dev/dxg", "/dev/null")
+    device(root.path / "dev/dxg")
 
 
 def tegra(root):
@@ -69,6 +75,11 @@ def test_a_copy_of_a_node_gives_its_specification(cdi, node):
     assert f"/usr/lib64/libcuda.so.{VERSION}" in host_paths(text)
 
 
+def test_a_copy_may_lie_where_users_may_write(cdi, node):
+    node.path.parent.chmod(0o777)
+    assert cdi("generate", "--root", node)[0] == 0
+
+
 def test_what_is_made_of_a_copy_can_be_judged_against_it(cdi, node):
     cdi("generate", "--root", node, "--output", node.path / "etc/cdi")
     assert cdi("validate", "--root", node, "--host-paths")[0] == 0
@@ -84,7 +95,7 @@ def test_paths_of_a_driver_root_of_its_own_are_the_nodes(cdi, tmp_path, whole):
     driver = Root(root.path / "run/nvidia/driver") if whole else root
     driver_files.make(driver.path, VERSION)
     add_gpu(root)
-    driver.link("dev/nvidia0", "/dev/null")
+    devices(driver)
     hook = driver.write("usr/bin/nvidia-cdi-hook")
     hook.chmod(0o755)
     called = "/run/nvidia/driver/usr/bin/nvidia-cdi-hook"
@@ -97,6 +108,19 @@ def test_paths_of_a_driver_root_of_its_own_are_the_nodes(cdi, tmp_path, whole):
     assert [each["hostPath"] for each in nodes] == ["/run/nvidia/driver/dev/nvidia0"]
     assert {each["path"] for each in made["containerEdits"]["hooks"]} == {called}
     assert str(tmp_path) not in text
+
+
+def test_device_nodes_have_the_paths_of_the_root_where_they_are(cdi, root):
+    driver = Root(root.path / "home/kubernetes/bin/nvidia")
+    driver.driver("lib64", VERSION)
+    driver.write("bin/nvidia-smi")
+    add_gpu(root)
+    devices(root)
+    status, text, error = cdi("generate", "--root", root, "--nvidia-driver-root", "/home/kubernetes/bin/nvidia")
+    assert (status, error) == (0, "")
+    [gpu] = [each for each in json.loads(text)["devices"] if each["name"] == "0"]
+    assert [each.get("hostPath", each["path"]) for each in gpu["containerEdits"]["deviceNodes"]] == ["/dev/nvidia0"]
+    assert f"/home/kubernetes/bin/nvidia/lib64/libcuda.so.{VERSION}" in host_paths(text)
 
 
 def test_a_hook_is_looked_for_in_the_copy(cdi, node):
@@ -145,7 +169,12 @@ def test_a_wsl_node_without_nvml_has_no_gpu(cdi, root):
 def nodes(root, monkeypatch):
     """Device nodes of a Tegra by their path as this process sees it: in the copy, and another here."""
     found = {f"{root}/dev/null": DeviceFile(10, 124), "/dev/null": DeviceFile(1, 3)}
-    monkeypatch.setattr(driver_root_tegra, "device_file", lambda at, path: found.get(f"{at}{path}"))
+
+    def device_file(at: str, path: str) -> tuple[Seen, DeviceFile | None]:
+        node = found.get(f"{at}{path}")
+        return (Seen(path, Kind.MISSING) if node is None else Seen(path, Kind.DEVICE, path)), node
+
+    monkeypatch.setattr(driver_root_tegra, "device_file", device_file)
     return found
 
 

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from gpu_plugin.access.cdi.spec import Edits, Spec, SpecDevice
-from gpu_plugin.cli.cdi_files import Judged, found
+from gpu_plugin.host.cdi.files import Judged, found
 
 
 def file(path, *devices, faults=(), priority=0):
     edits = Edits(env=("A=1",))
     made = tuple(SpecDevice(name=name, container_edits=edits) for name in devices)
-    return Judged(path, Spec(cdi_version="0.5.0", kind="a.com/b", devices=made), faults, priority)
+    return Judged(path, Spec(cdi_version="0.5.0", kind="a.com/b", devices=made), faults, faults, priority)
 
 
 def owners(known):
@@ -33,7 +33,7 @@ def test_two_files_of_one_directory_are_a_conflict_that_no_later_one_settles():
 
 def test_a_file_that_runtimes_do_not_take_shadows_nothing_and_conflicts_with_nothing():
     wrong = file("/etc/b", "x", faults=("wrong",))
-    known = found([file("/etc/a", "x"), wrong, Judged("/run/a", None, ("no JSON",), 1)])
+    known = found([file("/etc/a", "x"), wrong, Judged("/run/a", None, ("no JSON",), ("no JSON",), 1)])
     assert (owners(known), known.conflicts) == ({"x": "/etc/a"}, {})
 
 
@@ -88,6 +88,46 @@ def test_a_conflict_is_a_fault_of_both_files(cdi, root):
     assert text.count(": conflict: a.com/b=x is in ") == 2
     assert text.count(": valid") == 1
     assert cdi("validate", root / "etc/cdi/a.json", root / "etc/cdi/b.json")[0] == 0  # need not be where runtimes look
+
+
+# The library of runtimes reads null as a value that is left out, and a number as the text of it.
+LAX = {
+    "empty common edits": 'devices: [{name: "x", containerEdits: {env: [A=1]}}]\ncontainerEdits:\n',
+    "empty annotations": 'devices: [{name: "x", containerEdits: {env: [A=1]}, annotations: null}]\n',
+    "null among texts": 'devices: [{name: "x", containerEdits: {env: [null, A=1]}}]\n',
+    "an empty item": 'devices:\n- {name: "x", containerEdits: {env: [A=1]}}\n-\n',
+}
+
+
+@pytest.mark.parametrize("devices", LAX.values(), ids=LAX)
+def test_a_file_that_runtimes_serve_despite_the_schema_is_listed_and_conflicts(cdi, root, devices):
+    (root / "etc/cdi/a.yaml").write_text(f"cdiVersion: 0.6.0\nkind: a.com/b\n{devices}")
+    assert cdi("list", "--root", root) == (0, "a.com/b=x\n", "")
+    status, text, _ = cdi("validate", "--root", root)
+    assert status == 2
+    assert "'null'" in text
+    (root / "etc/cdi/b.json").write_text(spec("x", "y"))
+    status, text, error = cdi("list", "--root", root)
+    assert (status, text) == (1, "a.com/b=y\n")
+    assert error.count(": conflict: a.com/b=x is in ") == 2
+    assert cdi("validate", "--root", root)[1].count(": conflict: ") == 2
+
+
+def test_a_device_named_by_a_number_is_listed(cdi, root):
+    (root / "etc/cdi/a.yaml").write_text(
+        "cdiVersion: 0.5.0\nkind: a.com/b\ndevices: [{name: 0, containerEdits: {env: [A=1]}}]\n"
+    )
+    assert cdi("list", "--root", root) == (0, "a.com/b=0\n", "")
+    assert cdi("validate", "--root", root)[0] == 2
+
+
+def test_a_device_without_edits_is_served_by_no_runtime(cdi, root):
+    (root / "etc/cdi/a.yaml").write_text(
+        "cdiVersion: 0.5.0\nkind: a.com/b\ndevices: [{name: x, containerEdits: {env: null}}]\n"
+    )
+    status, text, error = cdi("list", "--root", root)
+    assert (status, text) == (1, "")
+    assert "must change something" in error
 
 
 def test_links_are_followed_within_the_root(cdi, root, tmp_path):

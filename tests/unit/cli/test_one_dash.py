@@ -33,7 +33,28 @@ def test_a_command_takes_both():
         assert CliRunner().invoke(command, written).output == "single True\n"
 
 
-@pytest.mark.parametrize("verb", ["run", "mps"])
-def test_run_takes_nvidias_spelling(verb, capsys):
-    assert cli.main([verb, "-mig-strategy=other", "-device-id-strategy", "index"]) == 2
+@pytest.mark.parametrize("verb", [["run"], ["mps"], []])
+def test_run_takes_nvidias_spelling_also_without_its_name(verb, capsys):
+    assert cli.main([*verb, "-mig-strategy=other", "-device-id-strategy", "index"]) == 2
     assert "--mig-strategy: 'other' is not one of none, single, mixed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--version", "gpu-plugin "),
+        ("-version", "gpu-plugin "),
+        ("--help", "Commands:"),
+        ("-help", "Commands:"),
+        ("-h", "Commands:"),
+    ],
+)
+def test_version_and_help_are_no_options_of_a_verb(option, said, capsys):
+    assert cli.main([option]) == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("written", [["--state-dir", "/nowhere", "status"], ["--mig-strategi=single"], ["serve"]])
+def test_a_misspelt_command_line_starts_no_daemon(written, capsys):
+    assert cli.main(written) == 2
+    assert capsys.readouterr().err

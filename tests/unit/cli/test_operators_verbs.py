@@ -175,6 +175,15 @@ class TestExplain:
         daemon.answer = {"gpus": [SOUND, SICK]}
         assert cli.main(["explain", "--state-dir", "/state"]) == 1
 
+    def test_a_missing_gpu_is_named_without_an_index_and_is_exit_status_1(self, daemon, capsys):
+        signal = {"name": "missing", "detail": "it is gone", "since": None, "clears": "an answer", "verdict": "FATAL"}
+        missing = {**SICK, "index": None, "bus_id": "0000:61:00.0", "health": "Missing", "signals": [signal]}
+        daemon.answer = {"gpus": [missing]}
+        assert cli.main(["explain", "--state-dir", "/state", "--gpu", "61:00.0"]) == 1
+        shown = capsys.readouterr().out
+        assert shown.startswith("GPU  0000:61:00.0  GPU-3  Missing")
+        assert "missing (FATAL): it is gone" in shown
+
     def test_a_gpu_is_named_by_index_bus_id_uuid_and_model(self, daemon):
         daemon.answer = {"gpus": [{**SOUND, "bus_id": "0000:1b:00.0", "model": "NVIDIA H100"}]}
         assert run("explain").output == "GPU 0  0000:1b:00.0  GPU-0  NVIDIA H100  Healthy\n"

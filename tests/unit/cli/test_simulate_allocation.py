@@ -265,10 +265,13 @@ class TestSharedGpus:
         assert answer["choice"]["counts"] == {str(gpu): 1}
         assert (answer["available"], answer["available_counts"]) == ([0, 1], {"0": 1, "1": 4})
 
-    @pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
-    def test_on_an_idle_node_all_policies_give_the_same_gpus(self, told, size):
-        given = [told("--replicas", 4, "--policy", policy, "--size", size)["choice"]["gpus"] for policy in POLICIES]
-        assert given[0] == given[1] == given[2]
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 9])
+    def test_on_an_idle_node_a_policy_gives_the_best_linked_gpus_of_the_fewest_or_of_the_most(self, told, size):
+        def given(policy, size):
+            return told("--replicas", 4, "--policy", policy, "--size", size)["choice"]["gpus"]
+
+        assert given("distributed", size) == given("spread", size) == told("--size", min(size, 8))["choice"]["gpus"]
+        assert given("packed", size) == told("--size", -(-size // 4))["choice"]["gpus"]
 
     def test_what_must_be_had_is(self, told):
         answer = told("--replicas", 4, "--available", "0-1:2,5", "--must", "5:2,0", "--size", 3)

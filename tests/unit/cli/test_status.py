@@ -151,6 +151,7 @@ def test_one_device_is_one_and_many_ids_are_counted():
     [
         ({"waiting": "another daemon serves /k"}, "WAITING: another daemon serves /k"),
         ({"driver": {"version": "", "trouble": "not loaded"}}, "not loaded"),
+        ({"driver": {"version": "580.1", "trouble": "", "restart": "restart it"}}, "restart it"),
         ({"configuration": {**STATUS["configuration"], "refused": "line 3"}}, "REFUSED: line 3"),
         ({"configuration": {**STATUS["configuration"], "unheard": "403"}}, "NOT WATCHED: 403"),
         (
@@ -282,6 +283,9 @@ def test_cdi_specifications_are_told_where_there_are_any():
     assert "CDI            17 devices in /var/run/cdi" in told(cdi=written)
     assert "gpu_plugin_cdi_ready 1" in metrics({**STATUS, "cdi": written})
     assert "gpu_plugin_cdi_ready 0" in metrics({**STATUS, "cdi": {**written, "trouble": "no space left"}})
+    lines = told(cdi={**written, "complaints": ["/tmp/nvidia-mps is left out: it is a link"]})
+    assert "CDI            17 devices in /var/run/cdi" in lines
+    assert any("/tmp/nvidia-mps is left out: it is a link" in line for line in lines)
 
 
 def test_every_fault_of_a_configuration_is_shown(monkeypatch):

@@ -85,7 +85,9 @@ H, D, B_, U, N = Fitness.HEALTHY, Fitness.DEGRADED, Fitness.HELD_BACK, Fitness.U
     ((N, N), "not loaded", PATIENCE - 1, None, None),
     ((N, N), "not loaded", PATIENCE, ("Unknown", "DriverUnavailable"), None),
     ((U, U), "not loaded", 0, ("False", "GPUUnhealthy"), True),
-    ((), "", PATIENCE, ("Unknown", "DriverUnavailable"), None),
+    ((), "not loaded", PATIENCE, ("Unknown", "DriverUnavailable"), None),
+    ((), None, PATIENCE, ("Unknown", "DriverUnavailable"), None),
+    ((), "", PATIENCE, None, None),
     ((), "", 0, None, None),
 ])  # fmt: skip
 def test_the_worst_gpu_speaks_and_nothing_is_said_before_it_is_known(fitness, trouble, age, status, taint):

@@ -301,3 +301,23 @@ def test_a_file_full_of_comments_is_read_at_once():
     began = time.process_time()
     assert content("#" * (MAX_BYTES - 20) + "\na: 1") == {"a": 1}
     assert time.process_time() - began < 0.25
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version: v1\nflags: {migStrategy: {{ .Values.migStrategy }}}\n",
+        "version: v1\nflags:\n{{- if .Values.mig }}\n  migStrategy: mixed\n{{- end }}\n".replace(
+            "flags:\n", "flags:  "
+        ),
+        "version: v1\n{{ toYaml .Values.config }}\n",
+    ],
+)
+def test_a_template_that_was_not_rendered_is_said_in_one_fault(text):
+    [fault] = faults(text)
+    assert fault.startswith("f:2: ")
+    assert "template" in fault
+
+
+def test_braces_in_a_text_are_no_template():
+    assert content("a: '{{ b }}'") == {"a": "{{ b }}"}

@@ -67,7 +67,7 @@ def test_without_a_kubelet_socket_we_register_where_nvidias_plugin_does():
 
 def test_options_and_settings_name_the_same_things():
     in_the_file_alone = {"sharing", "gpu_names", "mig_names", "verdicts"}
-    found_out = {"device_list_strategy_reason", "remarks"}
+    found_out = {"device_list_strategy_reason", "remarks", "without_effect"}
     assert {option.name for option in OPTIONS} | in_the_file_alone | found_out == set(Settings.__struct_fields__)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpu_plugin.config.choices import MIG_STRATEGIES
 from gpu_plugin.config.device_names import selected_gpus
-from gpu_plugin.config.document import Document, spell
+from gpu_plugin.config.document import Document, parse, spell
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import chosen, resolve
@@ -517,3 +517,28 @@ def test_a_required_imex_channel_is_named():
     with pytest.raises(ConfigError, match="--imex-required needs --imex-channel-ids 0"):
         resolve({"imex_required": "true", "imex_channel_ids": "auto"}, {})
     assert resolve({"imex_required": "true", "imex_channel_ids": "0"}, {}).imex_required
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("DEFAULT_CONFIG", "shared"), ("NODE_LABEL", "example.com/config"), ("FALLBACK_STRATEGIES", "named,single")],
+)
+def test_a_choice_among_config_files_without_a_directory_of_them_has_no_effect_and_is_said(variable, value):
+    [fault] = resolve({}, {variable: value}).without_effect
+    assert fault.source == f"environment variable {variable}"
+    assert "--config-file-srcdir" in fault.reason
+    [fault] = resolve({variable.lower(): value}, {}).without_effect
+    assert fault.source == f"--{variable.lower().replace('_', '-')}"
+    whole = {variable: value, "CONFIG_FILE_SRCDIR": "/configs", "NODE_NAME": "a"}
+    assert resolve({}, whole).without_effect == ()
+    assert resolve({}, {"NODE_NAME": "a", "KUBECONFIG": "/b"}).without_effect == ()
+
+
+def test_a_manifest_in_place_of_a_config_file_is_said_in_one_fault():
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n  default: |\n    version: v1\n"
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, {}, parse(text.encode(), "f"))
+    [fault] = caught.value.faults
+    assert str(fault).startswith("f:2: kind: ")
+    assert "ConfigMap" in str(fault)
+    assert "data" in str(fault)

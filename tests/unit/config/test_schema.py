@@ -88,9 +88,25 @@ def test_a_value_that_cannot_be_is_told_with_its_path_and_line(content, data):
     assert all(fault.startswith("f:") for fault in told)
 
 
+@pytest.mark.parametrize(("section", "other"), [("timeSlicing", "mps"), ("mps", "timeSlicing")])
+def test_a_key_of_the_same_section_is_meant(section, other):
+    rows = {name: {"resources": [{"name": name, "replicas": 2}]} for name in (section, other)}
+    rows[section]["resources"][0]["renamebydefault"] = True
+    [fault] = faults(yaml.safe_dump({"sharing": rows, "flags": {"mpsRoot": "/run/mps"}}))
+    assert fault.endswith(f"did you mean sharing.{section}.renameByDefault?")
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
+        (
+            "sharing:\n  failRequestsGreaterThanOne: true\n  timeSlicing: {resources: [{name: gpu, replicas: 2}]}",
+            "f:2: sharing.failRequestsGreaterThanOne: unknown key; did you mean sharing.timeSlicing.failRequestsGreaterThanOne?",
+        ),
+        (
+            "renameByDefault: true",
+            "f:1: renameByDefault: unknown key; did you mean sharing.timeSlicing.renameByDefault?",
+        ),
         ("sharings: {}", "f:1: sharings: unknown key; did you mean sharing?"),
         ("migStrategy: none", "f:1: migStrategy: unknown key; did you mean flags.migStrategy?"),
         (
@@ -173,7 +189,7 @@ def test_what_a_file_must_not_say(text, fault):
 def test_all_faults_are_told_in_the_order_of_their_lines():
     text = (
         "sharing:\n  timeSlicing:\n    resources:\n"
-        "      - {names: gpu, replicas: 1}\n      - {name: gpu, replicas: 2, devices: 0}\n"
+        "      - {names: gpu, replicas: 0}\n      - {name: gpu, replicas: 2, devices: 0}\n"
         "flags:\n  migStrategy: x\n  plugin: {y: 1}\nimex: {channelIDs: [1]}\nversion: v2\n"
     )
     assert [(fault.split(": ")[0], fault.split(": ")[1]) for fault in faults(text)] == [

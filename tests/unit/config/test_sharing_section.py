@@ -167,9 +167,8 @@ def test_a_section_left_empty_asks_for_nothing(section):
 
 
 VALUES = [
-    ("replicas: 1", "number of replicas must be >= 2, not 1"),
-    ("replicas: 0", "number of replicas must be >= 2, not 0"),
-    ("replicas: -3", "number of replicas must be >= 2, not -3"),
+    ("replicas: 0", "number of replicas must be >= 1, not 0"),
+    ("replicas: -3", "number of replicas must be >= 1, not -3"),
     ("replicas: '4'", "'4' is not a whole number"),
     ("replicas: 4.5", "4.5 is not a whole number"),
     ("replicas: true", "True is not a whole number"),
@@ -416,3 +415,20 @@ def test_more_entries_than_any_node_has_devices_are_refused():
     rows = ", ".join(f"{{name: r{n}, replicas: 2}}" for n in range(1001))
     [fault] = faults(f"sharing:\n  timeSlicing:\n    resources: [{rows}]")
     assert "sharing.timeSlicing.resources[1000]: more than 1000 entries" in fault
+
+
+@pytest.mark.parametrize("section", ["timeSlicing", "mps"])
+def test_one_replica_means_not_shared_and_is_said(section):
+    also = "    renameByDefault: true\n"
+    text = entries("name: gpu, devices: [0], replicas: 1", "name: gpu, replicas: 4", section=section, also=also)
+    settings = resolve(MPS_ROOT, {}, parse(text.encode(), "f"))
+    [fault] = settings.without_effect
+    assert str(fault).startswith(f"f:4: sharing.{section}.resources[0].replicas: ")
+    alone, others = settings.sharing
+    assert (alone.replicas, alone.offered_as, alone.devices.listed) == (1, "nvidia.com/gpu", ("0",))
+    assert (others.replicas, others.offered_as) == (4, "nvidia.com/gpu.shared")
+
+
+def test_one_client_of_mps_needs_no_mps():
+    text = entries("name: gpu, replicas: 1", section="mps")
+    assert [entry.strategy for entry in resolve({}, {}, parse(text.encode(), "f")).sharing] != [MPS]

@@ -252,3 +252,24 @@ def test_names_of_hosts_are_in_small_letters_and_each_once():
 def test_what_is_no_name_of_a_host(written):
     with pytest.raises(ValueError, match="is not the name of a host"):
         values.host_names(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("/a//b", "/a/b"),
+        ("//a", "/a"),
+        ("/a/./b/.", "/a/b/"),
+        ("/./././", "/"),
+        ("/a/.b/..c/", "/a/.b/..c/"),
+        ("/a/../b", "/a/../b"),  # the parent of what a link leads to may be another directory
+    ],
+)
+def test_a_root_is_read_without_needless_slashes_and_dots(written, read):
+    assert values.root(written) == values.optional_root(written) == read
+
+
+def test_no_root_is_the_root_directory_or_none():
+    assert (values.root(""), values.optional_root("")) == ("/", "")
+    with pytest.raises(ValueError, match="is not an absolute path"):
+        values.optional_root("dev")

@@ -24,7 +24,7 @@ WHICH: dict[str, Any] = {"uuid": "GPU-6f1c", "index": 3, "bus_id": "0000:1b:00.0
 
 @pytest.fixture
 def log(tmp_path):
-    return EventLog(EventStore(tmp_path, lambda: 7.0), lambda: [GPU])
+    return EventLog(EventStore(tmp_path, lambda: 7.0), lambda: [GPU], list)
 
 
 def texts(log):

@@ -40,6 +40,7 @@ from tests.unit.inventory.changing_node import (
     as_remembered,
     held_twice,
     offered,
+    overfull,
 )
 
 SEEDS = int(os.environ.get("GPU_PLUGIN_SEEDS", "16"))
@@ -213,6 +214,8 @@ class Life:
                 await self.kubelet.admit(name, containers=containers)
             except AdmissionError as error:
                 self.trace.append(f"refused: {error}")
+            else:
+                self.check_admitted(name)
 
         async with anyio.create_task_group() as both:
             both.start_soon(ask)
@@ -232,6 +235,15 @@ class Life:
         self.situation = dataclasses.replace(self.situation, **changes)
         self.trace.append(f"{self.situation}")
         self.offering.take(offered(self.situation))
+
+    def check_admitted(self, pod: str) -> None:
+        """No hardware has more holders after an admission than the settings in force give it out to."""
+        held = self.held()
+        devices = {(r.name, d.id): d for r in self.inventory.listed for d in r.devices}
+        for name, resource, identifier in held:
+            if name == pod:
+                holders = {(pod, identifier) for pod, _, identifier in held}
+                assert not overfull(holders, devices[resource, identifier]), self.trace
 
     def held(self) -> set[tuple[str, str, str]]:
         """(pod, resource, device id) of all that pods hold in truth."""

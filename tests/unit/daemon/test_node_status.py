@@ -134,16 +134,24 @@ AWAY = {"r": {"registered": False, "why": "no kubelet"}}
         ({"kubelet": {"socket": "", "resources": AWAY}}, []),  # it is not to register
         ({"cdi": {"trouble": "no space"}}, ["CDI: no space"]),
         ({"cdi": {"trouble": ""}}, []),
+        ({"cdi": {"trouble": "", "complaints": ["/tmp/nvidia-mps is left out"]}}, []),
         ({"labels": {"way": "file", "trouble": "/f: no such directory"}}, ["labels: /f: no such directory"]),
         ({"labels": {"way": "none", "trouble": ""}}, []),
         ({"driver": {"trouble": "not loaded"}}, ["driver: not loaded"]),
         ({"state": {"directory": "/state", "trouble": "no space"}}, ["/state: no space"]),
+        (
+            {"state": {"directory": "/state", "trouble": "the state directory /state does not answer"}},
+            ["the state directory /state does not answer"],
+        ),
         ({"state": {"directory": "/state", "trouble": ""}}, []),
         (
             {"driver": {"trouble": "", "answered": False}},
             ["driver: it has not answered yet, so no GPU is known to be usable"],
         ),
         ({"driver": {"trouble": "", "answered": True}}, []),
+        ({"driver": {"trouble": "", "restart": "restart it"}}, ["driver: restart it"]),
+        ({"missing": [{"name": "GPU 0000:1b:00.0", "why": "it is away"}]}, ["GPU 0000:1b:00.0 is missing: it is away"]),
+        ({"missing": []}, []),
         ({"unoffered": ["GPU 0 has MIG devices"]}, ["not served as asked: GPU 0 has MIG devices"]),
         (
             {"resources": {"r": {"devices": 3, "healthy": 0, "retired": 1, "reasons": ["its MPS daemon is down"]}}},

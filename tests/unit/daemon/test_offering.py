@@ -21,6 +21,7 @@ from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.health.latch import Health
+from gpu_plugin.inventory import inventory as inventory_module
 from gpu_plugin.inventory import listing
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import offer
@@ -556,6 +557,7 @@ async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_co
         served.take(node(2))
         await served.until(lambda: GPU in served.inventory.store.current.resources)
         monkeypatch.setattr(offering_module, "judge", disturbed)
+        monkeypatch.setattr(inventory_module, "judge", disturbed)
         served.take(node(2), gpu_names=(NamePattern("*", "nvidia.com/x"),))
         await served.until(lambda: set(served.inventory.store.current.resources) == {"nvidia.com/x"})
         devices = served.inventory.store.current.resources["nvidia.com/x"].resource.devices
@@ -563,6 +565,46 @@ async def test_many_devices_are_judged_on_a_thread_and_what_changed_meanwhile_co
     assert (True in threads) is (times >= MAX_JUDGEMENTS)
     assert len(sick) == times
     assert gc.isenabled()
+
+
+async def test_what_changes_while_many_devices_of_a_new_offer_are_judged_counts(settings, monkeypatch):
+    """GPU-01 is in no list yet when its health changes, and a newer offer replaces the first one before it is published."""
+    holding(monkeypatch, Holding(frozenset(), writing=1))
+    monkeypatch.setattr(offering_module, "OFF_LOOP_DEVICES", 1)
+    sick: list[str] = []
+    names: list[set[str]] = []
+
+    def changed() -> None:
+        sick.append("Xid 79")
+        served.inventory.health_changed("GPU-01")
+
+    def newer() -> None:
+        served.take(node(2), gpu_names=(NamePattern("*", "nvidia.com/newest"),))
+
+    def newest_is_served() -> bool:
+        names.append(set(served.inventory.store.current.resources))
+        return "nvidia.com/newest" in names[-1]
+
+    def disturbed(standing):
+        if disturbances:
+            anyio.from_thread.run_sync(disturbances.pop(0))
+        return listing.judge(standing)
+
+    async with serving(settings) as served:
+        monkeypatch.setattr(
+            served.inventory, "_health", lambda gpu, _: Health(reason=sick[-1] if sick and gpu == "GPU-01" else "")
+        )
+        served.take(node(1))
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        disturbances = [changed]
+        monkeypatch.setattr(offering_module, "judge", disturbed)
+        served.take(node(2))
+        await served.until(lambda: len(served.view.resource.devices) == 2)
+        assert [device.reason for device in served.view.resource.devices] == ["", "Xid 79"]
+        disturbances.append(newer)
+        served.take(node(2), gpu_names=(NamePattern("*", "nvidia.com/older"),))
+        await served.until(newest_is_served)
+        assert not any("nvidia.com/older" in seen for seen in names)
 
 
 def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings):
@@ -582,3 +624,54 @@ def test_without_pod_resources_it_is_said_once_what_brings_capacity_back(setting
     (said,) = caplog.messages
     assert settings.effective_pod_resources_socket in said
     assert str(Path(settings.socket_dir) / checkpoint.NAME) in said
+
+
+async def test_devices_that_a_list_has_no_room_for_are_offered_once_former_ones_have_left_it(
+    settings, monkeypatch, caplog
+):
+    monkeypatch.setattr(listing, "MAX_LIST_BYTES", 200)  # of nine devices
+    monkeypatch.setattr(retirement, "SETTLE", 0.0)
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.01)
+    formers = Node(tuple(Gpu(f"GPU-{at:02}", at) for at in range(6)))
+    others = Node(tuple(Gpu(f"GPU-{at:02}", at) for at in range(10, 16)))
+    going = anyio.Event()
+
+    async def ask(_holders, _socket, _retired):
+        await going.wait()
+        return Holding(frozenset(), writing=1, answered=True)
+
+    async with serving(settings) as served:
+        served.take(formers)
+        await served.until(lambda: GPU in served.inventory.store.current.resources)
+        monkeypatch.setattr(Holders, "ask", ask)
+        served.take(others)
+        assert {device.id for device in served.view.resource.devices} > {gpu.uuid for gpu in formers.gpus}
+        assert len(served.view.resource.devices) == 9
+        going.set()
+        await served.until(lambda: [d.id for d in served.view.resource.devices] == [gpu.uuid for gpu in others.gpus])
+    [line] = [record.getMessage() for record in caplog.records if "not offered yet" in record.getMessage()]
+    assert line.startswith(f"{GPU}: 3 devices are not offered yet")
+
+
+@pytest.mark.parametrize("by", ["kubelet_internal_checkpoint", "pod-resources.sock"])
+async def test_held_devices_that_cannot_be_listed_are_said_once_with_the_source(settings, monkeypatch, caplog, by):
+    odd = [(GPU, f"{HELD}::{'0' * length}") for length in (300, 301)]
+    said = Witnesses(monkeypatch)
+    said.written = {key: frozenset({"pod"}) for key in odd} if by.endswith("checkpoint") else {}
+    said.listed = frozenset() if said.written else frozenset(odd)
+    monkeypatch.setattr(offering_module, "HOLDERS_POLL", 0.005)
+    async with serving(settings) as served:
+        said.inventory = served.inventory
+        served.take(Node((Gpu(HELD, 0), Gpu("GPU-01", 1))))
+        await served.until(lambda: len(said.reads) > 8)
+        said.failing = checkpoint.CheckpointError("Input/output error")
+        said.reads.clear()
+        await served.until(lambda: len(said.reads) > 8)
+        said.failing = None
+        await served.until(lambda: len(said.reads) > 16)
+        assert [device.healthy for device in served.view.resource.devices] == [False, True]
+    [line] = [record.getMessage() for record in caplog.records if "says that a pod holds" in record.getMessage()]
+    assert line.startswith(f"{settings.socket_dir}/{by} ")
+    assert f"{GPU} (and 1 more such device)" in line
+    assert "342" in line
+    assert len(line) < 400

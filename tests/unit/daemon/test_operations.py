@@ -1,18 +1,21 @@
 """What operators ask of the daemon, and the sentences that they are answered with."""
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.control import RefusedError
+from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.operations import Operations
-from gpu_plugin.devices.node import Gpu, MigDevice
+from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.nvml.roster import ReleaseError
+from gpu_plugin.state.event_store import EventStore
 from tests.unit.health.ledgers import SEEN
 
 GPUS = (
@@ -32,6 +35,8 @@ class StandIn:
         self.looks = 0
         self.trouble = ""
         self.good = True
+        self.former: tuple[Gpu, ...] = ()
+        self.node = Node(GPUS)
 
     async def release(self, uuids):
         self.calls.append(("release", uuids))
@@ -46,6 +51,12 @@ class StandIn:
 
     def look_now(self):
         self.looks += 1
+
+    def dismiss(self, uuid):
+        kept = tuple(gpu for gpu in self.former if gpu.uuid != uuid)
+        dropped, self.former = kept != self.former, kept
+        self.node = replace(self.node, absent=tuple(gpu for gpu in self.node.absent if gpu.uuid != uuid))
+        return dropped
 
     def unsupported(self):
         return {"GPU-a": frozenset(), "GPU-b": frozenset({"temperature", "pcie_width"})}
@@ -210,16 +221,20 @@ class TestCordon:
         assert "(DEGRADED)" in done
         assert desk.health.ledger.verdict("GPU-a") is Verdict.DEGRADED
 
-    async def test_a_gpu_that_is_lost_stays_so_whatever_is_said(self, desk):
+    async def test_a_gpu_that_is_lost_stays_so_whatever_is_said(self, desk, caplog):
         desk.health.observe("GPU-a", Sample(fault=Fault.LOST, detail="GPU is lost"))
-        done = await desk.done("uncordon", gpu=0, override=True)
-        assert "none of it can be overridden. Still held against it: GPU is lost (FATAL)." in done
+        with pytest.raises(RefusedError, match="nothing was overridden: GPU is lost cannot be"):
+            await desk.ask("uncordon", gpu=0, override=True)
+        assert "overridden" not in caplog.text
         assert desk.health.ledger.verdict("GPU-a") is Verdict.FATAL
+        await desk.ask("cordon", gpu=0)
+        done = await desk.done("uncordon", gpu=0, override=True)
+        assert "its cordon is lifted. Still held against it: GPU is lost (FATAL)." in done
 
     async def test_of_a_gpu_that_never_came_what_is_remembered_is_forgotten(self, desk):
         old = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
         desk.health.remember((old,), GPUS)
-        assert "what was written down of it is forgotten" in await desk.done("uncordon", gpu="GPU-gone")
+        assert "Its cordon is lifted." in await desk.done("uncordon", gpu="GPU-gone")
         assert desk.health.evidence() == ()
         with pytest.raises(ConfigError, match="no GPU of this node has this name"):
             await desk.ask("uncordon", gpu="GPU-gone")
@@ -228,7 +243,7 @@ class TestCordon:
         cordon = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
         xid = Evidence("zero", "GPU-gone", "xid", "FATAL", "Xid 48", 1.0, "reset", "48")
         desk.health.remember((cordon, xid), GPUS)
-        for words in ("its cordon is lifted; xid is remembered until", "not cordoned, so nothing was changed; xid is"):
+        for words in ("Its cordon is lifted. Still held against it: Xid 48 (FATAL)", "It has no cordon, so nothing"):
             assert words in await desk.done("uncordon", gpu="GPU-gone")
             assert desk.health.evidence() == (xid,)
         assert "is forgotten" in await desk.done("uncordon", gpu="GPU-gone", override=True)
@@ -244,6 +259,131 @@ class TestCordon:
     async def test_an_override_is_true_or_false(self, desk):
         with pytest.raises(ConfigError, match="override: 'yes' is neither true nor false"):
             await desk.ask("uncordon", gpu=0, override="yes")
+
+
+LOST = Gpu("GPU-4b5ed472", 7, pci_bus_id="00000000:61:00.0", model="NVIDIA H100", unreadable="it is not on the PCI bus")
+STRANGER = Gpu("", -1, pci_bus_id="00000000:62:00.0", unreadable="the NVIDIA driver does not list it")
+LOST_NAME = "GPU 0000:61:00.0 (GPU-4b5ed472, NVIDIA H100)"
+
+
+class LoggedDesk(Desk):
+    """Operations whose requests pass through the event log, on a node with two missing GPUs."""
+
+    def __init__(self, directory):
+        super().__init__()
+        assert self.monitor is not None
+        self.monitor.former = (LOST,)
+        self.monitor.node = Node(GPUS, absent=(LOST, STRANGER))
+        self.log = EventLog(EventStore(directory, lambda: 1.0), lambda: self.health.gpus, self.operations.gone)
+
+    async def ask(self, verb, **request):
+        return await self.log.order(verb, self.operations.verbs[verb])(request)
+
+
+class TestMissing:
+    """GPUs that the node should have and has not, asked for as the daemon passes requests on: by any name."""
+
+    @pytest.fixture
+    def desk(self, tmp_path):
+        return LoggedDesk(tmp_path)
+
+    @pytest.mark.parametrize("name", ["0000:61:00.0", "61:00.0", "GPU-4b5e", "4b5ed472", "GPU-4b5ed472"])
+    async def test_an_override_forgets_one_by_each_of_its_names(self, desk, name):
+        done = await desk.done("uncordon", gpu=name, override=True)
+        assert done == f"{LOST_NAME} is missing; what was written down of it is forgotten."
+        assert desk.monitor.former == ()
+        assert [(event.uuid, event.bus_id) for event in desk.log.store.events] == [("GPU-4b5ed472", "0000:61:00.0")]
+        with pytest.raises(ConfigError, match="no GPU of this node has this name"):
+            await desk.ask("uncordon", gpu=name, override=True)
+
+    async def test_the_index_that_it_had_is_no_name(self, desk):
+        with pytest.raises(ConfigError, match="no GPU of this node has this index"):
+            await desk.ask("uncordon", gpu=7, override=True)
+        assert desk.monitor.former == (LOST,)
+
+    async def test_a_name_that_could_be_a_listed_gpu_too_is_refused_and_both_are_named(self, desk):
+        desk.health.watch((*GPUS, Gpu("GPU-4b5effff", 3)))
+        with pytest.raises(
+            ConfigError, match=r"GPU 3 \(GPU-4b5effff\) and GPU 0000:61:00.0 \(GPU-4b5ed472\): give its"
+        ):
+            await desk.ask("uncordon", gpu="GPU-4b5e", override=True)
+
+    async def test_without_an_override_only_its_cordon_is_lifted(self, desk):
+        forget = "To forget it: gpu-plugin uncordon --gpu GPU-4b5ed472 --override."
+        done = await desk.done("uncordon", gpu="61:00.0")
+        assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {forget}"
+        cordon = Evidence("zero", LOST.uuid, "cordon", "FATAL", "cordoned", 1.0, "operator")
+        background = Evidence("zero", LOST.uuid, "background", "OK", "", 1.0, "")
+        desk.health.remember((cordon, background), GPUS)
+        assert await desk.done("uncordon", gpu="61:00.0") == f"{LOST_NAME} is missing. Its cordon is lifted. {forget}"
+        assert desk.health.evidence() == (background,)
+        assert desk.monitor.former == (LOST,)
+
+    async def test_one_that_is_still_on_the_bus_is_said_to_stay_missing(self, desk):
+        def dismiss(_):
+            desk.monitor.node = Node(GPUS, absent=(replace(LOST, uuid="", index=-1, unreadable="it has no driver"),))
+            return True
+
+        desk.monitor.dismiss = dismiss
+        done = await desk.done("uncordon", gpu="GPU-4b5e", override=True)
+        assert done.endswith("what was written down of it is forgotten. It stays missing: it has no driver.")
+
+    async def test_there_is_nothing_to_forget_of_one_that_was_never_known(self, desk):
+        with pytest.raises(
+            RefusedError, match=r"GPU 0000:62:00.0 is missing: the NVIDIA .* nothing is written down of it"
+        ):
+            await desk.ask("uncordon", gpu="62:00.0", override=True)
+        assert "To forget" not in await desk.done("uncordon", gpu="62:00.0")
+
+    @pytest.mark.parametrize("verb", ["cordon", "release", "resume"])
+    @pytest.mark.parametrize("name", ["0000:61:00.0", "GPU-4b5e", "GPU-4b5ed472"])
+    async def test_other_orders_are_refused_with_the_reason(self, desk, verb, name):
+        with pytest.raises(
+            RefusedError, match=r"GPU-4b5ed472, .* is missing, so this order .*: it is not on the PCI bus"
+        ):
+            await desk.ask(verb, gpu=name)
+        assert desk.monitor.calls == []
+        assert desk.health.evidence() == ()
+
+    @pytest.mark.parametrize("name", ["0000:61:00.0", "GPU-4b5e", "GPU-4b5ed472"])
+    async def test_explain_says_why_it_is_missing(self, desk, name):
+        (told,) = (await desk.ask("explain", gpu=name))["gpus"]
+        assert (told["index"], told["uuid"], told["bus_id"], told["health"]) == (
+            None,
+            LOST.uuid,
+            "0000:61:00.0",
+            "Missing",
+        )
+        (signal,) = told["signals"]
+        assert (signal["name"], signal["detail"]) == ("missing", "it is not on the PCI bus")
+        assert "gpu-plugin uncordon --gpu GPU-4b5ed472 --override" in signal["action"]
+
+    async def test_explain_tells_of_one_of_which_only_the_bus_id_is_known(self, desk):
+        (told,) = (await desk.ask("explain", gpu="62:00.0"))["gpus"]
+        assert (told["uuid"], told["bus_id"]) == ("", "0000:62:00.0")
+        assert "--override" not in told["signals"][0]["action"]
+
+    @pytest.mark.parametrize("verb", ["explain", "cordon", "uncordon", "release", "resume"])
+    async def test_an_empty_name_and_a_field_that_no_verb_takes_are_refused(self, desk, verb):
+        with pytest.raises(ConfigError, match="no GPU of this node has this name"):
+            await desk.ask(verb, gpu="")
+        with pytest.raises(ConfigError, match="force: not a field of this verb"):
+            await desk.ask(verb, gpu=LOST.uuid, force=True)
+
+    async def test_a_gpu_that_was_replaced_in_its_slot_is_forgotten_by_its_uuid_alone(self, desk):
+        desk.monitor.former = (LOST, Gpu("GPU-replaced", 0, pci_bus_id="00000000:1B:00.0"))
+        desk.health.watch((Gpu("GPU-new", 0, pci_bus_id="00000000:1B:00.0"),))
+        assert "GPU-new" in await desk.done("uncordon", gpu="1b:00.0", override=True)
+        assert "is forgotten" in await desk.done("uncordon", gpu="GPU-rep", override=True)
+        assert desk.monitor.former == (LOST,)
+
+    async def test_a_listed_gpu_that_the_node_had_before_the_boot_is_overridden(self, desk):
+        desk.monitor.dismiss = lambda _: True
+        desk.health.observe("GPU-a", XidEvent(48))
+        assert "Xid 48 (double-bit ECC error) is forgotten" in await desk.done("uncordon", gpu=0, override=True)
+        desk.health.observe("GPU-a", XidEvent(48))
+        assert "Xid 48 (double-bit ECC error) is forgotten" in await desk.done("uncordon", gpu="GPU-a", override=True)
+        assert desk.reason("GPU-a") == ""
 
 
 class TestRelease:

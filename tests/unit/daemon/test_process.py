@@ -25,12 +25,15 @@ from gpu_plugin.daemon import discovery, faulting_pods, process
 from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.node_status import complaints
+from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import ApplicationError
+from gpu_plugin.host.cdi import keeper
 from gpu_plugin.host.cdi import watch as cdi_watch
 from gpu_plugin.host.cdi.source import SpecSource
+from gpu_plugin.inventory import listing
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import takeover
 from gpu_plugin.kubelet.directory import watch
@@ -39,11 +42,13 @@ from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.signals import Signals
+from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, StandInKubelet
 from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.sources.list_strategy import ListStrategy
 from gpu_plugin.sources.source import ConfigSource
@@ -72,11 +77,12 @@ async def running(directory, node, **flags):
     driver = SimulatedDriver(node)
     settings = resolve(asked, {})
     configuration = Configuration(settings, ConfigSource(settings), lambda _: resolve(asked, {}), process.UNCHANGEABLE)
-    daemon = Daemon(configuration, Hardware(driver, SimulatedHost(node), "/"))
+    root = str(driver_files.make(directory / "driver", node.profile.driver_version)) if "cdi_dir" in flags else ""
+    daemon = Daemon(configuration, Hardware(driver, SimulatedHost(node), "/", driver_roots=lambda: [(root, root)]))
     status = []
 
     async def run():
-        status.append(await daemon.run())
+        status.append(await daemon.run(Signals(), tasks))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
@@ -157,10 +163,10 @@ async def test_a_part_that_fails_is_begun_again_and_the_rest_runs_on(kubelet, di
     monkeypatch.setattr(discovery, "FIRST_RETRY", 0.01)
     failures = [RuntimeError("inotify is tired")]
 
-    async def failing(*arguments):
-        if failures:
+    async def failing(watched, *arguments):
+        if failures and watched == directory:
             raise failures.pop()
-        await watch(*arguments)
+        await watch(watched, *arguments)
 
     monkeypatch.setattr(daemon_module, "watch", failing)
     async with running(directory, node):
@@ -187,7 +193,7 @@ async def test_words_that_are_no_xids_are_said(kubelet, directory, node, caplog)
     configuration = Configuration(settings, ConfigSource(settings), lambda _: settings, ())
     daemon = Daemon(configuration, Hardware(SimulatedDriver(node), SimulatedHost(node), "/"))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(daemon.run)
+        tasks.start_soon(daemon.run, Signals(), tasks)
         await kubelet.wait_for(healthy(kubelet, 8))
         tasks.cancel_scope.cancel()
     assert "DP_DISABLE_HEALTHCHECKS: 'heat' is neither an Xid" in caplog.text
@@ -226,9 +232,43 @@ async def test_a_driver_that_fails_in_a_way_nobody_foresaw_is_tried_again(
     assert "not today" in caplog.text
 
 
+async def test_gpus_are_unhealthy_while_a_node_that_cuda_needs_is_missing(
+    kubelet, directory, node, monkeypatch, caplog
+):
+    shown = set(node.device_nodes()) - {"/dev/nvidia-uvm"}
+    monkeypatch.setattr(SimulatedNode, "device_nodes", lambda _: frozenset(shown))
+    async with running(directory, node, pass_device_specs="true"):
+        await kubelet.wait_for(lambda: GPU in kubelet.resources and len(kubelet.resources[GPU].devices) == 8)
+        assert healthy(kubelet, 0)()
+        assert "/dev/nvidia-uvm does not exist" in caplog.text
+        shown.add("/dev/nvidia-uvm")
+        await kubelet.wait_for(healthy(kubelet, 8))
+        response = (await kubelet.admit("late", {GPU: 1})).allocations[0].response
+        assert "/dev/nvidia-uvm" in [spec.container_path for spec in response.devices]
+        shown.remove("/dev/nvidiactl")
+        await kubelet.wait_for(healthy(kubelet, 0))
+
+
+async def test_with_cdi_gpus_are_healthy_once_their_specification_has_the_node_that_was_missing(
+    kubelet, directory, node, monkeypatch
+):
+    monkeypatch.setattr(keeper, "LOOK_EVERY", 0.05)
+    shown = set(node.device_nodes()) - {"/dev/nvidia-uvm"}
+    monkeypatch.setattr(SimulatedNode, "device_nodes", lambda _: frozenset(shown))
+    written = directory / "cdi/k8s.device-plugin.nvidia.com-gpu.json"
+    async with running(directory, node, device_list_strategy="cdi-cri", cdi_dir=str(written.parent)):
+        await kubelet.wait_for(lambda: GPU in kubelet.resources and len(kubelet.resources[GPU].devices) == 8)
+        assert healthy(kubelet, 0)()
+        shown.add("/dev/nvidia-uvm")
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert '"/dev/nvidia-uvm"' in written.read_text()
+        shown.remove("/dev/nvidia-uvm")
+        await kubelet.wait_for(healthy(kubelet, 0))
+
+
 async def test_device_nodes_that_come_late_reach_pods(kubelet, directory, node, monkeypatch):
     shown = {"/dev/nvidiactl"}
-    monkeypatch.setattr(SimulatedHost, "device_nodes", lambda _: frozenset(shown))
+    monkeypatch.setattr(SimulatedHost, "device_roots", lambda _: dict.fromkeys(shown, ""))
     async with running(directory, node, pass_device_specs="true"):
         await kubelet.wait_for(healthy(kubelet, 8))
 
@@ -306,16 +346,17 @@ async def test_a_disk_that_stalls_does_not_hold_up_the_end(kubelet, directory, n
     stalled.set()
 
 
-async def test_a_last_save_that_hangs_can_be_ended_by_another_signal(kubelet, directory, node, monkeypatch):
-    actions = []
+async def test_a_last_save_that_hangs_does_not_hold_the_end(kubelet, directory, node, monkeypatch):
+    stalled = threading.Event()
     async with running(directory, node) as (_, _, status):
         await kubelet.wait_for(healthy(kubelet, 8))
-        monkeypatch.setattr(EventStore, "save", lambda _: actions.append(signal.getsignal(signal.SIGTERM)))
+        monkeypatch.setattr(EventStore, "save", lambda _: stalled.wait())
         os.kill(os.getpid(), signal.SIGTERM)
-        with anyio.fail_after(10):
+        with anyio.fail_after(5):
             while not status:
                 await anyio.sleep(0.005)
-    assert actions == [signal.SIG_DFL]
+    assert status == [0]
+    stalled.set()
 
 
 async def test_an_application_xid_raised_by_the_hundred_is_said_once(kubelet, directory, node, caplog):
@@ -371,6 +412,47 @@ async def test_what_is_not_served_as_it_was_asked_for_is_wrong_in_the_status(kub
                 return any("not served as asked: no GPU is served" in each for each in wrong)
 
         await until(told)
+
+
+async def test_a_gpu_that_a_boot_cost_is_missing_until_an_operator_drops_it(kubelet, directory, node, caplog):
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    uuid = node.profile.gpus[3].uuid
+    node.reboot()
+    node.vanish(3)
+
+    async def missing():
+        status = await ask(directory, "status")
+        assert any(uuid in each and "missing" in each for each in complaints(status)) is bool(status["missing"])
+        return [each["uuid"] for each in status["missing"]]
+
+    for _ in range(2):
+        async with running(directory, node):
+            await kubelet.wait_for(healthy(kubelet, 7))
+            assert await missing() == [uuid], "also over a restart of the plugin"
+    assert any(uuid in record.getMessage() and record.levelname == "WARNING" for record in caplog.records)
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+        (listed,) = (await ask(directory, "status"))["missing"]
+        for name in (uuid, uuid[:12], listed["bus_id"]):
+            (told,) = (await ask(directory, "explain", gpu=name))["gpus"]
+            assert (told["uuid"], told["signals"][0]["detail"]) == (uuid, listed["why"])
+        await ask(directory, "uncordon", gpu=listed["bus_id"], override=True)
+        assert await missing() == []
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 7))
+        assert await missing() == []
+
+
+async def test_an_override_after_a_boot_is_that_of_a_gpu_that_is_there(kubelet, directory, node):
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+    node.reboot()
+    async with running(directory, node):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        assert (
+            "not known" not in (await ask(directory, "uncordon", gpu=node.profile.gpus[3].uuid, override=True))["done"]
+        )
 
 
 async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node, monkeypatch):
@@ -434,6 +516,24 @@ async def answers(directory, verb, **fields):
 
     await until(answered)
     return answer
+
+
+async def test_devices_of_a_former_process_that_make_the_list_too_long_do_not_end_a_start(
+    kubelet, directory, node, monkeypatch, caplog
+):
+    monkeypatch.setattr(listing, "MAX_LIST_BYTES", 400)  # of six devices
+    monkeypatch.setattr(listing, "SETTLE", 0.0)
+    monkeypatch.setattr(retirement, "SETTLE", 0.0)
+    async with running(directory, node, include_gpus="0,1,2,3,4"):
+        await kubelet.wait_for(healthy(kubelet, 5))
+        former = set(kubelet.resources[GPU].devices)
+        await kubelet.wait_for((directory / "state" / "devices.json").exists)
+    async with running(directory, node, include_gpus="3,4,5,6,7") as (_daemon, _driver, status):
+        await kubelet.wait_for(healthy(kubelet, 5), timeout=20)
+        await kubelet.wait_for(lambda: len(kubelet.resources[GPU].devices) == 5, timeout=20)
+        assert len(former & kubelet.resources[GPU].devices.keys()) == 2
+        assert not status
+    assert "not offered yet" in caplog.text
 
 
 async def test_operators_are_answered_while_there_is_no_driver(kubelet, directory, node, monkeypatch):
@@ -768,12 +868,12 @@ async def until_told(page, text):
     return answer.status
 
 
-async def test_without_a_driver_it_has_started_is_alive_and_not_ready(directory, node):
+async def test_without_a_driver_it_has_started_is_alive_and_ready_and_says_so(directory, node):
     node.refuse("open", Return.DRIVER_NOT_LOADED, times=1000)
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         assert await until_told(pages["/startupz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
-        assert await until_told(pages["/readyz"], "[-]driver failed: the NVIDIA driver cannot be used: ") == 503
-        assert await until_told(pages["/readyz"], "[-]resources failed: none is served yet") == 503
+        assert await until_told(pages["/readyz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
+        assert await until_told(pages["/readyz"], "[+]resources ok: none is served") == 200
         assert (await pages["/livez"]()).status == 200
         assert (await pages["/metrics"]()).status == 200
 
@@ -841,7 +941,7 @@ async def test_a_long_pause_between_looks_is_no_standstill(kubelet, directory, n
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_gpus_that_are_all_lost_make_it_unready_whenever_that_was_and_one_alone_does_not(directory, node, when):
+async def test_gpus_that_are_all_lost_are_noted_whenever_that_was_and_one_alone_is_not(directory, node, when):
     gpus = range(8)
     for gpu in gpus if when == "before" else ():
         node.lose(gpu)
@@ -855,7 +955,7 @@ async def test_gpus_that_are_all_lost_make_it_unready_whenever_that_was_and_one_
             assert "[+]driver ok\n" in (await pages["/readyz"]()).text
             for gpu in gpus:
                 node.lose(gpu)
-        assert await until_told(pages["/readyz"], "[-]driver failed: none of the 8 GPUs answers\n") == 503
+        await until_told(pages["/readyz"], "[+]driver ok: none of the 8 GPUs answers\n")
         assert (await pages["/livez"]()).status == 200
         assert (await pages["/startupz"]()).status == 200
         for gpu in gpus:
@@ -877,12 +977,15 @@ async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(d
         )
 
 
+@pytest.mark.parametrize("generation", ["1.36", "1.37"])
 @pytest.mark.parametrize("ids", ["the same ids", "ids of its own"])
-async def test_a_resource_that_another_plugin_took_over_and_left_is_registered_again(directory, node, monkeypatch, ids):
+async def test_a_resource_that_another_plugin_took_over_and_left_comes_back(
+    directory, node, monkeypatch, ids, generation
+):
     monkeypatch.setattr(takeover, "INTERVAL", 0.02)
     monkeypatch.setattr(takeover, "CONFIRM", 0.02)
     plugins = directory / "device-plugins"
-    async with StandInKubelet(plugins, generation="1.36") as kubelet:  # noqa: SIM117 - the daemon ends first
+    async with StandInKubelet(plugins, generation=generation) as kubelet:  # noqa: SIM117 - the daemon ends first
         async with running(directory, node, device_plugin_dir=str(plugins)) as (daemon, _driver, _status):
             await kubelet.wait_for(healthy(kubelet, 8))
             served = daemon.store.current.resources[GPU].resource.devices
@@ -899,8 +1002,14 @@ async def test_a_resource_that_another_plugin_took_over_and_left_is_registered_a
                         while "another plugin" not in daemon._registrations.of(GPU).why:
                             await anyio.sleep(0.01)
                 tasks.cancel_scope.cancel()
-            await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 3)
+            if generation == "1.36":
+                await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 3)
+            elif ids == "ids of its own":  # the kubelet keeps them until a request for one reaches this plugin
+                await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1)
+                with pytest.raises(AdmissionError, match="unknown device"):
+                    await kubelet.admit("first", {GPU: 1})
             await kubelet.wait_for(healthy(kubelet, 8))
+            await kubelet.admit("next", {GPU: 8})
             with anyio.fail_after(5):
                 while daemon._registrations.of(GPU).registered is None:
                     await anyio.sleep(0.01)

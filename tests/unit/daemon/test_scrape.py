@@ -73,6 +73,7 @@ async def test_a_whole_node(kubelet, directory, node):
     assert told.of("gpu_plugin_rpc_duration_seconds_count", method="GetDevicePluginOptions")[0] >= 1
     assert told.of("gpu_plugin_allocated_devices_total", resource=GPU) == [0]
     assert told.of("gpu_plugin_driver_up") == told.of("gpu_plugin_state_written") == [1]
+    assert told.of("gpu_plugin_gpus_missing") == [0]
     assert told.of("gpu_plugin_waiting") == told.of("gpu_plugin_nvml_calls_hanging") == [0]
     assert told.of("gpu_plugin_snapshot_version")[0] >= 1
     assert told.of("gpu_plugin_nvml_call_duration_seconds_count", call="temperature")[0] >= 8

@@ -101,9 +101,13 @@ def test_minor_number_zero_is_a_device_node():
     assert device.nodes == ("/dev/nvidia0",)
 
 
-def test_a_gpu_in_mig_mode_is_a_whole_gpu_where_mig_is_not_asked_for():
-    [device] = devices(Gpu(uuid=UUID, index=0, mig_enabled=True), mig_strategy="none")
-    assert device.healthy
+def test_a_gpu_in_mig_mode_is_withheld_where_mig_is_not_asked_for_and_hides_no_other():
+    found = plan(Node((cut("a", 0, "1g.10gb"), cut("b", 1), Gpu("GPU-c", 2, model="H100"))), DEFAULTS)
+    [resource] = found.resources
+    assert [device.healthy for device in resource.devices] == [False, False, True]
+    [warning] = found.warnings
+    assert resource.devices[0].reason in warning
+    assert "nvidia-smi -i 0,1 -mig 0" in warning
 
 
 # MIG
@@ -170,7 +174,9 @@ def test_a_node_that_single_cannot_serve_hands_out_nothing_and_says_why(gpus, wh
 def test_a_gpu_in_mig_mode_without_slices_offers_nothing_and_hides_no_other(strategy):
     found, warnings = planned(cut("a", 0), cut("b", 1, "7g.80gb"), mig_strategy=strategy)
     assert list(found.values()) == [["MIG-b0"]]
-    assert warnings == ["GPU 0 (GPU-a) is in MIG mode and has no MIG devices: nothing of it is offered"]
+    [warning] = warnings
+    assert warning.startswith("GPU 0 (GPU-a) is in MIG mode and has no MIG devices: nothing of it is offered")
+    assert "nvidia-smi -i 0 -mig 0" in warning
 
 
 def test_a_profile_that_makes_no_resource_name_is_left_out_and_said():
@@ -299,6 +305,23 @@ def test_of_two_devices_with_one_id_the_second_is_left_out_and_said():
     found, warnings = planned(cut("a", 0, "1g.10gb"), twin, mig_strategy="mixed")
     assert found == {"nvidia.com/mig-1g.10gb": ["MIG-a0"]}
     assert warnings == ["nvidia.com/mig-1g.10gb: two devices claim the id MIG-a0; the second one is not offered"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("uuid", ["GPU-" + "a" * 58, "GPU-" + "a" * 60, "GPU-" + "a" * 300, "GPU-\n", "GPU-é"])
+def test_a_device_whose_id_cannot_be_listed_is_left_out_and_said(uuid, replicas):
+    sharing = (shared("nvidia.com/gpu", replicas),) if replicas > 1 else ()
+    found, warnings = planned(Gpu(uuid, 0), Gpu(UUID, 1), sharing=sharing)
+    fits = len(uuid) == 62 and replicas == 1
+    ours = [UUID] if replicas == 1 else [f"{UUID}::0", f"{UUID}::1"]
+    assert found == {"nvidia.com/gpu": [*([uuid] if fits else []), *ours]}
+    assert len(warnings) == (0 if fits else 1)
+    assert all(len(warning) < 250 and warning.isprintable() for warning in warnings)
+
+
+@pytest.mark.parametrize("node", [-1, 2**31, 2**63, 2**200])
+def test_a_numa_node_that_cannot_be_is_no_topology(node):
+    assert devices(Gpu(UUID, 0, numa_node=node))[0].numa == ()
 
 
 @given(st.uuids().map("GPU-{}".format) | st.integers(0, 255).map("GPU-unreadable-{}".format))

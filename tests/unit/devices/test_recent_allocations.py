@@ -1,5 +1,9 @@
 """What was given to containers, until the kubelet has said so."""
 
+import sys
+import threading
+import time
+import tracemalloc
 from math import inf
 
 import pytest
@@ -63,10 +67,50 @@ def test_when_the_next_question_tells_more_is_known():
     assert (given.worth_asking(both), given.begun(both)) == (inf, NOTHING), "the kubelet has said so"
 
 
-def test_what_is_given_over_and_over_is_kept_once_though_nobody_ever_says_so():
+def test_100_000_allocations_of_the_same_devices_take_no_more_memory_than_one():
     given = RecentAllocations()
-    for now in range(100):
-        given.note(KEY[0], [KEY[1]], now)
-        given.seen(NOTHING, None, now + 0.5)
-    assert given.unconfirmed([KEY]) == {KEY}
-    assert len(given._allocations) == 1
+    tracemalloc.start()
+    try:
+        for now in range(100_000):
+            given.note(KEY[0], [KEY[1]] if now % 2 else [], now)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 100_000
+    assert given.unconfirmed([KEY, OTHER]) == LISTED
+
+
+def test_the_work_for_an_answer_of_the_kubelet_is_linear():
+    """50,000 allocations of a device each, then all of them confirmed: quadratic work would take minutes."""
+    given = RecentAllocations()
+    keys = [("nvidia.com/gpu", f"GPU-{at}") for at in range(50_000)]
+    for now, (resource, identifier) in enumerate(keys):
+        given.note(resource, [identifier], now)
+    began = time.monotonic()
+    assert len(given.unconfirmed(keys)) == len(keys)
+    given.seen(frozenset(keys[::2]), 1, 100_000)
+    assert given.begun(keys) == {*keys[1::2]}
+    given.seen(NOTHING, 2, 100_001)
+    assert given.unconfirmed(keys) == NOTHING
+    assert time.monotonic() - began < 10
+
+
+def test_an_allocation_on_a_thread_is_not_lost_while_others_are_confirmed():
+    given = RecentAllocations()
+    keys = [("nvidia.com/gpu", f"GPU-{at}") for at in range(3_000)]
+
+    def note() -> None:
+        for resource, identifier in keys:
+            given.note(resource, [identifier], 10)
+
+    noting = threading.Thread(target=note)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        noting.start()
+        while noting.is_alive():
+            given.seen(LISTED, None, 1)
+        noting.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert given.unconfirmed(keys) == {*keys}

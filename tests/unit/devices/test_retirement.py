@@ -28,8 +28,8 @@ def caps(number):
 SHARED = SharedResource(GPU, GPU, 2)
 
 
-def replica(name, number):
-    return Device(f"{name}::{number}", name, name, "0", sharing=SHARED)
+def replica(name, number, count=2):
+    return Device(f"{name}::{number}", name, name, "0", sharing=SharedResource(GPU, GPU, count))
 
 
 def resource(*devices, name=GPU):
@@ -154,21 +154,65 @@ def test_no_more_pods_than_a_gpu_is_given_out_to_have_it_whatever_its_replicas_a
     merged: tuple[Resource, ...] = (resource(*old),)
     retired = Retirement()
     for said in (holders, None, holders):
-        merged, retired = retire(merged, (resource(*new, name=name),), retired, said, 0)
+        merged, retired = retire(merged, (resource(*new, name=name),), retired, said, 0, held=holders)
         told = [device for device in merged[0].devices if not device.retired]
         assert {number for number, device in enumerate(told) if not device.healthy} == back
     merged, _ = retire(merged, (resource(*new, name=name),), retired, NONE, SETTLE)
     assert merged == (resource(*new, name=name),)
 
 
+@pytest.mark.parametrize(
+    ("held", "recent", "back"),
+    [
+        pytest.param({1, 2, 3}, set(), {0}, id="one is surely free"),
+        pytest.param({3}, set(), {2}, id="all are surely free"),
+        pytest.param({3}, {2}, {1}, id="one was given to a pod a moment ago"),
+        pytest.param({2, 3}, {0, 1}, {0, 1, 2}, id="none is surely free"),
+        pytest.param({0, 1, 2, 3}, set(), {0, 1, 2}, id="all are held: a pod that ends makes no room yet"),
+        pytest.param({3}, {0, 1, 2}, {0, 1, 2}, id="all were listed by a process that ended a moment ago"),
+        pytest.param(None, set(), {0, 1, 2}, id="nothing was ever known"),
+        pytest.param(None, {3}, {0, 1, 2}, id="nothing was ever known and one was given to a pod"),
+    ],
+)
+@pytest.mark.parametrize("said", [True, False])
+def test_of_fewer_replicas_either_surely_free_ones_are_held_back_or_all(held, recent, back, said):
+    def keys(numbers):
+        return frozenset((GPU, f"GPU-a::{number}") for number in numbers)
+
+    known = None if held is None else keys(held)
+    four = resource(*(replica("GPU-a", number) for number in range(4)))
+    three = resource(*four.devices[:3])
+    [merged], retired = retire((four,), (three,), Retirement(), known if said else None, 0, keys(recent), held=known)
+    assert {at for at, device in enumerate(merged.devices) if not device.healthy} == {*back, 3}
+    assert retired.back == keys(back)
+
+
+def test_of_two_former_replicas_and_one_that_is_surely_free_all_are_held_back():
+    four = resource(*(replica("GPU-a", number) for number in range(4)))
+    holders = frozenset((GPU, f"GPU-a::{number}") for number in (1, 2, 3))
+    [merged], _ = retire((four,), (resource(*four.devices[:2]),), Retirement(), holders, 0, held=holders)
+    assert not any(device.healthy for device in merged.devices)
+
+
+def test_a_replica_that_was_given_out_since_is_not_free_though_the_kubelet_said_so_before():
+    four = resource(*(replica("GPU-a", number) for number in range(4)))
+    three = resource(*four.devices[:3])
+    listed, retired = retire((four,), (three,), Retirement(), NONE, 0, held=NONE)
+    assert retired.free == {(GPU, "GPU-a::3")}
+    [merged], retired = retire(listed, (three,), retired, None, 1, frozenset({(GPU, "GPU-a::3")}), held=NONE)
+    assert [device.healthy for device in merged.devices] == [True, True, False, False]
+    assert not retired.free
+
+
 def test_which_replicas_are_held_back_stays_so_while_nobody_says_more():
     new = [replica("GPU-a", number) for number in range(3)]
     merged: tuple[Resource, ...] = (resource(*new, replica("GPU-a", 3)),)
     retired = Retirement()
-    told = []
+    told, held = [], NONE
     for said in ({2, 3}, None, {0, 2, 3}, None, {1, 2, 3}, None):
         allocated = None if said is None else frozenset((GPU, f"GPU-a::{number}") for number in said)
-        merged, retired = retire(merged, (resource(*new),), retired, allocated, 0)
+        held = allocated or held
+        merged, retired = retire(merged, (resource(*new),), retired, allocated, 0, held=held)
         told.append([device.id[-1] for device in merged[0].devices if not device.healthy and not device.retired])
     assert told == [["1"], ["1"], ["1"], ["1"], ["0"], ["0"]]
 
@@ -205,7 +249,8 @@ def test_what_tens_of_thousands_of_replicas_have_in_use_is_judged_once_for_each_
     whole = [gpu(f"GPU-{at}") for at in range(8)]
     more = [replica(f"GPU-{at}", number) for at in range(8) for number in range(6000)]
     allocated = frozenset((GPU, device.id) for device in old)
-    merged, _ = retire((resource(*old),), (resource(*whole, *more, name="nvidia.com/new"),), Retirement(), allocated, 0)
+    planned = (resource(*whole, *more, name="nvidia.com/new"),)
+    merged, _ = retire((resource(*old),), planned, Retirement(), allocated, 0, held=allocated)
     assert len(judged) == 16  # each GPU as a whole, and as replicas: 48,008 devices
     assert not any(device.healthy for device in merged[0].devices[:8])
     assert sum(not device.healthy for device in merged[0].devices[8:]) == len(old)
@@ -241,6 +286,8 @@ OFFERS = [
     (("nvidia.com/h100", gpu("GPU-a"), WHOLE),),
     tuple((GPU, replica("GPU-a", number), WHOLE) for number in range(2)),
     tuple(("nvidia.com/h100", replica("GPU-a", number), WHOLE) for number in range(2)),
+    tuple((GPU, replica("GPU-a", number, 3), WHOLE) for number in range(3)),
+    tuple((GPU, replica("GPU-a", number, 4), WHOLE) for number in range(4)),
     tuple(
         (
             SMALL,
@@ -275,6 +322,7 @@ def test_hardware_that_a_pod_may_hold_is_never_offered_under_another_id(steps):
     listed: tuple[Resource, ...] = ()
     retired, now = Retirement(), 0.0
     holding: dict[tuple[str, str], float] = {}  # since when a pod has each id
+    held: frozenset[tuple[str, str]] | None = None
     for offered, word, passed, pod, which in steps:
         now += passed
         named: dict[str, list[Device]] = {}
@@ -285,8 +333,9 @@ def test_hardware_that_a_pod_may_hold_is_never_offered_under_another_id(steps):
             None if word == "says nothing" else frozenset(k for k, since in holding.items() if since <= now - late)
         )
         planned = tuple(Resource(name, tuple(devices)) for name, devices in named.items())
-        recent = frozenset(key for key, since in holding.items() if now - since < SETTLE)
-        listed, retired = retire(listed, planned, retired, allocated, now, recent)
+        held = held if allocated is None else allocated
+        recent = frozenset(k for k, since in holding.items() if now - since < SETTLE or k not in (held or ()))
+        listed, retired = retire(listed, planned, retired, allocated, now, recent, held=held)
         told = {(r.name, d.id): d.healthy for r in listed for d in r.devices}
         assert holding.keys() <= told.keys()
         free = sorted(key for key, healthy in told.items() if healthy and key not in holding)
@@ -294,8 +343,9 @@ def test_hardware_that_a_pod_may_hold_is_never_offered_under_another_id(steps):
             parts, shared = PARTS[key]
             beside = [other for other in holding if parts & PARTS[other][0]]
             assert all(shared and PARTS[other][1] == shared for other in beside), (key, beside)
-            if beside:  # replicas of one thing: those that pods have and those that they may get are two at most
-                assert len(beside) + sum(PARTS[other][0] == parts for other in free) <= SHARED.replicas, (key, beside)
+            if beside:  # replicas of one thing: those that pods have and those that they may get
+                count = next(device.replicas for name, device, _ in offered if (name, device.id) == key)
+                assert len(beside) + sum(PARTS[other][0] == parts for other in free) <= count, (key, beside)
         if pod == "take" and free:
             holding[free[which % len(free)]] = now
         elif pod == "leave" and holding:

@@ -44,6 +44,13 @@ def test_shared_and_exclusive_gpus_side_by_side():
     assert ids(offered) == {SHARED: ["GPU-0::0", "GPU-0::1", "GPU-2::0", "GPU-2::1"], GPU: ["GPU-1", "GPU-3"]}
 
 
+def test_an_entry_of_one_replica_keeps_its_devices_whole_and_from_the_others():
+    offered, warnings = share({GPU: gpus(3)}, (entry(1, "0"), entry(1, "1", offered_as="nvidia.com/one"), entry(2)))
+    assert ids(offered) == {GPU: ["GPU-0", "GPU-2::0", "GPU-2::1"], "nvidia.com/one": ["GPU-1"]}
+    assert offered[GPU][0].sharing is None
+    assert warnings == []
+
+
 def test_entries_take_what_they_list_then_counts_then_the_rest():
     entries = (
         entry(2, offered_as="nvidia.com/rest"),

@@ -12,6 +12,7 @@ import yaml
 from deploy import choices
 from gpu_plugin.cli import VERBS
 from gpu_plugin.config.choices import ALLOCATION_POLICIES, DEVICE_LIST_STRATEGIES, HEALTH_SIGNALS, MIG_STRATEGIES
+from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.doctor.checks import CHECKS
@@ -110,6 +111,34 @@ def test_values_of_the_chart_exist(document):
         named |= set(re.findall(rf"`((?:{tops})(?:\.\w+)*)(?::[^`]*)?`", text)) - {"kubelet.sock"}
     for path in sorted(named):
         assert _is_value(path, values), path
+
+
+def test_the_manifest_to_write_oneself_gives_the_pod_what_the_generated_one_gives_it():
+    (example,) = [each for kind, each in _FENCE.findall((ROOT / "docs/own-manifest.md").read_text()) if kind == "yaml"]
+    generated = (ROOT / "deploy/gpu-plugin.yaml").read_text()
+    own, ours = (
+        next(each for each in yaml.safe_load_all(text) if each["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+        for text in (example, generated)
+    )
+    assert own["volumes"] == ours["volumes"]
+    assert own["tolerations"] == ours["tolerations"]
+    (ours_runs,), (own_runs,) = ours["containers"], own["containers"]
+    for part in ("securityContext", "volumeMounts", "ports"):
+        assert own_runs[part] == ours_runs[part]
+    assert all(each in ours_runs["env"] for each in own_runs["env"])
+    # The generated manifest also names the directories. They are the default ones.
+    named = {each["name"]: each["value"] for each in ours_runs["env"] if each not in own_runs["env"]}
+    named_ones, defaults = resolve({}, named), resolve({}, {})
+    for directory in (
+        "socket_dir",
+        "effective_pod_resources_socket",
+        "state_dir",
+        "cdi_dir",
+        "driver_root_ctr_path",
+    ):
+        assert getattr(named_ones, directory) == getattr(defaults, directory)
+    assert len(named) == 5
+    assert {arg.partition("=")[0].removeprefix("--") for arg in own_runs["args"]} <= FLAGS
 
 
 @documents

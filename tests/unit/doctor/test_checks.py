@@ -5,15 +5,36 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.doctor.checks import CHECKS, examine, examined
 from gpu_plugin.doctor.edges.api import needed
 from gpu_plugin.doctor.facts import (
     Daemon,
+    DeviceNode,
+    DeviceNodes,
+    Driver,
     Facts,
+    KernelModule,
     Mps,
+    Pci,
     Unknown,
 )
-from tests.unit.doctor.made_up import FAILED, GPU, HUNG, NOTE, OK, POD, SKIPPED, WARNING, driver, facts, gpu, nodes
+from tests.unit.doctor.made_up import (
+    DIR,
+    FAILED,
+    GPU,
+    HUNG,
+    NOTE,
+    OK,
+    POD,
+    SKIPPED,
+    WARNING,
+    driver,
+    facts,
+    gpu,
+    nodes,
+    status,
+)
 
 
 def mps_shared(given: Facts) -> Facts:
@@ -23,6 +44,52 @@ def mps_shared(given: Facts) -> Facts:
 
 def test_a_node_that_is_well_has_nothing_wrong():
     assert {found.status for _, found in examined(facts())} <= {OK, SKIPPED}
+
+
+NO_LIBRARY = Driver(code=Return.LIBRARY_NOT_FOUND, trouble="dlopen: no libnvidia-ml.so.1")
+NO_MODULE = Driver(code=Return.DRIVER_NOT_LOADED, trouble="nvmlInit_v2: Driver Not Loaded")
+NO_NODES = DeviceNodes(
+    {"/dev/nvidiactl": DeviceNode("/dev/nvidiactl"), "/dev/nvidia-uvm": DeviceNode("/dev/nvidia-uvm")}
+)
+BARE = {"pci": Pci(), "module": KernelModule(False), "driver": NO_LIBRARY, "nodes": NO_NODES}
+UNREGISTERED = {"socket": f"{DIR}/kubelet.sock", "directory": DIR, "resources": {}}
+NOTHING_SERVED = Daemon(status(kubelet=UNREGISTERED, resources={}, health={"gpus": []}))
+GUESTS = Pci({"0000:10:00.0": "vfio-pci"})
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"daemon": Daemon(trouble="no daemon answers")},
+        {"daemon": NOTHING_SERVED},
+        {"daemon": NOTHING_SERVED, "driver": NO_MODULE},
+        {"daemon": NOTHING_SERVED, "driver": driver(), "module": KernelModule(True, "580.95.05"), "pci": GUESTS},
+        {"daemon": NOTHING_SERVED, "pci": GUESTS},
+    ],
+    ids=["no daemon", "daemon", "library", "driver of guests", "guests"],
+)
+def test_a_node_without_a_gpu_needs_no_driver(differs):
+    found = examined(facts(**BARE | differs))
+    assert {each.status for _, each in found} <= {OK, NOTE, SKIPPED}, found
+    assert [each for _, each in found if each.status is NOTE and "has no NVIDIA GPU" in each.found]
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"pci": Pci({"0000:10:00.0": ""})},
+        {"pci": Pci(dxg=True)},
+        {"pci": Unknown("no PCI bus")},
+        {"module": Unknown("not to be seen")},
+        {"module": KernelModule(True, "580.95.05")},
+        {"daemon": Daemon(status(missing=[{"name": "GPU 10:00.0", "uuid": "GPU-0", "why": "it is gone"}]))},
+        {"driver": Driver(code=Return.UNKNOWN, trouble="nvmlInit_v2: Unknown Error")},
+    ],
+    ids=["on the bus", "WSL", "no bus", "module not seen", "module loaded", "had one", "another error"],
+)
+def test_a_driver_that_does_not_open_fails_where_there_may_be_a_gpu(differs):
+    [found] = examine("driver-library", facts(**BARE | differs))
+    assert found.status is FAILED
 
 
 @pytest.mark.parametrize("unknown", [HUNG, Unknown("not to be seen")], ids=["hung", "unseen"])

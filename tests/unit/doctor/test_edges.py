@@ -92,7 +92,11 @@ def test_pci(tmp_path):
     drivers = tmp_path / "bus/pci/drivers/vfio-pci"
     drivers.mkdir(parents=True)
     (devices / "0000:1c:00.0/driver").symlink_to(drivers)
-    seen = host.pci(tmp_path)
+    seen = host.pci(tmp_path, (str(tmp_path / "other"), str(tmp_path)))
+    assert not seen.dxg
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    assert host.pci(tmp_path, (str(tmp_path / "other"), str(tmp_path))).dxg
     assert seen.gpus == {"0000:1b:00.0": "", "0000:1c:00.0": "vfio-pci"}
     assert seen.switches == {"0000:c1:00.0": ""}
 

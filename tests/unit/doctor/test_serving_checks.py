@@ -117,6 +117,12 @@ TABLE: list[Row] = [
     ),
     ("kubelet-socket", {"kubelet_socket": Socket("/k", is_socket=False)}, FAILED, ("not a socket",)),
     ("kubelet-socket", {"kubelet_socket": Socket("/k", error="Connection refused")}, FAILED, ("refused", "restart")),
+    (
+        "kubelet-socket",
+        {"kubelet_socket": Socket("/k", error="Permission denied")},
+        FAILED,
+        ("SELinux", "mode", "root"),
+    ),
     ("kubelet-socket", {"kubelet_socket": Socket("/k", http2=False, pid=5, program="nc")}, FAILED, ("process 5 (nc)",)),
     ("kubelet-socket", {"kubelet_socket": Socket("/k", pid=5, program="python3")}, WARNING, ("python3", "not called")),
     ("kubelet-socket", {"kubelet_socket": Socket("/k", pid=5, program="k3s-server")}, OK, ("k3s-server",)),
@@ -168,6 +174,21 @@ TABLE: list[Row] = [
     ("container-runtime", {"options": {"device_list_strategy": "auto"}, "evidence": NOT_CDI}, OK, ("chooses envvar",)),
     ("cdi-directory", {}, SKIPPED, ("envvar",)),
     ("cdi-directory", {"options": {"device_list_strategy": "cdi-cri"}}, OK, ("/var/run/cdi",)),
+    (
+        "cdi-directory",
+        {
+            "options": {"device_list_strategy": "cdi-cri"},
+            "cdi_directory": Directory("/var/run/cdi", mode=0o777),
+        },
+        WARNING,
+        ("/var/run/cdi", "0777", "chmod go-w"),
+    ),
+    (
+        "cdi-directory",
+        {"options": {"device_list_strategy": "cdi-cri"}, "cdi_conflicts": ("gpu=0 is in /c/a and in /c/b",)},
+        FAILED,
+        ("1 CDI device", "/c/a", "cdi list"),
+    ),
     ("cdi-directory", {"options": {"device_list_strategy": "auto"}}, OK, ("/var/run/cdi",)),
     ("cdi-directory", {"options": {"device_list_strategy": "auto"}, "evidence": NOT_CDI}, SKIPPED, ("envvar",)),
     (
@@ -209,12 +230,40 @@ TABLE: list[Row] = [
         ("another one", "one daemon"),
     ),
     ("daemon", {"daemon": unwell(health={"gpus": [SICK]})}, FAILED, ("GPU 3 (GPU-3)", "Xid 79", "explain --gpu 3")),
+    (
+        "daemon",
+        {"daemon": unwell(missing=[{"name": "GPU 0000:1b:00.0", "uuid": "GPU-3", "why": "it is away"}])},
+        FAILED,
+        ("0000:1b:00.0 is missing", "uncordon --gpu GPU-3 --override"),
+    ),
+    (
+        "daemon",
+        {"daemon": unwell(driver={"trouble": "", "answered": True, "restart": "a call hangs"})},
+        FAILED,
+        ("a call hangs", "systemctl restart gpu-plugin"),
+    ),
+    (
+        "daemon",
+        {
+            "daemon": unwell(
+                resources={"r": {"devices": 2, "healthy": 0, "retired": 0, "reasons": ["its MPS daemon is down: gone"]}}
+            )
+        },
+        FAILED,
+        ("MPS daemon is down", "mps.enabled"),
+    ),
     ("daemon", {"daemon": unwell(waiting="another daemon uses it")}, FAILED, ("another daemon", "status")),
     (
         "daemon",
         {"daemon": unwell(kubelet={"socket": "/k/kubelet.sock", "directory": "/k", "resources": {}})},
         WARNING,
         ("/k", DIR, "options"),
+    ),
+    (
+        "daemon",
+        {"daemon": unwell(cdi={"trouble": "", "complaints": ["/tmp/nvidia-mps is left out: a link"]})},
+        WARNING,
+        ("/tmp/nvidia-mps is left out", "docs/containers.md"),
     ),
     ("registration", {}, OK, (GPU,)),
     (

@@ -151,6 +151,7 @@ def test_degraded_ends_after_ten_minutes_without_another():
         gpu.now += 2 * MINUTE
         assert gpu.verdict is DEGRADED
         assert gpu.see(Sample(fault=Fault.ERROR)) is DEGRADED
+        assert gpu.see(Sample(refused=frozenset({"memory_used"}))) is DEGRADED
         assert gpu.see(look()) is OK
         assert remembered(gpu) is None
 
@@ -165,11 +166,10 @@ def test_silence_or_a_driver_that_cannot_say_what_it_wants_end_nothing_that_an_o
 
 
 @pytest.mark.parametrize("other", [wish(None), Sample(fault=Fault.ERROR), ApplicationError(43, A)])
-def test_a_driver_that_asks_for_nothing_ends_what_an_operator_calls_fatal_in_three_looks(other):
+def test_a_driver_that_asks_for_nothing_for_two_minutes_ends_what_an_operator_calls_fatal(other):
     gpu = watched(UNFIT)
     gpu.see(*errors(*[A, B] * 5))
-    assert gpu.see(wish(0), wish(0), other, wish(0), wish(0)) is FATAL
-    assert gpu.ledger.suspicious(GPU)
+    assert gpu.see(*[wish(0)] * 24, other, *[wish(0)] * 24) is FATAL
     assert gpu.see(wish(0)) is OK
 
 

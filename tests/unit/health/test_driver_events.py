@@ -123,7 +123,7 @@ def test_an_event_outlives_a_restart_and_its_day_begins_anew(kind):
     gpu.see(*energies(*[None] * 23), every=HOUR)
     assert gpu.restart() is BAD[kind]
     assert gpu.see(*energies(*[None] * 24), every=HOUR) is BAD[kind]
-    assert gpu.see(*energies(10, 20, 5)) is OK
+    assert gpu.see(*energies(10, 20, 30)) is OK
 
 
 def test_a_storm_of_one_kind_writes_nothing_down():

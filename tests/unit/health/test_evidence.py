@@ -14,7 +14,7 @@ from tests.unit.health.ledgers import GUARDED, H200, A
 
 KEY = LatchKey("xid", "48", "MIG-1")
 MEMORY = Occurrences((1.0, 2.0), 600.0, Adjustment.RAISED, asked=True, last=3.0)
-MARKS = Marks(5, 6, 7, 8, 9.0, Marks(4, 3, counting=0, taken=2.0))
+MARKS = Marks(5, 6, 7, 8, 9.0, 3)
 LATCH = Latch(
     MEMORY, Verdict.FATAL, "words", 12.5, Proof.REBOOT, Recovery(MARKS, reset=True, rebound=True), overridden=True
 )
@@ -27,7 +27,7 @@ def test_a_latch_is_remembered_whole_but_for_the_looks_that_are_gathered_anew():
     assert entry.latch() == LATCH
     blank = Latch(Occurrences())
     assert all(getattr(LATCH, name) != getattr(blank, name) for name in Latch.__struct_fields__), "all is in this test"
-    assert all(getattr(MARKS, name) is not None for name in Marks.__struct_fields__)
+    assert all(getattr(MARKS, name) is not None for name in Marks.__struct_fields__ if name != "suspended")
 
 
 def test_what_is_written_as_json_is_read_again():
@@ -75,14 +75,24 @@ def test_a_clock_corrected_between_two_processes_of_a_boot_shifts_every_time(sig
     entry = Evidence.of("one", A, LatchKey(signal, part), Latch(memory, since=10.0, recovery=Recovery(MARKS)), 1_000.0)
     latch = entry.latch(1_030.0)
     assert (latch.since, latch.memory, latch.recovery.marks.taken) == (40.0, shifted, 39.0)
-    assert latch.recovery.marks.suspended == Marks(4, 3, counting=0, taken=32.0)
     assert entry.moved(1_030.0) == Evidence.of("one", A, LatchKey(signal, part), latch, 1_030.0)
     assert entry.latch(1_000.0) == entry.latch()
     assert entry.latch(None) == entry.latch(), "nobody knows by how much"
 
 
-def test_suspended_marks_keep_the_name_that_they_have_in_the_state_files():
-    entry = Evidence.of("one", A, LatchKey("xid", "74"), Latch(Occurrences(), recovery=Recovery(MARKS)), 1_000.0)
-    written = msgspec.json.encode(entry)
-    assert msgspec.json.decode(written)["aside"]["energy"] == 4
-    assert msgspec.json.decode(written, type=Evidence) == entry
+def test_counters_of_persistence_mode_that_are_suspended_are_not_written_down():
+    marks = msgspec.structs.replace(MARKS, suspended=Marks(4, 3, counting=0, taken=2.0))
+    entry = Evidence.of("one", A, LatchKey("xid", "74"), Latch(Occurrences(), recovery=Recovery(marks)))
+    assert entry.latch().recovery.marks == MARKS
+    older = msgspec.json.decode(msgspec.json.encode(entry)) | {"aside": {"energy": 4, "counting": 0}}
+    assert msgspec.convert(older, Evidence) == entry
+
+
+def test_a_reset_that_no_second_look_confirmed_is_not_written_down():
+    before = Recovery(MARKS, clean=0)
+    shown = Recovery(Marks(1, 0, 7, 8, 11.0, 3), reset=True, clean=1, since=9.0, before=before)
+    assert Evidence.of("one", A, KEY, msgspec.structs.replace(LATCH, recovery=shown)).latch().recovery == before
+    confirmed = msgspec.structs.replace(shown, clean=0, before=None)
+    entry = Evidence.of("one", A, KEY, msgspec.structs.replace(LATCH, recovery=confirmed), 1_000.0)
+    assert entry.latch().recovery == confirmed
+    assert entry.latch(1_030.0).recovery.since == 39.0

@@ -22,6 +22,11 @@ GPUS = (Gpu(A, 3), Gpu(B, 4))
 GOOD = Sample(temperature=40)
 HOT = Sample(temperature=94)
 COMMANDS = f"gpu-plugin release --gpu {A} && nvidia-smi --gpu-reset -i {A} && gpu-plugin resume --gpu {A}"
+PERSISTENT = COMMANDS.replace(
+    f"nvidia-smi --gpu-reset -i {A}",
+    f"nvidia-smi -i {A} -pm 0 && nvidia-smi --gpu-reset -i {A} && nvidia-smi -i {A} -pm 1",
+)
+"""The driver refuses to reset a GPU in persistence mode."""
 RESET = f"a reset of the GPU ({COMMANDS}), then 3 good looks in a row"
 REBOOT = (
     "a reboot of the node, or the driver rebound to the GPU (unbind and bind it in /sys/bus/pci/drivers/nvidia while it "
@@ -77,7 +82,7 @@ def test_what_stands_is_told_whole():
                 "name": "xid",
                 "detail": "Xid 48 (double-bit ECC error)",
                 "since": 1_001.0,
-                "clears": RESET + SHOWN + VOUCH,
+                "clears": RESET.replace(COMMANDS, PERSISTENT) + SHOWN + VOUCH,
                 "verdict": "FATAL",
                 "action": "reset the GPU when no pod has it",
             }
@@ -171,13 +176,14 @@ def test_what_is_offered_goes_with_the_operators_orders():
     one = ledger(policy=UNGUARDED)
     hear(one, Sample(counting=0, energy=5_000), XidEvent(48), Order("cordon"))
     words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
-    assert words["xid"] == f"{RESET}{SHOWN}; or gpu-plugin uncordon --gpu {A} --override, which overrides it"
+    reset = RESET.replace(COMMANDS, PERSISTENT)
+    assert words["xid"] == f"{reset}{SHOWN}; or gpu-plugin uncordon --gpu {A} --override, which overrides it"
     hear(one, Order("release"))
     words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
-    assert words["xid"].startswith(f"a reset of the GPU (nvidia-smi --gpu-reset -i {A} && gpu-plugin resume --gpu {A})")
+    assert words["xid"].startswith(f"a reset of the GPU (nvidia-smi -i {A} -pm 0 && nvidia-smi --gpu-reset -i {A} && ")
     hear(one, Order("resume"))
     words = {signal["name"]: signal["clears"] for signal in told(one)["signals"]}
-    assert words["xid"].startswith(RESET)
+    assert words["xid"].startswith(reset)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +229,11 @@ def test_it_can_be_written_as_json():
         ([*[ERROR] * 3, GOOD], "five answers in a row"),
         ([HOT, HOT], "a temperature below 84 °C, at every look for 300 s" + VOUCH),
         ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (1 min 38 s of it so far)" + VOUCH),
-        ([Sample(counting=0, energy=5), LOST], BACK),
-        ([Sample(counting=0, energy=5), LOST, GOOD], BACK + VOUCH),
+        ([Sample(counting=0, energy=5), LOST], BACK.replace(COMMANDS, PERSISTENT)),
+        ([Sample(counting=0, energy=5), LOST, GOOD], BACK.replace(COMMANDS, PERSISTENT) + VOUCH),
         ([LOST], "3 more good looks in a row: nothing was known of it that a reset would change"),
         ([XidEvent(48), Sample(counting=7, energy=5)], f"{RESET}; {NO_PERSISTENCE}{VOUCH}"),
-        ([XidEvent(48), Sample(counting=0)], f"{RESET}; {NO_COUNTER}{VOUCH}"),
+        ([XidEvent(48), Sample(counting=0)], f"{RESET.replace(COMMANDS, PERSISTENT)}; {NO_COUNTER}{VOUCH}"),
         ([XidEvent(79), Sample(counting=7)], REBOOT + VOUCH),
         (
             [Sample(sram_threshold=True, binding=1)] * 3,
@@ -287,7 +293,7 @@ def test_a_lost_gpu_that_answers_again_waits_for_good_looks():
 
 def test_what_holds_up_a_proof_is_named():
     words = cleared(Sample(counting=0, energy=5_000), XidEvent(48), HOT, HOT, signal="xid")
-    assert words == f"{RESET}, counted once temperature is over{SHOWN}{VOUCH}"
+    assert words == f"{RESET.replace(COMMANDS, PERSISTENT)}, counted once temperature is over{SHOWN}{VOUCH}"
 
 
 def test_a_xid_that_passes_by_itself_says_until_when():

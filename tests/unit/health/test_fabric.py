@@ -1,9 +1,9 @@
 """GPUs that wait for their NVLink fabric, or whose fabric is not sound."""
 
-import pynvml
 import pytest
 from msgspec.structs import replace
 
+from gpu_plugin.devices.nvml_h import FABRIC_CONFIGURATION_SHIFT, FabricCondition
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Fabric, Facts, Fault, Sample
 from gpu_plugin.health.signals.fabric import judge
@@ -19,11 +19,15 @@ def look(state: int, status: int = 0, health_mask: int = 0, summary: int = 0) ->
     return Sample(nvlinks=UP, fabric=Fabric(state, status, health_mask, summary))
 
 
+SHIFTS = {condition.name.lower(): int(condition) for condition in FabricCondition} | {
+    "incorrect_configuration": FABRIC_CONFIGURATION_SHIFT,
+    "gfm_state": 14,  # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_GFM_STATE, which no verdict depends on
+}
+
+
 def bits(**values: int) -> int:
-    """A mask with these fields, by what NVML calls them (NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_*)."""
-    return sum(
-        value << getattr(pynvml, f"NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_{name.upper()}") for name, value in values.items()
-    )
+    """A mask with these fields, by the names of NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_*."""
+    return sum(value << SHIFTS[name] for name, value in values.items())
 
 
 JOINED = look(COMPLETED, summary=1)
@@ -203,3 +207,49 @@ def test_a_look_that_did_not_ask_for_the_links_says_nothing_of_the_fabric(gpu):
     asked = replace(UNSOUND, nvlinks=None, asked=frozenset({"fabric"}))
     assert gpu.see(*[asked] * 5) is OK
     assert gpu.told(UNSOUND, asked, UNSOUND) == [OK, OK, FATAL], "and it ends no row"
+
+
+# Beside other GPUs
+
+PEER = "GPU-bbbb"
+H100 = Facts(model="NVIDIA H100")
+NO_FABRIC = Sample(nvlinks=(False, False), fabric=Fabric(0))
+
+
+@pytest.fixture
+def beside():
+    """A GPU beside another that has joined its fabric."""
+    gpu = LookedAt("fabric", H100)
+    gpu.ledger.watch(PEER, H100)
+    gpu.ledger.observe(PEER, JOINED, gpu.now)
+    return gpu
+
+
+@pytest.mark.parametrize(
+    "silent", [NO_FABRIC, Sample(fabric=Fabric(0)), Sample(fabric=Fabric(0), asked=frozenset({"fabric"}))]
+)
+def test_a_gpu_without_a_fabric_beside_others_that_joined_is_degraded(beside, silent):
+    assert beside.told(silent, silent) == [OK, DEGRADED]
+    assert "fabric" in beside.detail
+    assert beside.see(*[silent] * 10) is DEGRADED
+    assert beside.see(*[JOINED] * 3) is OK
+
+
+@pytest.mark.parametrize("facts", [Facts(model="NVIDIA L4"), Facts(model="NVIDIA H100", mig=True)])
+def test_a_gpu_of_another_model_or_in_mig_mode_is_not_compared(beside, facts):
+    beside.ledger.watch(GPU, facts)
+    assert beside.see(*[NO_FABRIC] * 5) is OK
+
+
+def test_a_gpu_without_a_fabric_is_no_fault_where_none_has_joined(beside):
+    beside.ledger.observe(PEER, NO_FABRIC, beside.now)
+    assert beside.see(*[NO_FABRIC] * 5) is OK
+
+
+@pytest.mark.parametrize("nvswitch", [True, False])
+def test_a_gpu_that_waits_for_its_fabric_without_a_switch_may_be_in_a_virtual_machine(nvswitch):
+    gpu = LookedAt("fabric", Facts(nvswitch=nvswitch))
+    assert gpu.see(JOINING, JOINING) is FATAL
+    (change,) = gpu.changes
+    assert ("NVreg_NvLinkDisable=1" in change.action) is not nvswitch
+    assert "fabric manager" in change.action

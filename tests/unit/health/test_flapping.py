@@ -73,6 +73,8 @@ def test_a_gpu_is_let_back_by_a_look_that_is_good(gpu):
     assert "held back" in gpu.reason
     gpu.see(Sample(fault=Fault.ERROR))
     assert "held back" in gpu.reason
+    gpu.see(Sample(temperature=40, refused=frozenset({"energy"})))
+    assert "held back" in gpu.reason
 
 
 @pytest.mark.parametrize(("every", "held"), [(HOUR / 2, True), (HOUR / 2 + 1, False)])

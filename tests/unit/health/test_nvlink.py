@@ -77,6 +77,35 @@ def test_it_stays_for_as_long_as_the_link_is_down(gpu):
     assert len(gpu.changes) == 1
 
 
+@pytest.mark.parametrize("every", [5.0, 60.0])
+def test_a_link_that_stays_down_for_five_minutes_makes_the_gpu_unfit(gpu, every):
+    """As NVIDIA's own validation has it: any inactive link is critical."""
+    gpu.see(ALL, every=every)
+    assert gpu.see(*[DOWN] * round(300 / every), every=every) is DEGRADED
+    assert gpu.see(DOWN) is FATAL
+    assert gpu.restart() is FATAL
+    assert gpu.told(ALL, ALL, ALL) == [FATAL, FATAL, OK]
+
+
+@pytest.mark.parametrize("between", [ALL, links("1111")])
+def test_links_that_come_back_in_between_begin_the_five_minutes_again(gpu, between):
+    gpu.see(ALL, *[DOWN] * 50, between, *[DOWN] * 50)
+    assert gpu.verdict is DEGRADED
+
+
+def test_five_minutes_that_a_restart_cuts_are_five_minutes(gpu):
+    gpu.see(ALL, *[DOWN] * 30)
+    gpu.restart()
+    assert gpu.see(*[DOWN] * 29) is DEGRADED
+    assert gpu.see(*[DOWN] * 2) is FATAL
+
+
+def test_a_boot_begins_the_five_minutes_again(gpu):
+    gpu.see(ALL, *[DOWN] * 50)
+    gpu.ledger.booted("next")
+    assert gpu.see(*[DOWN] * 50) is DEGRADED
+
+
 def test_three_looks_at_all_links_up_end_it(gpu):
     assert gpu.told(ALL, DOWN, DOWN, ALL, ALL, ALL) == [OK, OK, DEGRADED, DEGRADED, DEGRADED, OK]
     assert gpu.told(DOWN, DOWN) == [OK, DEGRADED]  # and what was up is not forgotten

@@ -5,7 +5,7 @@ from msgspec.structs import replace as changed
 from gpu_plugin.health.latch import CLEAN_SAMPLES, NOTHING, AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Facts, Sample
 from gpu_plugin.health.policy import HealthPolicy
-from gpu_plugin.health.proof import after_recovery, counters_restarted
+from gpu_plugin.health.proof import after_recovery, recovered
 from gpu_plugin.health.signal import Context
 from tests.unit.health.ledgers import ERROR, HUNG, LOST, RESET_REQUIRED, energies
 
@@ -24,9 +24,9 @@ def waiting(marks: Marks) -> AnyLatch:
 
 
 def look(latch: AnyLatch | None, *seen: Sample, unfit: bool = False) -> AnyLatch | None:
-    """The latch after these observations; None as soon as it is proven over."""
-    ctx = Context(2.0, LatchKey("x"), Facts(), HealthPolicy(), unfit=unfit)
-    for observation in seen:
+    """The latch after these observations, one a minute; None as soon as it is proven over."""
+    for at, observation in enumerate(seen):
+        ctx = Context(2.0 + 60.0 * at, LatchKey("x"), Facts(), HealthPolicy(), unfit=unfit)
         latch = latch and after_recovery(latch, observation, ctx)
     return latch
 
@@ -95,7 +95,7 @@ def test_the_count_of_errors_proves_a_reset_only_of_a_part_that_tells_no_energy(
 def test_energy_that_fell_to_more_than_any_gpu_can_have_drawn_since_is_no_reset(seconds, proven):
     held = replace(OPEN[Proof.RESET], recovery=Recovery(Marks(energy=4_000_000_000, counting=0, taken=2.0)))
     seen = Sample(counting=0, energy=700_000_000)
-    assert counters_restarted(held.recovery.marks, seen, 2.0 + seconds) is proven
+    assert recovered(held.recovery.marks, seen, 2.0 + seconds) is proven
 
 
 @pytest.mark.parametrize("action", [0, 5])
@@ -115,15 +115,16 @@ def test_three_clean_looks_since_the_reset_are_asked_for_and_those_before_do_not
 
 def test_a_new_binding_begins_the_looks_of_a_reset_anew():
     held = OPEN[Proof.RESET]
-    assert look(held, *energies(10, 20), Sample(counting=0, binding=2), Sample()) is not None
-    assert look(held, *energies(10, 20), Sample(counting=0, binding=2), Sample(), Sample()) is None
+    bound = Sample(counting=0, binding=2)
+    assert look(held, *energies(10, 20), bound, bound) is not None
+    assert look(held, *energies(10, 20), *[bound] * 3) is None
 
 
 @pytest.mark.parametrize("unclean", [LOST, RESET_REQUIRED, HUNG, ERROR, Sample(counting=0, recovery_action=1)])
 def test_a_look_that_is_not_clean_begins_the_row_anew(unclean):
     seen = [*energies(10, 20), unclean, *energies(30, 40)]
     assert look(OPEN[Proof.RESET], *seen) is not None
-    assert look(OPEN[Proof.RESET], *seen, Sample()) is None
+    assert look(OPEN[Proof.RESET], *seen, *energies(50)) is None
 
 
 def test_no_look_is_clean_while_another_reading_calls_it_unfit():
@@ -139,8 +140,8 @@ def test_an_action_of_none_and_one_that_nobody_says_are_both_clean():
         look(
             OPEN[Proof.RESET],
             Sample(counting=0, energy=1),
-            Sample(counting=0, recovery_action=0),
-            Sample(counting=0, recovery_action=None),
+            Sample(counting=0, energy=2, recovery_action=0),
+            Sample(counting=0, energy=3, recovery_action=None),
         )
         is None
     )
@@ -150,7 +151,7 @@ def test_an_action_of_none_and_one_that_nobody_says_are_both_clean():
 
 
 def test_a_reset_shows_whatever_was_used_since_the_fault():
-    young = waiting(Marks(energy=10, counting=0))  # the fault came right after the driver was loaded
+    young = waiting(Marks(energy=10, counting=0, taken=2.0))  # the fault came right after the driver was loaded
     assert look(young, *energies(10_000_000, 40_000_000, 600_000, 600_001)) is not None
     assert look(young, *energies(10_000_000, 40_000_000, 600_000, 600_001, 600_002)) is None
 
@@ -180,10 +181,66 @@ def test_looks_that_compare_with_nothing_before_lose_no_mark(odd, often):
     assert look(waiting(WITHOUT_ENERGY), *counts, *[Sample(counting=0, ecc_uncorrected=0)] * 3) is None
 
 
-def test_what_persistence_mode_counted_compares_again_after_several_openings_without_it():
-    without = [Sample(counting=opening, energy=9_000) for opening in (7, 7, 8, 9)]
-    assert look(OPEN[Proof.RESET], *without, *energies(6_000, 7_000, 8_000)) is not None
-    assert look(OPEN[Proof.RESET], *without, *energies(20, 30, 40)) is None
+def test_what_persistence_mode_counted_compares_no_more_once_the_driver_was_opened_without_it():
+    """Closing the driver without persistence mode sets the counters back, which is no reset."""
+    without = [Sample(counting=opening, energy=9_000) for opening in (7, 7, 8)]
+    assert look(OPEN[Proof.RESET], *without, *energies(*range(20, 50, 10))) is not None
+    assert look(OPEN[Proof.RESET], *without, *energies(6_000, 7_000, 8_000, 20, 30, 40)) is None, "a reset since"
+    closed = [
+        Sample(counting=0, energy=5_000, opening=6),
+        Sample(counting=7, energy=10, opening=7),
+        *[Sample(counting=0, energy=energy, opening=7) for energy in (20, 30, 40)],
+    ]
+    assert look(OPEN[Proof.RESET], *closed) is not None
+    kept = [changed(one, opening=7) for one in closed]
+    assert look(OPEN[Proof.RESET], *kept) is None, "one opening kept the GPU initialised"
+
+
+def test_a_reset_that_the_next_look_contradicts_was_none():
+    much = 10_000_000_000
+    held = waiting(Marks(energy=much, counting=0, taken=0.0))
+    again = energies(*range(much, much + 10))
+    assert look(held, *energies(0), *again) is not None
+    assert look(held, *energies(0, 0), *again) is not None
+    assert look(held, *energies(5, 10, much, 20), *again) is not None
+    assert look(held, *energies(5), *again, *energies(5, 10, 15)) is None, "a reset since"
+
+
+def test_a_reset_is_over_with_more_energy_than_any_gpu_can_have_drawn_since():
+    """Also where the counters of the looks do not compare with each other."""
+    held = waiting(Marks(energy=10_000_000_000, counting=0, taken=0.0))
+    seen = [*energies(5, 10), *[Sample(counting=7, energy=10_000_000_000 + more) for more in range(9)]]
+    assert look(held, *seen) is not None
+
+
+def test_a_binding_that_is_the_old_one_again_was_no_new_one():
+    held = waiting(Marks(binding=1))
+    first, second = Sample(counting=0, binding=1), Sample(counting=0, binding=2)
+    assert look(held, second, *[first] * 9) is not None
+    assert look(held, second, Sample(), *[first] * 9) is not None
+    assert look(held, second, *[Sample()] * 9) is not None, "nothing confirms it"
+    assert look(held, second, Sample(), second, second) is None
+
+
+def test_a_count_of_errors_that_is_the_old_one_again_was_not_set_back():
+    held = waiting(WITHOUT_ENERGY)
+    old, cleared = Sample(counting=0, ecc_uncorrected=3), Sample(counting=0, ecc_uncorrected=0)
+    assert look(held, cleared, *[old] * 9) is not None
+    assert look(held, cleared, *[old] * 9, *[cleared] * 3) is None
+
+
+def test_a_contradicted_reset_takes_no_boot_back():
+    booted = replace(OPEN[Proof.RESET], recovery=Recovery(Marks(energy=10**10, counting=0), reset=True, rebound=True))
+    assert look(booted, *energies(0, 10**10 + 1, 10**10 + 2, 10**10 + 3)) is None
+
+
+@pytest.mark.parametrize("refused", ["temperature", "energy", "memory_used", "utilization"])
+def test_a_look_with_a_core_reading_refused_is_not_clean(refused):
+    seen = [changed(one, refused=frozenset({refused})) for one in energies(10, 20, 30, 40)]
+    held = look(OPEN[Proof.RESET], *seen)
+    assert held is not None
+    assert (held.recovery.reset, held.recovery.clean) == (True, 0)
+    assert look(held, *energies(50, 60, 70)) is None
 
 
 def test_counters_of_one_opening_of_the_driver_compare_with_each_other():
@@ -202,12 +259,12 @@ def test_the_time_of_an_energy_goes_with_it():
         marks = marks.after(Sample(counting=0, energy=energy), 1_000.0 * at)
     assert marks.taken == 1_000.0
     assert marks.after(Sample(counting=0), 2_000.0) is marks
-    assert not counters_restarted(marks, Sample(counting=0, energy=1_000_000_000), 1_100.0)
+    assert not recovered(marks, Sample(counting=0, energy=1_000_000_000), 1_100.0)
 
 
 def test_marks_that_nobody_knows_what_they_compare_with_compare_with_none():
-    assert Marks(energy=5_000).comparing(Sample(energy=10)) is None
-    assert not counters_restarted(Marks(energy=5_000, taken=0.0), Sample(energy=10), 1_000.0)
+    assert Marks(energy=5_000).comparing(Marks(energy=10)) == Marks()
+    assert not recovered(Marks(energy=5_000, taken=0.0), Sample(energy=10), 1_000.0)
 
 
 def test_a_look_that_is_not_clean_shows_a_reset_and_does_not_count():
@@ -240,3 +297,35 @@ def test_a_reset_that_was_seen_is_followed_up():
     held = look(OPEN[Proof.RESET], Sample(counting=0, energy=10))
     assert held is not None
     assert held.gathering
+
+
+def test_a_look_in_which_the_recovery_action_is_unknown_does_not_count():
+    """Whether the driver refused it for the moment, or it could not be true."""
+    held: AnyLatch | None = OPEN[Proof.RESET]
+    ctx = Context(2.0, LatchKey("x"), Facts(says_action=True), HealthPolicy())
+    unknown = frozenset({"recovery_action"})
+    for energy in range(10, 20):
+        held = held and after_recovery(held, Sample(counting=0, energy=energy, unknown=unknown), ctx)
+    assert held is not None
+    assert held.recovery.reset
+    for energy in range(20, 23):
+        held = held and after_recovery(held, Sample(counting=0, energy=energy, recovery_action=0), ctx)
+    assert held is None
+
+
+def test_a_look_whose_core_readings_cannot_be_true_is_not_clean():
+    bound = Sample(counting=0, binding=2)
+    odd = changed(bound, unknown=frozenset({"temperature", "energy"}))
+    assert look(OPEN[Proof.RESET], bound, *[odd] * 10) is not None
+    assert look(OPEN[Proof.RESET], bound, odd, bound, bound) is not None
+    assert look(OPEN[Proof.RESET], bound, odd, *[bound] * 3) is None
+
+
+def test_the_count_of_errors_proves_nothing_of_a_part_that_reports_its_energy():
+    """Also if the driver refuses the energy just when an operator clears the count, or it is unknown in that look."""
+    cleared = Sample(counting=0, ecc_uncorrected=0)
+    refused = changed(cleared, refused=frozenset({"energy"}))
+    after = [changed(cleared, energy=energy) for energy in (9_000, 9_100, 9_200, 9_300)]
+    for first in ([refused], [refused] * 3, [cleared]):
+        assert look(waiting(WITHOUT_ENERGY), *first, *after) is not None
+    assert not recovered(WITHOUT_ENERGY, refused, 3.0)

@@ -22,8 +22,9 @@ def comes_to(policy: HealthPolicy, number: int) -> set[Verdict]:
     judged = policy.xids.judge(number)
     found = {judged.verdict, judged.raised, *((judged.beside[1],) if judged.beside else ())}
     if not judged.firm:
-        found |= {FATAL} if DEGRADED in found and not judged.follows else set()
-        found |= {DEGRADED} if FATAL in found else set()
+        found |= {judged.silent}
+        found |= {FATAL} if DEGRADED in found and judged.resets else set()
+        found |= {DEGRADED} if FATAL in found and judged.linked is not None else set()
     return found - {Verdict.OK}
 
 

@@ -31,8 +31,9 @@ def look(action: int | None = None, energy: int = BEFORE, binding: int = BOUND, 
 
 
 def watched(xid: int, before: int | None = None, policy: HealthPolicy = SHIPPED, *, nvswitch: bool = False) -> Watched:
-    """A sound GPU, seen once, of which one Xid is looked at."""
-    gpu = Watched("xid", Facts(says_action=before is not None, nvswitch=nvswitch), policy, str(xid))
+    """A sound GPU under a driver of branch 580, seen once, of which one Xid is looked at."""
+    facts = Facts(says_action=before is not None, nvswitch=nvswitch, driver_branch=580)
+    gpu = Watched("xid", facts, policy, str(xid))
     gpu.see(look(before))
     return gpu
 
@@ -40,6 +41,11 @@ def watched(xid: int, before: int | None = None, policy: HealthPolicy = SHIPPED,
 def wait(gpu: Watched, seconds: float, action: int | None) -> Verdict:
     """Good looks for so long, ten of them."""
     return gpu.see(*[look(action)] * 10, every=seconds / 10)
+
+
+def answers_for(seconds: float, action: int | None) -> list[Sample]:
+    """Looks at which the driver asks for this, one every five seconds."""
+    return [look(action)] * round(seconds / 5)
 
 
 def quiet(seconds: float) -> Iterable[Sample]:
@@ -57,17 +63,22 @@ STRENGTH = [*PROOFS, Proof.RMA]
 
 
 def expected(xid: int, after: int | None) -> tuple[Verdict, Verdict, Proof]:
-    """The verdict on the event, after three clean looks, and what then closes it, by the policy's words alone."""
+    """The verdict on the event, after two minutes of clean looks, and what then closes it, by the policy's words alone."""
     row = TABLE.get(xid)
     first = VERDICTS[row.verdict] if row else DEGRADED
+    if row and row.silent and after is None:
+        first = VERDICTS[row.silent]
     last = first
-    if first is FATAL and after == 0 and xid != 79:
-        last = DEGRADED
-    if first is DEGRADED and after:
-        last = FATAL
     proof = Proof(row.recovery) if row else Proof.RESET
+    linked = row is not None and row.linked_since is not None
+    if first is FATAL and after == 0 and linked and xid != 79:
+        last = DEGRADED
+    if first is DEGRADED and after and (linked or proof not in (Proof.APPLICATION, Proof.QUIET)):
+        last = FATAL
     if proof in (Proof.APPLICATION, Proof.QUIET) and last is FATAL:
         proof = Proof.RESET
+    if proof is Proof.APPLICATION and last is DEGRADED:
+        proof = Proof.QUIET
     return first, last, proof
 
 
@@ -89,11 +100,11 @@ def means_what_is_said(xid, before, after):
         return
     assert gpu.latch.detail.startswith(f"Xid {xid} (")
     assert gpu.see(look(after), look(after)) in (first, last)
-    assert gpu.see(look(after)) is last
+    assert gpu.see(*answers_for(130.0, after)) is last
     calm = None if after is None else 0
     for weaker in STRENGTH[: STRENGTH.index(proof)]:
         tried = watched(xid, before)
-        tried.see(XidEvent(xid), *[look(after)] * 3)
+        tried.see(XidEvent(xid), *answers_for(130.0, after))
         assert PROOFS[weaker](tried, calm) is last, weaker
     if proof is not Proof.RMA:
         assert PROOFS[proof](gpu, calm) is OK
@@ -107,6 +118,7 @@ def test_silence_closes_nothing(xid):
     gpu.now += 30 * DAY
     assert gpu.verdict is verdict
     assert gpu.see(*[look(fault=Fault.ERROR)] * 20, every=HOUR) is verdict
+    assert gpu.see(*[replace(look(), refused=frozenset({"energy"}))] * 20, every=HOUR) is verdict
 
 
 @pytest.mark.parametrize("xid", [31, 92, 48])
@@ -127,37 +139,33 @@ def test_energy_that_goes_on_is_no_reset():
 # What the driver asks for
 
 
+CALM = [0] * 25  # looks in which the driver asks for nothing: two minutes
+
+
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
-        ([0, 0], FATAL),
-        ([0, 0, 0], DEGRADED),
-        ([None, None, None], FATAL),
-        ([0, 0, None], FATAL),
-        ([0, None, 0, 0], FATAL),
-        ([0, None, 0, 0, 0], DEGRADED),
-        ([1, 0, 0, 0, 0, 0, 0, 0], FATAL),
-        ([0, 0, 4, 0, 0, 0, 0, 0], FATAL),
-        ([0, 0, 0, 1], FATAL),
-        ([0, 0, 0, 1, 0, 0, 0, 0, 0], FATAL),
+        (CALM[1:], FATAL),
+        (CALM, DEGRADED),
+        ([None] * 100, FATAL),
+        ([*CALM[1:], None], FATAL),
+        ([*CALM[1:], None, *CALM[1:]], FATAL),
+        ([*CALM[1:], None, *CALM], DEGRADED),
+        ([1, *CALM * 4], FATAL),
+        ([0, 0, 4, *CALM * 4], FATAL),
+        ([*CALM, 1], FATAL),
+        ([*CALM, 1, *CALM * 4], FATAL),
     ],
 )
-def test_a_fatal_xid_is_lowered_once_the_driver_said_three_times_that_it_asks_for_nothing(said, verdict):
+def test_a_fatal_xid_is_lowered_once_the_driver_has_asked_for_nothing_for_two_minutes(said, verdict):
     gpu = watched(48, 0)
     gpu.see(XidEvent(48))
     assert gpu.see(*map(look, said)) is verdict
 
 
-def test_looks_that_fail_do_not_count_as_the_drivers_word():
-    gpu = watched(48, 0)
-    gpu.see(XidEvent(48))
-    assert gpu.see(look(0), look(0), look(fault=Fault.ERROR), look(0), look(0)) is FATAL
-    assert gpu.see(look(0)) is DEGRADED
-
-
 def test_what_was_lowered_stays_so_and_is_fatal_again_with_the_next_one():
     gpu = watched(48, 0)
-    gpu.see(XidEvent(48), look(0), look(0), look(0))
+    gpu.see(XidEvent(48), *map(look, CALM))
     assert gpu.latch.detail == "Xid 48 (double-bit ECC error), after which the driver asks for no recovery"
     assert gpu.see(look(fault=Fault.ERROR), look(0), look(fault=Fault.ERROR)) is DEGRADED
     assert gpu.see(XidEvent(48)) is FATAL
@@ -177,13 +185,13 @@ def test_an_unknown_xid_is_fatal_at_once_where_the_driver_asks_already(asked):
 def test_a_wish_of_the_driver_that_has_passed_leaves_the_xid_fatal_until_a_reset():
     gpu = watched(109, 0)
     assert gpu.see(XidEvent(109), look(1), look(0)) is FATAL
-    assert gpu.see(*[look(0)] * 20) is FATAL
+    assert gpu.see(*[look(0)] * 100) is FATAL
     assert PROOFS[Proof.RESET](gpu, 0) is OK
 
 
 def test_nothing_lowers_an_xid_while_the_gpu_reads_badly():
     gpu = watched(48, 0)
-    gpu.see(XidEvent(48), *[Sample(counting=0, energy=BEFORE, recovery_action=0, unrepairable_memory=True)] * 10)
+    gpu.see(XidEvent(48), *[Sample(counting=0, energy=BEFORE, recovery_action=0, unrepairable_memory=True)] * 100)
     assert gpu.verdict is FATAL
 
 
@@ -195,8 +203,7 @@ def test_nothing_lowers_an_xid_while_the_gpu_reads_badly():
     [
         (80, 3, HOUR, APP, DEGRADED, Proof.QUIET),
         (94, 3, DAY, APP, DEGRADED, Proof.QUIET),
-        (109, 2, 10 * MINUTE, DEGRADED, FATAL, Proof.RESET),
-        (121, 2, DAY, DEGRADED, FATAL, Proof.RESET),
+        (32, 3, HOUR, APP, DEGRADED, Proof.QUIET),
         (74, 10, DAY, DEGRADED, FATAL, Proof.RESET),
     ],
 )
@@ -223,8 +230,6 @@ def test_what_repeats_within_a_time_means_more(xid, count, within, before, after
         (80, 3, 31 * MINUTE, 5 * MINUTE, APP),
         (94, 3, 11 * HOUR, 20 * MINUTE, DEGRADED),
         (94, 3, 13 * HOUR, 20 * MINUTE, APP),
-        (121, 2, 23 * HOUR, 30 * MINUTE, FATAL),
-        (121, 2, 25 * HOUR, 30 * MINUTE, DEGRADED),
     ],
 )
 @pytest.mark.parametrize("restarts", [False, True])
@@ -237,19 +242,17 @@ def test_what_repeats_counts_though_nothing_is_held_in_between(xid, count, every
         while at < count - 1 and gpu.now + looks_apart < until:
             gpu.see(look(), every=looks_apart)
         if at < count - 1:
-            assert (gpu.verdict is OK) is (xid != 121)
+            assert gpu.verdict is OK
             if restarts:
                 gpu.restart()
             gpu.now = until
     assert verdict is after
 
 
-@pytest.mark.parametrize(
-    ("xid", "count", "own"), [(80, 3, APP), (109, 2, DEGRADED), (121, 2, DEGRADED), (74, 10, DEGRADED)]
-)
-@pytest.mark.parametrize("looks", [1, 5])
+@pytest.mark.parametrize(("xid", "count", "own"), [(32, 3, APP), (80, 3, APP), (94, 3, APP), (74, 10, DEGRADED)])
+@pytest.mark.parametrize("looks", [2, 5])
 def test_what_was_before_a_reset_does_not_count_after_it(xid, count, own, looks):
-    """Neither once the reset is proven, nor while good looks after it are still missing."""
+    """Neither once the reset is proven, nor while good looks after it are still missing: the second look confirms it."""
     gpu = watched(xid)
     gpu.see(*[XidEvent(xid)] * (count - 1), every=6)
     gpu.see(*[look(energy=AFTER_RESET + n) for n in range(looks)])
@@ -258,9 +261,9 @@ def test_what_was_before_a_reset_does_not_count_after_it(xid, count, own, looks)
 
 
 def test_an_event_after_a_reset_makes_nothing_better_that_is_still_to_be_proven():
-    gpu = watched(109)
-    assert gpu.see(XidEvent(109), XidEvent(109), look(energy=AFTER_RESET), every=6) is FATAL
-    assert gpu.see(XidEvent(109)) is FATAL
+    gpu = watched(74)
+    assert gpu.see(*[XidEvent(74)] * 10, look(energy=AFTER_RESET), every=6) is FATAL
+    assert gpu.see(XidEvent(74)) is FATAL
 
 
 def test_times_that_count_no_more_are_forgotten():
@@ -272,7 +275,7 @@ def test_times_that_count_no_more_are_forgotten():
     assert not gpu.written
 
 
-@pytest.mark.parametrize(("xid", "count"), [(94, 3), (109, 2), (121, 2), (74, 10)])
+@pytest.mark.parametrize(("xid", "count"), [(32, 3), (94, 3), (74, 10)])
 def test_what_a_driver_tells_many_times_at_once_counts_once(xid, count):
     """As a line for each link or channel that met the same fault; in a storm that goes on they do add up."""
     gpu = watched(xid)
@@ -282,21 +285,21 @@ def test_what_a_driver_tells_many_times_at_once_counts_once(xid, count):
     assert gpu.see(*[XidEvent(xid)] * 62 * (count - 1), every=1.0) > own
 
 
-@pytest.mark.parametrize(("every", "verdict"), [(1.0, DEGRADED), (5.0, DEGRADED), (5.1, FATAL)])
+@pytest.mark.parametrize(("every", "verdict"), [(1.0, APP), (5.0, APP), (5.1, DEGRADED)])
 def test_a_fault_that_is_told_for_longer_than_five_seconds_is_one_while_it_goes_on(every, verdict):
-    assert watched(109).see(*[XidEvent(109)] * 7, every=every) is verdict
+    assert watched(94).see(*[XidEvent(94)] * 7, every=every) is verdict
 
 
-@pytest.mark.parametrize(("lasting", "verdict"), [(60, DEGRADED), (61, FATAL)])
+@pytest.mark.parametrize(("lasting", "verdict"), [(121, APP), (122, DEGRADED)])
 def test_a_fault_that_does_not_end_within_a_minute_counts_anew(lasting, verdict):
-    assert watched(109).see(*[XidEvent(109)] * (lasting + 1), every=1.0) is verdict
+    assert watched(94).see(*[XidEvent(94)] * (lasting + 1), every=1.0) is verdict
 
 
 def test_what_repeats_is_lowered_by_the_driver_too_and_raised_by_the_next():
-    gpu = watched(109, 0)
-    assert gpu.see(XidEvent(109), XidEvent(109), every=6) is FATAL
-    assert gpu.see(look(0), look(0), look(0)) is DEGRADED
-    assert gpu.see(XidEvent(109)) is FATAL
+    gpu = watched(74, 0)
+    assert gpu.see(*[XidEvent(74)] * 10, every=6) is FATAL
+    assert gpu.see(*map(look, CALM)) is DEGRADED
+    assert gpu.see(XidEvent(74)) is FATAL
 
 
 def test_xids_of_other_numbers_have_latches_of_their_own():
@@ -344,8 +347,9 @@ def test_errors_of_applications_are_of_their_boot():
     assert gpu.see(XidEvent(94)) is APP
 
 
-@pytest.mark.parametrize("first", [122, 31])
-@pytest.mark.parametrize(("apart", "verdict"), [(0.5, FATAL), (6.0, DEGRADED)])
+@pytest.mark.parametrize(
+    ("first", "apart", "verdict"), [(122, 0.5, FATAL), (122, 6.0, DEGRADED), (31, 0.5, DEGRADED), (31, 6.0, DEGRADED)]
+)
 def test_what_brings_page_faults_makes_the_gpu_unfit_and_alone_is_worth_a_look(first, apart, verdict):
     gpu = watched(122, 0)
     assert gpu.see(XidEvent(122), look(0)) is DEGRADED
@@ -357,7 +361,7 @@ def test_what_brings_page_faults_makes_the_gpu_unfit_and_alone_is_worth_a_look(f
         latch = next(latch for key, latch, _ in gpu.ledger.standing(GPU) if key.part == "122")
         assert latch.detail.endswith(", together with Xid 31")
         assert latch.proof is Proof.RESET
-        assert gpu.see(look(0), look(0), look(0), look(0)) is DEGRADED, "the driver asks for nothing"
+        assert gpu.see(*map(look, CALM * 4)) is FATAL, "no recovery action follows it"
 
 
 def sliced(*seen: XidEvent, every: float = 1.0) -> dict[tuple[str, str], Verdict]:
@@ -373,10 +377,9 @@ def on(xid: int, instance: int | None = None) -> XidEvent:
 
 
 @pytest.mark.parametrize(
-    ("judged", "other", "here", "apart"),
-    [(48, 94, DEGRADED, FATAL), (122, 31, FATAL, DEGRADED), (45, 13, APP, DEGRADED)],
+    ("judged", "other", "here", "apart", "backwards"),
+    [(48, 94, DEGRADED, FATAL, False), (48, 94, DEGRADED, FATAL, True), (122, 31, FATAL, DEGRADED, False)],
 )
-@pytest.mark.parametrize("backwards", [False, True])
 def test_what_comes_with_another_xid_does_so_on_the_same_slice_or_the_whole_gpu(judged, other, here, apart, backwards):
     def come(*seen: XidEvent) -> Verdict:
         found = sliced(*reversed(seen) if backwards else seen)
@@ -389,13 +392,8 @@ def test_what_comes_with_another_xid_does_so_on_the_same_slice_or_the_whole_gpu(
     assert come(on(judged), on(other, 1)) is apart
 
 
-def test_a_cleanup_on_a_slice_follows_from_what_befell_the_whole_gpu():
-    assert sliced(on(45, 1), on(79))["45", "MIG-1"] is APP
-    assert sliced(on(79), on(45, 1))["45", "MIG-1"] is APP
-
-
 @pytest.mark.parametrize(
-    ("first", "second", "verdict"), [(122, 31, FATAL), (31, 122, FATAL), (48, 94, DEGRADED), (94, 48, DEGRADED)]
+    ("first", "second", "verdict"), [(122, 31, FATAL), (31, 122, DEGRADED), (48, 94, DEGRADED), (94, 48, DEGRADED)]
 )
 @pytest.mark.parametrize("restart", [1, 2])
 def test_what_two_xids_come_to_is_decided_at_the_second_and_outlives_a_restart(first, second, verdict, restart):
@@ -411,11 +409,11 @@ def test_what_two_xids_come_to_is_decided_at_the_second_and_outlives_a_restart(f
 
 @pytest.mark.parametrize("then", [0.4, 3.0, 30.0])
 def test_when_what_brings_another_came_last_is_written_down_to_the_second(then):
-    gpu = watched(122)
-    gpu.see(XidEvent(31), every=then)
-    gpu.see(XidEvent(31), every=4.0)
+    gpu = watched(48)
+    gpu.see(XidEvent(94), every=then)
+    gpu.see(XidEvent(94), every=4.0)
     gpu.restart()
-    assert gpu.see(XidEvent(122)) is FATAL
+    assert gpu.see(XidEvent(48)) is DEGRADED
 
 
 def test_what_the_driver_asked_for_outlives_a_kill():
@@ -425,7 +423,7 @@ def test_what_the_driver_asked_for_outlives_a_kill():
     gpu.see(look(1))
     assert gpu.ledger.revision > revision
     gpu.restart()
-    assert gpu.see(*[look(0)] * 5) is FATAL
+    assert gpu.see(*[look(0)] * 100) is FATAL
 
 
 @pytest.mark.parametrize("others", [[94], [63, 94]])
@@ -465,38 +463,14 @@ def test_a_driver_that_asks_for_nothing_does_not_mend_a_link():
     gpu = watched(74, 0)
     down = Sample(counting=0, energy=BEFORE, binding=BOUND, nvlinks=(False,), recovery_action=0)
     gpu.see(Sample(counting=0, energy=BEFORE, nvlinks=(True,), recovery_action=0), down, down)
-    assert gpu.see(XidEvent(74), *[down] * 10) is FATAL
+    assert gpu.see(XidEvent(74), *[down] * 40) is FATAL
 
 
-def test_a_cleanup_alone_is_the_fabric_managers_on_a_system_with_nvswitches():
-    assert watched(45).see(XidEvent(45)) is APP
-    gpu = watched(45, nvswitch=True)
-    assert gpu.see(XidEvent(45)) is DEGRADED
-    assert gpu.latch.detail == "Xid 45 (preemptive cleanup after an earlier error), on its own"
-    assert wait(gpu, 20 * HOUR, None) is DEGRADED
-    assert wait(gpu, 5 * HOUR, None) is OK
-
-
-def test_a_cleanup_alone_is_never_worse_than_degraded_for_it_also_follows_a_process_that_was_killed():
-    gpu = watched(45, nvswitch=True)
-    assert gpu.see(XidEvent(45), look(1), look(1), XidEvent(45), look(1)) is DEGRADED
-    assert "a process was killed" in advice(LatchKey("xid", "45"), SHIPPED, GPU, gpu.latch)
-    assert wait(gpu, 30 * HOUR, 0) is OK
-
-
-@pytest.mark.parametrize(("apart", "verdict"), [(4.0, APP), (6.0, DEGRADED)])
-def test_a_cleanup_within_five_seconds_of_another_xid_follows_from_it(apart, verdict):
-    after = watched(45, nvswitch=True)
-    after.see(XidEvent(31), every=apart)
-    assert after.see(XidEvent(45), look()) is verdict
-    before = watched(45, nvswitch=True)
-    before.see(XidEvent(45), every=apart)
-    assert before.see(XidEvent(31), look()) is verdict
-
-
-def test_one_cleanup_does_not_follow_from_another():
-    gpu = watched(45, nvswitch=True)
-    assert gpu.see(XidEvent(45), XidEvent(45), look(), every=1.0) is DEGRADED
+def test_a_cleanup_is_an_applications_and_the_driver_makes_it_no_worse():
+    gpu = watched(45, 0, nvswitch=True)
+    assert gpu.see(XidEvent(45), look(1), look(1), XidEvent(45), look(1)) is APP
+    assert "a process ended or was killed" in advice(LatchKey("xid", "45"), SHIPPED, GPU, gpu.latch)
+    assert wait(gpu, 11 * MINUTE, 0) is OK
 
 
 def test_a_changed_recovery_action_has_the_driver_asked_at_once():
@@ -522,7 +496,7 @@ FIRM = [
 @pytest.mark.parametrize("policy", FIRM)
 def test_an_xid_that_an_operator_made_fatal_is_not_lowered_and_takes_a_reset(policy):
     gpu = watched(31, 0, policy)
-    assert gpu.see(XidEvent(31), *[look(0)] * 10) is FATAL
+    assert gpu.see(XidEvent(31), *[look(0)] * 100) is FATAL
     assert PROOFS[Proof.QUIET](gpu, 0) is FATAL
     assert PROOFS[Proof.RESET](gpu, 0) is OK
 
@@ -604,7 +578,7 @@ def test_other_observations_leave_an_xid_alone():
     assert watched(48).see(*seen) is OK
 
 
-@pytest.mark.parametrize("xid", [31, 63, 92, 94, 121, 500])
+@pytest.mark.parametrize("xid", [31, 63, 94, 109, 160, 500])
 def test_an_xid_that_the_driver_or_its_repetition_made_worse_is_advised_by_what_ends_it(xid):
     gpu = watched(xid, 0)
     seen: list[Observation] = [*[XidEvent(xid)] * 3, *[look(1, BEFORE + n) for n in range(3)]]
@@ -613,3 +587,12 @@ def test_an_xid_that_the_driver_or_its_repetition_made_worse_is_advised_by_what_
     raised = [change for change in changes if change.xid == xid and change.verdict > own]
     assert {change.action for change in raised} <= {"reset the GPU when no pod has it"}
     assert bool(raised) is (xid != 31), "an application's error alone is never raised"
+
+
+def test_a_reset_that_the_next_look_would_contradict_ends_no_count():
+    """A new process reads one odd energy value, and the next Xid comes before the next look."""
+    gpu = watched(74)
+    for _ in range(9):
+        gpu.see(XidEvent(74), look(0), every=30.0)
+    gpu.see(look(0, energy=5))
+    assert gpu.see(XidEvent(74)) is FATAL

@@ -23,11 +23,13 @@ POLICY = {
         *(131, 132, 133, 134, 135, 138, 139, 141, 147, 148, 154, 159),
     ],
     ("ignore", "application"): [106, 107, 152, 153, 162, 163],
-    ("degraded", "quiet"): [47, 65, 73, 92, 93, 108, 122, 123, 124, 125, 137, 160, 164, 165, 166, 170],
-    ("degraded", "reset"): [63, 74, 78, 109, 121, 144, 145, 146],
-    ("degraded", "rma"): [142, 157, 161],
+    ("degraded", "quiet"): [
+        *(47, 65, 73, 92, 93, 108, 109, 121, 122, 124, 125, 137, 157, 160, 161, 164, 165, 166, 170),
+    ],
+    ("degraded", "reset"): [63, 74, 78, 144, 145, 146, 149],
+    ("degraded", "rma"): [142],
     ("fatal", "reset"): [
-        *(46, 48, 61, 62, 64, 95, 110, 119, 120, 136, 140, 143, 149, 150, 155, 156, 158, 168, 169, 171, 172),
+        *(46, 48, 61, 62, 64, 95, 110, 119, 120, 123, 136, 140, 143, 150, 155, 156, 158, 168, 169, 171, 172),
     ],
     ("fatal", "reboot"): [54, 79, 151, 167],
 }
@@ -53,16 +55,30 @@ def test_what_the_rules_beyond_a_verdict_are_about():
     def having(name: str) -> set[int]:
         return {xid for xid, row in TABLE.items() if getattr(row, name)}
 
-    assert having("escalate") == {74, 80, 94, 109, 121}
-    assert having("beside") == {74}
+    assert having("escalate") == {32, 74, 80, 94}
+    assert having("beside") == {45, 74}
     assert having("brings") == {48, 122}
-    assert having("follows") == having("verdict_without_cause") == {45}
+    assert having("silent") == {154}
     assert having("always") == {79}
     assert having("look") == {154}
     assert {79, 95, 119, 120, 62, 54, 143} <= having("whole_gpu")
     assert not having("whole_gpu") & {13, 31, 43, 46, 48, 94, 109}
-    assert {13, 31, 43, 39, 135} <= having("repeats")
-    assert not having("repeats") & {45, 80, 94, 37, 147}
+    assert {13, 31, 43, 39, 135, 109} <= having("repeats")
+    assert not having("repeats") & {32, 45, 80, 94, 37, 147}
+
+
+def test_the_table_says_which_xids_a_recovery_action_follows_since_which_driver_branch():
+    """As NVIDIA's catalogue has it in the column "Xid 154 linkage"."""
+    linked: dict[int, set[int]] = {}
+    for xid, row in TABLE.items():
+        if row.linked_since is not None:
+            linked.setdefault(row.linked_since, set()).add(xid)
+    assert linked == {
+        0: {158, 159},
+        565: {48, 62, 63, 64, 74, 79, 94, 95, 110, 120, 136, *range(144, 151), 155, 156},
+        570: {109},
+        575: {143, 160, 161},
+    }
 
 
 def test_a_signal_that_the_table_names_is_one():
@@ -114,15 +130,14 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
         ({"codes": [-1], "name": "x", "verdict": "app", "recovery": "quiet"}, "-1 is neither an Xid nor a range"),
         ({"codes": [1, 1], "name": "x", "verdict": "app", "recovery": "quiet"}, "Xid 1 appears in two rows"),
         ({"codes": [1], "name": "x", "verdict": "fatal", "recovery": "reset", "repeats": True}, "repeats is for"),
-        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "follows": "5s"}, "go together"),
+        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "linked": "R5"}, "'R5' - at .*linked"),
         (
             {
                 "codes": [1],
                 "name": "x",
                 "verdict": "app",
                 "recovery": "quiet",
-                "follows": "5s",
-                "alone": "fatal",
+                "escalate": {"to": "fatal", "count": 2, "within": "1h"},
                 "brings": {"xids": [2], "within": "5s", "verdict": "fatal"},
             },
             "exclude each other",
@@ -161,6 +176,13 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
 )
 def test_a_row_that_cannot_be_is_refused_with_its_place(row, reason):
     with pytest.raises(ValueError, match=reason):
+        xid_table([{"linked": "never"} | row])
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_each_row_says_whether_the_recovery_action_follows_it(verdict):
+    row = {"codes": [1], "name": "x", "verdict": verdict, "recovery": "reset"}
+    with pytest.raises(ValueError, match="missing required field `linked`"):
         xid_table([row])
 
 
@@ -339,5 +361,5 @@ def test_time_alone_closes_nothing_that_made_a_gpu_unfit(recovery, verdict, proo
 
 
 def test_a_row_knows_its_numbers():
-    row = XidRow(codes=(3, "7-9"), name="x", verdict="app", recovery="quiet")
+    row = XidRow(codes=(3, "7-9"), name="x", verdict="app", recovery="quiet", linked="never")
     assert row.numbers == (3, 7, 8, 9)

@@ -2,12 +2,12 @@ import errno
 import os
 import re
 import stat
-from pathlib import Path
 
 import pytest
 
 from gpu_plugin.access.cdi.host_files import DeviceFile
 from gpu_plugin.host.view import HostView, LinuxHost
+from tests.device_nodes import device
 
 
 @pytest.fixture
@@ -148,17 +148,10 @@ def test_without_a_list_of_nodes_no_distance_is_known(tmp_path, online):
     assert numa(tmp_path, online, {0: b"10 21\n", 1: b"21 10\n"}).numa_distances() == {}
 
 
-def device(root, path):
-    """A character device: a link to one, since making one takes a privilege."""
-    node = root / path
-    node.parent.mkdir(parents=True, exist_ok=True)
-    node.symlink_to("/dev/null")
-
-
 def under(root):
     """The host whose only root is `root`."""
     seen = LinuxHost()
-    seen._roots = (str(root),)
+    seen._roots = {str(root): ""}
     return seen
 
 
@@ -166,6 +159,7 @@ def test_device_nodes_are_the_character_devices_a_container_could_get(tmp_path):
     wanted = {
         "/dev/nvidia0",
         "/dev/nvidia17",
+        "/dev/nvidia-link",
         "/dev/nvidiactl",
         "/dev/nvidia-uvm",
         "/dev/nvidia-caps/nvidia-cap1",
@@ -173,36 +167,38 @@ def test_device_nodes_are_the_character_devices_a_container_could_get(tmp_path):
         "/dev/gdrdrv",
         "/dev/infiniband/uverbs0",
     }
-    for path in (*wanted, "/dev/null", "/dev/sda", "/etc/nvidia0"):
-        device(tmp_path, path.lstrip("/"))
+    for path in (*(wanted - {"/dev/nvidia-link"}), "/dev/sda", "/etc/nvidia0"):
+        device(tmp_path / path[1:])
     (tmp_path / "dev/nvidia-file").write_text("a file")
     (tmp_path / "dev/nvidia-gone").symlink_to("nothing")
-    assert under(tmp_path).device_nodes() == wanted
+    (tmp_path / "dev/nvidia-outside").symlink_to("/dev/null")  # of the root, in which there is none
+    (tmp_path / "dev/nvidia-link").symlink_to("nvidia0")
+    assert under(tmp_path).device_roots() == dict.fromkeys(wanted, "")
 
 
 def test_nodes_under_another_root_go_by_their_path_under_dev(tmp_path):
-    device(tmp_path, "driver/dev/nvidia93")
-    nodes = LinuxHost([str(tmp_path / "driver"), "/", str(tmp_path / "absent")]).device_nodes()
+    device(tmp_path / "driver/dev/nvidia93")
+    nodes = LinuxHost([(str(tmp_path / "driver"), "/"), (str(tmp_path / "absent"), "")]).device_roots()
     assert "/dev/nvidia93" in nodes
     assert all(node.startswith("/dev/") for node in nodes)
 
 
 def test_without_a_dev_there_are_no_nodes(tmp_path):
-    assert under(tmp_path).device_nodes() == frozenset()
+    assert under(tmp_path).device_roots() == {}
 
 
 def test_a_directory_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):
-    device(tmp_path, "dev/nvidia-caps/nvidia-cap1")
-    device(tmp_path, "dev/gdrdrv")
-    real = Path.stat
+    device(tmp_path / "dev/nvidia-caps/nvidia-cap1")
+    device(tmp_path / "dev/gdrdrv")
+    real = os.open
 
-    def refuse(self, **how):
-        if "cap1" in self.name:
+    def refuse(name, *how, **more):
+        if name == "nvidia-cap1":
             raise PermissionError(13, "no")
-        return real(self, **how)
+        return real(name, *how, **more)
 
-    monkeypatch.setattr(Path, "stat", refuse)
-    assert under(tmp_path).device_nodes() == {"/dev/gdrdrv"}
+    monkeypatch.setattr(os, "open", refuse)
+    assert under(tmp_path).device_roots() == {"/dev/gdrdrv": ""}
 
 
 # Of an H200's, with lines that no driver writes in between.
@@ -246,14 +242,14 @@ def test_mig_minors_are_those_of_instances_whatever_else_is_in_the_file(tmp_path
 
 
 def test_without_the_file_there_are_no_mig_minors(tmp_path):
-    host = LinuxHost([str(tmp_path / "root")], procfs=str(tmp_path / "proc"))
+    host = LinuxHost([(str(tmp_path / "root"), "")], procfs=str(tmp_path / "proc"))
     assert host.mig_minors() == {}
     (tmp_path / "proc/driver/nvidia-caps/mig-minors").mkdir(parents=True)
     assert host.mig_minors() == {}
 
 
 def test_mig_minors_of_another_root_count_where_proc_has_none(tmp_path):
-    host = LinuxHost([str(tmp_path / "absent"), str(tmp_path / "driver"), "/"], procfs=str(tmp_path / "proc"))
+    host = LinuxHost([(str(tmp_path / at), "") for at in ("absent", "driver")], procfs=str(tmp_path / "proc"))
     minors(tmp_path / "driver/proc", b"gpu0/gi1/access 12\n")
     assert host.mig_minors() == {"gpu0/gi1/access": 12}
     minors(tmp_path / "proc")
@@ -397,18 +393,26 @@ def test_device_nodes_with_their_numbers_and_the_drm_nodes_of_gpus(tmp_path):
     drm = tmp_path / "sys/bus/pci/devices/0000:1b:00.0/drm"
     for name in ("renderD128", "card1", "version", "controlD65"):
         (drm / name).mkdir(parents=True)
-    host = LinuxHost([str(root), str(other), str(tmp_path / "nothing")], sysfs=str(tmp_path / "sys"), own=False)
+    host = LinuxHost(
+        [(str(root), "/"), (str(other), "/run/driver"), (str(tmp_path / "nothing"), "/nothing")],
+        sysfs=str(tmp_path / "sys"),
+        own=False,
+    )
     devices = host.devices(["00000000:1B:00.0", "00000000:1C:00.0", "", "no bus id"])
     card = DeviceFile(226, 1, 0o660, 44)
     assert devices.nodes == {
         "/dev/nvidia0": DeviceFile(195, 0, 0o666),  # of the first root that has it
-        "/dev/nvidia1": DeviceFile(195, 1, 0o666),
+        "/dev/nvidia1": DeviceFile(195, 1, 0o666, root="/run/driver"),
         "/dev/nvidia-caps/nvidia-cap1": DeviceFile(240, 1, 0o444),
         "/dev/dri/card1": card,
         "/dev/dri/by-path/pci-0000:1b:00.0-card": card,
     }
     assert devices.drm == {"00000000:1B:00.0": ("/dev/dri/card1", "/dev/dri/renderD128")}
-    assert host.device_nodes() == {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap1"}
+    assert host.device_roots() == {
+        "/dev/nvidia0": "",
+        "/dev/nvidia1": "/run/driver",
+        "/dev/nvidia-caps/nvidia-cap1": "",
+    }
 
 
 def test_what_sysfs_says_of_the_machine_and_of_a_pci_device(tmp_path):
@@ -427,3 +431,48 @@ def test_what_sysfs_says_of_the_machine_and_of_a_pci_device(tmp_path):
     assert host.pci_config("00000000:1B:00.0") == bytes(range(256))
     (device / "class").write_text("what?\n")
     assert host.pci_class("00000000:1B:00.0") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_device_nodes_that_a_user_could_replace_are_no_containers(tmp_path):
+    for name in ("nvidia0", "nvidiactl", "nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"):
+        device(tmp_path / "dev" / name)
+    (tmp_path / "dev/nvidia1").symlink_to("nvidia0")
+    os.lchown(tmp_path / "dev/nvidia1", 1000, 1000)
+    os.chown(tmp_path / "dev/nvidia0", 1000, 1000)  # the driver's option NVreg_DeviceFileUID: the node's numbers stay
+    (tmp_path / "dev/nvidia-caps").chmod(0o777)
+    host = under(tmp_path)
+    found = host.devices(())
+    assert set(found.nodes) == set(host.device_roots()) == {"/dev/nvidia0", "/dev/nvidiactl"}
+    caps = {f"/dev/nvidia-caps/nvidia-cap{at}" for at in (1, 2)}
+    assert set(found.faults) == {"/dev/nvidia1", *caps}
+    assert all("chmod" in found.faults[path] for path in caps)
+
+
+def test_gpus_of_nvidia_on_the_pci_bus_with_the_drivers_bound_to_them(tmp_path):
+    devices = tmp_path / "bus/pci/devices"
+    host = LinuxHost(sysfs=str(tmp_path))
+    assert host.pci_gpus() is None, "no PCI bus is listed"
+
+    def put(name, vendor, kind, driver="", function=""):
+        device = devices / name
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+        for link, to in (("driver", driver), ("physfn", function)):
+            if to:
+                (tmp_path / to).mkdir(parents=True, exist_ok=True)
+                (device / link).symlink_to(tmp_path / to)
+
+    put("0000:1b:00.0", "0x10de", "0x030200", "drivers/nvidia")
+    put("0000:1c:00.0", "0x10de", "0x030000")
+    put("0000:1d:00.0", "0x10de", "0x030200", "drivers/vfio-pci")
+    put("0000:1b:00.4", "0x10de", "0x030200", "drivers/nvidia", "devices/physical")
+    put("0000:1e:00.0", "0x10de", "0x068000", "drivers/nvidia-nvswitch")
+    put("0000:1f:00.0", "0x1002", "0x030000", "drivers/amdgpu")
+    (devices / "0000:20:00.0").mkdir()
+    told = {"00000000:1B:00.0": "nvidia", "00000000:1C:00.0": "", "00000000:1D:00.0": "vfio-pci"}
+    assert host.pci_gpus() == told
+    (devices / "0000:1d:00.0/driver").unlink()
+    put("0000:21:00.0", "0x10de", "0x030200")
+    assert host.pci_gpus() == told | {"00000000:1D:00.0": "", "00000000:21:00.0": ""}

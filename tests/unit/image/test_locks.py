@@ -1,4 +1,4 @@
-"""The locks that images are built from: everything pinned, everything by hash, and nothing of where it was fetched."""
+"""The sources of images: wheels are pinned by hash, and bases by digest."""
 
 import re
 import tomllib
@@ -47,6 +47,12 @@ def test_nothing_that_builds_or_tests_is_in_the_image():
 def test_the_image_is_built_with_what_is_locked():
     assert names(PROJECT["dependency-groups"]["image"]) <= set(locked("build.lock"))
     assert names(PROJECT["build-system"]["requires"]) <= set(locked("build.lock"))
+
+
+def test_the_default_bases_of_the_image_are_pinned_by_digest():
+    bases = re.findall(r"^ARG (?:BUILD_)?BASE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert len(bases) == 2
+    assert all(re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", base) for base in bases)
 
 
 def test_tests_run_with_the_versions_that_the_image_has():

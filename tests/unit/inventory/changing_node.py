@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern, SharedResource
-from gpu_plugin.devices.device import Resource
+from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.inventory.offer import Offer, offer
 
@@ -31,15 +31,21 @@ NAMES = {
 }
 """Names of GPUs, and of slices."""
 LATER = frozenset({"foreign slices", "all foreign"})
-REPLICAS = 2
+
+
+def shared_by(count: int) -> tuple[SharedResource, ...]:
+    return tuple(SharedResource(name, name, count) for name in (GPU, "nvidia.com/h100", "nvidia.com/mig-1g.10gb"))
+
+
 SHARED = {
     "exclusive": (),
-    "shared": (SharedResource(GPU, GPU, REPLICAS),),
-    "all shared": tuple(
-        SharedResource(name, name, REPLICAS) for name in (GPU, "nvidia.com/h100", "nvidia.com/mig-1g.10gb")
-    ),
+    "shared": (SharedResource(GPU, GPU, 2),),
+    "all shared": shared_by(2),
+    "by three": shared_by(3),
+    "by four": shared_by(4),
+    "by another name": (SharedResource(GPU, f"{GPU}.shared", 3),),
 }
-LATER_SHARED = frozenset({"all shared"})
+LATER_SHARED = frozenset({"all shared", "by three", "by four", "by another name"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +106,34 @@ def as_remembered(resource: Resource) -> Resource:
 
 
 def held_twice(holders: Iterable[tuple[str, str]]) -> str:
-    """What hardware more pods have than it is given out to; empty for none. Takes pairs of a pod and a device id of it."""
+    """Describe hardware that a pod has for itself and another pod has as well; empty if there is none.
+
+    Takes pairs of a pod and a device id that it holds. How many pods have replicas of one thing is for `overfull` to judge.
+    """
+    for part, having_it in _by_part(holders).items():
+        if len({pod for pod, _ in having_it}) > 1:
+            kinds = {identifier[:3] if "::" in identifier else "" for _, identifier in having_it}
+            if len(kinds) != 1 or "" in kinds:
+                return f"GPU {part[0]}, instance {part[1]}: {sorted(having_it)}"
+    return ""
+
+
+def overfull(holders: Iterable[tuple[str, str]], admitted: Device) -> str:
+    """Describe what is wrong if a pod has just been given this device; empty if nothing is.
+
+    The pod included, its hardware must have no more holders than it is given out to. Pods of an earlier, higher count may
+    exceed that by themselves, and then no other pod may be admitted.
+    """
+    by_part = _by_part(holders)
+    for part in sorted(hardware(admitted.id)):
+        if len(by_part[part]) > admitted.replicas:
+            return f"GPU {part[0]}, instance {part[1]}: {len(by_part[part])} hold what {admitted.replicas} may"
+    return ""
+
+
+def _by_part(holders: Iterable[tuple[str, str]]) -> dict[tuple[int, int], list[tuple[str, str]]]:
     having: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for pod, identifier in holders:
         for part in hardware(identifier):
             having.setdefault(part, []).append((pod, identifier))
-    for part, having_it in having.items():
-        if len({pod for pod, _ in having_it}) > 1:
-            kinds = {identifier[:3] if "::" in identifier else "" for _, identifier in having_it}
-            if len(kinds) != 1 or "" in kinds or len(having_it) > REPLICAS:
-                return f"GPU {part[0]}, instance {part[1]}: {sorted(having_it)}"
-    return ""
+    return having

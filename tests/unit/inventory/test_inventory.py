@@ -6,15 +6,16 @@ import msgspec
 import pytest
 
 from gpu_plugin.access.cdi.readiness import CdiReadiness
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
-from gpu_plugin.devices.device import PLACEHOLDER, TEGRA_GPU, WSL_GPUS, Device, Resource
+from gpu_plugin.devices.device import MAX_LIST_BYTES, PLACEHOLDER, TEGRA_GPU, WSL_GPUS, Device, Resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
+from gpu_plugin.devices.plan import list_bytes
 from gpu_plugin.devices.recent_allocations import ENTERED
 from gpu_plugin.devices.retirement import SETTLE
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.health.latch import Health
+from gpu_plugin.inventory import inventory as inventory_module
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.listing import MPS_UNKNOWN, WITHDRAW, judge
 from gpu_plugin.inventory.offer import offer, without_gone
@@ -310,6 +311,14 @@ def test_what_pods_hold_and_nobody_lists_is_listed_again(inventory):
     assert told(inventory) == {GPU: UUIDS}
 
 
+def test_what_pod_resources_lists_is_listed_again_though_the_checkpoint_cannot_be_read(inventory):
+    known = frozenset({(GPU, f"{UUIDS[1]}::0")})
+    inventory.apply(offered(REAL), None, 0, known)
+    assert told(inventory) == {GPU: [UUIDS[0], f"{UUIDS[1]}!", f"{UUIDS[1]}::0!"]}
+    inventory.apply(offered(REAL), None, 1, frozenset({(FOREIGN, UUIDS[0])}))
+    assert told(inventory) == {GPU: [f"{UUIDS[0]}!", f"{UUIDS[1]}!", f"{UUIDS[1]}::0!"]}
+
+
 def test_what_is_held_under_a_foreign_name_is_asked_about_by_name_since_it_is_known(inventory):
     key = (FOREIGN, UUIDS[0])
     inventory.remember([], [Resource(FOREIGN, (Device(UUIDS[0], UUIDS[0], UUIDS[0], "0"),))])
@@ -422,15 +431,293 @@ def test_what_is_gone_is_unhealthy_even_if_nothing_new_can_be_offered(inventory)
     assert told(inventory) == {"nvidia.com/mig-1g.10gb": ["MIG-x!", "MIG-y"], GPU: ["GPU-b"]}
 
 
-def test_a_list_that_is_too_long_with_what_leaves_it_is_refused(inventory):
-    def shared(at):
-        choice = msgspec.structs.replace(SharedResource("", "", 2).devices, listed=(str(at),))
-        return offered(REAL, sharing=(SharedResource(GPU, GPU, 50_000, devices=choice),))
+def all_on(at, count=50_000, name=GPU):
+    """GPU number `at` in so many replicas, and the other one as a whole."""
+    choice = msgspec.structs.replace(SharedResource("", "", 2).devices, listed=(str(at),))
+    return offered(REAL, sharing=(SharedResource(GPU, name, count, devices=choice),))
 
-    inventory.apply(shared(0), None, 0)
-    inventory.check(shared(0))
-    with pytest.raises(ConfigError, match="ask for fewer replicas"):
-        inventory.check(shared(1))
+
+def planned(inventory):
+    """How many devices are listed that are not retired, after a check that the kubelet reads the list."""
+    listed = {name: view.resource for name, view in inventory.store.current.resources.items()}
+    assert all(list_bytes(resource) <= MAX_LIST_BYTES for resource in listed.values())
+    return sum(not device.retired for device in listed[GPU].devices)
+
+
+def test_a_list_that_is_too_long_for_a_moment_takes_in_new_devices_as_former_ones_leave(inventory):
+    inventory.apply(all_on(0), NONE, 0)
+    inventory.apply(all_on(1), None, 1)
+    first = planned(inventory)
+    assert 15_000 < first < 20_000
+    assert inventory.judged.waiting == {GPU: 50_001 - first}
+    held = frozenset((GPU, f"{UUIDS[0]}::{number}") for number in range(20_000))
+    answer(inventory, 1, SETTLE, listed=held)
+    assert planned(inventory) == first, "no former device has left the list yet"
+    answer(inventory, 1, 1 + SETTLE, listed=held)
+    assert first < planned(inventory) < 50_001
+    answer(inventory, 2, 2 + SETTLE)
+    assert planned(inventory) == 50_001
+    assert inventory.judged.waiting == {}
+
+
+def test_an_offer_that_was_judged_on_a_thread_stays_in_force(inventory):
+    inventory.apply(offered(), NONE, 0)
+    standing = inventory.considered(offered(Node((Gpu("GPU-a", 0),))), NONE, 1)
+    assert inventory.take(judge(standing), standing)
+    answer(inventory, 1, 2 + SETTLE)
+    answer(inventory, 2, 3 + SETTLE)
+    assert told(inventory) == {GPU: ["GPU-a"]}
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "health"])
+def test_a_gpu_that_waits_for_room_is_listed_with_the_health_of_the_moment(inventory, sick, meanwhile):
+    """No device of it is listed, so its health changes nothing that is published while the list is made on a thread."""
+    inventory.apply(all_on(0, 50_000), NONE, 0)
+    inventory.apply(all_on(1, 50_000), None, 1)
+    uuid = "GPU-00000002-0000-0000-0000-000000000000"
+    three = Node((*REAL.gpus, Gpu(uuid, 2)))
+    choice = msgspec.structs.replace(SharedResource("", "", 2).devices, listed=("1",))
+    sharing = (SharedResource(GPU, GPU, 50_000, devices=choice),)
+    inventory.apply(offered(three, sharing=sharing), None, 2)
+    assert inventory.store.current.resources[GPU].device(uuid) is None
+    standing = inventory.standing(NONE, 2 + SETTLE)
+    judged = judge(standing)
+    assert {device.id: device.healthy for device in judged.views[GPU].resource.devices}[uuid]
+    if meanwhile == "health":
+        sick[uuid] = "Xid 79"
+        inventory.health_changed(uuid)
+    assert inventory.take(judged, standing) is (meanwhile == "nothing")
+
+
+@pytest.mark.parametrize("witness", ["checkpoint", "PodResources", "both"])
+def test_a_former_process_with_other_devices_keeps_no_resource_from_being_served(inventory, witness):
+    inventory.remember(all_on(0).plan.resources)
+    held = frozenset({(GPU, f"{UUIDS[1]}::49999")})
+    listed, allocated = NONE if witness == "checkpoint" else held, None if witness == "PodResources" else held
+    inventory.record_holders(listed, allocated, None if allocated is None else 1, 0)
+    inventory.apply(all_on(1), allocated, 0, listed)
+    assert 15_000 < planned(inventory) < 50_001
+    assert inventory.store.current.resources[GPU].device(f"{UUIDS[1]}::49999"), "a pod holds it"
+    for writing in (1, 2, 3):
+        answer(inventory, writing, SETTLE + writing, listed=held)
+    assert planned(inventory) == 50_001
+
+
+def test_more_remembered_devices_than_a_list_takes_keep_their_hardware_back_until_no_pod_holds_them(inventory):
+    devices = all_on(0, 20_000).plan.resources[0].devices
+    many = [msgspec.structs.replace(d, id=f"{d.id}::{n}") for n in range(4) for d in devices if d.gpu == UUIDS[0]]
+    inventory.remember([Resource(GPU, tuple(many))])
+    inventory.apply(offered(REAL), None, 0)
+    assert planned(inventory) <= 2
+    assert len(inventory.listed[0].devices) - planned(inventory) + len(inventory.judged.foreign) == len(many)
+    assert not any(device.healthy and device.gpu == UUIDS[0] for device in inventory.listed[0].devices)
+    for writing in (1, 2):
+        answer(inventory, writing, SETTLE + writing)
+    assert told(inventory) == {GPU: UUIDS}
+
+
+def test_more_held_devices_than_a_list_takes_keep_their_hardware_back_until_no_pod_holds_them(inventory):
+    held = frozenset((GPU, f"{UUIDS[0]}::{number}") for number in range(80_000))
+    for now in (0, 1):
+        inventory.apply(offered(REAL), held, now)
+        assert planned(inventory) <= 2
+        assert len(inventory.listed[0].devices) - planned(inventory) + len(inventory.judged.foreign) == len(held)
+        assert not any(device.healthy and device.gpu == UUIDS[0] for device in inventory.listed[0].devices)
+    inventory.settle(NONE, 1 + SETTLE)
+    assert told(inventory) == {GPU: UUIDS}
+
+
+def by_count(count, name=GPU):
+    return offered(Node((Gpu("GPU-a", 0),)), sharing=(SharedResource(GPU, name, count),))
+
+
+def numbers(*which):
+    return frozenset((GPU, f"GPU-a::{number}") for number in which)
+
+
+def unhealthy(inventory, name=GPU):
+    """Numbers of the replicas that are still planned and unhealthy."""
+    devices = inventory.store.current.resources[name].resource.devices
+    return {int(device.id[-1]) for device in devices if not device.healthy and not device.retired}
+
+
+def answer(inventory, writing, asked, *, listed=NONE, written=NONE):
+    """The kubelet is asked, and the list is made of what it says; `writing` None: its checkpoint cannot be read."""
+    allocated = None if writing is None else listed | written
+    inventory.record_holders(listed, allocated, writing, asked)
+    inventory.settle(listed | written, asked, listed)
+
+
+def test_after_a_restart_with_fewer_replicas_none_is_given_out_until_the_free_one_is_known(inventory):
+    held = numbers(1, 2, 3)
+    inventory.remember(by_count(4).plan.resources)
+    inventory.record_holders(held, held, 1, 0)
+    inventory.apply(by_count(3), held, 0, held)
+    assert unhealthy(inventory) == {0, 1, 2}, "::0 may have been given to a pod at the last moment"
+    answer(inventory, 1, 2 * ENTERED, listed=held)
+    assert unhealthy(inventory) == {0, 1, 2}
+    assert inventory.store.recent.begun(inventory.judged.awaited) == numbers(0), "only another writing is missing"
+    answer(inventory, 2, 3 * ENTERED, listed=held)
+    assert unhealthy(inventory) == {0}
+
+
+def test_what_the_former_daemon_gave_away_until_its_end_is_withheld_until_the_kubelet_has_written_it(inventory):
+    held = numbers(1, 2, 3)
+    inventory.remember(by_count(4).plan.resources)
+    inventory.record_holders(held, held, 1, 0)
+    inventory.apply(by_count(3), held, 0, held)
+    answer(inventory, 1, 2 * ENTERED, listed=held)
+    inventory.former_ended(2.5 * ENTERED)
+    answer(inventory, 2, 3 * ENTERED, listed=held)
+    assert unhealthy(inventory) == {0, 1, 2}, "::0 may have been given to a pod by the former daemon"
+    answer(inventory, 2, 4 * ENTERED, listed=held)
+    answer(inventory, 3, 5 * ENTERED, listed=held)
+    assert unhealthy(inventory) == {0}
+
+
+def test_a_live_change_to_fewer_replicas_goes_by_what_pods_held_when_the_kubelet_was_last_asked(inventory):
+    inventory.apply(by_count(4), NONE, 0)
+    answer(inventory, 1, 1, listed=numbers(1, 2, 3))
+    inventory.apply(by_count(3), None, 2)
+    assert unhealthy(inventory) == {0}, "pods have ::1, ::2 and ::3"
+
+
+def test_a_live_rename_to_fewer_replicas_gives_out_what_no_pod_has_once_the_kubelet_says_so(inventory):
+    shared = "nvidia.com/gpu.shared"
+    inventory.apply(by_count(4), NONE, 0)
+    answer(inventory, 1, 1, listed=numbers(1))
+    inventory.apply(by_count(3, shared), None, 2)
+    assert unhealthy(inventory, shared) == {0, 1, 2}
+    answer(inventory, 2, 3, listed=numbers(1))
+    assert unhealthy(inventory, shared) == {2}
+
+
+def test_a_device_that_was_given_out_since_is_not_free_in_a_live_change(inventory):
+    inventory.apply(by_count(4), NONE, 0)
+    answer(inventory, 1, 1, listed=numbers(3))
+    inventory.store.recent.note(GPU, ["GPU-a::2", "GPU-a::1"], 2)
+    inventory.apply(by_count(3), None, 3)
+    assert unhealthy(inventory) == {0}
+
+
+def test_what_pod_resources_lists_is_held_though_the_checkpoint_cannot_be_read(inventory):
+    inventory.apply(by_count(4), NONE, 0)
+    answer(inventory, 1, 1)
+    inventory.store.recent.note(GPU, ["GPU-a::0", "GPU-a::2", "GPU-a::3"], 2)
+    answer(inventory, None, 3, listed=numbers(0, 2, 3))
+    inventory.apply(by_count(3), None, 4)
+    assert unhealthy(inventory) == {1}
+    answer(inventory, None, 5, listed=numbers(2, 3))
+    assert unhealthy(inventory) == {1}, "PodResources does not list plain init containers, so ::0 may be held"
+
+
+def test_without_any_answer_of_the_kubelet_no_replica_is_given_out_beside_a_former_one(inventory):
+    inventory.apply(by_count(4), None, 0)
+    inventory.apply(by_count(3), None, 1)
+    assert unhealthy(inventory) == {0, 1, 2}
+
+
+def test_a_former_process_shared_by_mps_and_this_one_by_time(inventory):
+    by_mps = offered(Node((Gpu("GPU-a", 0),)), sharing=(SharedResource(GPU, GPU, 4, MPS),))
+    held = numbers(1, 2, 3)
+    inventory.remember(by_mps.plan.resources)
+    inventory.record_holders(held, held, 1, 0)
+    inventory.apply(by_count(3), held, 0, held)
+    assert unhealthy(inventory) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("before", "after", "held"), [(1, 3, "GPU-a"), (3, 1, "GPU-a::1")])
+def test_one_pod_that_has_a_gpu_for_itself_keeps_all_replicas_back_and_one_replica_the_whole(
+    inventory, before, after, held
+):
+    def given_out(count):
+        return by_count(count) if count > 1 else offered(Node((Gpu("GPU-a", 0),)))
+
+    inventory.apply(given_out(before), NONE, 0)
+    answer(inventory, 1, 1, listed=frozenset({(GPU, held)}))
+    for step in range(3):
+        inventory.apply(given_out(after), None, 2 + step)
+        devices = [d for d in inventory.store.current.resources[GPU].resource.devices if not d.retired]
+        assert len(devices) == after
+        assert not any(device.healthy for device in devices)
+
+
+def test_a_gpu_that_is_gone_and_comes_back_to_fewer_replicas_keeps_count(inventory):
+    held = numbers(1, 2, 3)
+    inventory.apply(by_count(4), NONE, 0)
+    answer(inventory, 1, 1, listed=held)
+    inventory.apply(offered(Node()), None, 2)
+    answer(inventory, 2, 2 + SETTLE, listed=held)
+    assert told(inventory) == {GPU: ["GPU-a::1!", "GPU-a::2!", "GPU-a::3!"]}
+    inventory.apply(by_count(3), None, 10)
+    assert unhealthy(inventory) == {0}
+
+
+@pytest.mark.parametrize(("given", "taken"), [(0, True), (2, False)])
+def test_a_list_made_on_a_thread_is_dropped_if_a_replica_that_counted_as_free_was_given_out_meanwhile(
+    inventory, given, taken
+):
+    inventory.apply(by_count(4), NONE, 0)
+    answer(inventory, 1, 1, listed=numbers(3))
+    inventory.apply(by_count(3), None, 2)
+    standing = inventory.standing(numbers(3), 3)
+    judged = judge(standing)
+    assert judged.retirement.back == numbers(2)
+    inventory.store.recent.note(GPU, [f"GPU-a::{given}"], 4)
+    assert inventory.take(judged, standing) is taken
+
+
+def test_a_long_allocate_on_another_thread_is_seen_by_the_list_that_is_being_made(inventory, monkeypatch):
+    """The thread notes ::2 and finds the former list, in which it is healthy, after the new one was judged."""
+    inventory.apply(by_count(4), NONE, 0)
+    answer(inventory, 1, 1, listed=numbers(3))
+    judged = []
+
+    def interrupted(standing):
+        judged.append(judge(standing))
+        if len(judged) == 1:
+            inventory.store.recent.note(GPU, ["GPU-a::2"], 2)
+        return judged[-1]
+
+    monkeypatch.setattr(inventory_module, "judge", interrupted)
+    inventory.apply(by_count(3), None, 2)
+    assert unhealthy(inventory) == {1}
+    assert len(judged) == 2
+
+
+ODD = [f"{UUIDS[0]}::{'0' * 300}", f"{UUIDS[0]}::{'0' * (62 - len(UUIDS[0]))}", f"{UUIDS[0]}::\n", f"{UUIDS[0]}::é"]
+
+
+@pytest.mark.parametrize("identifier", ODD, ids=["300 characters", "64 characters", "not printable", "not ASCII"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_held_device_that_cannot_be_listed_keeps_its_hardware_back_and_nothing_else(inventory, identifier, known):
+    held = frozenset({(GPU, identifier)})
+    for now in (0, 1):
+        inventory.apply(offered(REAL), held, now, held if known else NONE)
+        assert told(inventory) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
+        inventory.apply(offered(REAL), None, now)
+        assert told(inventory) == {GPU: [f"{UUIDS[0]}!", UUIDS[1]]}
+    reason = inventory.store.current.resources[GPU].resource.devices[0].reason
+    assert len(reason) < 130
+    assert reason.isascii()
+    assert reason.isprintable()
+    assert inventory.judged.asked == {(GPU, identifier): 0}
+    inventory.settle(NONE, 2)
+    assert told(inventory) == {GPU: UUIDS}
+
+
+@pytest.mark.parametrize("identifier", ["", "::", "GPU-", f"{UUIDS[0]}", "x" * 300])
+def test_a_held_id_that_names_no_hardware_changes_nothing(inventory, identifier):
+    inventory.apply(offered(REAL), frozenset({(GPU, identifier), ("", identifier), ("no name", UUIDS[0])}), 0)
+    assert told(inventory) == {GPU: UUIDS}
+
+
+def test_a_replica_that_cannot_be_listed_takes_the_place_of_one_that_no_pod_has(inventory):
+    node = Node((Gpu(UUIDS[0], 0),))
+    held = frozenset({(GPU, ODD[0]), (GPU, f"{UUIDS[0]}::1")})
+    inventory.record_holders(held, held, 1, 0)
+    inventory.apply(offered(node, sharing=(SharedResource(GPU, GPU, 2),)), held, 0)
+    assert told(inventory) == {GPU: [f"{UUIDS[0]}::0!", f"{UUIDS[0]}::1"]}
 
 
 def test_an_offer_of_nothing_is_published_too(inventory):

@@ -1,5 +1,6 @@
 """Allocate, GetPreferredAllocation and PreStartContainer, as the kubelet meets them."""
 
+import contextlib
 import itertools
 import logging
 import random
@@ -178,6 +179,38 @@ async def call(path, method, request):
         return await UnaryUnaryMethod(channel, method, bytes, bytes)(request, timeout=5)
     finally:
         channel.close()
+
+
+async def test_the_kubelets_wrong_requests_send_the_list_again_at_most_once_a_second(directory):
+    now, store = [0.0], SnapshotStore()
+    store.publish({GPU: view(devices(8)).with_reasons({devices(8)[2].gpu: "Xid 79"})})
+    service = DevicePluginService(ListFeed(GPU, store), store, lambda: None, clock=lambda: now[0])
+    server, path = SocketServer(service), directory / "wrong.sock"
+    await server.bind(path)
+    unknown, sick, right = (
+        bytes(messages.AllocateRequest([messages.ContainerAllocateRequest([each])])) for each in ("x", IDS[2], IDS[0])
+    )
+    choice = preferred_request((IDS, [], 2))
+    sound = [each for each in IDS if each != IDS[2]]
+
+    async with Channel(path=str(path), codec=BytesCodec()) as kubelet:
+
+        async def ask(method, request):
+            with contextlib.suppress(GRPCError):
+                await UnaryUnaryMethod(kubelet, method, bytes, bytes)(request, timeout=5)
+            return store.resends(GPU)
+
+        await ask(wire.OPTIONS, wire.EMPTY)  # as the kubelet does when a plugin registers
+        assert await ask(wire.ALLOCATE, right) == 0
+        assert await ask(wire.PREFERRED, preferred_request((sound, [], 2))) == 0
+        for second, wrong in enumerate([(wire.ALLOCATE, unknown), (wire.ALLOCATE, sick), (wire.PREFERRED, choice)], 1):
+            now[0] = float(second)
+            assert [await ask(*wrong) for _ in range(3)] == [second] * 3
+        now[0] = 10.0
+        with pytest.raises(GRPCError):
+            await call(path, wire.ALLOCATE, unknown)  # another client's
+        assert await ask(wire.ALLOCATE, right) == 3
+    await server.end()
 
 
 async def test_many_calls_at_once_do_not_disturb_each_other(kubelet, directory):

@@ -19,11 +19,12 @@ from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated
+from h2.events import ConnectionTerminated, DataReceived, StreamEnded
 
 from gpu_plugin.kubelet import connection, messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.server import Shortages, handle_shortages
+from gpu_plugin.kubelet.service import MAX_STREAMS
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.kubelet.noise import make_noise
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
@@ -233,6 +234,78 @@ async def test_a_client_that_asked_for_options_later_does_not_stand_for_the_kube
         await kubelet.drop_stream(GPU)
         await kubelet.wait_for(registered(kubelet, 2), timeout=5)
         tasks.cancel_scope.cancel()
+
+
+async def _open_streams(peer, count):
+    for _ in range(count):
+        peer.h2.send_data(peer.begin(path=wire.LIST_AND_WATCH), frame(0, b""), end_stream=True)
+    await peer.met()
+
+
+async def test_the_kubelets_stream_is_served_though_others_were_first(kubelet, directory):
+    kubelet.delay_register(0.5)
+    async with serving(directory) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(0.05)
+        async with meeting(plugin.sockets[0]) as peer:
+            await _open_streams(peer, MAX_STREAMS)
+            await kubelet.wait_for(registered(kubelet))
+            await _open_streams(peer, 3 * MAX_STREAMS)
+            plugin.fail(0)
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+        assert kubelet.registrations[GPU].total == 1
+
+
+async def test_without_a_stream_of_the_kubelet_the_newest_one_takes_the_place_of_the_oldest(directory):
+    async with serving(directory, 8, register=False) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(0.05)
+        async with meeting(plugin.sockets[0]) as old, meeting(plugin.sockets[0]) as new:
+            await _open_streams(old, MAX_STREAMS)
+            await _open_streams(new, 1)
+            assert await old.status() == (0, "")
+            assert isinstance(await new.until(DataReceived), DataReceived)
+            ended = [event for event in old.events if isinstance(event, StreamEnded)]
+            assert len(ended) == 1
+
+
+async def test_a_new_stream_of_the_kubelet_takes_the_place_of_others_first_and_then_of_its_oldest(kubelet, directory):
+    def ended(peer):
+        return [event.stream_id for event in peer.events if isinstance(event, StreamEnded)]
+
+    kubelet.delay_register(30)  # whoever asks for the options meanwhile may be a kubelet
+    async with serving(directory) as plugin:
+        while not plugin.sockets:
+            await plugin.look.wait(0.05)
+        async with meeting(plugin.sockets[0]) as own, meeting(plugin.sockets[0]) as other:
+            own.h2.send_data(own.begin(path=wire.OPTIONS), frame(0, b""), end_stream=True)
+            await own.until(StreamEnded)
+            [options] = ended(own)
+            await _open_streams(own, 1)
+            await _open_streams(other, MAX_STREAMS - 1)
+            await _open_streams(own, 1)
+            with anyio.fail_after(5):
+                await other.until(StreamEnded)
+            assert (ended(other), ended(own)) == ([1], [options])
+            await _open_streams(own, MAX_STREAMS - 1)
+            with anyio.fail_after(5):
+                while len(ended(own)) < 2:
+                    own.take(await own.reader.read(65536))
+            assert ended(own) == [options, options + 2]
+
+
+async def test_of_requests_that_are_done_an_idle_connection_keeps_nothing(plugin, connections):
+    async with meeting(plugin.sockets[0]) as peer:
+        for _ in range(50):
+            peer.h2.send_data(peer.begin(), frame(0, bytes(ONE_ID)), end_stream=True)
+        await peer.flush()
+        with anyio.fail_after(5):
+            while sum(isinstance(event, StreamEnded) for event in peer.events) < 50:
+                peer.take(await peer.reader.read(65536))
+        await settle()
+        handler = connections[-1].handler
+        assert not handler._tasks
+        assert not handler._releases
 
 
 @pytest.mark.timeout(300)

@@ -6,12 +6,14 @@ import logging
 import os
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
 
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
+from gpu_plugin.kubelet.bounded_channel import BoundedChannel
 from gpu_plugin.kubelet.endpoint import Endpoints, Shared
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, ResourceRegistration
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
@@ -71,11 +73,17 @@ async def test_no_connection_is_left_behind(directory):
 
 
 @pytest.mark.parametrize("patience", [0.05])
-async def test_what_is_told_of_a_server_that_does_not_answer(directory, patience):
+async def test_what_is_told_of_a_server_that_does_not_answer(directory, patience, monkeypatch):
     path = directory / "x.sock"
     assert await self_call(path, patience) == f"nobody answers on {path}: No such file or directory"
     path.write_text("")
     assert await self_call(path, patience) == f"nobody answers on {path}: Connection refused"
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(BoundedChannel, "__connect__", AsyncMock(side_effect=refused))  # root may connect to any socket
+    said = await self_call(path, patience)
+    monkeypatch.undo()
+    assert said.startswith(f"{path}: Permission denied: ")
+    assert "SELinux" in said
     path.unlink()
     conversations = []
     server = await asyncio.start_unix_server(lambda *streams: conversations.append(streams), path)

@@ -28,6 +28,23 @@ def test_a_preference_is_read_as_it_was_written(available, must, size):
     assert (read.available, read.must_include, read.size) == (available, must, size)
 
 
+@pytest.mark.parametrize("most", [9, 10])
+def test_the_ids_of_all_containers_count_together(monkeypatch, most):
+    monkeypatch.setattr(wire, "MAX_IDS", most)
+    five = [f"GPU-{at}" for at in range(5)]
+    given = bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(five)] * 2))
+    asked = messages.ContainerPreferredAllocationRequest(five[:3], five[3:], 1)
+    for decode, request in (
+        (wire.decode_allocate, given),
+        (wire.decode_preferred, bytes(messages.PreferredAllocationRequest([asked] * 2))),
+    ):
+        if most == 10:
+            assert len(decode(request)) == 2
+        else:
+            with pytest.raises(wire.TooLargeError, match="more than 9 device ids"):
+                decode(request)
+
+
 texts = st.text(max_size=200)
 some = st.text(min_size=1, max_size=200)
 

@@ -1,6 +1,7 @@
 """A simulated node whose MPS daemons the stand-in control program plays, and a supervisor over it."""
 
 import os
+import subprocess
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,7 @@ import pytest
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import MARK
-from gpu_plugin.mps.control_program import GET_THREADS
-from gpu_plugin.mps.plan import MpsResource
+from gpu_plugin.mps.plan import GET_THREADS, MpsResource
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
 from gpu_plugin.nvml.session import DriverCalls
@@ -96,6 +96,23 @@ class Mps:
         """What the daemons of a resource were told so far, questions left out."""
         lines = (self.root / name / "log" / mps_control.LOG).read_text().splitlines()
         return [line for line in lines if "Cmd:get_" not in line]
+
+    def client(self, *commands: str, name: str = GPU) -> list[str]:
+        """What a resource's daemon answers to a client."""
+        done = subprocess.run(
+            self.control(),
+            input="".join(f"{command}\n" for command in commands),
+            env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(self.root / name / "pipe")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split()
+
+    def limits(self, devices: int, name: str = GPU) -> list[str]:
+        return self.client(
+            GET_THREADS, *(f"get_default_device_pinned_mem_limit {ordinal}" for ordinal in range(devices)), name=name
+        )
 
     def asked(self, name: str = GPU) -> int:
         """How often the daemon of a resource was asked for its threads' percentage."""

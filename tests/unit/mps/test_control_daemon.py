@@ -1,5 +1,6 @@
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -56,26 +57,26 @@ async def test_a_daemon_that_talks_without_end_and_takes_no_notice_is_killed(scr
 
 async def test_an_answer_without_end_is_cut_off(script):
     assert (
-        len(await script("exec yes").ask("some command", 10)) == 1000
+        len(await script("exec yes").ask("some command", patience=10)) == 1000
     )  # else it would be kept in memory until its time is up
 
 
 async def test_a_command_is_one_line_of_input_and_its_answer_comes_back(script):
-    assert await script("cat; echo and more").ask("some command", 10) == "some command and more"
+    assert await script("cat; echo and more").ask("some command", patience=10) == "some command and more"
 
 
 async def test_a_command_that_fails_or_takes_too_long_is_told(script):
     with pytest.raises(MpsError, match="its control answers 'quit' with status 2: no such daemon"):
-        await script("echo no such daemon; exit 2").ask("quit", 10)
+        await script("echo no such daemon; exit 2").ask("quit", patience=10)
     with pytest.raises(MpsError, match=r"its control has not answered 'quit' for 0\.2 s"):
-        await script("exec sleep 600").ask("quit", 0.2)
+        await script("exec sleep 600").ask("quit", patience=0.2)
 
 
 async def test_the_daemon_dies_with_its_parent(tmp_path):
     source = (
         "import subprocess, sys, os\n"
-        f"p = subprocess.Popen([sys.executable, '-I', '-S', {tether.__file__!r}, str(os.getpid()), 'sh', '-c', "
-        "'echo $$; exec sleep 600'], stdout=subprocess.PIPE)\n"
+        f"p = subprocess.Popen([sys.executable, '-I', '-S', {tether.__file__!r}, str(os.getpid()), {str(tmp_path)!r}, "
+        "'sh', '-c', 'echo $$; exec sleep 600'], stdout=subprocess.PIPE)\n"
         "print(p.stdout.readline().decode(), flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -89,6 +90,22 @@ async def test_the_daemon_dies_with_its_parent(tmp_path):
 
 
 def test_one_whose_parent_is_gone_already_does_not_start(tmp_path):
-    command = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid() + 1), "touch", str(tmp_path / "started")]
+    command = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid() + 1), str(tmp_path)]
+    command += ["touch", str(tmp_path / "started")]
     assert subprocess.run(command, check=False).returncode == 1
     assert not (tmp_path / "started").exists()
+
+
+def test_a_daemon_opens_neither_links_nor_device_nodes_in_its_pipe_directory(tmp_path):
+    file, pipe = tmp_path / "file", tmp_path / "pipe"
+    file.write_text("of the node")
+    pipe.mkdir()
+    (pipe / "link").symlink_to(file)
+    (pipe / "own").write_text("its own")
+    if subprocess.run(["unshare", "--mount", "mount", "--bind", pipe, pipe], check=False).returncode:
+        pytest.skip("mounts are not allowed here")
+    os.mknod(pipe / "device", stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
+    script = 'for name in link device own; do head -c 7 "$0/$name" || echo refused; done'
+    command = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(pipe), "sh", "-c", script, str(pipe)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "refused\nrefused\nits own"

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.mps.control_program import GET_THREADS, PROGRAM, answer_of, find_program, start_client
+from gpu_plugin.mps.control_program import PROGRAM, answer_of, find_program, start_client
 from gpu_plugin.mps.errors import MpsError, NotStartedError
+from gpu_plugin.mps.plan import GET_THREADS
 
 
 def ask(control, pipe, command, patience):

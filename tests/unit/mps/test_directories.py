@@ -165,3 +165,15 @@ def test_shared_memory_that_is_not_the_roots_is_told_with_what_to_do(tmp_path):
     mine.rmdir()
     mine.symlink_to(shm)
     assert directories.shm_fault(shm, mine) == ""
+
+
+def test_shared_memory_is_mounted_in_no_directory_that_a_user_can_change(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    root = tmp_path / "mps"
+    root.mkdir()
+    (root / "shm").symlink_to(tmp_path)  # the tmpfs would hide that directory
+    os.chown(root, 1000, 1000)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: pytest.fail("mounted"))
+    with pytest.raises(MpsError, match="belongs to uid 1000"):
+        directories.mount_shm(root / "shm", 4096)

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
-from gpu_plugin.mps.foreign import CONFIRM, LOOK_AGAIN, SET_UP, Answer, Signs, due, settled, weighed, why_down
+from gpu_plugin.mps.foreign import CONFIRM, LOOK_AGAIN, SET_UP, Answer, Signs, doubt, due, settled, weighed, why_down
 
 UP = Signs(control=(1, 2, 3), started=(1, 4, 5), locked=True)
 ENDED = replace(UP, locked=False)
@@ -15,22 +15,23 @@ GONE = Answer(ENDED, 100.0, trouble="its control answers with status 1")
 SILENT = Answer(UP, 130.0, trouble="its control has not answered")
 
 
-def down(signs, answer, replicas=4, limits=EQUAL):
-    return why_down(signs, answer, replicas, limits)
+def down(signs, answer):
+    return why_down(signs, answer)
 
 
-def test_a_daemon_is_up_once_it_answers_with_the_share_that_the_configuration_gives():
+def test_a_daemon_is_up_once_it_answers():
     assert down(UP, None).endswith("the daemon of another program has not answered yet")
     assert down(UP, GOOD) == ""
-    assert down(UP, replace(GOOD, threads=33.0), replicas=3) == ""
-    assert down(UP, replace(GOOD, threads=12.5), limits=MpsLimits(active_thread_percentage=12.5)) == ""
 
 
-def test_another_share_is_told_with_both_numbers_and_what_to_do():
-    assert down(UP, replace(GOOD, threads=100.0)) == (
-        "its MPS daemon gives each client 100 % of a GPU's threads, not 25 % (yet): give it the configuration of this plugin "
-        "(4 replicas), or say 100 in this resource's limits.activeThreadPercentage"
-    )
+def test_a_limit_that_any_client_can_change_takes_no_device_from_pods_and_is_doubted_with_both_numbers():
+    assert doubt(GOOD, 4, EQUAL) == ""
+    assert doubt(replace(GOOD, threads=33.0), 3, EQUAL) == ""
+    assert doubt(replace(GOOD, threads=12.5), 4, MpsLimits(active_thread_percentage=12.5)) == ""
+    assert down(UP, replace(GOOD, threads=100.0)) == ""
+    said = doubt(replace(GOOD, threads=100.0), 4, EQUAL)
+    assert "gives each client 100 % of a GPU's threads, not 25 %" in said
+    assert "limits.activeThreadPercentage to 100" in said
 
 
 def test_the_kernels_word_that_it_ended_is_enough():
@@ -73,20 +74,20 @@ def test_a_daemon_is_left_alone_until_it_has_been_told_its_limits():
     [
         (UP, GOOD, CONFIRM),
         (UP, replace(GOOD, misses=1), LOOK_AGAIN),
-        (UP, replace(GOOD, threads=100.0), LOOK_AGAIN),
+        (UP, replace(GOOD, threads=100.0), CONFIRM),
         (ENDED, replace(GOOD, signs=ENDED), LOOK_AGAIN),
         (ENDED, GONE, LOOK_AGAIN),
     ],
 )
 def test_it_is_asked_seldom_while_it_is_up_and_soon_otherwise(signs, answer, seconds):
-    assert not due(signs, answer, 4, EQUAL, 100.0 + seconds - 0.01)
-    assert due(signs, answer, 4, EQUAL, 100.0 + seconds)
+    assert not due(signs, answer, 100.0 + seconds - 0.01)
+    assert due(signs, answer, 100.0 + seconds)
 
 
 @pytest.mark.parametrize("signs", [ENDED, NEW, replace(UP, started=())])
 def test_it_is_asked_at_once_when_its_signs_change(signs):
-    assert due(UP, None, 4, EQUAL, 100.0)
-    assert due(signs, GOOD, 4, EQUAL, 100.0)
+    assert due(UP, None, 100.0)
+    assert due(signs, GOOD, 100.0)
 
 
 def test_one_unanswered_question_is_excused_to_a_daemon_that_lives_and_was_up():

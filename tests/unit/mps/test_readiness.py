@@ -92,6 +92,21 @@ def test_a_killed_supervisor_leaves_nothing_ready(root):
     assert "gpu-plugin mps does not run" in ready(root, NAME)
 
 
+def test_a_mark_that_cannot_be_written_leaves_the_reason(root, supervisor, made, monkeypatch):
+    made.down("it is being started")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(MpsError, match="No space left on device"):
+            made.up(mark())
+    assert ready(root, NAME).endswith("down: it is being started")
+    made.up(mark())
+    assert ready(root, NAME) == ""
+
+
 def test_a_mark_that_nobody_confirms_counts_for_nothing(root, supervisor, made):
     made.up(mark(confirmed=1000.0))
     assert ready(root, NAME, now=1000.0 + STALE) == ""

@@ -16,6 +16,7 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.mps import directories, service
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.service import UNCHANGEABLE, MpsService
+from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
@@ -67,7 +68,7 @@ class Running:
         os.kill(os.getpid(), signal.SIGHUP)
 
     async def run(self):
-        self.status = await self.service.run()
+        self.status = await self.service.run(Signals())
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,10 +16,13 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
+from gpu_plugin.mps import supervisor as supervisor_module
+from gpu_plugin.mps import tether
 from gpu_plugin.mps.compute_modes import FILE
 from gpu_plugin.mps.control_daemon import MARK, ControlDaemon, mark
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.mps.readiness import READY, Mark, lock, ready
+from gpu_plugin.mps.pipe import prepare
+from gpu_plugin.mps.readiness import READY, Mark, lock, read_counts, ready
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.state.directory import StateDirectory
 
@@ -114,26 +118,69 @@ async def test_a_daemon_that_ran_for_long_begins_with_the_first_pause_again(mps,
     assert max(pauses) <= QUICK.first_pause
 
 
-async def test_a_daemon_that_answers_no_more_is_replaced(mps, caplog):
-    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, answer=1, quit=0.2)):
+async def test_a_client_that_sends_nothing_costs_no_daemon_and_no_device_once_it_is_gone(mps, caplog):
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, answer=0.5)):
         await until(mps.is_ready)
-        first = pid(mps)
-        mps.fault("hang")
-        await until(lambda: "has not answered" in mps.why())
-        mps.heal()
+        kept = pid(mps)
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(str(mps.root / GPU / "pipe/control"))
+            await until(lambda: "has not answered" in mps.why())
+            assert "its process is alive and is not ended" in mps.why()
+            assert marked(mps.root) == [kept]
+            failed = read_counts(mps.root)[GPU].probes_failed
+            assert failed >= QUICK.misses
+            await until(lambda: read_counts(mps.root)[GPU].probes_failed > failed + QUICK.misses)
+            assert marked(mps.root) == [kept]
         await until(mps.is_ready)
-        assert pid(mps) != first
+        assert pid(mps) == kept
     assert any("probing again" in record.message for record in caplog.records)
+    assert sum("its MPS daemon is down" in record.message for record in caplog.records) == 1
+
+
+async def test_a_client_that_sends_nothing_from_the_start_on_costs_no_daemon(mps):
+    control = mps.root / GPU / "pipe/control"
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, start=1, answer=0.3, probe=0.5)):
+        with socket.socket(socket.AF_UNIX) as silent:
+            while silent.connect_ex(str(control)):
+                await anyio.sleep(0.001)
+            await until(lambda: "has not answered" in mps.why())
+            (kept,) = marked(mps.root)
+        await until(mps.is_ready)
+        assert pid(mps) == kept
+
+
+async def test_limits_that_a_client_changed_are_restored_logged_and_counted(mps, caplog):
+    async with mps.supervised(mps.resource(0, 1)):
+        await until(mps.is_ready)
+        kept, restored = pid(mps), 0
+        for changes in (
+            ("set_default_active_thread_percentage 100",),
+            ("set_default_device_pinned_mem_limit 1 500000M",),
+            ("set_default_device_pinned_mem_limit 0 100M", "set_default_active_thread_percentage 1"),
+        ):
+            for change in changes:
+                mps.client(change)
+            await until(lambda: mps.limits(2) == ["25.0", "19G", "19G"])
+            before = restored
+            while restored == before:
+                await anyio.sleep(0.01)
+                restored = read_counts(mps.root)[GPU].limits_restored
+        assert pid(mps) == kept
+        assert mps.is_ready()
+    lines = [record for record in caplog.records if "a client has changed the limits" in record.message]
+    assert {record.levelno for record in lines} <= {logging.WARNING, logging.DEBUG}
+    assert lines[0].levelno == logging.WARNING
+    assert "gives each client '100.0' % of the threads, not 25" in lines[0].message
 
 
 async def test_misses_that_are_not_in_a_row_do_not_end_a_daemon(mps, monkeypatch):
     answers, asked = ControlDaemon.ask, []
 
-    async def every_other(self, command, patience):
-        asked.append(command)
+    async def every_other(self, *commands, patience):
+        asked.append(commands)
         if len(asked) % 2:
             raise MpsError("busy")
-        return await answers(self, command, patience)
+        return await answers(self, *commands, patience=patience)
 
     async with mps.supervised(mps.resource(0)):
         await until(mps.is_ready)
@@ -144,32 +191,51 @@ async def test_misses_that_are_not_in_a_row_do_not_end_a_daemon(mps, monkeypatch
         monkeypatch.undo()
 
 
-async def test_a_daemon_that_never_answers_is_down_and_leaves_nothing(mps):
+async def test_a_daemon_that_hangs_is_down_and_lives_until_the_end(mps):
     mps.fault("hang")
-    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, start=0.5, answer=0.2, quit=0.2, first_pause=3600)):
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, start=0.5, answer=0.2, quit=0.2)):
         await until(lambda: "has not answered" in mps.why())
-        await until(lambda: marked(mps.root) == [])
+        assert len(marked(mps.root)) == 1
+
+
+async def test_a_daemon_that_listens_nowhere_is_ended_and_started_again(mps, short_path, caplog):
+    program = short_path / "deaf"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    mps.control = lambda: (str(program),)
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, start=0.3, answer=0.2, quit=0.2)):
+        await until(lambda: sum("starting it again" in record.message for record in caplog.records) >= 2)
 
 
 @pytest.mark.parametrize(
     ("refused", "why"),
     [
-        ("set_default_device_pinned_mem_limit", "it has not taken 'set_default_device_pinned_mem_limit 0 20389M'"),
+        (
+            "set_default_device_pinned_mem_limit",
+            "it has not taken or kept all of 1 memory limits: it answers 'nothing'",
+        ),
         ("set_default_active_thread_percentage", "it gives each client '100.0' % of the threads, not 25"),
     ],
 )
-async def test_a_daemon_that_refuses_a_limit_without_a_word_is_never_ready(mps, refused, why):
+async def test_a_daemon_that_refuses_a_limit_without_a_word_is_not_ready_before_it_takes_it(mps, refused, why):
     mps.fault(f"refuse {refused}")
-    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, first_pause=3600)):
+    async with mps.supervised(mps.resource(0)):
         await until(lambda: why in mps.why())
-        await until(lambda: marked(mps.root) == [])
+        (kept,) = marked(mps.root)
+        mps.heal()
+        await until(mps.is_ready)
+        assert pid(mps) == kept
 
 
-async def test_a_daemon_that_knows_no_memory_limits_is_ready_without_and_that_is_told(mps, caplog):
-    mps.fault("unknown set_default_device_pinned_mem_limit")
+async def test_a_daemon_that_knows_no_memory_limits_is_ready_without_and_that_is_told_once(mps, caplog):
+    mps.fault("unknown default_device_pinned_mem_limit")
     async with mps.supervised(mps.resource(0)):
         await until(mps.is_ready)
-    assert "its MPS daemon sets no such limit: Unknown command" in caplog.text
+        asked = mps.asked()
+        await until(lambda: mps.asked() > asked + 2)
+        assert mps.is_ready()
+    assert caplog.text.count("its MPS daemon sets no such limit: Unknown command") == 1
+    assert "restoring" not in caplog.text
 
 
 async def test_servers_that_outlive_their_daemon_are_killed(mps):
@@ -394,3 +460,46 @@ async def test_who_stops_waiting_for_the_lock_does_not_get_it_later(mps, caplog)
         return again is not None
 
     await until(free)  # the loop may have yet to close what the thread got
+
+
+async def test_a_pipe_directory_that_takes_long_to_empty_holds_up_no_other_daemon(mps, monkeypatch):
+    emptying, released = threading.Event(), threading.Event()
+
+    def slow(pipe):
+        if pipe == mps.root / OTHER / "pipe":
+            emptying.set()
+            released.wait(PATIENCE)
+        prepare(pipe)
+
+    monkeypatch.setattr(supervisor_module, "prepare", slow)
+    async with mps.supervised(mps.resource(0), mps.resource(1, name=OTHER)) as supervisor:
+        await until(emptying.is_set)
+        await until(mps.is_ready)
+        supervisor.apply([mps.resource(0), mps.resource(1, name=OTHER, replicas=2)])
+        asked = mps.asked()
+        await until(lambda: mps.asked() > asked + 1)
+        assert not (mps.root / OTHER / "log" / mps_control.LOG).exists()
+        released.set()
+        await until(lambda: mps.is_ready(OTHER))
+        assert mps.told(OTHER).count("Cmd:set_default_active_thread_percentage 50") == 1
+
+
+async def test_daemons_that_would_follow_links_are_named_once(mps, monkeypatch, tmp_path, caplog):
+    bare = tmp_path / "bare.py"  # as the tether without the right to mount
+    bare.write_text("import os, sys\nos.execvp(sys.argv[3], sys.argv[3:])\n")
+    monkeypatch.setattr(tether, "__file__", str(bare))
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+        os.kill(pid(mps), signal.SIGKILL)
+        await until(lambda: not mps.is_ready())
+        await until(mps.is_ready)
+    assert sum("MPS daemons follow links" in record.message for record in caplog.records) == 1
+
+
+async def test_no_line_tells_of_links_where_they_lead_nowhere(mps, caplog):
+    directory = str(mps.root.parent)
+    if subprocess.run(["unshare", "--mount", "mount", "--bind", directory, directory], check=False).returncode:  # noqa: ASYNC221
+        pytest.skip("mounts are not allowed here")
+    async with mps.supervised(mps.resource(0)):
+        await until(mps.is_ready)
+    assert "MPS daemons follow links" not in caplog.text

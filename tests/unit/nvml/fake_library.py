@@ -82,7 +82,7 @@ class FakeLibrary:
             "clocks": 0x1_0000_0040,
             "remapped": (1, 2, 1, 0),
             "sram_exceeded": 1,
-            "numa_node": 1,
+            "memory_affinity": {0: 1 << 2 | 1 << 63, 15: 1 << 63},
             "temperature": 32,
             "unrepairable": 1,
         }
@@ -215,8 +215,10 @@ class FakeLibrary:
     def _nvmlDeviceSetComputeMode(self, handle, mode):
         pass
 
-    def _nvmlDeviceGetNumaNodeId(self, handle, node):
-        node[0] = self.values["numa_node"]
+    def _nvmlDeviceGetMemoryAffinity(self, handle, words, nodes, scope):
+        assert scope == 0, "NVML_AFFINITY_SCOPE_NODE"
+        for at in range(words):
+            nodes[at] = self.values["memory_affinity"].get(at, 0)
 
     def _nvmlDeviceGetPersistenceMode(self, handle, mode):
         mode[0] = 1
@@ -309,6 +311,12 @@ class FakeLibrary:
 
     def _nvmlDeviceGetMaxPcieLinkWidth(self, handle, width):
         width[0] = 16
+
+    def _nvmlDeviceGetCurrPcieLinkGeneration(self, handle, generation):
+        generation[0] = 3
+
+    def _nvmlDeviceGetMaxPcieLinkGeneration(self, handle, generation):
+        generation[0] = 5
 
     def _nvmlDeviceGetPcieReplayCounter(self, handle, replays):
         replays[0] = 0xFFFF_FFFE

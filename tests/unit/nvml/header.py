@@ -57,7 +57,7 @@ FUNCTIONS = (
     "nvmlDeviceGetAttributes_v2",
     "nvmlDeviceGetComputeMode",
     "nvmlDeviceSetComputeMode",
-    "nvmlDeviceGetNumaNodeId",
+    "nvmlDeviceGetMemoryAffinity",
     "nvmlDeviceGetPersistenceMode",
     "nvmlDeviceGetTemperature",
     "nvmlDeviceGetTemperatureV",
@@ -75,6 +75,8 @@ FUNCTIONS = (
     "nvmlDeviceGetGpuFabricInfo_v4",
     "nvmlDeviceGetCurrPcieLinkWidth",
     "nvmlDeviceGetMaxPcieLinkWidth",
+    "nvmlDeviceGetCurrPcieLinkGeneration",
+    "nvmlDeviceGetMaxPcieLinkGeneration",
     "nvmlDeviceGetPcieReplayCounter",
     "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetSupportedEventTypes",
@@ -139,6 +141,7 @@ NAMES: Mapping[str, str] = {
     "TEMPERATURE_GPU": "NVML_TEMPERATURE_GPU",
     "NVLINK_REMOTE_SWITCH": "NVML_NVLINK_DEVICE_TYPE_SWITCH",
     "NVLINK_STATE_INACTIVE": "NVML_NVLINK_STATE_INACTIVE",
+    "AFFINITY_SCOPE_NODE": "NVML_AFFINITY_SCOPE_NODE",
     "FEATURE_ENABLED": "NVML_FEATURE_ENABLED",
 }
 """Constants that are no members, but for the field ids (FI_*)."""
@@ -239,6 +242,7 @@ _ARGUMENTS: Mapping[str, Any] = {
     "unsigned long long": ctypes.c_ulonglong,
     "unsigned int*": ctypes.POINTER(ctypes.c_uint),
     "int*": ctypes.POINTER(ctypes.c_int),
+    "unsigned long*": ctypes.POINTER(ctypes.c_ulong),
     "unsigned long long*": ctypes.POINTER(ctypes.c_ulonglong),
     "const char*": ctypes.c_char_p,
     "char*": ctypes.POINTER(ctypes.c_char),
@@ -266,6 +270,7 @@ def signature(function: str) -> tuple[Any, ...]:
 
 ENUMERATIONS = frozenset(
     {
+        "nvmlAffinityScope_t",
         "nvmlBrandType_t",
         "nvmlComputeMode_t",
         "nvmlDeviceArchitecture_t",

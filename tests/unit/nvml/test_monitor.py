@@ -355,7 +355,8 @@ async def test_which_counters_can_be_compared_is_told_by_steady_looks_as_by_full
 async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_takes():
     bench = Bench(poll=NEVER, judging=False)
     await bench.monitor.open()
-    asked = {"temperature", "mig_mode", "field_values", "total_energy", "clocks_event_reasons", "fabric"}
+    core = {"temperature", "field_values", "memory_used", "utilization"}
+    asked = {*core, "mig_mode", "total_energy", "clocks_event_reasons", "fabric"}
     calls = {call: bench.driver.calls[call] for call in asked}
     async with bench.running():
         await bench.rounds(1)
@@ -364,7 +365,7 @@ async def test_where_health_is_not_judged_gpus_are_asked_for_what_serving_them_t
         await bench.until(lambda: bench.faults(3)[-1:] == ["lost"])
         await bench.until(lambda: len(bench.samples(7)) == 2)
     more = {call for call in asked if bench.driver.calls[call] > calls[call]}
-    assert more == {"temperature", "mig_mode"}
+    assert more == {*core, "mig_mode"}
 
 
 async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):

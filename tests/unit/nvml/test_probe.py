@@ -1,5 +1,5 @@
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from gpu_plugin.devices.node import Thresholds
 from gpu_plugin.devices.nvml_h import Return, Threshold
@@ -23,7 +23,7 @@ def test_every_profile_probes_to_what_it_says(name, caplog):
         assert (gpu.model, gpu.architecture, gpu.memory_bytes) == (built.name, built.architecture, built.memory_bytes)
         assert gpu.mig_capable == (built.mig_mode is not None)
         assert gpu.mig_enabled == (built.mig_mode is not None and built.mig_mode[0] == 1)
-        assert gpu.numa_node == (built.numa_node if built.numa_node >= 0 else built.nvml_numa_node)
+        assert gpu.numa_node == (built.numa_node if built.numa_node >= 0 else None)
         limits = built.thresholds
         assert gpu.thresholds.shutdown == limits.shutdown
         assert gpu.thresholds.slowdown == limits.slowdown
@@ -55,23 +55,17 @@ def test_mig_is_enabled_where_it_is_so_now(mode, enabled):
 
 
 @pytest.mark.parametrize(
-    ("sysfs", "nvml", "known"), [(1, 0, 1), (0, 1, 0), (-1, 1, 1), (-1, 0, 0), (-1, None, None), (1, None, 1)]
+    ("sysfs", "nvml", "known"),
+    [(1, [0], 1), (0, [1], 0), (-1, [1], 1), (-1, [0], 0), (-1, [0, 1], None), (-1, [], None), (-1, None, None)],
 )
-def test_sysfs_knows_the_numa_node_first(sysfs, nvml, known):
-    machine = Machine(numa_node=sysfs, nvml_numa_node=nvml)
+def test_sysfs_knows_the_numa_node_first_and_nvml_if_it_names_one(sysfs, nvml, known):
+    machine = Machine(numa_node=sysfs, memory_affinity=nvml)
     assert machine.probe()[1].numa_node == known
-    assert machine.driver.calls["numa_node"] == (sysfs < 0)
-
-
-@pytest.mark.parametrize(("answer", "known"), [(-1, None), (0, 0), (3, 3)])
-def test_a_negative_numa_node_is_none(monkeypatch, answer, known):
-    machine = Machine("h200")
-    monkeypatch.setattr(machine.driver, "numa_node", lambda handle: answer)
-    assert machine.probe()[1].numa_node == known
+    assert machine.driver.calls["memory_affinity"] == (sysfs < 0)
 
 
 def test_a_gpu_without_a_bus_id_has_the_numa_node_that_nvml_says():
-    machine = Machine(numa_node=1, nvml_numa_node=0)
+    machine = Machine(numa_node=1, memory_affinity=[0])
     machine.node.refuse("pci_bus_id", Return.NOT_SUPPORTED)
     _, gpu = machine.probe()
     assert (gpu.pci_bus_id, gpu.numa_node) == ("", 0)
@@ -158,14 +152,30 @@ def test_limits_relative_to_the_t_limit_are_fields_of_their_own(monkeypatch):
         (55, 55),
         (0xFFFFFFF8, -8),
         (0xFFFFFFFF, -1),
-        (1 << 31, -(1 << 31)),
-        ((1 << 31) - 1, (1 << 31) - 1),
+        (1 << 31, None),
+        ((1 << 31) - 1, None),
+        (201, None),
     ],
 )
 def test_a_limit_that_a_driver_declares_unsigned_is_signed_all_the_same(monkeypatch, said, meant):
     machine = Machine("h200")
     answering(monkeypatch, machine, {193: said})
     assert machine.probe()[1].margins.shutdown == meant
+
+
+@pytest.mark.parametrize("kind", Threshold, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("said", "meant"), [(0, None), (1, None), (-1, None), (2**32 - 1, None), (201, None), (83, 83)]
+)
+def test_a_threshold_that_no_gpu_has_is_unknown(monkeypatch, kind, said, meant):
+    machine = Machine("h200")
+    real = machine.driver.temperature_threshold
+    monkeypatch.setattr(
+        machine.driver, "temperature_threshold", lambda handle, of: said if of is kind else real(handle, of)
+    )
+    found = machine.probe()[1]
+    assert astuple(found.thresholds)[list(Threshold).index(kind)] == meant
+    assert "thresholds" not in found.unsettled
 
 
 @pytest.mark.parametrize("name", profile.names())

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import Fault, Sample, XidEvent
-from gpu_plugin.nvml import monitor, subscription
+from gpu_plugin.nvml import monitor, reopening, subscription
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.roster import Released, ReleaseError
 from gpu_plugin.simulation import profile
@@ -261,6 +261,36 @@ async def test_a_call_that_hangs_on_another_gpu_keeps_all_from_being_released(ha
             await bench.monitor.release(which)
         bench.node.heal(3)
         await bench.monitor.release(which)
+
+
+@pytest.mark.parametrize("wanted", ["release", "rebound"])
+async def test_a_call_that_hangs_for_minutes_takes_a_restart_where_the_driver_is_to_be_reopened(
+    hasty, monkeypatch, caplog, wanted
+):
+    monkeypatch.setattr(reopening, "RESTART_AFTER", 1e9)
+    bench = Bench(timeout=0.1)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        bench.node.hang(3, FOREVER)
+        await bench.until(lambda: "hung" in bench.faults(3))
+        if wanted == "release":
+            with pytest.raises(ReleaseError):
+                await bench.monitor.release(of(bench, 5))
+        else:
+            bench.node.vanish(5)
+            await bench.until(lambda: "vanished" in bench.faults(5))
+            bench.node.bring_back(5)
+        await bench.until(lambda: "the driver cannot be reopened now" in caplog.text)
+        await bench.rounds(2, [0, 1, 2])
+        assert bench.monitor.restart_needed == ""
+        monkeypatch.setattr(reopening, "RESTART_AFTER", 0.0)
+        assert f"GPU 3 ({bench.uuids[3]})" in bench.monitor.restart_needed
+        await bench.until(lambda: "a restart of the plugin is needed" in caplog.text)
+        await bench.rounds(3, [0, 1, 2])
+        assert caplog.text.count("a restart of the plugin is needed") == 1
+        bench.node.heal(3)
+        await bench.until(lambda: not bench.monitor.restart_needed)
 
 
 class Holding(SimulatedDriver):

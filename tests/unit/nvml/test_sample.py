@@ -5,7 +5,7 @@ import pytest
 
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import MAX_NVLINKS, UNSUPPORTED, Return, Threshold
-from gpu_plugin.health.observation import Fabric, Fault, Sample
+from gpu_plugin.health.observation import CORE, Fabric, Fault, Sample
 from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, PcieLink, RemappedRows
 from gpu_plugin.nvml.questions import FUNCTIONS, LINK_FIELDS, PROBED, READINGS, REMAP, TURNS, plan
@@ -15,7 +15,11 @@ from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
-FIELDS = set(Sample.__struct_fields__) - {"fault", "detail", "binding", "counting", "asked"}
+FIELDS = (
+    set(Sample.__struct_fields__)
+    - {"fault", "detail", "binding", "counting", "asked", "refused", "opening"}
+    - {"unknown"}
+)
 """What of a sample the driver is asked for."""
 
 BY_FIELD_ALONE = {reading.name for reading in READINGS} - set(FUNCTIONS)
@@ -33,6 +37,8 @@ CALLS = {
     "nvlink_states": {"nvlinks"},
     "fabric": {"fabric"},
     "pcie_link": {"pcie_width", "pcie_max_width"},
+    "pcie_generation": {"pcie_generation"},
+    "pcie_max_generation": {"pcie_max_generation"},
     "pcie_replays": {"pcie_replays"},
     "utilization": {"utilization"},
     "memory_used": {"memory_used"},
@@ -44,20 +50,22 @@ CALLS = {
 
 HANDLE = Handle(0x7F00_1234_5000)
 
+ACTION = frozenset({"recovery_action"})
+
 LINKS = 3
 
 WHOLE = Sample(
     temperature=41,
     energy=123_456_789_012,
-    memory_temperature=1082,
+    memory_temperature=71,
     margin=-3,
-    recovery_action=1230,
+    recovery_action=5,
     ecc_uncorrected=2,
     sram_threshold=True,
     remap_pending=True,
     remap_failure=False,
     retired_pending=True,
-    retired_pages=1029 + 1030,
+    retired_pages=20 + 30,
     unrepairable_memory=False,
     clocks_event_reasons=0x40,
     nvlinks=(True, False, True),
@@ -65,6 +73,8 @@ WHOLE = Sample(
     nvlink_failed_recoveries=3 * 1214 + 300,
     fabric=Fabric(3, 0, 0x1AA, 1),
     pcie_width=8,
+    pcie_generation=3,
+    pcie_max_generation=5,
     pcie_max_width=16,
     pcie_replays=77,
     pcie_fatal_errors=1180,
@@ -77,7 +87,7 @@ WHOLE = Sample(
     remapped_uncorrectable=2,
     binding=5,
 )
-"""What the part below says: each field is 1000 more than its id, and of each further link 100 more."""
+"""What the part below says: most fields are 1000 more than their ids, and of each further link 100 more."""
 
 
 class Part:
@@ -105,6 +115,8 @@ class Part:
             "nvlink_states": (True, False, True),
             "fabric": Fabric(3, 0, 0x1AA, 1),
             "pcie_link": PcieLink(8, 16),
+            "pcie_generation": 3,
+            "pcie_max_generation": 5,
             "pcie_replays": 77,
             "utilization": 87,
             "memory_used": 1234,
@@ -113,6 +125,7 @@ class Part:
             "uuid": "GPU-1",
         }
         self.values = {83: 123_456_789_012, 142: 1, 143: 2, 144: 1, 145: 0, 186: 345_678, 190: 700_000, 31: 1, 94: 77}
+        self.values |= {29: 20, 30: 30, 82: 71, 230: 5}
 
     def __getattr__(self, call):
         def answer(handle, *arguments):
@@ -167,9 +180,11 @@ def machine():
     return Machine()
 
 
-def without(names):
+def without(names, *, refused=False):
+    """The sample without these fields; `refused`: for another reason than lack of support."""
     unsaid: dict[str, Any] = dict.fromkeys(names)
-    return msgspec.structs.replace(WHOLE, **unsaid)
+    of = frozenset(names) if refused else frozenset()
+    return msgspec.structs.replace(WHOLE, **unsaid, refused=CORE & of, unknown=ACTION & of)
 
 
 # What is asked
@@ -239,7 +254,7 @@ def test_steady_looks_ask_everything_once_in_their_turns_and_cost_about_the_same
         machine.driver.calls.clear()
         steady = machine.look(skip, full=False, turn=turn, partitionable=whole.partitionable, counting=77)
         made = machine.driver.calls
-        assert sum(made.values()) <= 7 or steady.partition is not None
+        assert sum(made.values()) <= 9 or steady.partition is not None
         partitions += [steady.partition] if steady.partition is not None else []
         counted += [steady.sample.counting]
         assert steady.partitionable == whole.partitionable
@@ -247,7 +262,7 @@ def test_steady_looks_ask_everything_once_in_their_turns_and_cost_about_the_same
         told = {field: getattr(steady.sample, field) for field in steady.sample.asked}
         assert told == {field: getattr(whole.sample, field) for field in steady.sample.asked}
         assert all(getattr(steady.sample, field) is None for field in FIELDS - steady.sample.asked)
-        assert {"temperature", "energy", "ecc_uncorrected", "clocks_event_reasons"} - skip <= steady.sample.asked
+        assert (CORE | {"ecc_uncorrected", "clocks_event_reasons"}) - skip <= steady.sample.asked
         assert not steady.sample.asked & skip
         asked |= steady.sample.asked
     assert {field for field in FIELDS if getattr(whole.sample, field) is not None} <= asked
@@ -287,7 +302,7 @@ def test_a_plan_promises_no_fewer_calls_than_it_makes():
         for turn in range(TURNS):
             steady = plan(answered, MAX_NVLINKS, frozenset(), turn)
             calls = sum(question.calls for question in steady.questions) + bool(steady.fields)
-            assert calls <= 8 + MAX_NVLINKS * (not answered), "of a part that answers everything, as none does"
+            assert calls <= 10 + MAX_NVLINKS * (not answered), "of a part that answers everything, as none does"
             part = Part()
             part.see(answered=answered, turn=turn)
             assert len(part.asked) <= calls
@@ -316,6 +331,12 @@ def test_a_persistence_mode_that_is_not_told_now_is_what_it_was(machine, before,
     assert (found.sample.counting, "counting" in found.unsupported) == (known, False)
 
 
+def test_a_persistence_mode_that_is_all_ones_is_what_it_was(machine, monkeypatch):
+    monkeypatch.setattr(machine.driver, "persistence_mode", lambda _: None)
+    for before in (0, 7):
+        assert machine.look(counting=before).sample.counting == before
+
+
 def test_a_persistence_mode_that_is_never_told_is_asked_for_once(machine):
     machine.node.refuse("persistence_mode", Return.NOT_SUPPORTED)
     found = machine.look(opening=4711, counting=0)
@@ -339,7 +360,9 @@ def test_what_a_part_never_says_is_no_fault_and_is_named(part, call):
 def test_one_strange_answer_makes_no_gpu_unreadable_and_is_asked_for_again(part, call):
     for code in (Return.TIMEOUT, Return.INVALID_ARGUMENT, 20, 4711):
         part.refusals[call] = code
-        assert part.see() == (without(CALLS[call]), frozenset()), code
+        seen, unsupported = part.see()
+        assert (seen, unsupported) == (without(CALLS[call], refused=True), frozenset()), code
+        assert seen.core_answered is CORE.isdisjoint(CALLS[call]), code
 
 
 OUT_OF_REACH = {
@@ -356,6 +379,10 @@ OUT_OF_REACH = {
 def test_a_gpu_or_a_driver_out_of_reach_is_a_fault_with_the_drivers_words(part, call):
     for code, kind in OUT_OF_REACH.items():
         part.refusals[call] = code
+        if CORE.isdisjoint(CALLS[call]) and kind not in ("lost", "reset-required"):
+            unread = msgspec.structs.replace(without(CALLS[call]), unknown=ACTION & CALLS[call])
+            assert part.see() == (unread, frozenset()), "one odd answer is no proof of that"
+            continue
         seen, unsupported = part.see()
         assert seen == Sample(fault=Fault(kind), detail=seen.detail, binding=5)
         assert f"nvml_{call}: " in seen.detail
@@ -372,7 +399,53 @@ def test_an_unknown_error_is_the_gpus_where_every_gpu_answers_and_the_questions_
         assert seen == Sample(fault=Fault.ERROR, detail=seen.detail, binding=5)
         assert f"nvml_{call}: " in seen.detail
     else:
-        assert seen == without(CALLS[call])
+        assert seen == without(CALLS[call], refused=True)
+
+
+def test_a_driver_that_is_not_loaded_is_a_fault_where_fields_with_the_energy_are_refused(part):
+    part.refusals["field_values"] = Return.DRIVER_NOT_LOADED
+    assert part.see(answered=PROBED)[0].fault is Fault.DRIVER
+    assert part.see({"energy"}, answered=PROBED)[0].fault is Fault.NONE
+
+
+def test_the_core_readings_are_named_that_the_driver_refuses_for_the_moment(part):
+    part.refusals = {"temperature": Return.TIMEOUT, "utilization": Return.NOT_SUPPORTED, "pcie_link": Return.TIMEOUT}
+    part.field_refusals = {83: Return.TIMEOUT}
+    seen, unsupported = part.see(answered=PROBED)
+    assert (seen.refused, unsupported) == ({"temperature", "energy"}, {"utilization"})
+    assert (seen.core_answered, seen.failed) == (False, True)
+    part.field_refusals = {}
+    seen, _ = part.see(answered=PROBED)
+    assert (seen.refused, seen.core_answered, seen.failed) == ({"temperature"}, False, False)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "energy", "implausible"),
+    [(2**32 - 1, 2**64 - 1, True), (255, 0, True), (2**32 - 1, 5, False), (30, 0, False), (30, 5, False)],
+)
+def test_a_look_says_whether_no_core_reading_can_be_true(part, temperature, energy, implausible):
+    part.answers |= {"temperature": temperature, "total_energy": energy}
+    seen, _ = part.see()
+    assert seen.core_implausible is implausible
+    assert not seen.fault
+    part.refusals = {"total_energy": Return.NOT_SUPPORTED}
+    assert part.see()[0].core_implausible is (temperature > 200)
+    part.refusals |= {"temperature": Return.NOT_SUPPORTED}
+    assert part.see()[0].core_implausible is False
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(144, "remap_pending"), (145, "remap_failure"), (31, "retired_pending"), (165, "nvlinks")]
+)
+@pytest.mark.parametrize("odd", [2**32 - 1, 2**64 - 1, -1])
+def test_a_flag_that_is_all_ones_is_unknown_and_no_fault(part, number, name, odd):
+    if name == "nvlinks":
+        part.states = (1, odd, 2)
+    else:
+        part.values[number] = odd
+    seen, unsupported = part.see(answered=PROBED)
+    assert getattr(seen, name) is None
+    assert (seen.fault, unsupported) == (Fault.NONE, frozenset())
 
 
 def test_fields_that_are_refused_as_unknown_are_the_gpus_trouble_where_its_energy_is_among_them(part):
@@ -387,7 +460,7 @@ def test_a_gpu_that_answers_no_question_is_unreadable(part):
     assert (seen.fault, unsupported) == ("error", frozenset())
     assert "invalid argument (2)" in seen.detail
     del part.refusals["pcie_replays"]
-    assert part.see() == (Sample(pcie_replays=77, binding=5), frozenset())
+    assert part.see() == (Sample(pcie_replays=77, binding=5, refused=CORE, unknown=ACTION), frozenset())
 
 
 @pytest.mark.parametrize("code", sorted(UNSUPPORTED))
@@ -405,7 +478,7 @@ def test_fields_that_are_all_refused_are_no_answer(part):
     part.field_refusals = dict.fromkeys(PROBED, Return.NOT_SUPPORTED)
     assert part.see()[0].fault is Fault.ERROR
     del part.field_refusals[230]
-    assert part.see()[0] == Sample(recovery_action=1230, binding=5)
+    assert part.see()[0] == Sample(recovery_action=5, binding=5, refused=CORE)
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=lambda reading: reading.name)
@@ -421,7 +494,7 @@ def test_a_sum_that_lacks_a_part_is_no_smaller_number_and_only_lack_of_support_i
         gaps = {reading.name}
         if reading.name == "nvlinks":  # nothing tells then that link 1 is down; its counters answered all the same
             assert seen.nvlink_crc_errors == WHOLE.nvlink_crc_errors
-        assert (seen, unsupported) == (without(gaps), frozenset(gaps if never else ())), code
+        assert (seen, unsupported) == (without(gaps, refused=not never), frozenset(gaps if never else ())), code
 
 
 @pytest.mark.parametrize("code", [Return.GPU_IS_LOST, Return.RESET_REQUIRED])
@@ -620,3 +693,41 @@ def test_a_part_without_nvlinks_is_not_asked_of_them_again():
     assert {"nvlinks", "nvlink_crc_errors", "nvlink_failed_recoveries"} <= machine.look().unsupported
     bare = look(machine.driver, machine.handle, Gpu(machine.gpu.uuid, 0, unsettled=frozenset({"nvlinks"})), opening=1)
     assert not {"nvlink_crc_errors", "nvlink_failed_recoveries"} & bare.unsupported
+
+
+def test_a_core_reading_that_answered_the_probe_and_is_refused_now_is_no_answer(machine, monkeypatch):
+    real = machine.driver.field_values
+
+    def some(handle, fields):
+        refusal = NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetFieldValues")
+        answers = zip(fields, real(handle, fields), strict=True)
+        return tuple(refusal if field.number == 83 else value for field, value in answers)
+
+    assert machine.look().sample.core_answered
+    monkeypatch.setattr(machine.driver, "field_values", some)
+    assert machine.look().sample.refused == {"energy"}
+
+
+@pytest.mark.parametrize("odd", [NvmlError(Return.NOT_SUPPORTED, "x"), NvmlError(Return.UNKNOWN, "x"), 2**32 - 1])
+def test_a_recovery_action_that_answered_the_probe_and_does_not_now_is_unknown(machine, monkeypatch, odd):
+    real = machine.driver.field_values
+    assert machine.look().sample.unknown == frozenset()
+    monkeypatch.setattr(
+        machine.driver,
+        "field_values",
+        lambda handle, fields: tuple(
+            odd if field.number == 230 else value for field, value in zip(fields, real(handle, fields), strict=True)
+        ),
+    )
+    found = machine.look()
+    assert (found.sample.recovery_action, found.sample.unknown) == (None, ACTION)
+    assert "recovery_action" not in found.unsupported
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_where_health_is_not_judged_the_core_readings_are_asked_for_and_no_others(machine, full):
+    seen = machine.look(full=full, judging=False).sample
+    assert (seen.asked, seen.core_answered) == (CORE, True)
+    assert not seen.asked_for("recovery_action")
+    machine.node.refuse("memory_used", Return.TIMEOUT)
+    assert not machine.look(full=full, judging=False).sample.core_answered

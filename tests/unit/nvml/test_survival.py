@@ -77,7 +77,7 @@ async def test_a_start_that_raises_anything_is_a_refusal_of_the_driver(monkeypat
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "dgx1-v100", "a100-mig-mixed"])
-async def test_every_round_of_eight_gpus_keeps_to_sixty_calls(name):
+async def test_every_round_of_eight_gpus_keeps_to_ten_calls_each(name):
     bench = Bench(name, poll=0.001)
     several = {"pcie_link": 2, "nvlink_states": len(bench.node.profile.remotes[0]), "wait": 0}
     await bench.monitor.open()
@@ -92,7 +92,7 @@ async def test_every_round_of_eight_gpus_keeps_to_sixty_calls(name):
             before = made()
             await bench.rounds(1)
             rounds.append(made() - before)
-    assert max(rounds) <= 60
+    assert max(rounds) <= 80, "the core readings are among them every time"
 
 
 # Opening
@@ -226,7 +226,8 @@ async def test_another_poll_interval_and_whether_health_is_judged_are_obeyed_at_
         since = len(bench.seen)
         bench.monitor.retune(NEVER, LONG, 60.0, judging=False)
         await bench.rounds(1)
-        assert {seen.energy for _, seen in bench.seen[since:] if isinstance(seen, Sample)} == {None}
+        unjudged = [seen for _, seen in bench.seen[since:] if isinstance(seen, Sample)]
+        assert {(seen.margin, seen.recovery_action, seen.core_answered) for seen in unjudged} == {(None, None, True)}
         assert bench.monitor.retention == 60.0
 
 

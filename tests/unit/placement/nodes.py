@@ -54,18 +54,31 @@ def two_sockets(count: int, **bridges: int) -> Node:
     return node([at // half for at in range(count)], links)
 
 
+def flat(count: int, level: int, sockets: int = 2) -> Node:
+    """The same PCIe relation (nvmlGpuTopologyLevel_t) between all pairs, and as many GPUs on each socket."""
+    return node([at * sockets // count for at in range(count)], mesh(range(count), Link(0, level)))
+
+
 @st.composite
 def random_nodes(draw: st.DrawFn, most: int = 16, least: int = 1) -> Node:
-    """Few different links, so that there are many equals; distances that firmware tells, or none."""
+    """Few different links or a single one, so that there are many equals; few NUMA nodes or many, distances known or not."""
     count = draw(st.integers(least, most))
     random = Random(draw(st.integers(0, 2**32)))
-    kinds = (([0], [40, 50]), ([0, 1, 2], [10, 50]), ([0, 0, 0, 1, 2, 4, 18], [0, 10, 20, 30, 40, 50]))
+    kinds = (
+        ([0], [50]),
+        ([0], [30]),
+        ([0], [40, 50]),
+        ([0, 1, 2], [10, 50]),
+        ([0, 0, 0, 1, 2, 4, 18], [0, 10, 20, 30, 40, 50]),
+    )
     counts, levels = random.choice(kinds)
     told: list[list[int | None]] = [[None], [10, 12, 32]]
     distances = random.choice(told)
     links = {
         pair: Link(random.choice(counts), random.choice(levels), random.random() < 0.2, random.choice(distances))
         for pair in combinations(range(count), 2)
-        if random.random() < 0.9
+        if len(levels) == 1 or random.random() < 0.9
     }
-    return node([random.choice([None, 0, 0, 1, 1]) for _ in range(count)], links)
+    nodes: list[list[int | None]] = [[None, 0, 0, 1, 1], [0, 1], [0, 1, 2, 3], [0], [None]]
+    on = random.choice(nodes)
+    return node([random.choice(on) for _ in range(count)], links)

@@ -2,26 +2,24 @@
 
 from itertools import combinations, count
 from math import comb
-from random import Random
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.devices.node import Link
+from gpu_plugin.devices.node import Link, Node
 from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, LARGEST, Placement, Subsets
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.placement.whole import Budget, Choice, How, choose, pair_weights
+from gpu_plugin.placement.whole import Budget, Choice, How, choose
 
-from .nodes import DGX1_NVLINKS, dgx1, mesh, placement, random_nodes, topology, two_sockets
-from .rule import best
+from .nodes import DGX1_NVLINKS, dgx1, flat, mesh, placement, random_nodes, topology, two_sockets
+from .rule import Rule
 
 # The exact choice
 
 
-@settings(max_examples=200, deadline=None)
-@given(random_nodes(most=10), st.data())
-def test_it_is_the_best_of_all_sets_in_everything_that_counts(probed, data):
+def compared(probed: Node, data: st.DataObject) -> None:
+    """Holds a choice from random GPUs of a node against the rule for every set."""
     made = Placement.of(Topology.of(probed))
     gpus = st.integers(0, len(probed.gpus) - 1)
     pool = data.draw(st.sets(gpus, min_size=1), label="available")
@@ -30,24 +28,19 @@ def test_it_is_the_best_of_all_sets_in_everything_that_counts(probed, data):
     found = choose(made, pool, must, size)
     event(found.how.name)
     assert found.exact
-    assert found.gpus == best(made.topology, pool, must, size)
+    assert found.gpus == Rule(made.topology).best(pool, must, size)
 
 
-def test_it_is_the_best_of_all_sets_of_sixteen_too():
-    random = Random(16)
-    links = {
-        pair: Link(random.choice([0, 0, 1, 2]), random.choice([10, 20, 40, 50])) for pair in combinations(range(16), 2)
-    }
-    made = placement([at // 8 for at in range(16)], links)
-    for size in (2, 3, 5, 8, 11, 15):
-        found = choose(made, range(16), [], size)
-        assert found.exact
-        assert made.topology.score(found.gpus) == max(map(made.topology.score, combinations(range(16), size)))
-    for _ in range(20):
-        pool = set(random.sample(range(16), random.randint(3, 9)))
-        must = set(random.sample(sorted(pool), random.randint(0, 2)))
-        size = random.randint(max(1, len(must)), len(pool))
-        assert choose(made, pool, must, size).gpus == best(made.topology, pool, must, size)
+@settings(max_examples=200, deadline=None)
+@given(random_nodes(most=10), st.data())
+def test_it_is_the_best_of_all_sets_in_everything_that_counts(probed, data):
+    compared(probed, data)
+
+
+@settings(max_examples=20, deadline=None)
+@given(random_nodes(least=11, most=LARGEST), st.data())
+def test_it_is_the_best_of_all_sets_of_up_to_sixteen_too(probed, data):
+    compared(probed, data)
 
 
 @settings(max_examples=100, deadline=None)
@@ -68,6 +61,36 @@ def test_exactly_as_many_as_asked_for_out_of_what_is_available_or_none(probed, d
 
 
 # What stays free
+
+
+@pytest.mark.parametrize("level", [10, 20, 30, 40, 50])
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_where_all_pcie_relations_are_the_same_pods_stay_on_one_socket(count, level):
+    made = Placement.of(Topology.of(flat(count, level)))
+    free, half = set(range(count)), count // 2
+    sockets = []
+    for size in (1, 1, half):
+        chosen = choose(made, free, [], size).gpus
+        sockets.append([made.topology.numa[gpu] for gpu in chosen])
+        free.difference_update(chosen)
+    assert sockets == [[0], [0], [1] * half]
+
+
+def test_a_pod_that_fits_on_one_socket_leaves_the_fewest_gpus_there():
+    made = Placement.of(Topology.of(flat(8, 50)))
+    assert choose(made, {0, 1, 4, 5, 6}, [], 2).gpus == (0, 1)
+    assert choose(made, {0, 1, 2, 4, 5}, [], 2).gpus == (4, 5)
+    assert choose(made, {0, 1, 2, 4, 5, 6, 7}, [], 1).gpus == (0,)
+    assert choose(made, {0, 1, 2, 3, 4, 6}, [], 1).gpus == (4,)
+
+
+def test_a_pod_gets_near_gpus_before_anything_that_it_leaves():
+    """The pair on one NUMA node, though the groups that it leaves are linked worse."""
+    links = mesh(range(4), Link(0, 40)) | {(2, 3): Link(0, 30)}
+    made = placement([0, 1, 0, 1], links)
+    assert choose(made, {0, 1, 2}, [], 2).gpus == (0, 2)
+    assert choose(made, {0, 1, 3}, [], 2).gpus == (1, 3)
+    assert choose(made, range(4), [0], 2).gpus == (0, 2)
 
 
 def test_single_gpus_keep_the_largest_groups_whole():
@@ -96,7 +119,7 @@ def test_a_pair_out_of_a_mesh_comes_from_the_broken_quad():
 
 
 def test_where_nothing_else_tells_them_apart_numa_nodes_are_kept_even():
-    made = placement([0, 0, 0, 1, 1], mesh(range(5), Link()))  # every pair as far apart as can be, says NVML
+    made = placement([0, 0, 0, 1, 1], mesh(range(5), Link(0, 50, numa_distance=10)))  # as firmware may have it
     assert choose(made, range(5), [], 1).gpus == (0,)
     assert choose(made, {1, 2, 3, 4}, [], 1).gpus == (1,)
     assert choose(made, {1, 3, 4}, [], 1).gpus == (3,)
@@ -121,19 +144,18 @@ def test_groups_of_eight_count_for_more_than_groups_of_four():
 
 
 @pytest.mark.parametrize("size", [7, 8, 9])
-def test_of_thousands_of_sets_with_one_score_it_is_the_best_in_what_else_counts(size):
-    made = placement([0] * 6 + [1] * 10, mesh(range(16), Link(2, 10)))
+def test_of_thousands_of_sets_with_equal_links_and_distances_it_is_the_one_that_leaves_the_nodes_even(size):
+    made = placement([0] * 6 + [1] * 10, mesh(range(16), Link(2, 10, numa_distance=10)))
     found = made.topology
-    assert len({found.score(gpus) for gpus in combinations(range(16), size)}) == 1
-
-    def rest(gpus: tuple[int, ...]) -> tuple[object, ...]:
-        near = sum(found.numa[gpu] == 0 for gpu in gpus)
-        left = (6 - near, 10 - size + near)
-        return -found.distance(gpus), -sum(count**2 for count in left), [-gpu for gpu in gpus]
-
+    assert len({(found.score(gpus), found.distance(gpus)) for gpus in combinations(range(16), size)}) == 1
     for pool, must in ((range(16), []), (range(2, 16), []), (range(16), [0, 15])):
-        sets = (gpus for gpus in combinations(pool, size) if {*must} <= {*gpus})
-        assert choose(made, pool, must, size).gpus == max(sets, key=rest)
+        chosen = choose(made, pool, must, size).gpus
+
+        def even(gpus: tuple[int, ...], pool=pool) -> tuple[object, ...]:
+            left = [found.numa[gpu] for gpu in pool if gpu not in gpus]
+            return -(left.count(0) ** 2 + left.count(1) ** 2), [-gpu for gpu in gpus]
+
+        assert chosen == max((gpus for gpus in combinations(pool, size) if {*must} <= {*gpus}), key=even)
 
 
 # The short way
@@ -265,11 +287,12 @@ def test_a_bounded_search_is_valid_and_never_worse_than_taking_the_best_next_one
     assert made.topology.score(found.gpus) >= made.topology.score(grown)
 
 
-def test_distances_never_outweigh_a_score():
-    found = topology([0, 1, 2], {(0, 1): Link(0, 40, numa_distance=255), (0, 2): Link(0, 50, numa_distance=10)})
-    worth = pair_weights(found)
-    assert worth[0][1] > worth[0][2]
-    assert worth[0][1] == worth[1][0]
+def test_a_bounded_search_takes_nearer_gpus_only_where_scores_are_equal():
+    links = mesh(range(18), Link(0, 50, numa_distance=10))
+    far = Link(0, 40, numa_distance=255)
+    assert choose(placement([0] * 18, links | {(4, 9): far}), range(18), [], 2).gpus == (4, 9)
+    near = {(4, 9): Link(0, 50, numa_distance=9)}
+    assert choose(placement([0] * 18, links | near), range(18), [], 2).gpus == (4, 9)
 
 
 def test_a_bounded_search_looks_at_a_bounded_number_of_gpus():

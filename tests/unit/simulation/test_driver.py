@@ -93,7 +93,7 @@ DEVICE_CALLS = {
     "mig_attributes": (),
     "compute_mode": (),
     "set_compute_mode": (3,),
-    "numa_node": (),
+    "memory_affinity": (),
     "persistence_mode": (),
     "temperature": (),
     "temperature_threshold": (Threshold.SHUTDOWN,),
@@ -108,6 +108,8 @@ DEVICE_CALLS = {
     "nvlink_to_switch": (0,),
     "fabric": (),
     "pcie_link": (),
+    "pcie_generation": (),
+    "pcie_max_generation": (),
     "pcie_replays": (),
     "total_energy": (),
     "supported_event_types": (),
@@ -143,14 +145,14 @@ def test_the_h200_answers_as_recorded():
     assert (driver.margin_temperature(gpu), driver.uncorrected_ecc_errors(gpu)) == (55, 0)
     assert (driver.remapped_rows(gpu), driver.clocks_event_reasons(gpu)) == (port.RemappedRows(0, 0, False, False), 1)
     assert (driver.fabric(gpu), driver.pcie_link(gpu)) == (Fabric(0), port.PcieLink(16, 16))
-    for call in (driver.numa_node, driver.retired_pages_pending, driver.nvlink_states):
+    for call in (driver.memory_affinity, driver.retired_pages_pending, driver.nvlink_states):
         assert code(call, gpu) == Return.NOT_SUPPORTED
     assert code(driver.nvlink_remote_bus_id, gpu, 0) == Return.NOT_SUPPORTED
     assert code(driver.nvlink_to_switch, gpu, 0) == Return.NOT_SUPPORTED
     assert driver.common_ancestor(gpu, gpu) == TopologyLevel.INTERNAL
     host = SimulatedHost(make_node("h200"))
     assert host.numa_node("00000000:00:06.0") is None
-    assert "/dev/nvidiactl" in host.device_nodes()
+    assert "/dev/nvidiactl" in host.device_roots()
 
 
 def test_host_knows_a_gpu_by_either_form_of_its_bus_id():
@@ -227,6 +229,8 @@ def test_what_a_part_lacks_is_not_supported():
         "nvlink_states",
         "fabric",
         "pcie_link",
+        "pcie_generation",
+        "pcie_max_generation",
         "pcie_replays",
     ):
         assert code(getattr(driver, call), gpu) == Return.NOT_SUPPORTED

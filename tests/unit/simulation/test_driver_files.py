@@ -1,6 +1,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from gpu_plugin.host.driver_root.search import Search
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.device_nodes import device_numbers
@@ -42,3 +44,13 @@ def test_a_simulated_host_has_its_device_nodes_with_the_numbers_that_they_are_ma
         node.device_nodes()
     )
     assert devices.drm == {}
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o022, 0o077])
+def test_nobody_but_the_owner_may_write_to_them_whatever_the_umask_is(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        root = driver_files.make(tmp_path / "state/root", "550.1")
+    finally:
+        os.umask(before)
+    assert [path for path in (root, *root.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o022] == []

@@ -194,9 +194,9 @@ def test_a_host_lists_every_instance_that_there_could_be():
 def test_device_nodes_come_and_go_with_the_instances():
     node = SimulatedNode(profile.load("h200"))
     whole = node.device_nodes()
-    assert whole == node.profile.device_nodes == SimulatedHost(node).device_nodes()
+    assert whole == node.profile.device_nodes == SimulatedHost(node).device_roots().keys()
     node.partition(0, ["7g.141gb"])
-    assert SimulatedHost(node).device_nodes() - whole == {
+    assert SimulatedHost(node).device_roots().keys() - whole == {
         "/dev/nvidia-caps/nvidia-cap3",
         "/dev/nvidia-caps/nvidia-cap4",
     }

@@ -70,7 +70,7 @@ def test_the_h200_is_the_recorded_one():
     node = profile.load("h200")
     (gpu,) = node.gpus
     assert (gpu.uuid, gpu.minor) == ("GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189", 0)
-    assert (gpu.pci_bus_id, gpu.numa_node, gpu.nvml_numa_node) == ("00000000:00:06.0", -1, None)
+    assert (gpu.pci_bus_id, gpu.numa_node, gpu.memory_affinity) == ("00000000:00:06.0", -1, None)
     assert (gpu.event_types, gpu.fields[230], gpu.mig_mode) == (65439, 0, (0, 0))
     assert (gpu.margin, gpu.ecc, gpu.row_remapping, gpu.page_retirement) == (55, True, True, False)
     assert (gpu.clocks_event_reasons, gpu.fabric, gpu.pcie_width) == (1, profile.FabricProfile(), 16)
@@ -153,7 +153,9 @@ def test_the_cut_profiles_are_cut():
         (None, "$: expected object, got null"),
         ([], "$: expected object, got array"),
         ({}, "$.count: missing"),
-        ({"count": 0}, "$.count: expected int >= 1"),
+        ({"count": -1}, "$.count: expected int >= 0"),
+        ({"count": 0, "gpus": [{"name": "x"}]}, "$.gpus: describes 1 GPUs, but count is 0"),
+        (SMALL | {"init_error": 0}, "$.init_error: expected int >= 1"),
         ({"count": 1}, "$.gpus[0].name: missing"),
         ({"gpus": [{"name": "x", "minor": "0"}]}, "$.gpus[0].minor: expected int, got str"),
         ({"gpus": [{"minr": 0}]}, "$.gpus[0].minr: unknown key"),

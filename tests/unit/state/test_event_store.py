@@ -52,6 +52,18 @@ async def test_events_outlive_the_process(state):
     assert (state / FILE).stat().st_mode & 0o777 == 0o600
 
 
+async def test_events_that_came_before_the_file_was_read_are_the_latest_and_are_written(state):
+    await written(store(state), [f"old {number}" for number in range(KEPT)])
+    second = store(state)
+    second.add("daemon", "new")
+    second.recall()
+    second.save()
+    for events in (list(second.events), read(state)):
+        assert len(events) == KEPT
+        assert [event.text for event in events[-2:]] == [f"old {KEPT - 1}", "new"]
+        assert events[0].text == "old 1"
+
+
 async def test_neither_memory_nor_file_grows_beyond_their_bound(state):
     made = store(state)
     for round_ in range(4):

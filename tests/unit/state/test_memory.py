@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.health.latch import Marks, Verdict
+from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.recovery_action import RequestedAction
 from gpu_plugin.health.signals.xid import Occurrences
@@ -53,14 +53,14 @@ def test_the_same_boot_remembers_everything_a_release_included(state):
     assert write(memory(state), EVERYTHING, NODE, LISTED)
     assert memory(state).evidence() == EVERYTHING
     assert [gpu.uuid for gpu in memory(state).gpus()] == ["GPU-1"]
-    assert [resource.name for resource in memory(state).listed()] == ["nvidia.com/gpu"]
+    assert [resource.name for resource in memory(state).devices().listed] == ["nvidia.com/gpu"]
 
 
 def test_another_boot_remembers_cordons_alone(state):
     write(memory(state), EVERYTHING, NODE, LISTED)
     later = memory(state, "two")
     assert later.evidence() == (CORDON, OLD_CORDON)
-    assert (later.gpus(), later.listed()) == ((), ())
+    assert (later.gpus(), later.devices().listed) == ((), ())
 
 
 def test_each_entry_is_of_its_own_boot(state):
@@ -92,7 +92,7 @@ def test_without_gpus_what_is_known_of_them_stays(state):
     assert write(memory(state), (XID, CORDON), Node(), ())
     assert memory(state).evidence() == (XID, CORDON)
     assert memory(state).gpus()
-    assert memory(state).listed()
+    assert memory(state).devices().listed
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_only_what_changed_is_written(state):
 def test_what_pods_hold_under_foreign_names_is_remembered_apart_from_what_is_listed(state):
     elsewhere = (Resource("example.com/gpu", LISTED[0].devices),)
     memory(state).write_durably((), NODE, LISTED, elsewhere)
-    assert [resource.name for resource in memory(state).foreign()] == ["example.com/gpu"]
-    assert [resource.name for resource in memory(state).listed()] == [resource.name for resource in LISTED]
+    assert [resource.name for resource in memory(state).devices().foreign] == ["example.com/gpu"]
+    assert [resource.name for resource in memory(state).devices().listed] == [resource.name for resource in LISTED]
 
 
 class TestJournal:
@@ -345,7 +345,7 @@ for _ in range(450):
     [
         replace(XID, since=1e18),
         replace(XID, taken=1e18),
-        replace(XID, suspended=Marks(taken=1e18)),
+        replace(XID, reset_after=1e18),
         replace(XID, memory={"times": [-1e18]}),
         replace(XID, memory={"within": 1e18}),
         replace(XID, memory={"last": 7e19}),
@@ -413,7 +413,7 @@ def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(sta
         assert memory(state).evidence() == EVERYTHING  # each of the two has all of it
         (state / "kept").rename(state / file)
     assert memory(state).gpus()
-    assert memory(state).listed()
+    assert memory(state).devices().listed
 
 
 async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else(state):

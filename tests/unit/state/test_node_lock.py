@@ -356,3 +356,91 @@ def test_an_owner_is_one_sentence():
     assert (
         str(Owner(7, "node-1", "1.0", 1.0)) == "process 7 on node-1, version 1.0, running since 1970-01-01 00:00:01 UTC"
     )
+
+
+@pytest.fixture
+def running(tmp_path, directory):
+    """The lock of a daemon that serves."""
+    lock = NodeLock(tmp_path / "state", directory, "1")
+    assert lock.take() == ""
+    yield lock
+    lock.release()
+
+
+@pytest.fixture
+def new(tmp_path, directory, running):
+    """The lock of a daemon that asks for the node of the first."""
+    lock = NodeLock(tmp_path / "state", directory, "2")
+    assert lock.take()
+    assert not running.claimed()
+    lock.claim()
+    assert running.claimed()
+    yield lock
+    lock.release()
+
+
+def test_a_node_is_handed_over_while_the_former_daemon_serves(running, new):
+    assert running.leave()
+    running.hand_over()
+    new.wait()
+    assert new.take() == ""
+    assert new.former_serves
+    assert new.follow() == ""  # the directory is the former daemon's still
+    assert not new.claimed()
+    new.unclaim()
+    assert running.handed_over()
+    running.release()
+    new.wait_directory()
+    assert not new.former_serves
+    assert "state directory" in running.take()
+
+
+def test_the_former_daemon_has_the_node_again_if_the_new_one_ends_before_it_serves(running, new):
+    assert running.leave()
+    running.hand_over()
+    new.wait()
+    new.release()
+    assert not running.handed_over()
+    assert running.take() == ""
+    assert not running.former_serves
+
+
+def test_a_daemon_that_was_killed_hands_nothing_over(running, new):
+    running.release()
+    new.wait()
+    assert new.take() == ""
+    assert not new.former_serves
+
+
+def test_a_daemon_in_standby_leaves_the_lock_to_the_daemon_that_claims_it(tmp_path, directory, running, new):
+    standby = NodeLock(tmp_path / "state", directory, "0")
+    assert running.leave()
+    running.hand_over()
+    standby.wait()
+    assert not standby.has_state
+    new.wait()
+    assert new.has_state
+
+
+def test_a_third_daemon_takes_over_from_the_former_one_if_the_second_ends_before_it_serves(
+    tmp_path, directory, running, new
+):
+    assert running.leave()
+    running.hand_over()
+    new.wait()
+    assert new.take() == ""
+    new.release()
+    third = NodeLock(tmp_path / "state", directory, "3")
+    third.claim()
+    third.wait()
+    assert third.take() == ""
+    assert third.former_serves
+    third.unclaim()
+    assert running.handed_over()
+    running.release()
+    third.wait_directory()
+    third.release()
+    after = NodeLock(tmp_path / "state", directory, "4")
+    assert after.take() == ""
+    assert not after.former_serves
+    after.release()

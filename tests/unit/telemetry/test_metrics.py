@@ -119,6 +119,13 @@ def _name(family):
     return family.name + {"counter": "_total", "info": "_info"}.get(family.kind, "")
 
 
+def test_what_gpu_plugin_mps_counts_is_a_counter_for_each_resource():
+    counts = {"nvidia.com/gpu": {"limits_restored": 2, "probes_failed": 5}}
+    status = {**STATUS, "counters": {**STATUS.get("counters", {}), "mps": counts}}
+    assert value(status, "gpu_plugin_mps_limits_restored_total", resource="nvidia.com/gpu") == 2
+    assert value(status, "gpu_plugin_mps_probes_failed_total", resource="nvidia.com/gpu") == 5
+
+
 def test_xids_of_the_table_begin_at_0_and_others_come_as_they_are_met():
     health = {**STATUS["health"], "xid_classes": {13: "application", "79": "reboot", 31: "application"}}
     status = {**STATUS, "health": health}

@@ -12,6 +12,7 @@ from gpu_plugin.access.cdi.build import READ_ONLY, SOCKET_OPTIONS, Built, build
 from gpu_plugin.access.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library, PlacedFile
 from gpu_plugin.access.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
 from gpu_plugin.access.cdi.spec import DeviceNode, Edits, Mount, Spec
+from gpu_plugin.access.cdi.written import encoded
 from gpu_plugin.devices.device import PLACEHOLDER
 from gpu_plugin.devices.node import Gpu, MigDevice
 
@@ -67,8 +68,7 @@ def partitioned() -> tuple[list[Gpu], HostDevices]:
 
 def of(built: Built, file: str = GPU_FILE) -> Spec:
     made = built.specs[file]
-    assert list(spec.faults(made)) == []
-    assert spec.from_json(spec.to_json(made)) == made
+    assert spec.from_json(encoded(made)) == made
     return made
 
 
@@ -168,10 +168,10 @@ def test_without_a_gpu_there_is_no_specification_of_any_and_no_trouble():
 
 def test_without_a_device_node_of_a_gpu_or_a_usable_driver_the_trouble_is_named():
     gpus, host = plain(2)
-    built = build(gpus, HostDevices(nodes()), FILES, CdiOptions(dev_root="/run/nvidia/driver"))
+    built = build(gpus, HostDevices(nodes(), searched=("/driver-root", "/")), FILES, CdiOptions())
     assert built.specs == {}
     assert built.trouble == (
-        "no GPU of this node has its device node under /run/nvidia/driver: its device node /dev/nvidia0 does not exist on "
+        "no GPU of this node has its device node under /driver-root or /: its device node /dev/nvidia0 does not exist on "
         "this node (nvidia-modprobe -c and -u make those of GPUs)"
     )
     broken = DriverFiles(fault="no libcuda")
@@ -247,7 +247,7 @@ def test_every_library_is_bound_at_its_names_where_loaders_look_and_files_where_
     expected["/run/nvidia-persistenced/socket"] = "/run/nvidia/driver/run/nvidia-persistenced/socket"
     assert {path: mount.host_path for path, mount in at.items()} == expected
     socket = at.pop("/run/nvidia-persistenced/socket")
-    assert socket.options == SOCKET_OPTIONS == ("nosuid", "nodev", "noexec", "rbind", "rprivate")
+    assert socket.options == SOCKET_OPTIONS == ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
     assert {mount.options for mount in at.values()} == {READ_ONLY} == {("ro", "nosuid", "nodev", "rbind", "rprivate")}
     assert made.container_edits.hooks == ()
 
@@ -263,6 +263,16 @@ def test_device_nodes_below_another_root_are_named_as_the_host_has_them():
     every = [*made.container_edits.device_nodes, *made.devices[0].container_edits.device_nodes]
     assert {node.host_path == f"/run/nvidia/driver{node.path}" for node in every} == {True}
     assert made.cdi_version == "0.5.0"
+
+
+def test_device_nodes_have_the_host_paths_of_the_roots_where_they_were_found():
+    gpus, _ = plain()
+    elsewhere = DeviceFile(195, 0, root="/run/nvidia/driver")
+    host = HostDevices({"/dev/nvidia0": elsewhere, **nodes("/dev/nvidiactl")})
+    made = of(build(gpus, host, FILES, CdiOptions(driver_root="/run/nvidia/driver")))
+    every = [*made.container_edits.device_nodes, *made.devices[0].container_edits.device_nodes]
+    hosts = {node.path: node.host_path for node in every}
+    assert (hosts["/dev/nvidia0"], hosts["/dev/nvidiactl"]) == ("/run/nvidia/driver/dev/nvidia0", "")
 
 
 def test_imex_channels_are_those_that_exist():
@@ -342,6 +352,7 @@ def test_with_a_hook_libraries_are_bound_where_they_are_and_nvidias_hooks_do_the
         ("nvidia-ctk", "hook", "enable-cuda-compat", "--host-driver-version=550.1"),
         ("nvidia-ctk", "hook", "update-ldcache", "--folder", "/usr/lib64", "--folder", "/usr/lib64/vdpau"),
         ("nvidia-ctk", "hook", "disable-device-node-modification"),
+        ("nvidia-ctk", "hook", "update-application-profile"),
     ]
 
 
@@ -422,3 +433,14 @@ def test_whatever_a_node_has_its_specifications_are_valid_true_and_the_same_byte
     assert {name: spec.to_json(each) for name, each in again.specs.items()} == {
         name: spec.to_json(each) for name, each in built.specs.items()
     }
+
+
+def test_why_a_device_node_is_left_out_is_said_of_its_gpu_and_once():
+    host = HostDevices(
+        {"/dev/nvidia1": DeviceFile(195, 1)}, faults={"/dev/nvidia0": "others than root can write to /dev"}
+    )
+    built = build([Gpu("GPU-0", 0, minor=0), Gpu("GPU-1", 1, minor=1)], host, FILES, CdiOptions())
+    assert "others than root can write to /dev" in built.missing["GPU-0"]
+    assert [each for each in built.complaints if "/dev/nvidia0" in each] == [
+        "/dev/nvidia0 is left out: others than root can write to /dev"
+    ]

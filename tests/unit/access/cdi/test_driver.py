@@ -105,28 +105,34 @@ def test_no_name_is_given_to_two_libraries():
     ]
 
 
-def test_other_files_must_be_what_they_are_bound_as():
+def test_other_files_are_given_unless_containers_must_not_have_them():
+    unsafe = "it belongs to uid 1000"
     seen = [
         (Seen("/usr/bin/nvidia-smi", Kind.MISSING), driver.BINARY),
         (Seen("/usr/local/nvidia/bin/nvidia-smi", Kind.FILE, "/opt/nvidia-smi"), driver.BINARY),
         (Seen("/bin/nvidia-smi", Kind.FILE, "/bin/nvidia-smi"), driver.BINARY),
         (Seen("/sbin/nvidia-imex", Kind.FILE, "/sbin/nvidia-imex"), driver.BINARY),
-        (Seen("/run/nvidia-persistenced/socket", Kind.FILE, "/run/nvidia-persistenced/socket"), driver.SOCKET),
+        (Seen("/usr/bin/nvidia-debugdump", Kind.FILE, "/usr/bin/nvidia-debugdump", unsafe), driver.BINARY),
+        (
+            Seen("/run/nvidia-persistenced/socket", Kind.SOCKET, "/run/nvidia-persistenced/socket", unsafe),
+            driver.SOCKET,
+        ),
         (Seen("/run/nvidia-fabricmanager/socket", Kind.MISSING), driver.SOCKET),
-        (Seen("/tmp/nvidia-mps", Kind.DIRECTORY, "/data/mps"), driver.SOCKET),
+        (Seen("/tmp/nvidia-mps", Kind.DIRECTORY, "/tmp/nvidia-mps"), driver.SOCKET),
         (Seen("/run/udev", Kind.DIRECTORY, "/run/udev"), driver.STORAGE),
-        (Seen("/etc/cufile.json", Kind.SOCKET, "/etc/cufile.json"), driver.STORAGE),
+        (Seen("/etc/cufile.json", Kind.FILE, "/etc/cufile.json", unsafe), driver.STORAGE),
     ]
     cuda = library("/usr/lib64/libcuda.so.550.1", "libcuda.so.1")
     files = driver.chosen(driver.Picked("550.1", (cuda.seen.path,)), [cuda], seen, "/d")
     assert [(each.container_path, each.target, each.group) for each in files.files] == [
         ("/usr/bin/nvidia-smi", "/opt/nvidia-smi", driver.BINARY),
         ("/usr/sbin/nvidia-imex", "/sbin/nvidia-imex", driver.BINARY),
-        ("/tmp/nvidia-mps", "/data/mps", driver.SOCKET),
+        ("/tmp/nvidia-mps", "/tmp/nvidia-mps", driver.SOCKET),
         ("/run/udev", "/run/udev", driver.STORAGE),
     ]
     assert files.complaints == (
         "/usr/bin/nvidia-smi in the driver root /d is left out: it is a link that leads nowhere",
-        "/run/nvidia-persistenced/socket in the driver root /d is left out: it is not a regular file (file)",
-        "/etc/cufile.json in the driver root /d is left out: it is not a regular file (socket)",
+        f"/usr/bin/nvidia-debugdump in the driver root /d is left out: {unsafe}",
+        f"/run/nvidia-persistenced/socket in the driver root /d is left out: {unsafe}",
+        f"/etc/cufile.json in the driver root /d is left out: {unsafe}",
     )

@@ -4,22 +4,23 @@ from msgspec.structs import replace
 from gpu_plugin.access.cdi.build import READ_ONLY
 from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen, SeenLibrary
 from gpu_plugin.access.cdi.options import CdiOptions
-from gpu_plugin.access.cdi.spec import faults, from_json, to_json
+from gpu_plugin.access.cdi.spec import from_json
 from gpu_plugin.access.cdi.tegra import Entry, Line, Looked, TegraFiles, is_library, tegra_specs
+from gpu_plugin.access.cdi.written import encoded
 
 MULTIARCH = "/usr/lib/aarch64-linux-gnu"
 NVIDIA = f"{MULTIARCH}/nvidia"
 
 
-def device(path, kind=Kind.OTHER):
+def device(path, kind=Kind.DEVICE):
     return Looked(Line(Entry.DEVICE, path), Seen(path, kind, path))
 
 
 def entry(kind, path, target=None, found=Kind.FILE, link=False, soname=None, fault="", machine="EM_AARCH64", bits=64):
     """A line and what it leads to; of a library where there is a SONAME or a fault."""
-    seen = Seen(path, found, (target or path) if found is not Kind.MISSING else "")
+    seen = Seen(path, found, (target or path) if found is not Kind.MISSING else "", link=link)
     library = SeenLibrary(seen, soname or "", machine, bits, fault) if soname is not None or fault else None
-    return Looked(Line(kind, path), seen, link, library)
+    return Looked(Line(kind, path), seen, library)
 
 
 LIBCUDA = entry(Entry.LIBRARY, f"{NVIDIA}/libcuda.so.1.1", soname="libcuda.so.1")
@@ -44,8 +45,7 @@ def spec_of(files=FILES, **options):
     assert built.trouble == ""
     assert list(built.specs) == ["k8s.device-plugin.nvidia.com-gpu.json"]
     (spec,) = built.specs.values()
-    assert list(faults(spec)) == []
-    assert from_json(to_json(spec)) == spec
+    assert from_json(encoded(spec)) == spec
     return spec
 
 
@@ -188,7 +188,10 @@ def test_libraries_of_one_soname_or_for_other_programs_do_not_take_the_place_of_
     ("files", "why"),
     [
         (TegraFiles(fault="no lists"), "no lists"),
-        (replace(FILES, nodes={}), "no device node that the lists of Linux for Tegra name exists under /mnt"),
+        (
+            replace(FILES, nodes={}, searched=("/mnt",)),
+            "no device node that the lists of Linux for Tegra name exists under /mnt",
+        ),
         (replace(FILES, looked=(LIBCUDA,)), "no device node"),
     ],
 )

@@ -14,8 +14,6 @@ from gpu_plugin.cli.uninstall import nodes
 from gpu_plugin.cli.uninstall.template import cleanup_daemonset
 from tests.unit.cli.uninstall.test_template import daemonset
 
-PATH = "/apis/apps/v1/namespaces/gpus/daemonsets"
-
 
 class QuietServer(ThreadingHTTPServer):
     """Says nothing of a client that hung up, as an API server says nothing of it on its client's terminal."""
@@ -33,6 +31,7 @@ class Api:
     """
 
     def __init__(self, found, *statuses):
+        self.namespace = "gpus"
         self.objects = {} if found is None else {"plugin": copy.deepcopy(found)}
         self.statuses = list(statuses)
         self.made = None
@@ -42,7 +41,7 @@ class Api:
         self.forbidden = False
 
     def answer(self, method, path, body):
-        name = path.removeprefix(PATH).strip("/")
+        name = path.removeprefix(f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets").strip("/")
         self.requests.append((method, name))
         if method == "POST":
             made = json.loads(body)
@@ -67,7 +66,7 @@ class Api:
             self.lingers -= 1
             if self.lingers <= 0:
                 return 200, self.objects.pop(name)
-        if name == "plugin-cleanup":
+        if name.endswith("-cleanup"):
             if self.failures:
                 self.failures -= 1
                 return 503, {"kind": "Status", "message": "overloaded"}
@@ -157,6 +156,62 @@ def test_the_plugin_goes_then_its_traces_then_what_removed_them(uninstall):
     assert api.made["spec"]["template"]["spec"]["initContainers"][0]["args"][0] == "cleanup"
     changes = [each for each in api.requests if each[0] != "GET"]
     assert changes == [("POST", ""), ("DELETE", "plugin"), ("DELETE", "plugin-cleanup")]
+
+
+HELMS = {"meta.helm.sh/release-name": "plugin", "meta.helm.sh/release-namespace": "gpus"}
+APPLIED = {"deprecated.daemonset.template.generation": "1", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+
+
+def annotated(annotations):
+    found = plugin(1)
+    if annotations is None:
+        del found["metadata"]["annotations"]
+    else:
+        found["metadata"]["annotations"] = annotations
+    return found
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        None,
+        {},
+        APPLIED,
+        {"meta.helm.sh/release-name": "plugin"},
+        {"meta.helm.sh/release-namespace": "gpus"},
+        HELMS | {"meta.helm.sh/release-name": "other"},
+        HELMS | {"meta.helm.sh/release-namespace": "other"},
+    ],
+)
+def test_the_chart_s_job_changes_nothing_unless_its_helm_release_installed_the_daemonset(uninstall, annotations):
+    with Api(annotated(annotations), status(1, 1)) as api:
+        code, out, err = uninstall(api, "--helm-release", "gpus/plugin")
+        assert list(api.objects) == ["plugin"]
+        assert {method for method, _ in api.requests} == {"GET"}
+    assert (code, err) == (0, "")  # a Job that fails would fail whatever tool applied it
+    assert out.startswith("DaemonSet gpus/plugin: not installed by the Helm release gpus/plugin")
+
+
+def test_the_chart_s_job_uninstalls_the_daemonset_of_its_helm_release(uninstall):
+    with Api(annotated(APPLIED | HELMS), status(1, 1)) as api:
+        assert uninstall(api, "--helm-release", "gpus/plugin")[0] == 0
+    assert api.objects == {}
+
+
+def test_the_chart_s_job_goes_on_with_an_attempt_of_its_helm_release_alone(uninstall):
+    for annotations, left in ((HELMS, []), (APPLIED, ["plugin-cleanup"])):
+        with Api(None, status(1, 1)) as api:
+            api.objects["plugin-cleanup"] = cleanup_daemonset(annotated(annotations))
+            assert uninstall(api, "--helm-release", "gpus/plugin")[0] == 0
+            assert list(api.objects) == left
+
+
+@pytest.mark.parametrize("release", ["plugin", "gpus/", "/plugin", "gpus/plugin/1", ""])
+def test_a_helm_release_without_a_namespace_or_name_is_refused_in_one_line(uninstall, release):
+    with Api(annotated(HELMS)) as api:
+        code, _, err = uninstall(api, "--helm-release", release)
+    assert (code, err.count("\n"), api.requests) == (2, 1, [])
+    assert f"--helm-release: {release!r} is not NAMESPACE/NAME" in err
 
 
 def test_an_attempt_that_was_broken_off_is_gone_on_with(uninstall):

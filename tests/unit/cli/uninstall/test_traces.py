@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from gpu_plugin import control
+from gpu_plugin.access.cdi.spec import to_json
 from gpu_plugin.cli import main
 from gpu_plugin.cli.uninstall.traces import FILES, remove_traces
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.control import server
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.node_lock import NodeLock
+from tests.unit.host.cdi.specs import GPU_FILE, spec
 
 
 @pytest.fixture
@@ -66,13 +68,23 @@ def test_everything_of_ours_goes_and_the_state_directory_with_it(node):
     (state / "driver-root").mkdir()
     dead_socket(state / control.SOCKET)
     dead_socket(sockets / "gpu-plugin-gpu-0-1.sock")
-    (cdi / "k8s.device-plugin.nvidia.com-gpu.json").write_text("{}")
+    (cdi / GPU_FILE).write_bytes(to_json(spec(_0=("/dev/nvidia0",))))
     done = remove_traces(state, cdi, sockets)
     assert done.left == []
     assert not state.exists()
     assert [*cdi.iterdir(), *sockets.iterdir()] == []
-    assert {str(state), str(cdi / "k8s.device-plugin.nvidia.com-gpu.json")} < set(done.removed)
+    assert {str(state), str(cdi / GPU_FILE)} < set(done.removed)
     assert remove_traces(state, cdi, sockets) == type(done)()
+
+
+def test_a_cdi_specification_of_another_program_is_left_and_no_fault(node):
+    state, cdi, sockets = node
+    (cdi / GPU_FILE).write_text("{}")
+    done = remove_traces(state, cdi, sockets)
+    assert (cdi / GPU_FILE).exists()
+    assert done.left == []
+    [sentence] = done.out_of_reach
+    assert str(cdi / GPU_FILE) in sentence
 
 
 def test_the_file_of_labels_goes_where_it_is_ours(node, tmp_path):

@@ -253,7 +253,7 @@ INVALID = {
     "gpu.replicas": "0",
     "gpu.memory": "0",
     "gpu.product": f"{MODEL}-MIG-INVALID",
-    "gpu.sharing-strategy": "none",
+    "gpu.sharing-strategy": "",
     "mig.strategy": "single",
 }
 SHARED = {"gpu.replicas": "2", "gpu.sharing-strategy": "time-slicing"}
@@ -349,6 +349,12 @@ RULES = (
         Node((cut(0, (1, 2)), whole(1), cut(2))),
         {**INVALID, "mig.capable": "true"},
         SINGLE,
+    ),
+    Case(
+        "single, one not cut and the whole ones shared",
+        Node((cut(0, (1, 2)), whole(1))),
+        {**INVALID, "mig.capable": "true"},
+        {**SINGLE, **TWICE},
     ),
     Case("mixed without MIG", Node((whole(),)), {**ONE, "mig.strategy": "mixed"}, MIXED),
     Case(

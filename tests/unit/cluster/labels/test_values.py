@@ -122,6 +122,7 @@ def test_a_driver_s_version_has_two_numbers_or_three(version, parts):
         ((9, 0), "hopper"),
         ((10, 3), "blackwell"),
         ((12, 1), "blackwell"),
+        ((13, 0), "rubin"),
         ((11, 0), "undefined"),
     ],
 )

@@ -17,4 +17,5 @@ def spec(device_class=cdi_names.GPU, mount="/usr/lib64/libcuda.so.550", **device
         )
         for name, nodes in devices.items()
     )
-    return made(cdi_names.kind(device_class), made_of, Edits(mounts=(Mount(host_path=mount, container_path=mount),)))
+    mounts = (Mount(host_path=mount, container_path=mount, options=("ro", "rbind")),)
+    return made(cdi_names.kind(device_class), made_of, Edits(mounts=mounts))

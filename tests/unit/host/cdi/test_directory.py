@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import stat
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_plugin.access.cdi.spec import to_json
 from gpu_plugin.host.cdi import directory as directory_module
 from gpu_plugin.host.cdi.directory import OURS, SpecDirectory
 from gpu_plugin.runtime import regular_file
+from tests.revision import revision
 from tests.unit.host.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
@@ -62,10 +65,10 @@ def test_a_directory_that_is_there_keeps_its_mode(directory):
 
 def test_the_same_again_is_not_written_by_this_process_or_the_next(directory, monkeypatch):
     directory.write(ONE)
-    before = (directory.path / GPU_FILE).stat()
+    before = revision(directory.path / GPU_FILE)
     assert directory.write(dict(ONE)).changed == ()
     assert SpecDirectory(directory.path).write(ONE).changed == ()
-    assert (directory.path / GPU_FILE).stat() == before
+    assert revision(directory.path / GPU_FILE) == before
     touched = []
     for call in ("replace_file", "leftovers"):
         monkeypatch.setattr(directory_module, call, lambda *_, call=call: touched.append(call))
@@ -129,6 +132,27 @@ def test_files_of_ours_that_are_not_wanted_any_more_go_and_foreign_ones_are_neve
     assert directory.remove().changed == (GPU_FILE,)
     assert listed(directory) == sorted(foreign)
     assert all((directory.path / name).read_text() == "theirs" for name in foreign)
+
+
+GO_JSON = json.dumps(json.loads(to_json(ONE[GPU_FILE])), separators=(",", ":")).encode() + b"\n"
+OLDER_PLUGIN = (
+    b'{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"0","containerEdits":{"deviceNodes":'
+    b'[{"path":"/dev/nvidia0"}],"hooks":[{"hookName":"createContainer","path":"/usr/bin/nvidia-cdi-hook"}]}}],'
+    b'"containerEdits":{"env":["NVIDIA_VISIBLE_DEVICES=void"]}}'
+)
+
+
+@pytest.mark.parametrize("content", [GO_JSON, OLDER_PLUGIN, to_json(ONE[GPU_FILE]) + b" ", b"cdiVersion: 0.5.0", b""])
+def test_a_file_of_our_name_that_another_program_wrote_stays(directory, content):
+    directory.write(ONE | CHANNEL)
+    file = directory.path / GPU_FILE
+    file.write_bytes(content)
+    assert directory.write(CHANNEL).foreign == (GPU_FILE,)
+    outcome = SpecDirectory(directory.path).remove()  # of another process
+    assert (outcome.foreign, outcome.changed, outcome.refused) == ((GPU_FILE,), (IMEX_FILE,), {})
+    assert file.read_bytes() == content
+    assert directory.write(ONE).changed == (GPU_FILE,)  # but its place is ours
+    assert SpecDirectory(directory.path).remove().changed == (GPU_FILE,)
 
 
 def test_after_the_removal_nothing_is_written_any_more(directory):
@@ -277,3 +301,87 @@ def test_a_pipe_in_the_place_of_a_file_is_read_as_nothing_at_once(directory):
     directory.path.mkdir(parents=True)
     os.mkfifo(directory.path / GPU_FILE)
     assert directory.read(GPU_FILE) is None
+
+
+WHOLE = {GPU_FILE: spec(mount="/", GPU_a=("/dev/nvidia0",))}  # mounts the whole file system into containers
+
+
+def test_an_invalid_specification_is_not_written_and_the_file_and_others_stay(directory):
+    directory.write(ONE)
+    before = (directory.path / GPU_FILE).read_bytes()
+    outcome = directory.write(WHOLE | CHANNEL)
+    assert (outcome.changed, dict(outcome.refused), list(outcome.invalid)) == ((IMEX_FILE,), {}, [GPU_FILE])
+    assert "hostPath" in outcome.invalid[GPU_FILE]
+    assert (directory.path / GPU_FILE).read_bytes() == before
+    assert directory.write(TWO).changed == (GPU_FILE, IMEX_FILE)
+    assert directory.write(TWO).invalid == {}
+
+
+def test_an_invalid_specification_is_none_though_its_file_is_there_already(directory):
+    directory.path.mkdir(parents=True)
+    content = to_json(WHOLE[GPU_FILE])
+    (directory.path / GPU_FILE).write_bytes(content)
+    (directory.path / GPU_FILE).chmod(0o644)
+    assert list(directory.write(WHOLE).invalid) == [GPU_FILE]
+    assert (directory.path / GPU_FILE).read_bytes() == content
+
+
+def test_an_invalid_specification_makes_no_file_where_there_is_none(directory):
+    assert list(directory.write(WHOLE).invalid) == [GPU_FILE]
+    assert not directory.path.exists()
+
+
+def open_up(directory: Path, mode: int) -> None:
+    directory.chmod(mode)
+
+
+def give_away(directory: Path, uid: int) -> None:
+    os.chown(directory, uid, 0)
+
+
+def open_its_parent(directory: Path, mode: int) -> None:
+    directory.parent.chmod(mode)
+
+
+def lead_there_by_a_link(directory: Path, uid: int) -> None:
+    elsewhere = directory.with_name("elsewhere")
+    directory.rename(elsewhere)
+    directory.symlink_to(elsewhere)
+    os.lchown(directory, uid, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize(
+    ("change", "to"),
+    [
+        *((open_up, mode) for mode in (0o775, 0o757, 0o1777)),
+        (give_away, 1000),
+        (open_its_parent, 0o777),
+        (lead_there_by_a_link, 1000),
+    ],
+)
+def test_a_directory_whose_files_others_may_replace_is_complained_of(directory, change, to):
+    assert directory.complaints() == ()
+    directory.write(ONE)
+    assert directory.complaints() == ()
+    change(directory.path, to)
+    (sentence,) = directory.complaints()
+    assert str(directory.path) in sentence
+    assert f"{to:04o}" in sentence or str(to) in sentence
+    assert "chmod go-w" in sentence or "chown" in sentence
+
+
+def test_a_directory_that_a_link_of_root_leads_to_is_none_to_complain_of(directory):
+    directory.write(ONE)
+    lead_there_by_a_link(directory.path, os.geteuid())
+    assert directory.complaints() == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_file_of_another_user_is_replaced_though_it_says_the_same(directory):
+    directory.write(ONE)
+    (name,) = ONE
+    os.chown(directory.path / name, 1000, 0)  # who could change it whenever a container starts
+    assert directory.write(ONE).changed == (name,)
+    assert (directory.path / name).stat().st_uid == 0
+    assert directory.write(ONE).changed == ()

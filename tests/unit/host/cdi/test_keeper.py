@@ -13,10 +13,13 @@ import pytest
 from gpu_plugin.access.cdi.build import Built
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
+from gpu_plugin.access.cdi.spec import to_json
 from gpu_plugin.host.cdi import keeper as keeper_module
+from gpu_plugin.host.cdi.directory import Outcome
 from gpu_plugin.host.cdi.keeper import SpecKeeper, readiness
-from gpu_plugin.host.cdi.source import Request
+from gpu_plugin.host.cdi.source import Request, UnsafeSpecError
 from gpu_plugin.runtime.pulse import Pulse
+from tests.revision import revision
 from tests.unit.host.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
@@ -123,10 +126,10 @@ async def test_what_is_written_is_told_and_what_changes_is_too(kept):
 async def test_quiet_looks_tell_nothing_and_write_nothing(kept, caplog):
     async with kept.running():
         await kept.ready("GPU-a")
-        before = (kept.directory / GPU_FILE).stat()
+        before = revision(kept.directory / GPU_FILE)
         caplog.clear()
         await kept.looked(5)
-    assert (kept.directory / GPU_FILE).stat() == before
+    assert revision(kept.directory / GPU_FILE) == before
     assert len(kept.told) == 1
     assert caplog.records == []
 
@@ -244,6 +247,75 @@ async def test_nothing_is_looked_at_while_nobody_wants_it_and_nothing_old_counts
         assert (kept.directory / GPU_FILE).exists()
 
 
+# Invalid specifications
+
+NEW = {GPU_FILE: spec(mount="/", GPU_a=("/dev/nvidia0",), GPU_b=("/dev/nvidia1",))}  # invalid: it mounts everything
+
+
+@pytest.mark.parametrize("old", [None, "valid", "invalid", "a path of it is gone"])
+async def test_an_invalid_specification_takes_all_devices_out_and_leaves_the_old_file(kept, caplog, old):
+    caplog.set_level(logging.INFO)
+    content = None
+    if old is not None:
+        kept.directory.mkdir()
+        content = to_json(NEW[GPU_FILE] if old == "invalid" else ONE[GPU_FILE])
+        (kept.directory / GPU_FILE).write_bytes(content)
+        kept.source.there = old != "a path of it is gone"
+    kept.source.built = Built(NEW)
+    async with kept.running():
+        trouble = await kept.trouble()
+        assert "is invalid and was not written" in trouble
+        assert "hostPath" in trouble
+        for name, node in (("GPU-a", "/dev/nvidia0"), ("GPU-b", "/dev/nvidia1")):
+            assert kept.told[-1].reason(name, (node,)) == trouble
+        await kept.looked(3)
+        assert [r.levelname for r in caplog.records if "hostPath" in r.getMessage()] == ["ERROR"]
+        assert [path.read_bytes() for path in kept.directory.glob("*")] == ([] if content is None else [content])
+        kept.source.built = Built(TWO)
+        await kept.ready("GPU-a", "GPU-b")
+    assert "devices can be given to containers by CDI name" in caplog.text
+
+
+async def test_an_invalid_file_of_another_class_is_said_once_and_keeps_back_what_asks_for_it(kept, caplog):
+    name = "k8s.device-plugin.nvidia.com/imex-channel=0"
+    kept.source.built = Built(ONE | {IMEX_FILE: spec("imex-channel", mount="/", _0=("/dev/x",))})
+    async with kept.running():
+        state = await kept.ready("GPU-a")
+        assert name in state.lacking([name])
+        await kept.looked(3)
+        assert len([r for r in caplog.records if IMEX_FILE in r.getMessage()]) == 1
+        kept.source.built = Built(ONE | {IMEX_FILE: spec("imex-channel", _0=("/dev/x",))})
+        await kept.until(lambda state: not state.lacking([name]))
+
+
+async def test_files_that_change_while_they_are_searched_are_a_sentence_without_a_trace(kept, caplog):
+    kept.source.error = UnsafeSpecError("/tmp/nvidia-mps must not be given to containers: it is a link")
+    async with kept.running():
+        assert "/tmp/nvidia-mps must not be given" in await kept.trouble()
+        kept.source.error = None
+        await kept.ready("GPU-a")
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_what_is_left_out_stands_in_the_state_beside_what_is_given(kept):
+    kept.source.built = Built(ONE, complaints=("/tmp/nvidia-mps is left out: it is a link",))
+    async with kept.running():
+        state = await kept.ready("GPU-a")
+        assert state.complaints == kept.source.built.complaints
+
+
+async def test_a_directory_that_others_may_write_to_is_said_once_and_stands_in_the_state(kept, caplog):
+    kept.directory.mkdir()
+    kept.directory.chmod(0o777)
+    async with kept.running():
+        state = await kept.ready("GPU-a")
+        assert any("chmod go-w" in each for each in state.complaints)
+        await kept.looked(2)
+        assert len([record for record in caplog.records if "chmod go-w" in record.getMessage()]) == 1
+        kept.directory.chmod(0o755)
+        await kept.until(lambda state: state.complaints == ())
+
+
 # What an earlier process left
 
 
@@ -279,9 +351,13 @@ async def test_it_does_not_where_something_that_it_names_is_gone(kept, left):
         (b'"cdiVersion": "', b'"cdiVersion": "9'),
         (b'"GPU-a"', b'"GPU=a"'),
         (b"{", b""),
+        (b'"ro"', b'"rw"'),
+        (b'"hostPath": "/', b'"hostPath": "/../'),
     ],
 )
-async def test_nor_where_runtimes_know_these_devices_by_other_names_or_not_at_all(kept, left, old, new):
+async def test_nor_where_runtimes_know_these_devices_by_other_names_or_this_plugin_would_not_write_it(
+    kept, left, old, new
+):
     file = left / GPU_FILE
     assert old in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(old, new))
@@ -378,14 +454,14 @@ async def test_a_removal_that_hangs_holds_the_end_for_its_patience(kept, caplog)
     ],
 )
 def test_why_no_device_can_be_used(built, refused, trouble):
-    assert readiness(built, refused).trouble == trouble
+    assert readiness(built, Outcome(refused=refused)).trouble == trouble
 
 
 def test_devices_of_other_classes_count_where_their_file_could_be_written():
     name = "k8s.device-plugin.nvidia.com/imex-channel=0"
     built = Built(ONE | {IMEX_FILE: spec("imex-channel", _0=("/dev/x",))})
-    assert readiness(built, {}).lacking([name]) == ""
-    assert name in readiness(built, {IMEX_FILE: "full"}).lacking([name])
+    assert readiness(built, Outcome()).lacking([name]) == ""
+    assert name in readiness(built, Outcome(refused={IMEX_FILE: "full"})).lacking([name])
 
 
 async def test_a_file_of_a_class_that_nobody_asks_for_is_complained_of_once_and_harms_no_device(kept, caplog):
@@ -394,3 +470,20 @@ async def test_a_file_of_a_class_that_nobody_asks_for_is_complained_of_once_and_
         await kept.ready("GPU-a")
         await kept.looked(3)
     assert len([record for record in caplog.records if MOFED_FILE in record.getMessage()]) == 1
+
+
+async def test_devices_that_another_file_has_too_are_not_served_until_it_is_gone(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(keeper_module, "LOOK_EVERY", 0.02)
+    kept = Kept(tmp_path)
+    kept.source.built = Built(TWO)
+    other = tmp_path / "of-another-program.json"
+    other.write_bytes(to_json(spec(GPU_b=("/dev/nvidia1",))))
+    async with kept.running():
+        state = await kept.ready("GPU-a")
+        assert str(other) in state.reason("GPU-b")
+        assert state.reason("GPU-a") == ""
+        assert any(str(other) in sentence for sentence in state.complaints)
+        assert str(other) in caplog.text
+        other.unlink()
+        state = await kept.ready("GPU-a", "GPU-b")
+        assert state.complaints == ()

@@ -1,6 +1,8 @@
 """Driver roots for tests: files and links where distributions and installers put them."""
 
-from collections.abc import Iterable, Mapping
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpu_plugin.simulation.driver_files import shared_library
@@ -51,3 +53,27 @@ class Root:
     ) -> None:
         for name in names:
             self.library(f"{directory}/{name}.{version}")
+
+
+def ld_cache_of(paths: Sequence[str], before: bytes = b"") -> bytes:
+    """An ld.so.cache in the format of glibc 2.2 and later, after another header where one is given."""
+    header = 48 + 24 * len(paths)
+    names, entries = b"", b""
+    for path in paths:
+        name = os.fsencode(path)
+        at = header + len(names)
+        entries += struct.pack("<iIIIQ", 0x0303, at + name.rfind(b"/") + 1, at, 0, 0)
+        names += name + b"\0"
+    start = b"glibc-ld.so.cache1.1" + struct.pack("<II", len(paths), len(names)) + b"\2" + bytes(19)
+    return before + bytes(-len(before) % 8) + start + entries + names
+
+
+def old_ld_cache_of(paths: Sequence[str], both: Sequence[str] = ()) -> bytes:
+    """An ld.so.cache in the older format; with the newer one behind it if `both` has paths for that."""
+    names, entries = b"", b""
+    for path in paths:
+        name = os.fsencode(path)
+        entries += struct.pack("<iII", 3, len(names) + name.rfind(b"/") + 1, len(names))
+        names += name + b"\0"
+    start = b"ld.so-1.7.0\0" + struct.pack("<I", len(paths)) + entries
+    return ld_cache_of(both, start) if both else start + names

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.host.driver_root.inside import MAX_LINKS, resolve
+from gpu_plugin.host.driver_root.inside import MAX_LINKS, resolve, walk
 from tests.unit.host.driver_root.installed import Root
 
 
@@ -91,14 +91,63 @@ def test_a_root_that_is_not_there_has_nothing(tmp_path):
     assert resolve(f"{tmp_path}/gone", f"{tmp_path}/gone/usr") is None
 
 
-def test_the_directory_of_every_link_on_the_way_is_told(root):
+def names(root: Root, path: str) -> list[tuple[str, bool]]:
+    """Each name on the way by its path, and whether it is a link."""
+    way = walk(str(root), f"{root}{path}")
+    assert all(name.path.rpartition("/")[0] == name.directory for name in way.names)
+    return [(name.path.removeprefix(str(root)), name.link) for name in way.names]
+
+
+def test_the_way_has_every_name_and_link_that_was_followed(root):
     root.links({"lib64": "usr/lib64", "usr/lib64/link": "/etc/alternatives/link", "etc/alternatives/link": "../inside"})
-    told: list[str] = []
-    assert resolve(str(root), f"{root}/lib64/link", told.append) == f"{root}/etc/inside"
-    assert told == [str(root), f"{root}/usr/lib64", f"{root}/etc/alternatives"]
-    told.clear()
-    assert resolve(str(root), f"{root}/etc/inside", told.append) == f"{root}/etc/inside"
-    assert told == []
+    assert names(root, "/lib64/link") == [
+        ("/lib64", True),
+        ("/usr", False),
+        ("/usr/lib64", False),
+        ("/usr/lib64/link", True),
+        ("/etc", False),
+        ("/etc/alternatives", False),
+        ("/etc/alternatives/link", True),
+        ("/etc/inside", False),
+    ]
+    assert names(root, "/etc/inside") == [("/etc", False), ("/etc/inside", False)]
+    assert names(root, "/etc/nothing/more") == [("/etc", False)]
+    assert names(root, "/") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "link"),
+    [
+        ("/lib64/real", False),
+        ("/lib64", True),
+        ("/lib64/", False),
+        ("/usr/lib64/link", True),
+        ("/chain", True),
+        ("/etc/inside", False),
+    ],
+)
+def test_whether_the_path_itself_is_a_link(root, path, link):
+    root.links({"lib64": "usr/lib64", "usr/lib64/link": "real", "chain": "lib64/link"})
+    assert walk(str(root), f"{root}{path}").link is link
+
+
+def test_no_descriptor_stays_open_whatever_the_way_ends_in(root):
+    root.links({"a": "/usr/lib64/real", "b": "c", "c": "b", "d": "/usr/../etc/inside/x", "e": "nothing/x"})
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for path in ("/a", "/b", "/d", "/e", "/usr/lib64/real", "/usr/lib64/../../..", "/nul\0", "/" + "x" * 300, "/"):
+        walk(str(root), f"{root}{path}")
+    walk(f"{root}/none", f"{root}/none/x")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_no_room_for_another_open_file_is_said_and_not_taken_for_a_file_that_is_gone(root, monkeypatch, number):
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        resolve(str(root), f"{root}/etc/inside")
 
 
 OPENAT2, RESOLVE_IN_ROOT = 437, 0x10  # openat2(2)
@@ -123,8 +172,8 @@ def kernels_answer(root: Root, path: str) -> str | None:
         os.close(base)
 
 
-names = st.sampled_from(["a", "b", "c", "d", "file", "..", "."])
-targets = st.tuples(st.booleans(), st.lists(names, min_size=1, max_size=6), st.booleans()).map(
+parts = st.sampled_from(["a", "b", "c", "d", "file", "..", "."])
+targets = st.tuples(st.booleans(), st.lists(parts, min_size=1, max_size=6), st.booleans()).map(
     lambda parts: ("/" if parts[0] else "") + "/".join(parts[1]) + ("/" if parts[2] else "")
 )
 
@@ -136,7 +185,7 @@ targets = st.tuples(st.booleans(), st.lists(names, min_size=1, max_size=6), st.b
 @example(links={"a": "b/../d", "b": "c"}, path="a/file")
 @given(
     links=st.dictionaries(st.sampled_from(["a", "b", "c", "d/a", "d/b", "d/c"]), targets, max_size=6),
-    path=st.lists(names, min_size=1, max_size=5).map("/".join),
+    path=st.lists(parts, min_size=1, max_size=5).map("/".join),
 )
 def test_what_is_found_is_what_the_kernel_finds_for_whom_the_root_is_the_root(tmp_path_factory, links, path):
     root = Root(tmp_path_factory.mktemp("root"))

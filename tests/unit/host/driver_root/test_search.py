@@ -3,11 +3,13 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES
 from gpu_plugin.access.cdi.host_files import DriverFiles
 from gpu_plugin.host.driver_root.search import Search
-from tests.unit.host.driver_root.installed import VERSION, Root
+from tests.unit.host.driver_root.installed import VERSION, Root, ld_cache_of
 
 HOST = "/run/nvidia/driver"
 KERNEL = "6.1.0-18-amd64"
@@ -48,38 +50,107 @@ def all_of(directory: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("directory", "links", "seen_as"),
-    [
-        ("usr/lib64", {}, "/usr/lib64"),  # the .run installer
-        ("usr/lib64", {"lib64": "usr/lib64"}, "/usr/lib64"),  # RHEL
-        ("usr/lib/x86_64-linux-gnu", {"lib": "usr/lib"}, "/usr/lib/x86_64-linux-gnu"),  # Ubuntu
-        ("lib64", {}, "/lib64"),  # GKE
-        ("usr/local/nvidia/lib64", {}, "/usr/local/nvidia/lib64"),
-        (
-            "nix/store/abc-graphics-drivers/lib",
-            {"run/opengl-driver": "/nix/store/abc-graphics-drivers"},
-            "/nix/store/abc-graphics-drivers/lib",
-        ),
-        ("data/libs", {"usr/lib64": "../data/libs"}, "/data/libs"),
-        ("data/libs", {"usr": "a/usr", "a/usr/lib64": "../../data/libs"}, "/data/libs"),
-        ("usr/local/glibc/usr/lib", {}, "/usr/local/glibc/usr/lib"),  # Talos
-        (
-            "usr/lib/x86_64-linux-gnu/nvidia/tesla-535",  # Debian's driver for data centres, found by its alternatives
-            {
-                "usr/lib/x86_64-linux-gnu/libcuda.so.1": "/etc/alternatives/nvidia--libcuda.so.1",
-                "etc/alternatives/nvidia--libcuda.so.1": (
-                    f"/usr/lib/x86_64-linux-gnu/nvidia/tesla-535/libcuda.so.{VERSION}"
-                ),
-            },
-            "/usr/lib/x86_64-linux-gnu/nvidia/tesla-535",
-        ),
-    ],
-)
-def test_where_distributions_and_installers_have_their_libraries(root, search, directory, links, seen_as):
-    root.driver(directory)
-    root.links(links)
-    assert bound(found(search)) == all_of(seen_as)
+class Layout(msgspec.Struct, frozen=True):
+    """Where a distribution or an installer puts a driver, by paths below the root without links."""
+
+    libraries: str
+    program: str = ""
+    links: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+
+
+DATA_CENTRE = "usr/lib/x86_64-linux-gnu/nvidia/tesla-535"
+
+LAYOUTS = {
+    "Ubuntu": Layout("usr/lib/x86_64-linux-gnu", program="usr/bin", links={"lib": "usr/lib"}),
+    "Debian": Layout("usr/lib/x86_64-linux-gnu/nvidia/current", program="usr/lib/nvidia/current"),
+    "Debian, driver for data centres": Layout(  # found by its alternatives
+        DATA_CENTRE,
+        links={
+            "usr/lib/x86_64-linux-gnu/libcuda.so.1": "/etc/alternatives/nvidia--libcuda.so.1",
+            "etc/alternatives/nvidia--libcuda.so.1": f"/{DATA_CENTRE}/libcuda.so.{VERSION}",
+        },
+    ),
+    "RHEL": Layout("usr/lib64", program="usr/bin", links={"lib64": "usr/lib64"}),
+    "Fedora CoreOS": Layout("usr/lib64", program="usr/bin", links={"lib64": "usr/lib64", "bin": "usr/bin"}),
+    "Talos": Layout("usr/local/lib", program="usr/local/bin"),
+    "Talos with glibc of its own": Layout("usr/local/glibc/usr/lib64", program="usr/local/bin"),
+    "Talos before": Layout("usr/local/glibc/usr/lib", program="usr/local/bin"),
+    "Bottlerocket": Layout(
+        "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
+        program="x86_64-bottlerocket-linux-gnu/sys-root/usr/libexec/nvidia/tesla/bin",
+        links={"usr": "x86_64-bottlerocket-linux-gnu/sys-root/usr"},
+    ),
+    "Bottlerocket before": Layout(
+        "usr/lib/nvidia/tesla/550.1", files={"etc/ld.so.conf": b"/usr/lib/nvidia/tesla/550.1\n"}
+    ),
+    "Container-Optimized OS": Layout("var/lib/nvidia/lib64", program="var/lib/nvidia/bin"),
+    "GKE": Layout("lib64", program="bin"),
+    "Flatcar": Layout("opt/nvidia/550/usr/lib64", program="opt/bin", links={"opt/nvidia/current": "550"}),
+    "Flatcar, configured": Layout("opt/nvidia/550/lib64", files={"etc/ld.so.conf": b"/opt/nvidia/550/lib64\n"}),
+    "NixOS": Layout(
+        "nix/store/abc-graphics-drivers/lib",
+        program="nix/store/def-nvidia/bin",
+        links={
+            "run/opengl-driver": "/nix/store/abc-graphics-drivers",
+            "run/current-system": "/nix/store/ghi-nixos",
+            "nix/store/ghi-nixos/sw/bin/nvidia-smi": "/nix/store/def-nvidia/bin/nvidia-smi",
+        },
+    ),
+    "driver container": Layout(
+        "usr/lib/x86_64-linux-gnu",
+        program="usr/bin",
+        files={"etc/ld.so.cache": ld_cache_of(["/usr/lib/x86_64-linux-gnu/libcuda.so.1"])},
+    ),
+    "prebuilt image": Layout("usr/local/nvidia/lib64", program="usr/local/nvidia/bin"),
+    "a site's own, cached": Layout("srv/gpu", files={"etc/ld.so.cache": ld_cache_of(["/srv/gpu/libcuda.so.1"])}),
+    "a site's own, configured": Layout(
+        "srv/gpu",
+        files={"etc/ld.so.conf": b"include ld.so.conf.d/*.conf", "etc/ld.so.conf.d/gpu.conf": b"/opt/gpu"},
+        links={"opt/gpu": "/srv/gpu"},
+    ),
+    "a link to a directory": Layout("data/libs", links={"usr/lib64": "../data/libs"}),
+    "links on links": Layout("data/libs", links={"usr": "a/usr", "a/usr/lib64": "../../data/libs"}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_where_distributions_and_installers_have_their_libraries_and_programs(root, search, layout):
+    root.driver(layout.libraries)
+    root.links(layout.links)
+    for path, content in layout.files.items():
+        root.write(path, content)
+    if layout.program:
+        root.write(f"{layout.program}/nvidia-smi")
+    files = found(search)
+    assert bound(files) == all_of(f"/{layout.libraries}")
+    program = {"/usr/bin/nvidia-smi": f"/{layout.program}/nvidia-smi"} if layout.program else {}
+    assert placed(files) == program
+
+
+def test_the_directories_of_the_loader_are_searched_again_when_its_files_change(root, search):
+    root.driver("srv/gpu")
+    assert search.files(VERSION).libraries == ()
+    root.write("etc/ld.so.conf", b"/srv/other\n")
+    assert search.files(VERSION).libraries == ()
+    root.write("etc/ld.so.conf", b"/srv/gpu\n/srv/other\n")
+    assert bound(found(search)) == all_of("/srv/gpu")
+    root.write("etc/ld.so.cache", ld_cache_of(["/srv/other/libcuda.so.1"]))
+    assert search.files(VERSION).libraries == ()
+
+
+def test_the_loader_of_a_root_leads_to_nothing_outside_of_it(root, search):
+    Root(root.path.parent / "outside").driver("lib")
+    outside = root.path.parent / "outside/lib"
+    root.write("etc/ld.so.conf", f"{outside}\n/../outside/lib\n/linked\n".encode())
+    root.link("linked", str(outside))
+    assert search.files(VERSION).libraries == ()
+
+
+def test_a_root_without_a_driver_is_told_with_the_directories_that_were_searched(root, search):
+    root.write("etc/ld.so.conf", b"/srv/gpu\n")
+    fault = search.files(VERSION).fault
+    assert all(directory in fault for directory in (*LIBRARY_DIRECTORIES, "srv/gpu"))
 
 
 def test_debians_alternatives_are_followed_inside_of_the_root(root, search):
@@ -137,6 +208,9 @@ def test_everything_else_that_drivers_bring(root, search):
         "usr/share/glvnd/egl_vendor.d/50_mesa.json",
         "etc/OpenCL/vendors/nvidia.icd",
         "usr/share/nvidia/nvoptix.bin",
+        "usr/local/share/vulkan/icd.d/nvidia_icd.json",
+        "usr/local/share/egl/egl_external_platform.d/09_nvidia_wayland2.json",
+        "usr/lib/xorg/modules/updates/drivers/nvidia_drv.so",
         "etc/X11/xorg.conf.d/10-nvidia.conf",
         "usr/lib64/xorg/modules/drivers/nvidia_drv.so",
         f"usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}",
@@ -162,9 +236,43 @@ def test_everything_else_that_drivers_bring(root, search):
         "/etc/X11/xorg.conf.d/10-nvidia.conf": "/etc/X11/xorg.conf.d/10-nvidia.conf",
         "/usr/share/glvnd/egl_vendor.d/10_nvidia.json": "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
         "/usr/share/nvidia/nvoptix.bin": "/usr/share/nvidia/nvoptix.bin",
+        "/usr/share/vulkan/icd.d/nvidia_icd.json": "/usr/local/share/vulkan/icd.d/nvidia_icd.json",
+        "/usr/share/egl/egl_external_platform.d/09_nvidia_wayland2.json": (
+            "/usr/local/share/egl/egl_external_platform.d/09_nvidia_wayland2.json"
+        ),
+        "/usr/lib/xorg/modules/updates/drivers/nvidia_drv.so": "/usr/lib/xorg/modules/updates/drivers/nvidia_drv.so",
         "/usr/lib64/xorg/modules/drivers/nvidia_drv.so": "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
         # X loads the extension by the name without a version.
         f"{extensions}/libglxserver_nvidia.so": f"{extensions}/libglxserver_nvidia.so.{VERSION}",
+    }
+
+
+def test_names_without_a_version_that_the_host_has(root, search):
+    directory = "usr/lib/x86_64-linux-gnu"
+    root.driver(directory, names=("libcuda.so", "libnvidia-ml.so"))
+    root.library(f"{directory}/libnvcuvid.so.{VERSION}", "libnvcuvid.so.1")
+    root.library(f"{directory}/libnvidia-encode.so.{VERSION}", "libnvidia-encode.so.1")
+    root.library(f"{directory}/vdpau/libvdpau_nvidia.so.{VERSION}", "libvdpau_nvidia.so.1")
+    root.library(f"usr/lib/libnvidia-encode.so.{VERSION}", "libnvidia-encode.so.1", "aarch64")
+    root.links(
+        {
+            f"{directory}/libnvidia-ml.so": "/etc/alternatives/nvidia--libnvidia-ml.so",
+            "etc/alternatives/nvidia--libnvidia-ml.so": f"/{directory}/libnvidia-ml.so.1",
+            f"{directory}/libnvidia-ml.so.1": f"libnvidia-ml.so.{VERSION}",
+            f"{directory}/libnvcuvid.so": f"libnvcuvid.so.{VERSION}",
+            f"{directory}/vdpau/libvdpau_nvidia.so": f"libvdpau_nvidia.so.{VERSION}",
+            "usr/lib/libnvidia-encode.so": f"libnvidia-encode.so.{VERSION}",  # of another processor
+            f"{directory}/libnvidia-other.so": f"libnvidia-ml.so.{VERSION}",
+        }
+    )
+    assert bound(found(search)) == {
+        **all_of(f"/{directory}"),
+        "libnvidia-ml.so": f"/{directory}/libnvidia-ml.so.{VERSION}",
+        "libnvcuvid.so.1": f"/{directory}/libnvcuvid.so.{VERSION}",
+        "libnvcuvid.so": f"/{directory}/libnvcuvid.so.{VERSION}",
+        "libnvidia-encode.so.1": f"/{directory}/libnvidia-encode.so.{VERSION}",
+        "vdpau/libvdpau_nvidia.so.1": f"/{directory}/vdpau/libvdpau_nvidia.so.{VERSION}",
+        "vdpau/libvdpau_nvidia.so": f"/{directory}/vdpau/libvdpau_nvidia.so.{VERSION}",
     }
 
 
@@ -305,6 +413,25 @@ def test_nothing_else_has_it_searched_again(root, search):
     assert search.searches == 2
 
 
+def test_a_library_that_was_being_copied_is_read_again(root, search):
+    root.driver("usr/lib64")
+    file = root.library(f"usr/lib64/libnvcuvid.so.{VERSION}", "libnvcuvid.so.1")
+    content, status = file.read_bytes(), file.stat()
+    file.write_bytes(content[: len(content) // 2])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    [complaint] = search.files(VERSION).complaints
+    assert "libnvcuvid" in complaint
+    search.files(VERSION)
+    assert search.searches == 1
+    file.write_bytes(content)
+    os.utime(
+        file, ns=(status.st_atime_ns, status.st_mtime_ns)
+    )  # as the clock of a file system may not have ticked since
+    assert "libnvcuvid.so.1" in bound(found(search))
+    search.files(VERSION)
+    assert search.searches == 2
+
+
 def test_another_driver_version_has_it_searched_again(root, search):
     root.driver("usr/lib64")
     root.driver("usr/lib64", "535.1.1")
@@ -367,9 +494,9 @@ WHY = {
     "outside": "it is a link that leads nowhere",
     "text": "it is not an ELF file (Magic number does not match)",
     "empty": "it is not an ELF file (Magic number does not match)",
-    "fifo": "it is not a regular file (FIFO or device)",
-    "directory": "it is not a regular file (directory)",
-    "socket": "it is not a regular file (socket)",
+    "fifo": "it is a FIFO, but only a regular file may be there",
+    "directory": "it is a directory, but only a regular file may be there",
+    "socket": "it is a socket, but only a regular file may be there",
 }
 
 

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.access.cdi.host_files import DeviceFile, Kind
+from gpu_plugin.access.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.access.cdi.options import CdiOptions
 from gpu_plugin.access.cdi.tegra import DIRECTORY, tegra_specs
-from gpu_plugin.host.driver_root import tegra, tree
-from gpu_plugin.host.driver_root.tegra import TegraSearch, device_file, expand
+from gpu_plugin.host.driver_root import tegra, tree, wildcards
+from gpu_plugin.host.driver_root.tegra import TegraSearch, device_file
 from gpu_plugin.host.driver_root.tree import Tree
+from gpu_plugin.host.driver_root.wildcards import expand
 from gpu_plugin.simulation.driver_files import shared_library
 
 NVIDIA = "usr/lib/aarch64-linux-gnu/nvidia"
@@ -64,7 +65,12 @@ def root(tmp_path):
 def nodes(monkeypatch):
     """Device nodes by their path as this process sees it."""
     found: dict[str, DeviceFile] = {}
-    monkeypatch.setattr(tegra, "device_file", lambda root, path: found.get(f"{root}{path}"))
+
+    def device_file(root: str, path: str) -> tuple[Seen, DeviceFile | None]:
+        node = found.get(f"{root}{path}")
+        return (Seen(path, Kind.MISSING) if node is None else Seen(path, Kind.DEVICE, path)), node
+
+    monkeypatch.setattr(tegra, "device_file", device_file)
     return found
 
 
@@ -73,7 +79,7 @@ def search(*roots):
 
 
 def found_of(files):
-    return {each.line.path: (each.seen.kind, each.seen.target, each.link) for each in files.looked}
+    return {each.line.path: (each.seen.kind, each.seen.target, each.seen.link) for each in files.looked}
 
 
 def test_what_the_lists_name_is_found_below_the_root(root, nodes):
@@ -87,9 +93,9 @@ def test_what_the_lists_name_is_found_below_the_root(root, nodes):
     files = looking.files()
     file, missing, directory = Kind.FILE, Kind.MISSING, Kind.DIRECTORY
     assert found_of(files) == {
-        "/dev/nvmap": (Kind.OTHER, "/dev/nvmap", False),
-        "/dev/dri/card0": (Kind.OTHER, "/dev/dri/card0", False),
-        "/dev/dri/card1": (Kind.OTHER, "/dev/dri/card1", False),
+        "/dev/nvmap": (Kind.DEVICE, "/dev/nvmap", False),
+        "/dev/dri/card0": (Kind.DEVICE, "/dev/dri/card0", False),
+        "/dev/dri/card1": (Kind.DEVICE, "/dev/dri/card1", False),
         f"/{NVIDIA}/libcuda.so.1.1": (file, f"/{NVIDIA}/libcuda.so.1.1", False),
         "/usr/lib/aarch64-linux-gnu/libcuda.so": (file, f"/{NVIDIA}/libcuda.so.1.1", True),
         "/lib/firmware/tegra23x/a.bin": (file, "/usr/lib/firmware/tegra23x/a.bin", False),
@@ -176,9 +182,9 @@ def test_lists_that_are_no_lists_are_said(root, nodes):
     link(root, f"{DIRECTORY}/l4t.csv", "/nowhere")
     files = search(root).files()
     assert files.complaints == (
-        f"/{DIRECTORY}/devices.csv is left out: it is not a regular file (FIFO or device)",
+        f"/{DIRECTORY}/devices.csv is left out: it is a FIFO, but only a regular file may be there",
         f"/{DIRECTORY}/drivers.csv:1 is left out: 'junk' is not of the form `kind, path`",
-        f"/{DIRECTORY}/l4t.csv is left out: it is not a regular file (missing)",
+        f"/{DIRECTORY}/l4t.csv is left out: it is a link that leads nowhere",
     )
     assert list(found_of(files)) == ["/etc/hostname"]
 
@@ -249,7 +255,7 @@ def test_wildcards_are_those_of_a_shell_and_bounded(root, monkeypatch):
     assert list(expand(tree, "/a2/.*")) == ["/a2/.x"]
     assert list(expand(tree, "/a*/x/*")) == []
     assert list(expand(tree, "/none")) == ["/none"]
-    monkeypatch.setattr(tegra, "MAX_MATCHES", 2)
+    monkeypatch.setattr(wildcards, "MAX_MATCHES", 2)
     assert list(expand(tree, "/a?/*")) == ["/a1/x", "/a1/y"]
 
 
@@ -268,11 +274,11 @@ def test_a_device_is_what_its_path_leads_to_below_the_root(root):
     expected = DeviceFile(
         os.major(null.st_rdev), os.minor(null.st_rdev), stat.S_IMODE(null.st_mode) & 0o777, null.st_gid
     )
-    assert device_file("", "/dev/null") == expected
+    assert device_file("", "/dev/null") == (Seen("/dev/null", Kind.DEVICE, "/dev/null"), expected)
     put(root, "dev/file")
     link(root, "dev/null", "/dev/null")  # of the root, in which there is none
     for path in ("/dev/file", "/dev/absent", "/dev/null", "/dev"):
-        assert device_file(str(root), path) is None
+        assert device_file(str(root), path)[1] is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes takes a privilege")
@@ -292,7 +298,7 @@ def test_device_nodes_of_both_types_are_found(root):
     nodes = {path: node for path, node in search(root).files().nodes.items() if path != "/dev/nvidiactl"}
     group = (root / "dev/nvchar").stat().st_gid
     assert nodes == {
-        "/dev/nvchar": DeviceFile(1, 3, 0o640, group),
-        "/dev/nvlink": DeviceFile(1, 3, 0o640, group),
-        "/dev/nvblock": DeviceFile(7, 200, 0o600, group, "b"),
+        "/dev/nvchar": DeviceFile(1, 3, 0o640, group, root="/host/root"),
+        "/dev/nvlink": DeviceFile(1, 3, 0o640, group, root="/host/root"),
+        "/dev/nvblock": DeviceFile(7, 200, 0o600, group, "b", root="/host/root"),
     }

@@ -267,6 +267,23 @@ def test_k3s_and_rke2_keep_files_of_their_own(node, seen):
 
 
 @pytest.mark.parametrize(
+    ("runtime", "file", "imported"),
+    [
+        ("k0s", "/etc/k0s/containerd.toml", "/run/k0s/containerd-cri.toml"),
+        ("MicroK8s", "/var/snap/microk8s/7000/args/containerd.toml", "/var/snap/microk8s/7000/args/certs.toml"),
+        ("Talos", "/etc/cri/containerd.toml", "/etc/cri/conf.d/cri.toml"),
+    ],
+)
+def test_k0s_microk8s_and_talos_keep_files_of_their_own(node, seen, runtime, file, imported):
+    node.put(file, f'version = 2\nimports = ["{imported}"]\n')
+    node.put(imported, '[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = true\n')
+    if runtime == "MicroK8s":
+        (node.root / "var/snap/microk8s/current").symlink_to("7000")
+    found = seen().containerd[runtime]
+    assert (found.version, [section.enable_cdi for section in found.sections]) == (2, [True])
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         ("version = ", "is not valid TOML"),

@@ -17,6 +17,7 @@ from gpu_plugin.nvml.sample import look
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
+from tests.device_nodes import device
 
 LONG = 10.0
 
@@ -95,7 +96,7 @@ def test_whatever_else_nvml_can_be_asked_is_not_supported(driver, uuid):
 @BOTH
 async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    watching = Watching(driver, LinuxHost([str(tmp_path)]))
+    watching = Watching(driver, LinuxHost([(str(tmp_path), "")]))
     node = await watching.monitor.open()
     assert node.gpus == (Gpu(uuid=uuid, index=0),)
     async with watching.running():
@@ -104,7 +105,9 @@ async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, t
         await watching.looks(30)
     assert {seen for seen, _ in watching.seen} == {uuid}
     told = [sample for _, sample in watching.seen if isinstance(sample, Sample)]
-    assert [replace(sample, counting=None, asked=None) for sample in told] == [Sample()] * len(watching.seen)
+    assert [replace(sample, counting=None, opening=None, asked=None) for sample in told] == [Sample()] * len(
+        watching.seen
+    )
     assert len(caplog.records) == said
     assert [record.getMessage() for record in caplog.records] == [
         "the driver reports no events, health relies on polling: nvmlEventSetCreate: not known on this platform (3)"
@@ -113,7 +116,7 @@ async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, t
 
 @BOTH
 async def test_what_this_boot_remembers_of_it_is_it(driver, uuid, tmp_path):
-    watching = Watching(driver, LinuxHost([str(tmp_path)]), remembered=(Gpu(uuid=uuid, index=0),))
+    watching = Watching(driver, LinuxHost([(str(tmp_path), "")]), remembered=(Gpu(uuid=uuid, index=0),))
     node = await watching.monitor.open()
     watching.monitor.close()
     assert node.gpus == (Gpu(uuid=uuid, index=0),)
@@ -129,18 +132,16 @@ def test_its_device_has_the_nodes_that_nvidias_plugin_gives_it(driver, nodes):
 def test_a_look_finds_no_fault_in_it_and_asks_it_nothing_twice(driver):
     gpu = Gpu(uuid=driver.uuid(Handle(1)), index=0)
     found = look(driver, Handle(1), gpu, opening=1)
-    assert found.sample == Sample(counting=1)
+    assert found.sample == Sample(counting=1, opening=1)
     assert {"temperature", "energy", "recovery_action", "nvlinks", "fabric", "pcie_width"} <= found.unsupported
     again = look(driver, Handle(1), gpu, opening=1, skip=found.unsupported)
-    assert (again.sample, again.unsupported) == (Sample(counting=1), frozenset())
+    assert (again.sample, again.unsupported) == (Sample(counting=1, opening=1), frozenset())
 
 
 def test_its_host_binds_nothing_to_the_driver(tmp_path):
-    assert LinuxHost([str(tmp_path)], sysfs=str(tmp_path / "sys")).bindings() == {}
+    assert LinuxHost([(str(tmp_path), "")], sysfs=str(tmp_path / "sys")).bindings() == {}
 
 
 def test_the_dxg_device_is_a_node_of_the_host(tmp_path):
-    node = tmp_path / "dev/dxg"
-    node.parent.mkdir()
-    node.symlink_to("/dev/null")  # a character device, which to make takes a privilege
-    assert "/dev/dxg" in LinuxHost([str(tmp_path)]).device_nodes()
+    device(tmp_path / "dev/dxg")
+    assert "/dev/dxg" in LinuxHost([(str(tmp_path), "")]).device_roots()

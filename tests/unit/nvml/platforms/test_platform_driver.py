@@ -287,3 +287,26 @@ def test_every_call_reaches_the_driver_with_its_arguments(node, nvml, tmp_path):
 def test_it_has_every_call_of_the_port(nvml, tmp_path):
     assert len(NVML_FUNCTIONS) > 25
     assert NVML_FUNCTIONS.keys() <= vars(PlatformDriver).keys()
+
+
+def test_tegra_that_is_asked_for_on_another_machine_is_refused(nvml, tmp_path):
+    with pytest.raises(NvmlError, match="no Tegra system"):
+        platform(nvml, tmp_path, "tegra").open()
+    for machine, root in (("aarch64", tmp_path), ("x86_64", tmp_path / "with-files")):
+        if root is not tmp_path:
+            tegra(root)
+        driver = platform(nvml, root, "tegra", machine)
+        driver.open()
+        assert uuids(driver) == ["tegra"]
+
+
+@pytest.mark.parametrize("strategy", ["auto", "nvml"])
+def test_wsl_without_its_library_says_which_directory_to_mount(node, nvml, tmp_path, strategy):
+    put(tmp_path, "dev/dxg")
+    node.refuse("open", Return.LIBRARY_NOT_FOUND)
+    with pytest.raises(NvmlError, match="mount its directory /usr/lib/wsl"):
+        platform(nvml, tmp_path, strategy).open()
+    (tmp_path / "dev/dxg").unlink()
+    with pytest.raises(NvmlError) as caught:
+        platform(nvml, tmp_path, strategy).open()
+    assert "wsl" not in str(caught.value)

@@ -11,7 +11,7 @@ from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.whole import Trace, choose
 from tests.unit.placement.nodes import dgx1, mesh, placement, random_nodes, two_sockets
-from tests.unit.placement.rule import rank
+from tests.unit.placement.rule import Rule
 
 
 def traced(made: Placement, available, size: int, required=()) -> Trace:
@@ -24,24 +24,29 @@ def why(made: Placement, available, size: int, required=()) -> str:
     return explain.why(traced(made, available, size, required))
 
 
-def difference(found: Topology, pool: set[int], chosen: tuple[int, ...], second: tuple[int, ...]) -> str:
+def difference(rule: Rule, gpus: int, pool: set[int], chosen: tuple[int, ...], second: tuple[int, ...]) -> str:
     """The first number by which two sets differ, in the words for it."""
-    pods = [size for size in (8, 4, 2) if size < len(found)]
+    pods = [size for size in (8, 4, 2) if size < gpus]
     words = [
         "a total score of {0}, {2} more than the runner-up's",
-        *(f"what stays free gives pods of {size} a total score of {{0}} instead of {{1}}" for size in pods),
-        "the pairs that stay free score {0} in all instead of {1}",
         "on nearer NUMA nodes, with distances of {0} in all instead of {1}",
+        *(
+            f"what stays free gives pods of {size} {gives}"
+            for size in pods
+            for gives in ("a total score of {0} instead of {1}", "distances of {0} in all instead of {1}")
+        ),
+        "the pairs that stay free score {0} in all instead of {1}",
+        "the pairs that stay free have distances of {0} in all instead of {1}",
         "what stays free lies more evenly on NUMA nodes: the squares of their counts add up to {0} instead of {1}",
     ]
-    numbers = zip(words, rank(found, pool, chosen), rank(found, pool, second), strict=False)
+    numbers = zip(words, rule.rank(pool, chosen), rule.rank(pool, second), strict=False)
     lower = "index is" if len(chosen) == 1 else "indices are"
     told = next(
         (text.format(abs(one), abs(other), one - other) for text, one, other in numbers if one != other),
         f"the two are equal in links, distance and what they leave; the lower {lower} taken",
     )
-    score = found.score(chosen)
-    return told if len(chosen) == 1 or score > found.score(second) else f"both score {score}; {told}"
+    score, less = (rule.linked(each)[0] for each in (chosen, second))
+    return told if len(chosen) == 1 or score > less else f"both score {score}; {told}"
 
 
 @settings(max_examples=150, deadline=None)
@@ -60,9 +65,10 @@ def test_what_came_second_and_why_is_what_the_rule_says_of_every_set(probed, dat
         assert (trace.runner_up, explain.how(trace), explain.why(trace)) == (None, "there is no other", forced)
         return
     event(trace.criterion.name)
-    second = max(sets, key=lambda chosen: rank(made.topology, pool, chosen))
+    rule = Rule(made.topology)
+    second = max(sets, key=lambda chosen: rule.rank(pool, chosen))
     assert trace.runner_up == second
-    assert explain.why(trace) == difference(made.topology, pool, trace.choice.gpus, second)
+    assert explain.why(trace) == difference(rule, len(probed.gpus), pool, trace.choice.gpus, second)
     equal = "all pairs of GPUs are equal, so the first ones are taken"
     assert explain.how(trace) in {equal, f"the best of {len(sets) + 1} sets"}
 

@@ -70,8 +70,11 @@ def traced(required, others, size, devices, policy) -> shared.Trace:
 
 def test_the_rank_of_shared_gpus_is_told_and_then_their_links():
     free = {0: 1, 1: 3, 2: 4, 3: 3}
-    assert told(replicas(4), free, 2, "packed") == (
-        "the most used GPU first: GPU 0 (3 of 4 given out), then GPU 3 (1 of 4 given out); of GPUs 1,3, which rank equal, "
+    assert told(replicas(4), free, 5, "packed") == (
+        "as few GPUs as have room for 5; the most used GPU first: GPU 0 (3 of 4 given out), then GPU 2 (0 of 4 given out)"
+    )
+    assert told(replicas(4), free, 2, "packed", {0: 1}) == (
+        "the most used GPU first: GPU 3 (1 of 4 given out); of GPUs 1,3, which rank equal, "
         "GPU 3 is linked best with GPU 0: a score of 230, 130 with GPU 1"
     )
     assert told(replicas(4), free, 1, "distributed") == "the least used GPU first: GPU 2 (0 of 4 given out)"
@@ -82,9 +85,13 @@ def test_the_rank_of_shared_gpus_is_told_and_then_their_links():
 
 
 def test_of_gpus_that_are_equally_used_those_linked_best_are_taken():
-    for policy in shared.POLICIES:
-        assert told(replicas(4), {0: 4, 1: 4, 3: 4}, 2, policy) == (
-            "GPUs 0-1,3 are equally used, 0 of 4 given out; of these, GPUs 0,3 are linked best: a score of 230, "
+    for policy, size, before in (
+        ("distributed", 2, ""),
+        ("spread", 2, ""),
+        ("packed", 8, "as few GPUs as have room for 8; "),
+    ):
+        assert told(replicas(4), {0: 4, 1: 4, 3: 4}, size, policy) == (
+            f"{before}GPUs 0-1,3 are equally used, 0 of 4 given out; of these, GPUs 0,3 are linked best: a score of 230, "
             "130 with GPUs 0-1"
         )
     assert told(replicas(4), {0: 2, 1: 2, 3: 2}, 1, "packed") == (
@@ -93,42 +100,49 @@ def test_of_gpus_that_are_equally_used_those_linked_best_are_taken():
     )
 
 
-def test_what_the_container_has_comes_last():
-    assert told(replicas(4), {0: 1, 5: 4}, 2, "packed", {5: 1}) == (
-        "what the container does not have yet comes first; there, the most used GPU first: GPU 0 (3 of 4 given out)"
+def test_what_the_container_has_comes_last_or_with_the_fewest_gpus_first():
+    free, must = {0: 1, 5: 4}, {5: 1}
+    assert told(replicas(4), free, 2, "packed", must) == (
+        "what the container has already first: GPU 5 (1 of 4 given out, the container has 1)"
     )
-    assert told(replicas(4), {0: 1, 1: 3}, 3, "packed") == (
+    assert told(replicas(4), free, 2, "distributed", must) == (
+        "what the container does not have yet comes first; there, the least used GPU first: GPU 0 (3 of 4 given out)"
+    )
+    assert told(replicas(4), {0: 1, 1: 3}, 3, "distributed") == (
         "each GPU or MIG device with any free gives one before any gives a second one; then, "
-        "the most used GPU first: GPU 1 (2 of 4 given out)"
+        "the least used GPU first: GPU 1 (2 of 4 given out)"
     )
     assert told(replicas(4), {0: 4, 1: 4}, 3, "distributed").endswith("GPU 0 is taken, first in the list")
 
 
 def test_mig_devices_are_ranked_by_their_gpu():
     assert told(slices(7, 7, 7), {0: 5, 1: 7, 2: 7}, 2, "packed") == (
-        "the most used GPU first: GPU 0 (2 of 7 given out)"
+        "as few GPUs as have room for 2; the most used GPU first: GPU 0 (2 of 7 given out)"
     )
-    assert told(slices(7, 7), {0: 5, 1: 7}, 2, "distributed") == "the least used GPU first: GPU 1 (0 of 7 given out)"
+    assert told(slices(7, 7), {0: 5, 1: 7}, 3, "distributed") == (
+        "each GPU with any free gives one before any gives a second one; then, "
+        "the least used GPU first: GPU 1 (1 of 7 given out)"
+    )
     assert "GPU 1 (0 of 7 given out), then GPU 0 (2 of 7 given out)" in told(slices(7, 7), {0: 5, 1: 7}, 2, "spread")
 
 
 def test_where_gpus_are_equally_used_it_is_told_what_else_the_policy_looked_at():
     assert told(slices(7, 1), {0: 7, 1: 1}, 1, "packed") == (
-        "the most used GPU first, then what the container has already, then the least room: "
-        "GPU 1 (0 of 1 given out, room for 1)"
+        "the most used GPU first, then the least room: GPU 1 (0 of 1 given out, room for 1)"
     )
     assert told(slices(7, 7), {0: 7, 1: 6}, 2, "packed", {0: 1}) == (
-        "the most used GPU first, then what the container has already: GPU 0 (1 of 7 given out, the container has 1)"
+        "what the container has already first: GPU 0 (1 of 7 given out, the container has 1)"
     )
-    assert told(slices(7, 7), {0: 7, 1: 6}, 2, "distributed", {0: 1}) == (
-        "the least used GPU first, then what the container has least of: GPU 1 (1 of 7 given out, the container has 0)"
+    assert told(slices(7, 7), {0: 7, 1: 6}, 4, "distributed", {0: 2}) == (
+        "each GPU with any free gives one before any gives a second one; then, the least used GPU first, then what the "
+        "container has least of: GPU 1 (2 of 7 given out, the container has 1)"
     )
 
 
 def test_spread_turns_last_to_what_the_container_has():
     assert told(slices(7, 7, 7), {0: 7, 1: 5, 2: 4}, 4, "spread", {0: 1}) == (
-        "what the container has least of first, then the least used GPU: GPU 1 (2 of 7 given out, the container has 0), "
-        "then GPU 2 (3 of 7 given out, the container has 0), then GPU 0 (1 of 7 given out, the container has 1)"
+        "each GPU with any free gives one before any gives a second one; then, what the container has least of first, "
+        "then the least used GPU: GPU 0 (1 of 7 given out, the container has 1)"
     )
 
 
@@ -190,15 +204,25 @@ def one_by_one(dealt: shared.Round, policy: str) -> tuple[list[int], list[int]]:
     Each device has to be of a GPU that gave one in that round, and that ranks first by then.
     """
     rule = shared.POLICIES[policy]
+    if rule.fewest:
+        ranks = [rule.rank(gpu) if gpu.room and not gpu.picked else () for gpu in dealt.gpus]
+        gave = {
+            rank: [at for at, each in enumerate(ranks) if each == rank and dealt.gave[at]] for rank in ranks if rank
+        }
+        for rank, giving in gave.items():
+            equal = [at for at, each in enumerate(ranks) if each == rank]
+            if list(dealt.equal) == equal and len(giving) < len(equal):
+                return equal, giving
+        assert not dealt.equal
+        return [], []
     state = [Share(gpu.load, gpu.picked, gpu.room) for gpu in dealt.gpus]
     left = list(dealt.gave)
     while sum(left):
         first = min(rule.rank(share) for share in state if share.room)
         equal = [at for at, share in enumerate(state) if share.room and rule.rank(share) == first]
         giving = [at for at in equal if left[at]]
-        needed = -(-sum(left) // (state[equal[0]].room if rule.fills else 1))
-        if needed < len(equal):
-            assert len(giving) == needed
+        if sum(left) < len(equal):
+            assert len(giving) == sum(left)
             return equal, giving
         state[giving[0]].take(1)
         left[giving[0]] -= 1

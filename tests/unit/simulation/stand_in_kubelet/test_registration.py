@@ -10,7 +10,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, EventKind
 
-from .fake_plugin import device, healthy, plugin
+from .fake_plugin import FakePlugin, device, healthy, plugin
 
 GPU = "nvidia.com/gpu"
 
@@ -86,6 +86,37 @@ async def test_older_kubelet_disconnects_the_newer_plugin_when_the_older_one_end
         await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 2, 1)
 
 
+async def test_older_kubelet_keeps_requests_from_the_older_plugin_after_the_newer_one_ended(kubelet):
+    async with plugin(kubelet, "a.sock", healthy("x")) as a:
+        async with plugin(kubelet, "b.sock", healthy("y")):
+            pass
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 0, 1)
+        a.send(healthy("x", "z"))
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 2, 1)
+        with pytest.raises(AdmissionError, match="has been stopped"):
+            await kubelet.admit("p", {GPU: 1})
+
+
+@pytest.mark.parametrize(("generation", "left"), [("1.36", 0), ("1.37", 1)])
+async def test_the_end_of_the_middle_one_of_three_plugins(kubelets, generation, left):
+    kubelet = await kubelets(generation=generation)
+    async with plugin(kubelet, "a.sock", healthy("x")) as a:
+        b = FakePlugin(kubelet.directory, "b.sock", devices=healthy("x"))
+        await b.serve()
+        await b.register()
+        async with plugin(kubelet, "c.sock", healthy("x")) as c:
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 3, 1)
+            await b.close(orderly=False)
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == (2 if left else 1), 1)
+            assert kubelet.resources[GPU].allocatable == left
+            if not left:
+                await asyncio.wait_for(c.was_dropped.wait(), 1)
+            else:
+                assert c.dropped == 0
+                await kubelet.admit("p", {GPU: 1})
+                assert a.called("allocate") == [{"x"}]  # the oldest took the requests from the newest
+
+
 async def test_newer_kubelet_leaves_the_newer_plugin_alone(kubelets):
     kubelet = await kubelets(generation="1.37")
     async with plugin(kubelet, "a.sock", healthy("x")) as a, plugin(kubelet, "b.sock", healthy("x")) as b:
@@ -94,6 +125,52 @@ async def test_newer_kubelet_leaves_the_newer_plugin_alone(kubelets):
         await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1, 1)
         assert b.dropped == 0
         assert kubelet.resources[GPU].allocatable == 1
+        assert (await kubelet.admit("p", {GPU: 1})).ids == ("x",)
+
+
+@pytest.mark.parametrize("generation", ["1.36", "1.37"])
+async def test_the_last_list_counts_and_the_last_registered_plugin_gets_the_requests(kubelets, generation):
+    kubelet = await kubelets(generation=generation)
+    async with plugin(kubelet, "a.sock", healthy("x")) as a, plugin(kubelet, "b.sock", healthy("x")) as b:
+        a.send(healthy("x", "y"))
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 2, 1)
+        await kubelet.admit("p", {GPU: 2})
+        assert (a.called("allocate"), b.called("allocate")) == ([], [{"x", "y"}])
+
+
+async def test_newer_kubelet_sends_the_older_plugin_requests_by_the_ended_ones_list(kubelets):
+    kubelet = await kubelets(generation="1.37")
+    unknown = GRPCError(Status.NOT_FOUND, "unknown device")
+    async with plugin(kubelet, "a.sock", healthy("x"), allocate=lambda _: unknown) as a:
+        async with plugin(kubelet, "b.sock", healthy("other")):
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].healthy == {"other"}, 1)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1, 1)
+        assert kubelet.resources[GPU].healthy == {"other"}
+        with pytest.raises(AdmissionError, match="unknown device"):
+            await kubelet.admit("p", {GPU: 1})
+        assert a.called("allocate") == [{"other"}]
+        a.send(healthy("x"))
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].healthy == {"x"}, 1)
+        assert kubelet.resources[GPU].endpoint.endswith("a.sock")
+    await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 0, 1)  # the last plugin has ended
+    kubelet.check()
+
+
+async def test_newer_kubelet_refuses_a_path_that_is_connected_until_it_restarts(kubelets):
+    kubelet = await kubelets(generation="1.37", dial_timeout=0.05)
+    async with plugin(kubelet, "a.sock", healthy("x")) as a:
+        with pytest.raises(GRPCError, match="device plugin already connected"):
+            await a.register()
+        await a.close()
+        await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams, 1)
+        assert kubelet.resources[GPU].allocatable == 1  # though the plugin has ended
+        await a.serve()
+        with pytest.raises(GRPCError, match="device plugin already connected"):
+            await a.register()
+        await kubelet.restart()
+        await a.serve()
+        await a.register()
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 1, 1)
         assert (await kubelet.admit("p", {GPU: 1})).ids == ("x",)
 
 

@@ -129,10 +129,6 @@ def test_pauses_are_not_kept_for_longer_than_they_are_told():
     [
         ({"awaited": "waiting for the label", "driver": None}, "[-]configuration failed: waiting for the label"),
         ({"driver": None}, "[-]driver failed: it has not answered the first question for GPUs yet"),
-        (
-            {"driver": "the NVIDIA driver finds no GPU on this node"},
-            "[-]driver failed: the NVIDIA driver finds no GPU on this node",
-        ),
         ({"offered": False, "resources": {}}, "[-]resources failed: none is served yet"),
         (
             {"offered": False, "resources": {}, "unserved": ["two entries share nvidia.com/gpu"]},
@@ -165,6 +161,14 @@ def test_what_keeps_it_from_being_ready(changed, line):
     assert verdict.status == 503
     assert lines(verdict.text, "-") == [line]
     assert verdict.text.endswith("readyz check failed\n")
+
+
+@pytest.mark.parametrize("changed", [{}, {"offered": False, "resources": {}, "standings": {}}])
+def test_a_driver_that_cannot_be_used_is_a_note(changed):
+    why = "the NVIDIA driver cannot be used: it is not loaded"
+    verdict = ready(facts(driver=why, **changed), NOW)
+    assert verdict.status == 200
+    assert f"[+]driver ok: {why}\n" in verdict.text
 
 
 def test_without_a_configuration_nothing_is_said_of_what_nobody_has_asked():
@@ -235,3 +239,8 @@ def test_a_daemon_that_waits_for_another_is_alive_and_started_and_not_ready():
         503,
         "[-]node failed: another daemon serves /dp: process 7\nreadyz check failed\n",
     )
+
+
+def test_a_daemon_in_standby_is_ready():
+    standby = Facts(waits_for="another daemon uses the state directory /s: process 7", standby=True)
+    assert ready(standby, NOW).status == 200

@@ -1,0 +1,53 @@
+"""The state directory at the start: its lock, and the memory of earlier processes that it holds."""
+
+import msgspec
+
+from gpu_plugin.daemon.serving import Serving
+from gpu_plugin.daemon.state_files import FILES
+from gpu_plugin.devices.node import Gpu
+from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.event_store import EventStore
+from gpu_plugin.state.listed_devices import Remembered
+from gpu_plugin.state.memory import Memory
+from gpu_plugin.state.node_lock import NodeLock
+
+STATE_PATIENCE = 3.0
+"""Seconds that the state directory may take at the start before the kubelet is served without its content."""
+
+
+class Recalled(msgspec.Struct, frozen=True):
+    """The memory of earlier processes.
+
+    Attributes:
+        gpus: the GPUs that they knew in this boot.
+        before: the GPUs of an earlier boot.
+        evidence: their evidence against GPUs, and the orders of operators.
+        devices: the devices that they listed.
+    """
+
+    gpus: tuple[Gpu, ...]
+    before: tuple[Gpu, ...]
+    evidence: tuple[Evidence, ...]
+    devices: Remembered
+
+
+class OpenedState(msgspec.Struct, frozen=True):
+    """A locked state directory and its content, for the next daemon of this process.
+
+    `serving` answers the kubelet with the former daemon's list until the next daemon registers, if the node was handed over.
+    """
+
+    lock: NodeLock
+    memory: Memory
+    events: EventStore
+    recalled: Recalled
+    serving: Serving | None = None
+
+
+def recall(state: StateDirectory, memory: Memory, events: EventStore) -> Recalled:
+    """Read the memory of earlier processes, after the removal of leftover files. Blocks as long as the disk does."""
+    state.tidy(FILES)
+    memory.reserve()
+    events.recall()
+    return Recalled(memory.gpus(), memory.before(), memory.evidence(), memory.devices())

@@ -1,0 +1,95 @@
+"""Parses the two files that configure glibc's dynamic loader: ld.so.cache and ld.so.conf. Does no I/O.
+
+Sources: glibc's sysdeps/generic/dl-cache.h and elf/cache.c for the cache, ldconfig(8) and elf/ldconfig.c for ld.so.conf.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from posixpath import dirname
+
+import msgspec
+
+MAX_BYTES = 8 * 1024 * 1024  # of a cache; that of a workstation with 5,000 libraries has 0.5 MiB
+MAX_DIRECTORIES = 256  # of one cache or of all files of one ld.so.conf; distributions have some 10
+
+_OLD_MAGIC = b"ld.so-1.7.0\0"
+_NEW_MAGIC = b"glibc-ld.so.cache1.1"
+_COUNT = struct.Struct("<I")
+_OLD_ENTRY = struct.Struct("<iII")  # flags, then where the name and the path begin
+_NEW_ENTRY = struct.Struct("<iIIIQ")  # the same, then the version of the system and hardware capabilities
+_NEW_HEADER = 48  # bytes: magic, number of entries, length of the names, flags, and reserved space
+_ALIGNMENT = 8  # of the new header, after the old one
+
+_BLANK = " \t\r\f\v"
+
+
+class Configured(msgspec.Struct, frozen=True):
+    """The directories and the patterns of included files in one ld.so.conf, in their order."""
+
+    directories: tuple[str, ...] = ()
+    includes: tuple[str, ...] = ()
+
+
+def cached_directories(content: bytes) -> tuple[str, ...]:
+    """The absolute directories of all libraries in an ld.so.cache, each once, MAX_DIRECTORIES at most.
+
+    Entries whose path is outside of the file or not absolute do not count. Only little-endian caches are read: NVIDIA has no
+    driver for other processors. Raises ValueError, which says why, if this is no cache.
+    """
+    found: dict[str, None] = {}
+    for path in _paths(content):
+        if path.startswith(b"/"):
+            found[dirname(os.fsdecode(path))] = None
+            if len(found) == MAX_DIRECTORIES:
+                break
+    return tuple(found)
+
+
+def _paths(content: bytes) -> Iterator[bytes]:
+    start = 0
+    if content.startswith(_OLD_MAGIC):
+        entries = len(_OLD_MAGIC) + _COUNT.size
+        names = entries + _count(content, len(_OLD_MAGIC)) * _OLD_ENTRY.size
+        if names > len(content):
+            raise ValueError("it ends within its table of libraries")
+        start = (names + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+        if not content.startswith(_NEW_MAGIC, start):
+            return _named(content, _OLD_ENTRY, entries, names, names)
+    if not content.startswith(_NEW_MAGIC, start):
+        raise ValueError("it does not begin as a cache of the dynamic loader does")
+    entries = start + _NEW_HEADER
+    end = entries + _count(content, start + len(_NEW_MAGIC)) * _NEW_ENTRY.size
+    if end > len(content):
+        raise ValueError("it ends within its table of libraries")
+    return _named(content, _NEW_ENTRY, entries, end, start)
+
+
+def _count(content: bytes, at: int) -> int:
+    if at + _COUNT.size > len(content):
+        raise ValueError("it ends within its header")
+    count: int = _COUNT.unpack_from(content, at)[0]
+    return count
+
+
+def _named(content: bytes, entry: struct.Struct, start: int, end: int, names: int) -> Iterator[bytes]:
+    """Yield the path of each entry between two offsets; offsets of paths count from `names`."""
+    for _flags, _name, at, *_ in entry.iter_unpack(content[start:end]):
+        # PATH_MAX has the NUL too. The bound keeps entries that all point to one long text from costing minutes.
+        stop = content.find(b"\0", names + at, names + at + 4096)
+        if stop != -1:
+            yield content[names + at : stop]
+
+
+def configured(content: bytes) -> Configured:
+    """The directories and included files of an ld.so.conf. Other lines (hwcap, relative directories) do not count."""
+    directories: dict[str, None] = {}
+    includes: dict[str, None] = {}
+    for line in os.fsdecode(content).split("\n"):
+        text = line.partition("#")[0].strip(_BLANK)
+        word, *patterns = text.split()[:MAX_DIRECTORIES] or [""]
+        if word == "include":
+            includes |= dict.fromkeys(patterns)
+        elif text.startswith("/"):
+            directories[text.partition("=")[0].rstrip(_BLANK)] = None  # /usr/lib=libc5 names a directory and its type
+    return Configured(tuple(directories)[:MAX_DIRECTORIES], tuple(includes)[:MAX_DIRECTORIES])

@@ -1,0 +1,31 @@
+"""A program around the library with which container runtimes read CDI specifications: `cdi_judge`, built once for its sources."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster.harness import binaries
+
+SOURCE = Path(__file__).parent / "cdi_judge"
+
+
+def find() -> Path:
+    """The program. Raises MissingError where it was not built yet."""
+    program = _directory() / "cdi-judge"
+    if not program.is_file():
+        raise binaries.MissingError("not on this machine: the library of container runtimes for CDI")
+    return program
+
+
+def install(say: Callable[[str], None]) -> Path:
+    """The same, built where it is missing. Raises MissingError where that fails."""
+    with binaries.locked_cache():
+        if not _directory().is_dir():
+            say("building the library of container runtimes for CDI")
+            binaries.go_build(_directory(), SOURCE, "cdi-judge")
+    return find()
+
+
+def _directory() -> Path:
+    sources = b"".join((SOURCE / name).read_bytes() for name in ("main.go", "go.mod", "go.sum"))
+    return binaries.cache_directory() / f"cdi-judge-{hashlib.sha256(sources).hexdigest()[:12]}"
