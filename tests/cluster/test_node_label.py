@@ -86,6 +86,6 @@ def test_a_pod_keeps_its_share_of_a_gpu_that_is_no_longer_shared(labelled: Clust
 
 def test_a_label_is_seen_after_the_api_server_was_killed(labelled: Cluster) -> None:
     labelled.apiserver.kill()
-    labelled.apiserver.start()
+    labelled.start_apiserver()
     labelled.label_node(LABEL, "shared")
     labelled.wait_offers({RESOURCE: ALL_SHARED}, within=60)

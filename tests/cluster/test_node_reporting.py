@@ -260,7 +260,7 @@ def test_what_could_not_be_written_is_written_once_the_api_server_is_back(cluste
 
             wait_until(complains, "status says what is not written", within=30)
         finally:
-            cluster.apiserver.start()
+            cluster.start_apiserver()
         wait_condition(cluster, "False", "GPUUnhealthy")
 
         def written() -> None:
@@ -306,7 +306,7 @@ def test_the_annotation_cordons_through_restarts_and_without_an_api_server(clust
         try:
             cluster.plugin.restart()
         finally:
-            cluster.apiserver.start()
+            cluster.start_apiserver()
         cluster.wait_offers({RESOURCE: GPUS - 2})
         annotate(str(SICK))
 

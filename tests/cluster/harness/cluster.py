@@ -155,6 +155,20 @@ class Cluster:
 
         wait_until(offered, f"{count} GPUs are allocatable", within=within)
 
+    def start_apiserver(self) -> None:
+        """Start the API server after a kill, and wait until scheduler, controllers and kubelet follow it again.
+
+        The pause of a client between two connections doubles up to a minute (client-go's reflector, 30 s and as much jitter), so
+        a pod may wait that long for a scheduler that has not connected yet.
+
+        Raises:
+            DeadlineError: a pod without a GPU does not start.
+        """
+        self.apiserver.start()
+        self.pods.create("probe-of-the-control-plane", gpus=0)
+        self.pods.wait_running("probe-of-the-control-plane", within=120)
+        self.pods.delete("probe-of-the-control-plane")
+
     def forget_former_resources(self) -> None:
         """Take out of the node's status what other tests had served.
 

@@ -91,7 +91,10 @@ class Pod:
 
     def __str__(self) -> str:
         waiting = self.status.get("state", {}).get("waiting", {})
-        return f"{self.name}: {self.phase} {self.reason} {waiting or ''}".strip()
+        conditions: list[dict[str, str]] = self.content["status"].get("conditions", [])
+        unmet = [f"{each['type']}: {each['message']}" for each in conditions if each.get("message")]
+        node = self.content["spec"].get("nodeName", "no node yet")
+        return f"{self.name}: {self.phase} on {node} {self.reason} {waiting or ''} {'; '.join(unmet)}".strip()
 
 
 class Pods:
