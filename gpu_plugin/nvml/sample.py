@@ -123,7 +123,8 @@ def look(
     if not full or not judging:
         seen = replace(seen, asked=asking.asked)
     at = turn % TURNS
-    if "counting" not in skip and (full or at == COUNTING_TURN):
+    # Without an answer from this opening, the counters would compare with no earlier reading, and a reset would not show.
+    if "counting" not in skip and (full or at == COUNTING_TURN or counting is None):
         try:
             persistent = driver.persistence_mode(handle)
             counting = counting if persistent is None else 0 if persistent else opening

@@ -55,7 +55,9 @@ class Memory:
         return (self._health is None or self._journal.in_place) and all(map(self._is_there, [*self._written]))
 
     def _is_there(self, name: str) -> bool:
-        return identity(self._state.path / name) == self._written[name][1]
+        there = identity(self._state.path / name)
+        # A file may be removed between its write and the read of its identity. The identity is None then, as that of no file is.
+        return there is not None and there == self._written[name][1]
 
     def _holds(self, name: str, content: object) -> bool:
         """Whether the file of this name has this content."""

@@ -324,6 +324,11 @@ def test_counters_compare_over_openings_while_the_driver_keeps_the_gpu_initialis
     assert machine.look(opening=4712, full=False, counting=4711).sample.counting == 4711
 
 
+@pytest.mark.parametrize("turn", range(TURNS))
+def test_the_first_look_after_an_opening_asks_for_persistence_mode_in_any_turn(machine, turn):
+    assert machine.look(opening=4711, full=False, turn=turn, counting=None).sample.counting == 0
+
+
 @pytest.mark.parametrize(("before", "known"), [(None, 4711), (0, 0), (4710, 4710)])
 def test_a_persistence_mode_that_is_not_told_now_is_what_it_was(machine, before, known):
     machine.node.refuse("persistence_mode", Return.UNKNOWN)

@@ -416,6 +416,13 @@ def test_a_file_that_went_is_noticed_and_written_again_though_nothing_is_new(sta
     assert memory(state).devices().listed
 
 
+def test_a_file_that_is_removed_before_its_identity_is_read_counts_as_gone(state, monkeypatch):
+    known = memory(state)
+    monkeypatch.setattr("gpu_plugin.state.memory.identity", lambda _: None)
+    assert write(known, EVERYTHING, NODE, LISTED)
+    assert not known.in_place()
+
+
 async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else(state):
     made = memory(state)
     recorder = Recorder(made, lambda: Known(1, EVERYTHING, NODE, LISTED), lambda: 1)
