@@ -12,10 +12,8 @@ import logging
 import math
 import os
 import socket
-import stat
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +27,7 @@ from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.control import SOCKET
-from gpu_plugin.control.server import Verb, serve, serve_refusals
+from gpu_plugin.control.server import Verb, serve
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.discovery import Discovery, NoDriverError
 from gpu_plugin.daemon.event_log import LOGGED_VERBS, EventLog
@@ -39,9 +36,9 @@ from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.node_view import NodeView, Now
 from gpu_plugin.daemon.offering import Offering
-from gpu_plugin.daemon.opened_state import STATE_PATIENCE, OpenedState, Recalled, recall
+from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, OpenedState, Recalled, make_way, recall
 from gpu_plugin.daemon.operations import Operations
-from gpu_plugin.daemon.serving import Serving
+from gpu_plugin.daemon.takeover import Takeover, TakeoverError
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.host.cdi.watch import CdiWatch
@@ -58,10 +55,10 @@ from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.supervision import LONGEST_RETRY, forever
-from gpu_plugin.runtime.threads import NoAnswerError, answered, begin, settled
+from gpu_plugin.runtime.supervision import LONGEST_RETRY, PartGroup, forever
+from gpu_plugin.runtime.threads import NoAnswerError, answered, begin
 from gpu_plugin.sources.configuration import Configuration
-from gpu_plugin.state.directory import StateDirectory, set_aside
+from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.node_lock import RETRY, NodeLock
@@ -73,18 +70,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CLAIM_PATIENCE = 15.0
-"""Seconds after which a running daemon does not hand over. It looks for a claim at least every 10 s; older versions never do."""
-
-TAKEOVER_PATIENCE = 30.0
-"""Seconds in which a new daemon must register all resources while the former daemon answers the kubelet with its last list."""
-
 LAST_SAVE = 0.5
 """Seconds of the exit in which the last events are written."""
-
-
-class TakeoverError(Exception):
-    """This daemon cannot take the node over from the daemon that serves it."""
 
 
 class Daemon:
@@ -95,18 +82,20 @@ class Daemon:
         configuration: Configuration,
         hardware: Hardware,
         listener: Listener | None = None,
-        opened: OpenedState | None = None,
-        *,
-        claims: bool = True,
+        begins: Next | None = None,
     ) -> None:
         """`listener` answers probes and scrapes by what is known here, and stops when this is told to.
 
-        `opened` is the state directory if an earlier daemon of this process has read it. `claims` is whether this daemon asks a
-        running daemon for the node; a daemon that has handed the node over waits for it instead.
+        `begins` is how this daemon begins if another daemon of this process ran before.
         """
+        begins = begins or Next()
+        opened = begins.opened
         self._opened = opened
-        self._claims = claims
+        self._claims = begins.claims
+        self._next: Next | None = None
+        """Set if this daemon has to end for the next daemon of this process."""
         self._handed_over = False
+        """Whether the state directory belongs to a daemon of another process."""
         self.configuration = configuration
         self.hardware = hardware
         self._listener = listener
@@ -140,15 +129,15 @@ class Daemon:
         self._told_to_stop = False
         self._state_call: SlowCall[Any] = SlowCall(partial(begin, name="state"))
         self._recalled = False
-        self._former = None if opened is None else opened.serving
-        self._served = False
-        self._may_register = anyio.Event()
-        self._state_answers = False
         self._look = Pulse()
+        self._claim = Pulse()
         self._state_look = Pulse()
         self._commands_look = Pulse()
         directories = Path(self.settings.state_dir), Path(self.settings.socket_dir)
         self._lock = NodeLock(*directories, __version__) if opened is None else opened.lock
+        self._takeover = Takeover(
+            self._lock, self._now, self._health, self._inventory, self._registrations, self._memory, self._recorder
+        )
         self._labels = NodeLabels(lambda: self.settings, hardware.host, self._state)
         self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
         self._discovery = Discovery(
@@ -177,23 +166,19 @@ class Daemon:
         """The settings in force."""
         return self.configuration.settings
 
-    async def run(self, signals: Signals, around: anyio.abc.TaskGroup) -> "int | OpenedState | None":
-        """Run until a signal ends it, and return the exit status. `around` runs the parts that may outlive this daemon.
+    async def run(self, signals: Signals) -> int | Next:
+        """Run until a signal ends it, and return the exit status; the next daemon of this process if another has to begin.
 
-        If the state directory, without which this daemon served, answers again, another daemon must begin: return the directory
-        as it was read, None if another process has its lock. The same holds after the node was handed over.
+        The next daemon begins when the state directory, without which this daemon served, answers again, and when the node was
+        handed over to a daemon of another process.
         """
         status, why_stopped = 0, "ended without being told to"
-        self._serving = Serving(around)
 
         def stop() -> None:
             self._told_to_stop = True
             if self._listener is not None:
                 self._listener.stop()
             parts.cancel_scope.cancel()
-            self._serving.cancel()
-            if self._former is not None:
-                self._former.cancel()
 
         try:
             async with anyio.create_task_group() as parts:
@@ -210,31 +195,15 @@ class Daemon:
                 why_stopped = str(error)
             status = 2 if group.subgroup(ConfigError) else 1
         finally:
-            if self._recalled:  # else the file would lose the events that were not read
-                if self._handed_over:
-                    why_stopped = "a new daemon takes over"
+            if self._recalled and not self._handed_over:  # else the file would lose the events that were not read
                 self._events.daemon(f"stopped: {signals.stopped_by or why_stopped}")
                 with anyio.CancelScope(shield=True):
                     await self._events.store.save_within(LAST_SAVE)
-            if self._handed_over:
-                self._lock.hand_over()
-            else:
-                await self._serving.end()
-                if self._former is not None:
-                    await self._former.end()
-            if not self._state_answers and not self._handed_over:
+            if self._next is None or self._next.opened is None:
                 self._lock.release()
-        if self._handed_over and not self._told_to_stop:
-            outcome = await self._outlast(signals)
-            if not self._told_to_stop:
-                return outcome
-        if self._handed_over:
-            await self._serving.end()
-        if self._state_answers and status == 0 and not self._told_to_stop:
+        if self._next is not None and status == 0 and not self._told_to_stop:
             if await self._driver_closed():
-                if self._opened is None:
-                    self._lock.release()
-                return self._opened
+                return self._next
             why_stopped = (
                 "a call to the driver does not return; ending, so that a new process begins with what is remembered"
             )
@@ -245,67 +214,6 @@ class Daemon:
         log.info("stopped")
         return status
 
-    async def _outlast(self, signals: Signals) -> "int | OpenedState | None":
-        """Answer the kubelet until the new daemon is registered, or until a signal.
-
-        Returns None if the new daemon serves. If it is dead, returns the state as the new daemon left it, with this daemon's
-        servers, or the exit status 1 if the driver cannot be opened again.
-        """
-        log.info("handing over to the new daemon; the kubelet is answered until that one is registered")
-        self._now.waits_for, self._now.standby = "the new daemon takes over", True
-        with anyio.CancelScope() as scope:
-
-            def stop() -> None:
-                self._told_to_stop = True
-                if self._listener is not None:
-                    self._listener.stop()
-                self._serving.cancel()
-                scope.cancel()
-
-            signals.on_stop(stop)
-            closed = await self._driver_closed()
-            if await answered(begin(self._lock.handed_over, "takeover"), math.inf):
-                await self._serving.end()
-                self._lock.release()
-                return None
-            if not closed:
-                log.error(
-                    "the new daemon has ended, and a call to the driver does not return: ending, for a new process"
-                )
-                await self._serving.end()
-                self._lock.release()
-                return 1
-            log.warning("the new daemon ended before it was registered; serving on")
-            state, memory = StateDirectory(self._state.path), Memory(self._state, self.hardware.host.boot_id())
-            events = EventStore(self._state.path, time.time)
-            recalled = await answered(begin(partial(recall, state, memory, events), "state"), math.inf)
-            return OpenedState(self._lock, memory, events, recalled, self._serving)
-        return None
-
-    async def _until_served(self) -> None:
-        """Ends a takeover when the kubelet has the lists of all resources.
-
-        Ends this daemon if that takes TAKEOVER_PATIENCE seconds, or no device is healthy for so long, and the former daemon still
-        answers the kubelet.
-        """
-        with anyio.move_on_after(TAKEOVER_PATIENCE if self._lock.former_serves else math.inf) as patience:
-            while self._inventory.unpublished or (self._lock.former_serves and not self._offers_devices()):
-                await self.store.changed.wait()
-            self._may_register.set()
-            while not all(map(self._registrations.heard, self.store.current.resources)):
-                await self._registrations.changes.wait()
-        if patience.cancelled_caught:
-            raise TakeoverError(
-                f"not every resource was registered with a healthy device within {TAKEOVER_PATIENCE:g} s, so the former daemon "
-                "keeps the node; gpu-plugin doctor shows why the GPUs or the kubelet cannot be reached"
-            )
-        self._lock.unclaim()
-        if self._lock.former_serves:
-            await answered(begin(self._lock.wait_directory, "directory-lock"), math.inf)
-            self._inventory.former_ended(anyio.current_time())
-        self._served = True
-        self._state_look.ring()
-
     async def _driver_closed(self) -> bool:
         return self._now.monitor is None or await self._now.monitor.shut()
 
@@ -313,7 +221,9 @@ class Daemon:
         log.info("gpu-plugin %s starting", __version__)
         if self._opened is None:
             try:
-                await self._have_the_node()
+                await self._takeover.wait_for_node(
+                    self.settings, self._state_call, self._view.waiting, claims=self._claims
+                )
                 recalled: Recalled = await self._state_call.joined(self._recall, STATE_PATIENCE)
             except NoAnswerError as error:
                 await self._serve_without_memory(str(error))
@@ -329,7 +239,8 @@ class Daemon:
         self._inventory.found(self._health.gpus)
         monitor = self._now.monitor = self._discovery.monitor(recalled.gpus, recalled.before)
         consequence = "a restart forgets what happens"
-        self._start(
+        self._keepers = PartGroup(
+            self._parts,
             ("the control socket", self._control),
             ("the lock of the directory", partial(self._keep_the_node, self._look)),
             ("the watch on the state directory", partial(watch, self._state.path, self._state_look, consequence)),
@@ -338,37 +249,67 @@ class Daemon:
             ("the state directory", self._recorder.run),
             ("the event store", self._events.store.run),
             ("the search for faulting pods", self._pods.run),
-            ("the watch on MPS daemons", self._offering.watch_mps),
             ("the CDI specifications", self._keep_specs),
             ("the reports to the cluster", self._cluster.run),
             ("the labels of the node", self._labels.run),
         )
+        self._keepers.start()
         self._start_serving()
-        self._parts.start_soon(self._until_served)
+        self._parts.start_soon(forever, "the watch on MPS daemons", self._offering.watch_mps)
+        self._parts.start_soon(self._takeover.until_over)
+        self._parts.start_soon(self._hand_over)
         await self._specs.recall()
         await self._watch_gpus(monitor)
 
     def _start_serving(self) -> None:
         """Starts the parts that serve the kubelet, with or without the memory of earlier processes."""
-        self._serving.start(
+        self._servers = PartGroup(
+            self._parts,
             ("the directory watch", partial(watch, Path(self.settings.socket_dir), self._look)),
             ("the endpoints", self._serve),
         )
-        self._start(
+        self._servers.start()
+        others = (
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
             ("the health reports", partial(self._health.tell, self._recorder.written, self._inventory.health_changed)),
             ("the query which pods hold what", self._attribution.run),
             ("the retirement of devices", self._offering.settle),
         )
+        for name, run in others:
+            self._parts.start_soon(forever, name, run)
+
+    async def _hand_over(self) -> None:
+        """Hands the node over to a new daemon that claims it. Ends this daemon when the new daemon serves."""
+        while True:
+            await self._claim.wait()
+            if not (self._takeover.over and self._takeover.offers_devices):
+                log.info(
+                    "a new daemon asks for the node, and pods get no device from this daemon: ending for the new one"
+                )
+                break
+            if not self._lock.write_leaving(leaving=True):
+                continue
+            self._events.daemon("a new daemon takes over")
+            await self._keepers.end()
+            await self._events.store.save_within(LAST_SAVE)
+            if self._recorder.writes:  # a write that hangs may end after the new daemon has written
+                log.warning("the state directory does not answer, so the node is not handed over")
+                self._lock.write_leaving(leaving=False)
+            else:
+                self._handed_over = True
+                if await self._takeover.hand_over():
+                    break
+                self._handed_over = False
+            self._keepers.start()
+            await self._servers.end()  # a kubelet takes each registration on a socket of its own
+            self._servers.start()
+        self._next = Next(claims=False)
+        self._parts.cancel_scope.cancel()
 
     async def _watch_gpus(self, monitor: Monitor) -> None:
         await self._discovery.find(monitor)
         await forever("the GPU monitor", monitor.run)
-
-    def _start(self, *parts: tuple[str, Callable[[], Awaitable[None]]]) -> None:
-        for name, run in parts:
-            self._parts.start_soon(forever, name, run)
 
     def _recall(self) -> Recalled:
         return recall(self._state, self._memory, self._events.store)
@@ -410,45 +351,14 @@ class Daemon:
         outcome: Recalled | str = await self._state_call.joined(self._lock.take, math.inf)  # or the call under way
         if outcome == "":
             outcome = await self._state_call.joined(self._recall, math.inf)
+        opened = None
         if isinstance(outcome, Recalled):
-            self._opened = OpenedState(self._lock, self._memory, self._events.store, outcome)
+            opened = OpenedState(self._lock, self._memory, self._events.store, outcome)
         log.info(
             "the state directory %s answers again: beginning again with what it remembers", self.settings.state_dir
         )
-        self._state_answers = True
-        self._end()
-
-    async def _have_the_node(self) -> None:
-        """Waits until no other daemon has this node; until then nothing is read, written or served.
-
-        Raises NoAnswerError if the state directory does not answer, or the kubelet's.
-        """
-        async with AsyncExitStack() as meanwhile:
-            while why := await self._state_call.joined(self._lock.take, STATE_PATIENCE):
-                if why != self._now.waits_for:
-                    log.warning("waiting: %s", why)
-                if self._lock.has_state and not self._now.waits_for:  # else the other one answers there
-                    make_way(self.settings)
-                    refusals = serve_refusals(
-                        Path(self.settings.state_dir),
-                        lambda: f"this daemon waits: {self._now.waits_for}",
-                        {"status": self._view.waiting},
-                    )
-                    await meanwhile.enter_async_context(refusals)
-                self._now.waits_for, standby = why, not self._lock.has_state
-                # A pod that claims is not ready: a DaemonSet would end the former pod before this pod is known to work.
-                claiming, self._claims = self._claims and standby, self._claims and not standby
-                self._now.standby = standby and not claiming
-                job = begin(partial(self._lock.wait, claims=claiming), "lock")
-                if claiming and not await settled(job, CLAIM_PATIENCE):
-                    log.info("the other daemon does not hand over; starting when it has ended")
-                    self._now.standby = True
-                await answered(job, math.inf)
-        if self._now.waits_for:
-            log.info("the other daemon has %s; starting", "handed over" if self._lock.former_serves else "ended")
-        self._now.waits_for, self._now.standby = "", False
-        if not self._lock.former_serves:
-            self._lock.unclaim()  # the next daemon may claim, whether or not this daemon ever reaches a GPU
+        self._next = Next(opened, self._claims)
+        self._parts.cancel_scope.cancel()
 
     async def _keep_the_node(self, bell: Pulse) -> None:
         """Has what this daemon knows written down again, and commands reach it, where its files or directories are gone.
@@ -456,10 +366,8 @@ class Daemon:
         Ends this daemon where a directory was recreated and another daemon has it by now: a restart waits for it.
         """
         while not (why := self._lock.follow()):
-            if self._served and self._offers_devices() and self._lock.claimed() and self._lock.leave():
-                self._handed_over = True
-                self._parts.cancel_scope.cancel()
-                await anyio.lowlevel.checkpoint()
+            if self._lock.claimed():
+                self._claim.ring()
             self.hardware.keep()
             self._recorder.look()
             self._events.store.look()
@@ -467,33 +375,14 @@ class Daemon:
             self._commands_look.ring()
             await bell.wait(LONGEST_RETRY)
         log.error("%s; ending, so that a restart waits for it", why)
-        self._end()
-
-    def _offers_devices(self) -> bool:
-        """Whether the list has a healthy device.
-
-        Without a healthy device, a running daemon does not hand over, since a new daemon cannot prove that it serves as well. The
-        new daemon waits for the end of the running daemon, and its pod is ready meanwhile, so that no roll-out stops at a node
-        whose driver is dead.
-        """
-        views = self.store.current.resources.values()
-        return any(device.healthy for view in views for device in view.resource.devices)
-
-    def _end(self) -> None:
         self._parts.cancel_scope.cancel()
-        self._serving.cancel()
 
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
         registered = self._specs.registered.set
         if self._lock.former_serves:  # the kubelet would have this daemon's list in place of the former daemon's
-            await self._may_register.wait()
-        if self._former is not None:
-            with anyio.move_on_after(TAKEOVER_PATIENCE):  # its list does not follow the health of GPUs
-                while self._inventory.unpublished:
-                    await self.store.changed.wait()
-            await self._former.end()  # one process must not have two streams of a resource
+            await self._takeover.may_register.wait()
         shared = Shared(self.store, registration, directory, self._look, registered, self._registrations, self._counts)
         await Endpoints(shared).run()
 
@@ -576,8 +465,3 @@ class Daemon:
             self._cluster.changed()
 
         await self.configuration.run(self._discovery.take, was_read)
-
-
-def make_way(settings: Settings) -> None:
-    """Puts aside what stands in the control socket's place and is none."""
-    set_aside(Path(settings.state_dir) / SOCKET, stat.S_ISSOCK)

@@ -79,19 +79,23 @@ class HealthWatch:
 
     def remember(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
         """Takes in what an earlier process wrote down, and the GPUs that it knew."""
-        self.past = tuple(entry.moved(self._zero) if entry.boot_id == self.ledger.boot_id else entry for entry in past)
-        for entry in past:
-            if entry.verdict != Verdict.OK.name:
-                quiet = _ordered(entry) or entry.verdict == Verdict.APP.name
-                level = logging.INFO if quiet else logging.WARNING
-                words = entry.detail or entry.signal
-                which = "every GPU" if entry.uuid == EVERY_GPU else whose(entry.uuid, gpus, entry.device)
-                overridden = entry.overridden and entry.verdict == Verdict.FATAL.name
-                verdict = f"{Verdict.DEGRADED.name}, overridden by an operator" if overridden else entry.verdict
-                fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": entry.verdict}
-                log.log(level, "%s is remembered as %s: %s", which, verdict, words, extra=fields)
+        self.past = self._moved(past)
+        _log_remembered(past, gpus)
         self._complain()
         self.watch(gpus)
+
+    def adopt(self, evidence: tuple[Evidence, ...]) -> None:
+        """Takes in evidence of another daemon of this node that ran at the same time."""
+        if not evidence:
+            return
+        _log_remembered(evidence, self.gpus)
+        known = {gpu.uuid for gpu in self.gpus}
+        moved = self._moved(evidence)
+        self.past = (*self.past, *(entry for entry in moved if entry.uuid not in known))
+        self.ledger.replay(moved)
+        self.ledger.revision += 1
+        for uuid in {entry.uuid for entry in moved}:
+            self._changed(uuid)
 
     def take(self, settings: Settings) -> None:
         """Judges by other settings from now on, whatever is held against a GPU already included."""
@@ -186,6 +190,10 @@ class HealthWatch:
         """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""
         return self._zero + self._clock()
 
+    def _moved(self, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+        """The entries by the clock of this process, as far as they are of this boot."""
+        return tuple(entry.moved(self._zero) if entry.boot_id == self.ledger.boot_id else entry for entry in evidence)
+
     def _changed(self, uuid: str) -> None:
         self._changed_gpus.add(uuid)
         self._record()
@@ -228,6 +236,19 @@ class HealthWatch:
             if complaint not in self._complained:
                 log.warning("%s", complaint)
         self._complained = frozenset(wrong)
+
+
+def _log_remembered(evidence: tuple[Evidence, ...], gpus: tuple[Gpu, ...]) -> None:
+    for entry in evidence:
+        if entry.verdict != Verdict.OK.name:
+            quiet = _ordered(entry) or entry.verdict == Verdict.APP.name
+            level = logging.INFO if quiet else logging.WARNING
+            words = entry.detail or entry.signal
+            which = "every GPU" if entry.uuid == EVERY_GPU else whose(entry.uuid, gpus, entry.device)
+            overridden = entry.overridden and entry.verdict == Verdict.FATAL.name
+            verdict = f"{Verdict.DEGRADED.name}, overridden by an operator" if overridden else entry.verdict
+            fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": entry.verdict}
+            log.log(level, "%s is remembered as %s: %s", which, verdict, words, extra=fields)
 
 
 def _ordered(entry: Evidence) -> bool:

@@ -1,12 +1,16 @@
 """The state directory at the start: its lock, and the memory of earlier processes that it holds."""
 
+import stat
+from pathlib import Path
+
 import msgspec
 
-from gpu_plugin.daemon.serving import Serving
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.control import SOCKET
 from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.directory import StateDirectory, set_aside
 from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.listed_devices import Remembered
 from gpu_plugin.state.memory import Memory
@@ -33,16 +37,24 @@ class Recalled(msgspec.Struct, frozen=True):
 
 
 class OpenedState(msgspec.Struct, frozen=True):
-    """A locked state directory and its content, for the next daemon of this process.
-
-    `serving` answers the kubelet with the former daemon's list until the next daemon registers, if the node was handed over.
-    """
+    """A locked state directory and its content, for the next daemon of this process."""
 
     lock: NodeLock
     memory: Memory
     events: EventStore
     recalled: Recalled
-    serving: Serving | None = None
+
+
+class Next(msgspec.Struct, frozen=True):
+    """The next daemon of this process.
+
+    Attributes:
+        opened: the state directory as the daemon before it locked and read it; None if the next daemon has to do both.
+        claims: whether it asks a running daemon for the node. A daemon that has handed the node over waits instead.
+    """
+
+    opened: OpenedState | None = None
+    claims: bool = True
 
 
 def recall(state: StateDirectory, memory: Memory, events: EventStore) -> Recalled:
@@ -51,3 +63,8 @@ def recall(state: StateDirectory, memory: Memory, events: EventStore) -> Recalle
     memory.reserve()
     events.recall()
     return Recalled(memory.gpus(), memory.before(), memory.evidence(), memory.devices())
+
+
+def make_way(settings: Settings) -> None:
+    """Put aside a file in the place of the control socket."""
+    set_aside(Path(settings.state_dir) / SOCKET, stat.S_ISSOCK)

@@ -17,10 +17,10 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.control import opened
 from gpu_plugin.control.server import serve_refusals
-from gpu_plugin.daemon.daemon import Daemon, make_way
+from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.node_view import without_configuration
-from gpu_plugin.daemon.opened_state import STATE_PATIENCE, OpenedState
+from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, make_way
 from gpu_plugin.inventory.offer import require_functions
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.threads import NoAnswerError, answered, begin
@@ -76,12 +76,10 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
             if signals.stopped_by:
                 log.info("stopped")
             else:
-                ended: OpenedState | int | None = None
-                claims = True
-                while not isinstance(ended, int):
-                    daemon = Daemon(configuration, hardware, listener, ended, claims=claims)
-                    ended, claims = await daemon.run(signals, around), False
-                status = ended
+                outcome: Next | int = Next()
+                while isinstance(outcome, Next):
+                    outcome = await Daemon(configuration, hardware, listener, outcome).run(signals)
+                status = outcome
         except ConfigError as error:  # which a task group would wrap
             refused = error
         around.cancel_scope.cancel()

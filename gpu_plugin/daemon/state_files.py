@@ -4,7 +4,14 @@ from gpu_plugin.cluster.labels.features_file import FEATURES_FILE
 from gpu_plugin.cluster.labels.keeper import LABELS_FILE
 from gpu_plugin.sources.source import CHOICE_FILE
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
-from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, OWN_MARKS_FILE
+from gpu_plugin.state.records import (
+    DEVICES_FILE,
+    GPUS_FILE,
+    HANDOVER_FILE,
+    HEALTH_FILE,
+    JOURNAL_FILE,
+    OWN_MARKS_FILE,
+)
 
 FILES = (
     HEALTH_FILE,
@@ -14,6 +21,7 @@ FILES = (
     CHOICE_FILE,
     EVENTS_FILE,
     OWN_MARKS_FILE,
+    HANDOVER_FILE,
     LABELS_FILE,
     FEATURES_FILE,
 )

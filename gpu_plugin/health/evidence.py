@@ -1,6 +1,6 @@
 """A latch as it is written down: enough to hold the same verdict after a restart."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -166,6 +166,16 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
         if zero is None or self.zero is None or abs(zero - self.zero) < CORRECTED or not self.known:
             return self
         return Evidence.of(self.boot_id, self.uuid, self.key, self.latch(zero), zero)
+
+
+def newer(evidence: Iterable[Evidence], than: Iterable[Evidence]) -> tuple[Evidence, ...]:
+    """The entries that hold something against a GPU which no entry of `than` held against it then, or not as severely."""
+    before = {(entry.uuid, entry.key, entry.since, entry.verdict) for entry in than}
+    return tuple(
+        entry
+        for entry in evidence
+        if entry.verdict != Verdict.OK.name and (entry.uuid, entry.key, entry.since, entry.verdict) not in before
+    )
 
 
 def news(latch: AnyLatch | None) -> tuple[object, ...]:

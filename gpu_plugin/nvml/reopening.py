@@ -197,7 +197,7 @@ class Reopening:
         """Leaves the events and closes the driver. Returns what holds it; empty once it is closed."""
         if not await self._events.leave(patience):
             return "it holds the wait for its events"
-        return "" if await self._session.close(patience) else NOT_CLOSING
+        return "" if await self._session.close_at_last(patience) else NOT_CLOSING
 
     async def _find_again(self, opened: Opened, rounds: int, timeout: float) -> None:
         """Finds the GPUs: the driver counts them when it is opened, and a reloaded one knows no handle of before."""

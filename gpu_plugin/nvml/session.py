@@ -11,7 +11,7 @@ import anyio
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Job, Workers
+from gpu_plugin.runtime.threads import Job, Workers, settled
 
 T = TypeVar("T")
 
@@ -34,6 +34,13 @@ class DriverCalls:
         self._out.add(job)
         job.done.add_done_callback(lambda _: self._out.discard(job))
         return job
+
+    async def back(self, seconds: float) -> bool:
+        """Waits until every call has come back, at most so many seconds. Returns whether every call has."""
+        until = anyio.current_time() + seconds
+        for job in tuple(self._out):
+            await settled(job, max(0.0, until - anyio.current_time()))
+        return not self.under_way
 
     def begin_unrelated(self, call: Callable[[], T]) -> Job[T]:
         """Begins a call as `begin` does, one that is none of the driver's: whether it comes back is nothing to NVML."""
@@ -162,6 +169,10 @@ class DriverSession:
         if not await self._describing.wait(timeout):
             raise TimeoutError(f"no answer for {timeout:g} s")
         return _result(self._describing.take(), "nvmlDeviceGetCount_v2")
+
+    async def close_at_last(self, timeout: float) -> bool:
+        """Closes the driver once no call to it is under way; waits at most so many seconds for each. Returns whether it is closed."""
+        return await self._calls.back(timeout) and await self.close(timeout)
 
     async def close(self, timeout: float) -> bool:
         """Closes the driver, unless a call to it is under way. Returns whether it is closed.

@@ -15,6 +15,7 @@ from gpu_plugin.state.listed_devices import Remembered, remembered
 from gpu_plugin.state.records import (
     DEVICES_FILE,
     GPUS_FILE,
+    HANDOVER_FILE,
     HEALTH_FILE,
     JOURNAL_FILE,
     KNOWN,
@@ -73,15 +74,40 @@ class Memory:
         if newest is not None and (memory is None or newest.sequence >= memory.sequence):
             memory = newest
         if memory is None:
-            return ()
+            return self.handed_over()
         self._sequence = memory.sequence
+        return (*self._entries(HEALTH_FILE, memory), *self.handed_over())
+
+    def hand_over(self, evidence: tuple[Evidence, ...]) -> bool:
+        """Writes down evidence that the daemon found which the state directory does not belong to any more. Blocks."""
+        return self._state.write(HANDOVER_FILE, HealthMemory(self._boot_id, evidence))
+
+    def handed_over(self) -> tuple[Evidence, ...]:
+        """The evidence that a former daemon found during a takeover; empty if there is none. Blocks."""
+        memory = self._state.read(HANDOVER_FILE, WrittenHealth)
+        return () if memory is None else self._entries(HANDOVER_FILE, memory)
+
+    def forget_handover(self) -> None:
+        """Removes the evidence of a former daemon, which is written down elsewhere. Blocks."""
+        (self._state.path / HANDOVER_FILE).unlink(missing_ok=True)
+
+    def taken_back(self) -> tuple[Evidence, ...]:
+        """The evidence of another daemon that had the state directory meanwhile. All is written again from now on. Blocks."""
+        self._journal = Journal(self._state.path / JOURNAL_FILE, WrittenHealth)
+        self._journal.reserve()
+        self._health = None
+        self._written.clear()
+        return self.evidence()
+
+    def _entries(self, file: str, memory: WrittenHealth) -> tuple[Evidence, ...]:
+        """The entries of this boot, and those that outlive boots. Entries that cannot be true are logged."""
         found, faults = [], []
         for place, raw in enumerate(memory.evidence):
             try:
                 found.append(entry(raw))
             except ValueError as error:
                 faults.append(f"entry {place} cannot be true and is left out: {error}")
-        _log_faults(HEALTH_FILE, faults)
+        _log_faults(file, faults)
         return tuple(each for each in found if each.boot_id == self._boot_id or each.lasts)
 
     def gpus(self) -> tuple[Gpu, ...]:

@@ -6,14 +6,17 @@ and that of the kubelet's device plugin directory (the directory itself: the kub
 
 A takeover passes the node from a running daemon to a new daemon. The order of the locks is the whole protocol:
 
-1. The new daemon locks the claim, a second file, and waits for the lock of the state directory.
-2. The running daemon finds the claim locked. It stops all parts except the servers for the kubelet, unlocks the state directory,
-   and waits for the claim.
-3. The new daemon reads the state and registers. When the kubelet has its lists, it unlocks the claim.
-4. The former daemon gets the claim. If the state directory is locked, the new daemon serves: the former one ends its servers and
-   unlocks the kubelet's directory. If the state directory is not locked, the new daemon is dead, and the former daemon serves on.
+1. The new daemon locks the claim and the handover, two more files, and waits for the lock of the state directory.
+2. The running daemon finds the claim locked. It ends all parts that write or take orders, unlocks the state directory, and waits
+   for the handover. It still watches the GPUs and answers the kubelet.
+3. The new daemon reads the state and registers. When the kubelet has its lists, it unlocks the handover.
+4. The former daemon gets the handover. If the state directory is locked, the new daemon serves: the former daemon writes down
+   which faults it saw since step 2, ends, and unlocks the kubelet's directory. If the state directory is not locked, the new
+   daemon is dead, and the former daemon continues.
+5. The new daemon gets the kubelet's directory, reads the faults, and unlocks the claim.
 
-The kernel unlocks each file when its process ends, so the death of a daemon at any step leads to one of these two cases.
+The kernel unlocks each file when its process ends, so the death of a daemon at any step leads to one of these cases. A third
+daemon waits for the claim until the takeover is over.
 """
 
 import fcntl
@@ -39,7 +42,10 @@ FILE = "daemon.lock"
 """The lock's file in the state directory."""
 
 CLAIM = "takeover.lock"
-"""The file in the state directory that a daemon locks while it takes the node over."""
+"""The file in the state directory that a new daemon locks from its claim until the takeover is over."""
+
+HANDOVER = "handover.lock"
+"""The file in the state directory that a new daemon locks from its claim until the kubelet has its lists."""
 
 RETRY = 0.25
 """Seconds between two tries where no blocking call can be used."""
@@ -77,6 +83,7 @@ class NodeLock:
         """The state directory as it was when its lock was taken."""
         self._entry: int | None = None
         self._claim: int | None = None
+        self._handover: int | None = None
         self.former_serves = False
         """Whether the daemon before this one answers the kubelet still, and has the kubelet's directory locked for that."""
         self._unlocked: set[str] = set()
@@ -180,16 +187,24 @@ class NodeLock:
         path = self._state_dir / CLAIM
         set_aside(path)
         self._claim = _lock(open_own(path, os.O_RDWR | os.O_CREAT))
+        self._handover = _lock(open_own(self._state_dir / HANDOVER, os.O_RDWR | os.O_CREAT))
         request = self._state_dir / f"{CLAIM}.request"
         request.touch()  # the running daemon watches the names in the directory
         request.unlink(missing_ok=True)
 
-    def unclaim(self) -> None:
-        """Unlocks the claim: this daemon serves the kubelet, or there is no former daemon that does."""
-        if self._claim is not None:
+    def serves(self) -> None:
+        """Unlocks the handover: the kubelet has the lists of this daemon, or there is no former daemon that serves."""
+        if self._handover is not None:
             if self._file is not None:
                 with suppress(OSError):  # the lock of the kubelet's directory tells the same
                     self._write_owner(self._file, leaving=False)
+            os.close(self._handover)
+            self._handover = None
+
+    def unclaim(self) -> None:
+        """Unlocks the claim: the takeover is over, and the next daemon may claim."""
+        self.serves()
+        if self._claim is not None:
             os.close(self._claim)
             self._claim = None
 
@@ -197,12 +212,12 @@ class NodeLock:
         """Whether a new daemon asks this one to hand over. False while this daemon takes over itself."""
         return self._claim is None and self._file is not None and self._claim_is_locked()
 
-    def leave(self) -> bool:
-        """Writes down that this daemon hands over. Returns False if that fails: then nothing has changed."""
+    def write_leaving(self, *, leaving: bool) -> bool:
+        """Writes down whether this daemon hands over. Returns False if that fails: then nothing has changed."""
         if self._file is None:
             return False
         try:
-            self._write_owner(self._file, leaving=True)
+            self._write_owner(self._file, leaving=leaving)
         except OSError:
             return False
         return True
@@ -216,7 +231,7 @@ class NodeLock:
     def handed_over(self) -> bool:
         """Blocks until the new daemon serves or is dead. Returns whether it serves; else the state directory is locked again."""
         try:
-            os.close(_lock(open_own(self._state_dir / CLAIM, os.O_RDWR | os.O_CREAT)))
+            os.close(_lock(open_own(self._state_dir / HANDOVER, os.O_RDWR | os.O_CREAT)))
             return not self._take_file(make=True)
         except OSError as error:
             self._cannot(str(self._state_dir), error)
@@ -224,10 +239,10 @@ class NodeLock:
 
     def release(self) -> None:
         """Unlocks everything; the files stay, since a removal could take a file from the next daemon that locks it."""
-        for descriptor in (self._entry, self._file, self._claim):
+        for descriptor in (self._entry, self._file, self._handover, self._claim):
             if descriptor is not None:
                 os.close(descriptor)
-        self._file = self._entry = self._claim = None
+        self._file = self._entry = self._handover = self._claim = None
 
     def _take_file(self, *, make: bool) -> bool:
         path = self._state_dir / FILE

@@ -54,6 +54,7 @@ class Recorder:
         self._tried = 0
         self._saved = 0
         self._durable = True
+        self._runs = False
         self._threads = Workers("health-file"), Workers("state-files")
         self._evidence, self._hardware = (SlowCall[bool](threads.begin) for threads in self._threads)
 
@@ -63,11 +64,13 @@ class Recorder:
 
     async def run(self) -> None:
         """Writes until cancelled, and once more then: what was learnt last is worth a moment of the exit, and no more."""
+        self._runs = True
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_evidence)
                 tasks.start_soon(self._keep_hardware)
         finally:
+            self._runs = False
             with anyio.CancelScope(shield=True):
                 known = self._known()
                 if not known.nothing:
@@ -85,6 +88,11 @@ class Recorder:
             self._unsaved.ring()
 
     @property
+    def writes(self) -> bool:
+        """Whether a write is under way, also one that hangs since `run` ended."""
+        return self._evidence.under_way or self._hardware.under_way
+
+    @property
     def trouble(self) -> str:
         """What a restart would not remember, in a sentence; empty while all is written down."""
         if self._saved < self._tried:
@@ -92,9 +100,9 @@ class Recorder:
         return "" if self._durable else "a file cannot be written, as the log says: a restart would not remember all"
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
-        """Whether what is held against GPUs now outlives this process; waits `seconds` at most, less where it cannot be."""
+        """Whether what is held against GPUs now outlives this process; waits `seconds` at most, not at all unless `run` runs."""
         revision = self._revision()
-        if self._saved < revision:
+        if self._saved < revision and self._runs:
             self.changed()
             with anyio.move_on_after(seconds):
                 while self._tried < revision:

@@ -14,6 +14,7 @@ JOURNAL_FILE = "health.journal"
 GPUS_FILE = "gpus.json"
 DEVICES_FILE = "devices.json"
 OWN_MARKS_FILE = "cluster.json"
+HANDOVER_FILE = "handover.json"
 
 
 E = TypeVar("E")
@@ -22,7 +23,8 @@ E = TypeVar("E")
 class HealthMemory(msgspec.Struct, Generic[E], frozen=True):
     """The content of `HEALTH_FILE`, and of a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
 
-    Of the same one the journal's: it was written later.
+    Of the same one the journal's: it was written later. `HANDOVER_FILE` has the evidence that a former daemon found after it
+    had unlocked the state directory.
 
     `boot_id` is the boot in which it was written, each entry's the one in which it was true. Entries that are read are
     understood one by one, so that one of a wrong type costs no other.

@@ -135,18 +135,33 @@ async def test_a_new_daemon_that_cannot_serve_leaves_the_node_to_the_former_one(
     await kubelet.wait_for(healthy(kubelet, 7))
 
 
-async def test_a_new_daemon_waits_where_the_running_daemon_reaches_no_gpu(kubelet, generation, daemon, new):
-    if generation == "1.36":
-        pytest.skip("the kubelet has no part in it")
+async def test_a_daemon_without_a_healthy_device_ends_for_a_new_daemon_at_once(kubelet, daemon, new):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
     for gpu in range(8):
         daemon.fault(gpu, error=999)
     await kubelet.wait_for(healthy(kubelet, 0))
     new.start()
-    await new.said("the other daemon does not hand over", 30)
-    assert (await daemon.stop())[0] == 0
     await serves(new)
+    await daemon.said("waiting: another daemon")
+    for gpu in range(8):
+        new.fault(gpu, heal=True)
+    await kubelet.wait_for(healthy(kubelet, 8), 30)
+
+
+async def test_a_daemon_on_a_node_without_a_gpu_ends_for_a_new_daemon_at_once(directory, new):
+    profile = directory / "none.json"
+    profile.write_text(json.dumps({"count": 0, "gpu": {"name": "NVIDIA X"}}))
+    former = DaemonProcess(directory, profile=str(profile))
+    new.profile = str(profile)
+    try:
+        former.start("--fail-on-init-error=false")
+        await former.said("finds no GPU on this node")
+        new.start("--fail-on-init-error=false")
+        await serves(new)
+        await former.said("waiting: another daemon")
+    finally:
+        former.kill()
 
 
 async def test_a_new_daemon_without_a_healthy_device_leaves_the_node_to_the_former_one(kubelet, daemon, new, directory):

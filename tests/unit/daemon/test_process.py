@@ -82,7 +82,7 @@ async def running(directory, node, **flags):
     status = []
 
     async def run():
-        status.append(await daemon.run(Signals(), tasks))
+        status.append(await daemon.run(Signals()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
@@ -193,7 +193,7 @@ async def test_words_that_are_no_xids_are_said(kubelet, directory, node, caplog)
     configuration = Configuration(settings, ConfigSource(settings), lambda _: settings, ())
     daemon = Daemon(configuration, Hardware(SimulatedDriver(node), SimulatedHost(node), "/"))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(daemon.run, Signals(), tasks)
+        tasks.start_soon(daemon.run, Signals())
         await kubelet.wait_for(healthy(kubelet, 8))
         tasks.cancel_scope.cancel()
     assert "DP_DISABLE_HEALTHCHECKS: 'heat' is neither an Xid" in caplog.text

@@ -1,5 +1,6 @@
 """The driver's opening and closing: one attempt at a time, never under a call."""
 
+import threading
 import time
 
 import anyio
@@ -104,6 +105,17 @@ async def test_a_closing_that_hangs_is_one_and_keeps_the_driver_from_being_opene
     assert driver.calls["close"] == 1
     await session.open(LONG)
     assert driver.calls["open"] == 2
+
+
+async def test_a_session_is_closed_at_last_once_the_call_under_way_is_over(calls):
+    driver = Gated()
+    session = DriverSession(driver, calls)
+    await session.open(LONG)
+    gate = Gate()
+    calls.begin(gate)
+    assert not await session.close_at_last(0.01)
+    threading.Timer(0.05, gate.free.set).start()
+    assert await session.close_at_last(LONG)
 
 
 async def test_a_closing_that_is_refused_is_a_closing(calls):

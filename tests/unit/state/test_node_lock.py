@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -380,23 +381,24 @@ def new(tmp_path, directory, running):
 
 
 def test_a_node_is_handed_over_while_the_former_daemon_serves(running, new):
-    assert running.leave()
+    assert running.write_leaving(leaving=True)
     running.hand_over()
     new.wait()
     assert new.take() == ""
     assert new.former_serves
     assert new.follow() == ""  # the directory is the former daemon's still
     assert not new.claimed()
-    new.unclaim()
+    new.serves()
     assert running.handed_over()
     running.release()
     new.wait_directory()
     assert not new.former_serves
+    new.unclaim()
     assert "state directory" in running.take()
 
 
 def test_the_former_daemon_has_the_node_again_if_the_new_one_ends_before_it_serves(running, new):
-    assert running.leave()
+    assert running.write_leaving(leaving=True)
     running.hand_over()
     new.wait()
     new.release()
@@ -414,7 +416,7 @@ def test_a_daemon_that_was_killed_hands_nothing_over(running, new):
 
 def test_a_daemon_in_standby_leaves_the_lock_to_the_daemon_that_claims_it(tmp_path, directory, running, new):
     standby = NodeLock(tmp_path / "state", directory, "0")
-    assert running.leave()
+    assert running.write_leaving(leaving=True)
     running.hand_over()
     standby.wait()
     assert not standby.has_state
@@ -425,7 +427,7 @@ def test_a_daemon_in_standby_leaves_the_lock_to_the_daemon_that_claims_it(tmp_pa
 def test_a_third_daemon_takes_over_from_the_former_one_if_the_second_ends_before_it_serves(
     tmp_path, directory, running, new
 ):
-    assert running.leave()
+    assert running.write_leaving(leaving=True)
     running.hand_over()
     new.wait()
     assert new.take() == ""
@@ -435,7 +437,7 @@ def test_a_third_daemon_takes_over_from_the_former_one_if_the_second_ends_before
     third.wait()
     assert third.take() == ""
     assert third.former_serves
-    third.unclaim()
+    third.serves()
     assert running.handed_over()
     running.release()
     third.wait_directory()
@@ -444,3 +446,24 @@ def test_a_third_daemon_takes_over_from_the_former_one_if_the_second_ends_before
     assert after.take() == ""
     assert not after.former_serves
     after.release()
+
+
+def test_a_third_daemon_waits_until_the_takeover_before_it_is_over(tmp_path, directory, running, new):
+    third = NodeLock(tmp_path / "state", directory, "3")
+    claims = threading.Thread(target=third.claim)
+    claims.start()
+    try:
+        assert running.write_leaving(leaving=True)
+        running.hand_over()
+        new.wait()
+        assert new.take() == ""
+        new.serves()
+        assert running.handed_over()
+        running.release()
+        new.wait_directory()
+        assert claims.is_alive()
+    finally:
+        new.unclaim()
+        claims.join(10)
+    assert new.claimed()
+    third.release()

@@ -1,0 +1,160 @@
+"""The node passes from a running daemon to a new daemon. This is the work of both; `state.node_lock` describes the protocol."""
+
+import logging
+import math
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.control.server import Verb, serve_refusals
+from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.node_view import Now
+from gpu_plugin.daemon.opened_state import STATE_PATIENCE, make_way
+from gpu_plugin.health.evidence import newer
+from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import answered, begin, settled
+from gpu_plugin.state.memory import Memory
+from gpu_plugin.state.node_lock import NodeLock
+from gpu_plugin.state.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+CLAIM_PATIENCE = 15.0
+"""Seconds after which a running daemon does not hand over. It looks for a claim at least every 10 s; older versions never do."""
+
+REGISTER_PATIENCE = 60.0
+"""Seconds in which a new daemon must register all resources while the former daemon still answers the kubelet."""
+
+
+class TakeoverError(Exception):
+    """This daemon cannot take the node over from the daemon that serves it."""
+
+
+class Takeover:
+    """Takes the node over from the daemon before this one, and hands it over to the next daemon.
+
+    Attributes:
+        may_register: set once the kubelet may have the lists of this daemon.
+        over: whether this daemon serves and no former daemon does.
+    """
+
+    def __init__(
+        self,
+        lock: NodeLock,
+        now: Now,
+        health: HealthWatch,
+        inventory: Inventory,
+        registrations: Registrations,
+        memory: Memory,
+        recorder: Recorder,
+    ) -> None:
+        self._lock = lock
+        self._now = now
+        self._health = health
+        self._inventory = inventory
+        self._store = inventory.store
+        self._registrations = registrations
+        self._memory = memory
+        self._recorder = recorder
+        self.may_register = anyio.Event()
+        self.over = False
+
+    @property
+    def offers_devices(self) -> bool:
+        """Whether the list has a healthy device."""
+        views = self._store.current.resources.values()
+        return any(device.healthy for view in views for device in view.resource.devices)
+
+    async def wait_for_node(self, settings: Settings, state_call: SlowCall[str], status: Verb, *, claims: bool) -> None:
+        """Wait until no other daemon has this node. Until then nothing is read, written or served.
+
+        Args:
+            settings: the settings in force.
+            state_call: makes the calls that lock the directories.
+            status: answers the command `status` meanwhile.
+            claims: whether to ask a running daemon for the node.
+
+        Raises:
+            NoAnswerError: the state directory does not answer, or the kubelet's.
+        """
+        async with AsyncExitStack() as meanwhile:
+            while why := await state_call.joined(self._lock.take, STATE_PATIENCE):
+                if why != self._now.waits_for:
+                    log.warning("waiting: %s", why)
+                if self._lock.has_state and not self._now.waits_for:  # else the other daemon answers there
+                    make_way(settings)
+                    refusals = serve_refusals(
+                        Path(settings.state_dir),
+                        lambda: f"this daemon waits: {self._now.waits_for}",
+                        {"status": status},
+                    )
+                    await meanwhile.enter_async_context(refusals)
+                self._now.waits_for, standby = why, not self._lock.has_state
+                # A pod that claims is not ready: a DaemonSet would end the former pod before this pod is known to work.
+                claiming, claims = claims and standby, claims and not standby
+                self._now.standby = standby and not claiming
+                job = begin(partial(self._lock.wait, claims=claiming), "lock")
+                if claiming and not await settled(job, CLAIM_PATIENCE):
+                    log.info("the other daemon does not hand over; starting when it has ended")
+                    self._now.standby = True
+                await answered(job, math.inf)
+        if self._now.waits_for:
+            log.info("the other daemon has %s; starting", "handed over" if self._lock.former_serves else "ended")
+        self._now.waits_for, self._now.standby = "", False
+        if not self._lock.former_serves:
+            self._lock.unclaim()  # the next daemon may claim, whether or not this daemon ever reaches a GPU
+
+    async def until_over(self) -> None:
+        """Wait until the kubelet has the lists of all resources, then have the former daemon end, if there is one.
+
+        Raises:
+            TakeoverError: it takes longer than REGISTER_PATIENCE, or no device is healthy, and a former daemon serves.
+        """
+        from_former = self._lock.former_serves
+        with anyio.move_on_after(REGISTER_PATIENCE if from_former else math.inf) as patience:
+            while self._inventory.unpublished or (from_former and not self.offers_devices):
+                await self._store.changed.wait()
+            self.may_register.set()
+            while not all(map(self._registrations.heard, self._store.current.resources)):
+                await self._registrations.changes.wait()
+        if patience.cancelled_caught:
+            raise TakeoverError(
+                f"not every resource was registered with a healthy device within {REGISTER_PATIENCE:g} s, so the former daemon "
+                "keeps the node; gpu-plugin doctor shows why the GPUs or the kubelet cannot be reached"
+            )
+        self._lock.serves()
+        if from_former:
+            await answered(begin(self._lock.wait_directory, "directory-lock"), math.inf)
+            self._inventory.former_ended(anyio.current_time())
+        if late := await answered(begin(self._memory.handed_over, "state"), math.inf):
+            self._health.adopt(late)
+            if await self._recorder.written():
+                await settled(begin(self._memory.forget_handover, "state"), STATE_PATIENCE)
+        self._lock.unclaim()
+        self.over = True
+
+    async def hand_over(self) -> bool:
+        """Unlock the state directory for the new daemon, and wait until that daemon serves or has ended.
+
+        Meanwhile this daemon watches the GPUs and answers the kubelet. Nothing else of it may run.
+
+        Returns:
+            Whether the new daemon serves. Otherwise the state directory is this daemon's again.
+        """
+        log.info("handing over to a new daemon; the kubelet is answered until that daemon is registered")
+        self._now.waits_for, self._now.standby = "the new daemon takes over", True
+        before = self._health.evidence()
+        self._lock.hand_over()
+        if await answered(begin(self._lock.handed_over, "takeover"), math.inf):
+            if late := newer(self._health.evidence(), before):
+                await settled(begin(partial(self._memory.hand_over, late), "state"), STATE_PATIENCE)
+            return True
+        log.warning("the new daemon ended before it was registered; serving on")
+        self._health.adopt(newer(await answered(begin(self._memory.taken_back, "state"), math.inf), before))
+        self._now.waits_for, self._now.standby = "", False
+        return False
