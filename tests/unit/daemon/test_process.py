@@ -65,8 +65,8 @@ GPU = "nvidia.com/gpu"
 
 
 @asynccontextmanager
-async def running(directory, node, **flags):
-    """A daemon over `node`; gives it with its driver and a box for its exit status."""
+async def running(directory, node, *, driver=None, **flags):
+    """A daemon over `node`, through this driver of it; gives it with its driver and a box for its exit status."""
     asked = {
         "device_plugin_dir": str(directory),
         "state_dir": str(directory / "state"),
@@ -74,7 +74,7 @@ async def running(directory, node, **flags):
         "fail_on_init_error": "false",
         **flags,
     }
-    driver = SimulatedDriver(node)
+    driver = driver or SimulatedDriver(node)
     settings = resolve(asked, {})
     configuration = Configuration(settings, ConfigSource(settings), lambda _: resolve(asked, {}), process.UNCHANGEABLE)
     root = str(driver_files.make(directory / "driver", node.profile.driver_version)) if "cdi_dir" in flags else ""

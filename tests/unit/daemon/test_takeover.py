@@ -1,0 +1,98 @@
+"""Faults during a takeover: two daemons over one simulated node, in this process, so that a test can hold the new daemon."""
+
+import threading
+
+import anyio
+import pytest
+
+from gpu_plugin import control
+from gpu_plugin.control import ControlError
+from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.simulation.driver import SimulatedDriver
+from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+
+from .test_process import GPU, healthy, running
+
+FAULTY = 3
+
+
+@pytest.fixture(params=["1.36", "1.37"])
+async def kubelet(request, directory):
+    async with StandInKubelet(directory, generation=request.param) as started:
+        yield started
+    # A kubelet of 1.36 closes the connection of the new daemon when the stream of the former daemon ends.
+    assert request.param == "1.36" or not started.violations
+
+
+class Held(SimulatedDriver):
+    """A driver that does not open before `free` is set. It fails to open if `broken` is set then."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.asked, self.free = threading.Event(), threading.Event()
+        self.broken = False
+
+    def open(self):
+        self.asked.set()
+        assert self.free.wait(30)
+        if self.broken:
+            raise NvmlError(Return.DRIVER_NOT_LOADED, "nvmlInit_v2")
+        super().open()
+
+
+async def until(condition):
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+def asked(directory, verb, **fields):
+    return anyio.to_thread.run_sync(lambda: control.request(directory / "state", verb, **fields))
+
+
+async def serves(directory, kubelet, count):
+    """Returns once the kubelet has so many healthy devices from a daemon that takes commands."""
+    await kubelet.wait_for(lambda: GPU in kubelet.resources and kubelet.resources[GPU].allocatable == count, 20)
+    with anyio.fail_after(20):
+        while True:
+            try:
+                if not (await asked(directory, "status"))["waiting"]:
+                    return
+            except ControlError:
+                await anyio.sleep(0.01)
+
+
+async def test_a_fault_during_a_takeover_reaches_the_kubelet_and_the_new_daemon(kubelet, directory, node):
+    async with running(directory, node) as (_, _, status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        driver = Held(node)
+        async with running(directory, node, driver=driver) as (_, _, _):
+            await until(driver.asked.is_set)
+            node.raise_xid(FAULTY, 48)  # the new daemon has no event set yet
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+            driver.free.set()
+            await until(lambda: bool(status))  # the former daemon has ended
+            await kubelet.wait_for(healthy(kubelet, 7), 20)
+            (explained,) = (await asked(directory, "explain", gpu=FAULTY))["gpus"]
+            assert [each["name"] for each in explained["signals"]] == ["xid"]
+            await until(lambda: not (directory / "state" / "handover.json").exists())
+
+
+async def test_a_former_daemon_keeps_the_faults_of_a_takeover_that_failed(kubelet, directory, node):
+    async with running(directory, node) as (_, _, status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        driver = Held(node)
+        driver.broken = True
+        async with running(directory, node, driver=driver, fail_on_init_error="true") as (_, _, ended):
+            await until(driver.asked.is_set)
+            node.raise_xid(FAULTY, 48)
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+            driver.free.set()
+            await until(lambda: ended == [1])
+        await serves(directory, kubelet, 7)
+        assert status == []
+        await asked(directory, "cordon", gpu=0)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 6)
+    async with running(directory, node) as (_, _, _):
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 6, 20)
