@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.times import utc
+from gpu_plugin.control import LOCK
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.peer import peer_of
 from gpu_plugin.runtime.printable import printable
@@ -37,9 +38,6 @@ from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.state.directory import Identity, identity, is_named, open_own, set_aside
 
 log = logging.getLogger(__name__)
-
-FILE = "daemon.lock"
-"""The lock's file in the state directory."""
 
 CLAIM = "takeover.lock"
 """The file in the state directory that a new daemon locks from its claim until the takeover is over."""
@@ -108,7 +106,7 @@ class NodeLock:
                     "Stop one of the two, or give this one another --state-dir and --device-plugin-dir"
                 )
         except OSError as error:
-            self._cannot(str(self._state_dir / FILE), error)
+            self._cannot(str(self._state_dir / LOCK), error)
         return self.take_directory()
 
     def take_directory(self) -> str:
@@ -129,7 +127,7 @@ class NodeLock:
 
     def follow(self) -> str:
         """Locks the directories that bear the paths now, where they were made again. Returns who has one, as `take` does."""
-        if self._file is not None and not is_named(self._state_dir / FILE, os.fstat(self._file)):
+        if self._file is not None and not is_named(self._state_dir / LOCK, os.fstat(self._file)):
             try:
                 moved = self._opened is None or not os.path.samestat(self._opened, self._state_dir.stat())
             except OSError:
@@ -166,7 +164,7 @@ class NodeLock:
             except OSError as error:
                 log.warning("the running daemon cannot be asked to hand over: %s", error.strerror or error)
         try:
-            descriptor = open_own(self._state_dir / FILE, os.O_RDWR)
+            descriptor = open_own(self._state_dir / LOCK, os.O_RDWR)
         except (FileNotFoundError, NotADirectoryError):
             return
         _lock(descriptor)
@@ -245,7 +243,7 @@ class NodeLock:
         self._file = self._entry = self._handover = self._claim = None
 
     def _take_file(self, *, make: bool) -> bool:
-        path = self._state_dir / FILE
+        path = self._state_dir / LOCK
         if make:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             set_aside(path)
@@ -267,7 +265,7 @@ class NodeLock:
 
     def _keep_file(self, descriptor: int) -> bool:
         """Makes the locked file this daemon's. Returns False if the path names another file by now."""
-        if not is_named(self._state_dir / FILE, os.fstat(descriptor)):
+        if not is_named(self._state_dir / LOCK, os.fstat(descriptor)):
             os.close(descriptor)
             return False
         former = self._former()
@@ -312,7 +310,7 @@ class NodeLock:
     def _former(self) -> Owner | None:
         """The daemon that wrote the lock's file last; None if the file does not say."""
         try:
-            with open_file(self._state_dir / FILE, links=False) as stream:
+            with open_file(self._state_dir / LOCK, links=False) as stream:
                 text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is not text
             return msgspec.json.decode(text, type=Owner)
         except (OSError, ValueError, RecursionError):  # or nested without end

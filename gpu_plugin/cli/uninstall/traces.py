@@ -13,15 +13,15 @@ import msgspec
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
+from gpu_plugin.control import LOCK
 from gpu_plugin.daemon.state_files import FILES as KEPT_FILES
 from gpu_plugin.host.cdi.directory import SpecDirectory, not_ours
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.runtime.regular_file import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
-from gpu_plugin.state.node_lock import CLAIM, NodeLock
-from gpu_plugin.state.node_lock import FILE as LOCK_FILE
+from gpu_plugin.state.node_lock import CLAIM, HANDOVER, NodeLock
 
-FILES = (*KEPT_FILES, LOCK_FILE, CLAIM)
+FILES = (*KEPT_FILES, LOCK, CLAIM, HANDOVER)
 """What a daemon writes in its state directory, besides its control socket."""
 
 SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")
