@@ -11,7 +11,8 @@ from .conftest import PLUGIN
 from .harness.cluster import Cluster
 from .harness.layout import Layout
 from .harness.plugin import GPUS, Plugin
-from .harness.wait import expect, wait_until
+from .harness.process import PieceError
+from .harness.wait import NotYet, expect, wait_until
 
 STEPS = ("waiting: another daemon", "the other daemon has handed over", "registered with the kubelet")
 """Lines of the new daemon's log, in this order."""
@@ -41,7 +42,10 @@ def serves(cluster: Cluster, plugin: Plugin) -> None:
     """Wait until this daemon has the node."""
 
     def has_it() -> None:
-        status = plugin.status()
+        try:
+            status = plugin.status()
+        except PieceError as error:
+            raise NotYet(str(error)) from None
         expect(holds=status["daemon"]["pid"] == plugin.pid and not status["waiting"], seen=status["daemon"])
 
     wait_until(has_it, f"{plugin.name} has the node", within=30)
