@@ -1,6 +1,7 @@
 """What the daemon left on a node is removed, and nothing else."""
 
 import errno
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -209,6 +210,26 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, monkeypatch):
     assert not state.exists()
     assert len(done.left) == 1
     assert "k8s.device-plugin.nvidia.com-gpu.json" in done.left[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_who_may_not_read_the_directories_gets_a_sentence_for_each(node):
+    state, cdi, sockets = node
+    SpecDirectory(cdi).write({GPU_FILE: spec(_0=("/dev/nvidia0",))})
+    (state / "health.json").write_text("{}")
+    for directory in node:
+        directory.chmod(0o700)
+    state.parent.chmod(0o755)
+    me = os.geteuid()
+    os.seteuid(65534)
+    try:
+        done = remove_traces(state, cdi, sockets)
+    finally:
+        os.seteuid(me)
+    assert done.removed == []
+    assert sum(sentence.startswith(f"{state}: ") for sentence in done.left) == 1
+    assert any(sentence.startswith(f"{cdi / GPU_FILE}: ") for sentence in done.left)
+    assert {str(state), str(cdi / GPU_FILE)} < set(remove_traces(state, cdi, sockets).removed)
 
 
 @pytest.mark.parametrize("inner", ["nvidia0", b"nvidia0", None, 7])
