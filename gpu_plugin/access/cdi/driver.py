@@ -171,9 +171,13 @@ class Picked(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-def linked_libraries(listing: Listing) -> list[str]:
-    """Links that say where a driver lies whose directory is not among those known, such as Debian's nvidia/tesla-535."""
-    return [f"/{at}/{name}" for at in LIBRARY_DIRECTORIES for name in _LINKS if name in listing.get(at, ())]
+def linked_libraries(listing: Listing, more: Sequence[str] = ()) -> list[str]:
+    """Links to a driver in a directory of another name, such as Debian's nvidia/tesla-535.
+
+    `more` are directories of libraries besides LIBRARY_DIRECTORIES.
+    """
+    places = dict.fromkeys((*LIBRARY_DIRECTORIES, *more))
+    return [f"/{at}/{name}" for at in places for name in _LINKS if name in listing.get(at, ())]
 
 
 def versions(listing: Listing, more: Sequence[str] = ()) -> list[str]:

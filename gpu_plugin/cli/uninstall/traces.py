@@ -130,16 +130,18 @@ def _remove_labels(state_dir: Path, features_dir: Path, done: Removal) -> bool:
     return remembered
 
 
-def _state(state_dir: Path) -> Iterator[Path]:
-    """Everything of ours that may be in the state directory."""
-    if (state_dir / SIMULATED_FILES[0]).exists():
-        yield from (state_dir / name for name in SIMULATED_DIRECTORIES)
+def _state(state_dir: Path) -> list[Path]:
+    """The files and directories of ours in the state directory."""
     names = (*FILES, *SIMULATED_FILES)
-    yield from (state_dir / f"{name}{end}" for name in (*names, control.SOCKET) for end in ("", *CORRUPT))
+    ours = [f"{name}{end}" for name in (*names, control.SOCKET) for end in ("", *CORRUPT)]
     try:
-        yield from tuple(leftovers(state_dir, names))
-    except OSError:  # that the directory cannot be read is said when it cannot be removed
-        return
+        there = set(os.listdir(state_dir))  # noqa: PTH208 - names alone
+        temporary = [*leftovers(state_dir, names)]
+    except OSError:  # the removal of the directory gives the reason
+        return []
+    if SIMULATED_FILES[0] in there:
+        ours = [*SIMULATED_DIRECTORIES, *ours]
+    return [*(state_dir / name for name in ours if name in there), *temporary]
 
 
 def _reason(error: OSError, path: Path) -> str:

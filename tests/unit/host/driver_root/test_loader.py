@@ -129,6 +129,18 @@ def test_a_configuration_that_others_can_write_does_not_count(root):
     assert found(root) == ()
 
 
+def test_patterns_that_multiply_end_after_a_bounded_number_of_directories(root, monkeypatch):
+    root.write("etc/ld.so.conf", b"include /etc/x/*/*/*.conf\n")
+    root.links({"etc/x/a": "..", "etc/x/b": "."})
+    for at in range(60):
+        root.write(f"etc/x/{at:03}.conf", f"/d{at:03}\ninclude */*/*.conf ../x/*/*.conf\n".encode())
+    listed = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))
+    assert len(found(root)) == 60
+    assert len(listed) < 500
+
+
 def test_endless_includes_end(root):
     root.write("etc/ld.so.conf", b"include /etc/*.conf\n")
     for at in range(200):
