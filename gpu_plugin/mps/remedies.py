@@ -25,7 +25,7 @@ RESTART_OTHER = (
 WAIT_FOR_OTHER = f"wait some seconds; if it stays so, {RESTART_OTHER}"
 
 ASK_OTHER = (
-    "have nvidia-cuda-mps-control where this plugin can run it: install the driver's compute utilities on the node, and mount the "
-    "driver's root at --driver-root-ctr-path; or end the program that runs the daemon and run gpu-plugin mps instead (the "
+    "have nvidia-cuda-mps-control where this plugin can run it: install the driver's compute utilities on the node, and mount "
+    "the driver's root at --driver-root-ctr-path; or end the program that runs the daemon and run gpu-plugin mps instead (the "
     "chart's value mps.enabled)"
 )
