@@ -303,9 +303,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def no_gpu(self) -> str:
         """The reason why no GPU is to be expected on this node, for people; empty if there may be a GPU, or that is not known."""
-        if self.simulated or isinstance(self.pci, Unknown) or isinstance(self.module, Unknown):
+        if isinstance(self.pci, Unknown) or isinstance(self.module, Unknown):
             return ""
-        if self.module.loaded and not self.pci.gpus:
+        if self.module.loaded and not self.pci.gpus and not self.simulated:
             return ""  # the module loads only where it finds a GPU, so a GPU has fallen off the bus
         if not isinstance(self.driver, Unknown) and self.driver.platform != "nvml":
             return ""

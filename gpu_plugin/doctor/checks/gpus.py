@@ -13,7 +13,7 @@ from gpu_plugin.health.notices import Notice, notices
 def gpus(facts: Facts) -> Finding | list[Finding]:
     """Fails where there is none and with each that does not answer; warns of those that the driver lacks, and of notices."""
     driver = facts.opened
-    on_bus = {} if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.gpus
+    on_bus = {} if isinstance(facts.pci, Unknown) else facts.pci.gpus
     if driver is None:
         if not on_bus:
             return skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")
