@@ -177,7 +177,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
     made: Made = msgspec.field(default_factory=Made)
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
+        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods, and notices."""
         told = await self.operations.explain(request)
         gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
@@ -195,6 +195,9 @@ class NodeView(Parts, frozen=True, kw_only=True):
             "bus_id": short_bus_id(gpu.pci_bus_id),
             "model": gpu.model,
             "withheld": self.inventory.withheld(gpu.uuid),
+            "notices": node_status.gpu_notices(
+                gpu, self.health.readings.of(gpu.uuid), released=gpu.uuid in self.health.released()
+            ),
         }
 
     async def status(self, request: Mapping[str, object]) -> Mapping[str, object]:

@@ -11,6 +11,7 @@ import pytest
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from tests.node.daemon import DaemonProcess
+from tests.node.forked import ran
 from tests.node.test_listener import flags, get, port, told  # noqa: F401 - a fixture
 
 WAIT = "--fail-on-init-error=false"
@@ -22,7 +23,7 @@ def node(directory):
     """Starts a daemon on a simulated node with this number of GPUs and a dead driver. Returns the daemon and its port."""
     begun = []
 
-    def start(gpus: int, error: int) -> tuple[DaemonProcess, int]:
+    def start(gpus: int, error: int | None) -> tuple[DaemonProcess, int]:
         name = f"{gpus}-gpus"
         profile = directory / f"{name}.json"
         profile.write_text(json.dumps({"count": gpus, "gpu": {"name": "NVIDIA X"}, "init_error": error}))
@@ -52,6 +53,29 @@ async def test_a_node_without_a_gpu_is_ready_and_nothing_is_wrong_with_it(node, 
     assert "this node has no NVIDIA GPU" in capsys.readouterr().out
     # Without this series the alert on a dead driver cannot fire
     assert "\ngpu_plugin_driver_up" not in await told(at, "metrics", 200)
+
+
+@pytest.mark.parametrize("error", [NO_LIBRARY, NOT_LOADED, None])
+async def test_doctor_finds_nothing_wrong_with_the_gpus_of_a_node_without_a_gpu(node, error):
+    daemon, at = node(0, error)
+    await told(at, "readyz", 200, "no NVIDIA GPU")
+    for state in (daemon.state, daemon.state.parent / "no-daemon"):
+        assert await failed(daemon, state) == set()
+
+
+@pytest.mark.parametrize("error", [NO_LIBRARY, NOT_LOADED])
+async def test_doctor_fails_where_a_node_has_gpus_and_no_driver(node, error):
+    daemon, at = node(2, error)
+    await told(at, "readyz", 200, "the NVIDIA driver cannot be used")
+    assert await failed(daemon, daemon.state) == {"driver-library", "daemon", "registration"}
+
+
+async def failed(daemon, state):
+    """Checks of doctor that fail, of those that have to do with GPUs."""
+    command = ["doctor", "-o", "json", "--simulate", daemon.profile, "--state-dir", state]
+    done = await ran(*command, "--device-plugin-dir", daemon.directory)
+    about = {"driver-library", "driver-versions", "gpus", "device-nodes", "daemon", "registration"}
+    return {each["check"] for each in json.loads(done.stdout)["findings"] if each["status"] == "failed"} & about
 
 
 async def test_a_node_with_a_dead_driver_is_ready_and_its_driver_is_reported_down(node):
