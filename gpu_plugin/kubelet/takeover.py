@@ -17,6 +17,7 @@ import msgspec
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
@@ -43,10 +44,19 @@ Ids = Mapping[str, frozenset[str]]
 """Device ids by resource name."""
 
 NOBODY = "the kubelet has none of its devices, as after another plugin registered the resource and ended"
+KEPT = (
+    "the kubelet sends its requests to this plugin, and has other healthy devices than this plugin listed, as after another "
+    "plugin registered the resource and ended"
+)
 OTHERS = "another plugin has registered this resource since: the kubelet has devices of it that are not this plugin's"
 
 
 NONE: Ids = {}
+
+Requests = Mapping[str, int]
+"""The number of requests that the kubelet has sent, by resource name."""
+
+NO_REQUESTS: Requests = {}
 
 
 def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
@@ -85,12 +95,24 @@ def _ids(view: ResourceView, *, fit: bool) -> frozenset[str]:
     return frozenset([device.id for device in view.resource.devices if (not device.reason) is fit])
 
 
+def differing(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> frozenset[str]:
+    """Resources of which the kubelet lacks a healthy device or counts an unhealthy one as healthy; arguments of `lost`. Pure."""
+    known = {name: allocatable.get(name, frozenset()) for name in ours}
+    return frozenset(
+        name for name, ids in ours.items() if ids - known[name] or not known[name].isdisjoint(unfit.get(name, ()))
+    )
+
+
 class Outcome(msgspec.Struct, frozen=True):
-    """What follows from an answer: resources to register again, those that another plugin has now, those that are back."""
+    """What follows from an answer: resources to register again, those that another plugin has now, those that are back.
+
+    `resend` are resources whose list the kubelet must get again: it sends this plugin requests and has another plugin's list.
+    """
 
     again: Mapping[str, str] = msgspec.field(default_factory=dict)
     taken: Mapping[str, str] = msgspec.field(default_factory=dict)
     back: frozenset[str] = frozenset()
+    resend: frozenset[str] = frozenset()
 
 
 class Takeovers:
@@ -106,13 +128,20 @@ class Takeovers:
         self.suspects: Mapping[str, str] = {}
         """Resources that the last answer alone speaks against, with the reason."""
         self._had: dict[str, tuple[frozenset[str], float]] = {}
+        self._differing: frozenset[str] = frozenset()
+        self._requests: Requests = NO_REQUESTS
         self._backoffs: dict[str, Backoff] = {}
 
-    def judge(self, ours: Ids, allocatable: Ids, now: float, unfit: Ids = NONE) -> Outcome:
+    def judge(
+        self, ours: Ids, allocatable: Ids, now: float, unfit: Ids = NONE, requests: Requests = NO_REQUESTS
+    ) -> Outcome:
         """Takes in one answer; only what two in a row say has consequences. `now` is in seconds of a steady clock.
 
         What another plugin has stays so while we have no healthy device of it: then the answer says nothing. What is not among
         `ours` is nobody's business any more. A kubelet that has what it had when it last had ours has read no list since.
+
+        A request between two answers that differ from our list shows that requests come to us: from 1.37 on the kubelet keeps
+        the list of a plugin that has ended. Without such a request the other plugin may live, and would get our ids.
         """
         against = lost(ours, allocatable, unfit)
         found = {
@@ -133,7 +162,11 @@ class Takeovers:
         taken = {name: why for name, why in confirmed.items() if why == OTHERS and name not in self.taken}
         self.taken = (self.taken & found.keys() | taken.keys()) - again.keys()
         self.suspects = {name: why for name, why in found.items() if name not in again}
-        return Outcome(again, taken, back)
+        differ = differing(ours, allocatable, unfit) - again.keys()
+        asked = {name for name, number in requests.items() if number > self._requests.get(name, 0)}
+        resend = differ & self._differing & asked
+        self._differing, self._requests = differ, requests
+        return Outcome(again, taken, back, resend)
 
     def registered(self, names: AbstractSet[str]) -> None:
         """These are registered again, or not at all: what another plugin had of them says nothing any more."""
@@ -156,12 +189,14 @@ class TakeoverWatch:
         registrations: Registrations,
         socket: Callable[[], Path],
         look: Callable[[], object],
+        counts: KubeletCounts,
     ) -> None:
-        """Takes where PodResources answers, and what to call so that endpoints look at how they stand."""
+        """Takes where PodResources answers, what to call so that endpoints look at how they stand, and the kubelet's requests."""
         self._store = store
         self._registrations = registrations
         self._socket = socket
         self._look = look
+        self._counts = counts
         self._takeovers = Takeovers()
 
     async def run(self) -> None:
@@ -185,7 +220,8 @@ class TakeoverWatch:
         self._takeovers.registered({name for name in self._takeovers.taken if not self._registrations.overtaken(name)})
         now = anyio.current_time()
         many = sum(len(view.resource.devices) for view in after.values()) >= OFF_LOOP_DEVICES
-        outcome = await computed(self._judge, before, after, allocatable, now, apart=many)
+        requests = dict(self._counts.requests)
+        outcome = await computed(self._judge, before, after, allocatable, now, requests, apart=many)
         for name in sorted(outcome.back):
             if self._registrations.returned(name):
                 log.info("%s: the kubelet has this plugin's devices again", name, extra={"resource": name})
@@ -196,12 +232,20 @@ class TakeoverWatch:
             self._registrations.register_again(name, why)
         if outcome.again:
             self._look()
+        for name in sorted(outcome.resend):
+            log.warning("%s: %s; sending this plugin's list again", name, KEPT, extra={"resource": name})
+            self._store.resend(name)
 
     def _judge(
-        self, before: Mapping[str, ResourceView], after: Mapping[str, ResourceView], allocatable: Ids, now: float
+        self,
+        before: Mapping[str, ResourceView],
+        after: Mapping[str, ResourceView],
+        allocatable: Ids,
+        now: float,
+        requests: Requests,
     ) -> Outcome:
         ours, unfit = steady(before, after)
-        return self._takeovers.judge(ours, allocatable, now, unfit)
+        return self._takeovers.judge(ours, allocatable, now, unfit, requests)
 
     def _served(self) -> Mapping[str, ResourceView]:
         """The resources whose streams the kubelet has open."""
