@@ -392,7 +392,7 @@ class Daemon:
         def socket() -> Path:
             return Path(self.settings.effective_pod_resources_socket)
 
-        await TakeoverWatch(self.store, self._registrations, socket, self._look.ring).run()
+        await TakeoverWatch(self.store, self._registrations, socket, self._look.ring, self._counts).run()
 
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
