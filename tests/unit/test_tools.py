@@ -112,10 +112,13 @@ def test_the_schemas_of_another_checkout_stay(commands, tmp_path):
     swagger = tmp_path / "source" / "api" / "openapi-spec" / "swagger.json"
     swagger.parent.mkdir(parents=True)
     swagger.write_text('{"definitions": {}}')
-    commands("go", f"""case $1 in
+    commands(
+        "go",
+        f"""case $1 in
       version) echo go version go1.25.0 linux/amd64 ;;
       mod) echo '{{"Dir": "{tmp_path}/source"}}' ;;
-    esac""")
+    esac""",
+    )
     other = tmp_path / "gpu-plugin-e2e" / "schemas-v1.37.2-0123456789ab"
     other.mkdir(parents=True)
     assert openapi.install("v1.37.2", lambda step: None).is_dir()
