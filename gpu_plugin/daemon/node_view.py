@@ -61,6 +61,7 @@ class Now(msgspec.Struct):
         driver: why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way.
         no_gpu: the reason why no GPU is to be expected on this node; empty if there may be one.
         unoffered: why what was found is not offered as the settings ask; empty where it is.
+        takes_over: whether a former daemon still answers the kubelet, until this one has registered.
         node: the hardware, as it was found last.
         monitor: looks at the hardware; None until the daemon has the node.
         started: Unix time in seconds of the process's start.
@@ -74,6 +75,7 @@ class Now(msgspec.Struct):
     node: Node = msgspec.field(default_factory=Node)
     standby: bool = False
     """Whether the daemon that is waited for uses the same state directory."""
+    takes_over: bool = False
     monitor: Monitor | None = None
     started: float = msgspec.field(default_factory=time.time)
 
@@ -350,6 +352,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
         served = self.inventory.store.current.resources
         cdi = self.inventory.cdi_status()
         return Facts(
+            takes_over=self.now.takes_over,
             refused=str(self.configuration.status()["refused"]),
             driver=self.now.no_gpu or self.now.driver_trouble,
             turn_due=math.inf if self.now.monitor is None else self.now.monitor.turn_due,

@@ -69,6 +69,7 @@ WRONG = {
     "config.nodeLabel": ("example.com/", "'example.com/' does not match"),
     "priorityClassName": ("a #b", "'a #b' does not match"),
     "runtimeClassName": ("{}", "'{}' does not match"),
+    "image.repository": ("https://registry.example.com/gpu", "'https://registry.example.com/gpu' does not match"),
     "image.tag": ("a:b", "'a:b' does not match"),
     "enabled": ("off", "want null or boolean"),
     "includeGPUs": ([-1], "minimum"),
@@ -93,9 +94,12 @@ PRIVILEGED = (
 
 # Values that no schema can judge, and the whole refusal.
 REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
-    (
-        {"updateStrategy": {"rollingUpdate": {"maxSurge": 0}}},
-        "updateStrategy.rollingUpdate: no pod can be replaced with maxUnavailable 0 and maxSurge 0; set one of the two",
+    *(
+        (
+            {"updateStrategy": {"rollingUpdate": {"maxSurge": none}}},
+            "updateStrategy.rollingUpdate: no pod can be replaced with maxUnavailable 0 and maxSurge 0; set one of the two",
+        )
+        for none in (0, "0%", None)
     ),
     (
         {"image": {"repository": ""}},
@@ -244,6 +248,9 @@ def test_a_wrong_value_is_refused_in_a_line_that_names_it(helm: Helm, helm3: Hel
         ({"devicePlugin": {"enableHostNetwork": True}}, (0, 1), (0, 1)),
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%"}}}, ("10%", 0), (0, "10%")),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 2}}}, (0, 2), (0, 2)),
+        # Kubernetes has maxUnavailable 1 where it is left out, and refuses that beside maxSurge.
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": None}}}, (1, 0), (0, 1)),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 2, "maxSurge": None}}}, (0, 2), (0, 2)),
     ],
 )
 def test_pods_surge_only_where_two_can_run_beside_each_other(
@@ -453,3 +460,19 @@ def test_both_fields_of_a_roll_out_take_percentages_and_not_both_may_be_zero(hel
         assert strategy(fields) == fields
     with pytest.raises(RefusedError, match="no pod can be replaced"):
         strategy({"maxUnavailable": "0%", "maxSurge": 0})
+    # Nothing is replaced by itself there
+    assert helm.objects({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxSurge": 0}}})
+
+
+@pytest.mark.parametrize("name", [" ", "a b", "Registry/X", "a/", "/a", "a\n", "registry.example.com:/a", "a//b"])
+def test_a_repository_that_names_no_image_is_refused(helm: Helm, name: str) -> None:
+    with pytest.raises(RefusedError, match="/image/repository"):
+        helm.template({"image": {"repository": name}})
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu-plugin", "localhost/a__b/c-d", "registry.example.com:5000/team/gpu.plugin", "[fd00::1]:5000/a"]
+)
+def test_a_repository_may_be_in_any_registry(helm: Helm, name: str) -> None:
+    (container,) = pods(helm.objects({"image": {"repository": name}}))["device-plugin"]["containers"]
+    assert container["image"] == f"{name}:{__version__}"
