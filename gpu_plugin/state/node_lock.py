@@ -1,8 +1,8 @@
-"""One daemon a node: two locks that the kernel drops with the process, whatever ends it.
+"""One daemon a node: two locks that the kernel drops when the process ends.
 
-Two daemons that register the same resource take it from each other, and where the one that registered last stops, the
-node has 0 devices. So a daemon serves only while it holds the lock of its state directory (a file there, which says who has it)
-and that of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
+Two daemons that register the same resource take it from each other, and when the last registered daemon stops, the node has 0
+devices. So a daemon serves only while it holds the lock of its state directory (a file there, which names the daemon) and the lock
+of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
 
 A takeover passes the node from a running daemon to a new daemon. The order of the locks is the whole protocol:
 
@@ -11,11 +11,11 @@ A takeover passes the node from a running daemon to a new daemon. The order of t
    for the handover. It still watches the GPUs and answers the kubelet.
 3. The new daemon reads the state and registers. When the kubelet has its lists, it unlocks the handover.
 4. The former daemon gets the handover. If the state directory is locked, the new daemon serves: the former daemon writes down
-   which faults it saw since step 2, ends, and unlocks the kubelet's directory. If the state directory is not locked, the new
+   which faults it found since step 2, ends, and unlocks the kubelet's directory. If the state directory is not locked, the new
    daemon is dead, and the former daemon continues.
 5. The new daemon gets the kubelet's directory, reads the faults, and unlocks the claim.
 
-The kernel unlocks each file when its process ends, so the death of a daemon at any step leads to one of these cases. A third
+The kernel unlocks each file when its process ends, so the death of a daemon at any step leads to the same cases. A third
 daemon waits for the claim until the takeover is over.
 """
 
@@ -96,7 +96,7 @@ class NodeLock:
     def take(self, *, make: bool = True) -> str:
         """Takes what is free of both locks. Returns who keeps us waiting and what to do; empty once both are ours.
 
-        A directory that cannot be locked at all is no reason to serve nothing: that is said in the log, once. Without `make`,
+        A directory that cannot be locked at all is no reason to serve nothing: the log names it once. Without `make`,
         nothing is made or written, and a lock whose file is not there is free.
         """
         try:
@@ -142,7 +142,7 @@ class NodeLock:
         if self._entry is not None:
             try:
                 there = os.stat(self._directory)  # noqa: PTH116 - as cheap as can be
-            except OSError:  # gone: nobody can serve there
+            except OSError:  # gone: no daemon can serve there
                 return "" if self._file is not None else self.take()
             if not os.path.samestat(there, os.fstat(self._entry)):
                 os.close(self._entry)
@@ -194,7 +194,7 @@ class NodeLock:
         """Unlocks the handover: the kubelet has the lists of this daemon, or there is no former daemon that serves."""
         if self._handover is not None:
             if self._file is not None:
-                with suppress(OSError):  # the lock of the kubelet's directory tells the same
+                with suppress(OSError):  # the lock of the kubelet's directory shows the same
                     self._write_owner(self._file, leaving=False)
             os.close(self._handover)
             self._handover = None
@@ -311,7 +311,7 @@ class NodeLock:
         """The daemon that wrote the lock's file last; None if the file does not say."""
         try:
             with open_file(self._state_dir / LOCK, links=False) as stream:
-                text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is not text
+                text = stream.read(_MAX_BYTES).decode()  # msgspec ignores a key of bytes
             return msgspec.json.decode(text, type=Owner)
         except (OSError, ValueError, RecursionError):  # or nested without end
             return None
@@ -319,7 +319,7 @@ class NodeLock:
     def _server(self) -> str:
         """The processes that listen on sockets of this plugin in the directory, in words; a pod's are hidden from another's."""
         there = {made: path for path in self._directory.glob(f"{PREFIX}*.sock") if (made := identity(path)) is not None}
-        # Each is asked once: a connection that nobody accepts takes the place of one of the kubelet's.
+        # Each socket is asked once: a connection in its queue takes the place of a connection of the kubelet.
         self._listening = {made: pid for made, pid in self._listening.items() if made in there}
         busy = False
         for made, path in there.items():
@@ -329,7 +329,7 @@ class NodeLock:
                 self._listening[made] = _listener(path)
             except BlockingIOError:
                 busy = True
-            except OSError:  # a dead one, or one that does not listen yet
+            except OSError:  # a dead socket, or a socket without a listener yet
                 continue
         pids = set(self._listening.values())
         if 0 in pids:
@@ -370,7 +370,7 @@ def _lock(descriptor: int) -> int:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether what is open could be locked; it is closed where not. Raises OSError where nobody could lock it."""
+    """Whether what is open could be locked; it is closed where not. Raises OSError if no process can lock it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
