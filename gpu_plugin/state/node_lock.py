@@ -1,8 +1,8 @@
 """One daemon a node: two locks that the kernel drops when the process ends.
 
 Two daemons that register the same resource take it from each other, and when the last registered daemon stops, the node has 0
-devices. So a daemon serves only while it holds the lock of its state directory (a file there, which names the daemon) and the lock
-of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
+devices. So a daemon serves only while it holds the lock of its state directory (a file there, which names the daemon) and the
+lock of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
 
 A takeover passes the node from a running daemon to a new daemon. The order of the locks is the whole protocol:
 
