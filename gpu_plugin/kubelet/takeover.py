@@ -46,8 +46,8 @@ Ids = Mapping[str, frozenset[str]]
 
 NOBODY = "the kubelet has none of its devices, as after another plugin registered the resource and ended"
 KEPT = (
-    "the kubelet sends its requests to this plugin, and has other healthy devices than this plugin listed, as after another "
-    "plugin registered the resource and ended"
+    "the kubelet has other healthy devices than this plugin listed, as after another plugin registered the resource and ended; "
+    "the next request of the kubelet makes this plugin send its list again, and so does a restart"
 )
 OTHERS = "another plugin has registered this resource since: the kubelet has devices of it that are not this plugin's"
 
@@ -102,12 +102,13 @@ def differing(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> frozenset[str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The resources to register again, to note as another plugin's, to note as ours again, and to send the list of again."""
+    """The resources to register again, to note as another plugin's or as ours again, to send again, and to log (`kept`)."""
 
     again: Mapping[str, str] = msgspec.field(default_factory=dict)
     taken: Mapping[str, str] = msgspec.field(default_factory=dict)
     back: frozenset[str] = frozenset()
     resend: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
 
 
 class Takeovers:
@@ -124,6 +125,7 @@ class Takeovers:
         """Resources that are lost according to the last answer alone, with the reason."""
         self._had: dict[str, tuple[frozenset[str], float]] = {}
         self._differing: frozenset[str] = frozenset()
+        self._kept: frozenset[str] = frozenset()
         self._requests: Requests = NO_REQUESTS
         self._backoffs: dict[str, Backoff] = {}
 
@@ -139,16 +141,17 @@ class Takeovers:
         come to this plugin, and our list is sent again. Without it, the other plugin may run, and would be asked for our ids.
         """
         against = lost(ours, allocatable, unfit)
+        unread = {name for name in ours if self._unread(name, allocatable.get(name, frozenset()), now)}
         found = {
-            name: why
-            for name, why in against.items()
-            if why == NOBODY or name in self.taken or not self._unread(name, allocatable[name], now)
+            name: why for name, why in against.items() if why == NOBODY or name in self.taken or name not in unread
         }
         found |= {name: OTHERS for name in self.taken if name in ours and not ours[name] and name not in found}
         self._had = {name: had for name, had in self._had.items() if name in ours}
-        for name in ours.keys() - against.keys() - found.keys():  # the kubelet has our list
+        differ = differing(ours, allocatable, unfit)
+        for name in ours.keys() - against.keys() - found.keys():  # the kubelet has devices of ours
             self._backoffs.pop(name, None)
-            self._had[name] = (allocatable.get(name, frozenset()), now)
+            if name not in differ:
+                self._had[name] = (allocatable.get(name, frozenset()), now)
         back = (self.taken & ours.keys()) - found.keys()
         confirmed = {name: why for name, why in found.items() if self.suspects.get(name) == why}
         again = {name: why for name, why in confirmed.items() if why == NOBODY and self._backoff(name).due(now)}
@@ -157,11 +160,11 @@ class Takeovers:
         taken = {name: why for name, why in confirmed.items() if why == OTHERS and name not in self.taken}
         self.taken = (self.taken & found.keys() | taken.keys()) - again.keys()
         self.suspects = {name: why for name, why in found.items() if name not in again}
-        differ = differing(ours, allocatable, unfit)
         asked = {name for name, number in requests.items() if number > self._requests.get(name, 0)}
+        before, self._kept = self._kept, differ & self._differing - found.keys() - unread
         resend = differ & self._differing & asked
         self._differing, self._requests = differ, requests
-        return Outcome(again, taken, back, resend)
+        return Outcome(again, taken, back, resend, self._kept - before)
 
     def registered(self, names: AbstractSet[str]) -> None:
         """Drop the other plugins of these resources, which are registered again or not served any more."""
@@ -227,8 +230,10 @@ class TakeoverWatch:
             self._registrations.register_again(name, why)
         if outcome.again:
             self._look()
+        for name in sorted(outcome.kept):
+            log.warning("%s: %s", name, KEPT, extra={"resource": name})
         for name in sorted(outcome.resend):
-            log.warning("%s: %s; sending this plugin's list again", name, KEPT, extra={"resource": name})
+            log.info("%s: sending this plugin's list again", name, extra={"resource": name})
             self._store.resend(name)
 
     def _judge(

@@ -1,6 +1,7 @@
 """Whether the kubelet still has our devices, and what follows where it has not."""
 
 import itertools
+import logging
 import threading
 from pathlib import Path
 
@@ -337,3 +338,17 @@ async def test_requests_of_a_kubelet_that_has_the_list_send_nothing_again(monkey
         watched.counts.requests[GPU] += 1
         await watched.ask(*answer, times=1)
     assert watched.store.resends(GPU) == 0, "one answer may be older than the newest list"
+
+
+@pytest.mark.anyio
+async def test_a_kubelet_that_keeps_another_list_is_logged_once_without_a_request(monkeypatch, caplog):
+    monkeypatch.setattr(takeover, "UNREAD", 0.0)
+    watched = Watched(monkeypatch, a=True, b=True)
+    with caplog.at_level(logging.WARNING):
+        await watched.ask("a", times=1)
+        assert not caplog.records, "the newest list may not have arrived"
+        await watched.ask("a", times=3)
+        assert len(caplog.records) == 1
+        await watched.ask("a", "b")
+        await watched.ask("a")
+        assert len(caplog.records) == 2
