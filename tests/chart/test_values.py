@@ -141,7 +141,10 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
     ),
     ({"config": {"map": {"a": "flags: ["}}}, "config.map.a is not YAML: "),
     *(
-        ({"config": {"map": {"whole": "version: v1", "a": text}, "default": "a"}}, f"config.map.a: {name} is not a mapping")
+        (
+            {"config": {"map": {"whole": "version: v1", "a": text}, "default": "a"}},
+            f"config.map.a: {name} is not a mapping",
+        )
         for name, text in (
             ("flags", "flags: 3"),
             ("flags", {"flags": ["migStrategy"]}),
