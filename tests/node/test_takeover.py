@@ -15,7 +15,7 @@ from gpu_plugin.control import ControlError, request
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, StandInKubelet
 from gpu_plugin.state.node_lock import CLAIM
 from tests.node.daemon import GPU, DaemonProcess, healthy
-from tests.node.test_listener import flags, get, port, told  # noqa: F401 - a fixture
+from tests.node.test_listener import flags, get, told
 
 GAP = 0.5
 """Seconds in which a kubelet up to 1.36 may have no device while the former daemon ends, on a busy machine."""
