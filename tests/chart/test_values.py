@@ -50,6 +50,7 @@ WRONG = {
     "image.pullPolicy": ("Sometimes", "'Always', 'IfNotPresent', 'Never'"),
     "config.fallbackStrategies": (["none"], "'named', 'single', 'empty'"),
     "config.map": ({"a b": ""}, "'a b' not allowed"),
+    "test.resource": ("a gpu", "'a gpu' does not match"),
     "tolerations": ({}, "want null or array"),
     "extraArgs": ("--simulate=x", "want null or array"),
     "nodeSelector": ({"gpu": True}, "want string"),
@@ -139,6 +140,29 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
         "config.map has no config for nodes without the label: set config.default to one of a, b",
     ),
     ({"config": {"map": {"a": "flags: ["}}}, "config.map.a is not YAML: "),
+    *(
+        (
+            {"config": {"map": {"whole": "version: v1", "a": text}, "default": "a"}},
+            f"config.map.a: {name} is not a mapping",
+        )
+        for name, text in (
+            ("flags", "flags: 3"),
+            ("flags", {"flags": ["migStrategy"]}),
+            ("flags.plugin", "flags: {plugin: [cdi-cri]}"),
+            ("sharing", "sharing: yes"),
+        )
+    ),
+    (
+        {"selectorLabelsOverride": {"app.kubernetes.io/component": "a"}},
+        "selectorLabelsOverride: the chart sets app.kubernetes.io/component itself; leave it out",
+    ),
+    *(
+        (values, "runAsNonRoot: the plugin runs as root; leave it out, or set securityContext.runAsUser")
+        for values in (
+            {"podSecurityContext": {"runAsNonRoot": True}},
+            {"securityContext": {"runAsNonRoot": True}},
+        )
+    ),
     (
         {"podMonitor": {"enabled": "true"}, "http": {"enabled": False}},
         "podMonitor.enabled: there are no metrics without http.enabled",
@@ -400,6 +424,18 @@ def test_the_notes_say_what_comes_next(helm: Helm, values: Mapping[str, Any], sa
     )
     assert [text for text in advice if text in notes] == [text for text in advice if text in " ".join(said)]
     assert ("nvidia.com/gpu.present" in notes) == ("affinity" not in values and "devicePlugin" not in values)
+
+
+@pytest.mark.parametrize("name", [".", "..", "..data", "a" * 254])
+def test_a_config_is_refused_whose_name_a_config_map_cannot_have(helm: Helm, name: str) -> None:
+    with pytest.raises(RefusedError, match="/config/map"):
+        helm.template({"config": {"map": {name: "version: v1"}}})
+
+
+def test_a_pod_that_is_not_to_be_root_takes_the_user_that_is_given(helm: Helm) -> None:
+    for values in ({"podSecurityContext": {"runAsNonRoot": True}}, {"securityContext": {"runAsNonRoot": True}}):
+        assert helm.objects(overlaid(values, {"securityContext": {"runAsUser": 7}}))
+    assert helm.objects({"podSecurityContext": {"runAsNonRoot": True}, "securityContext": {"runAsNonRoot": False}})
 
 
 DIGEST = f"sha256:{'0a' * 32}"

@@ -25,6 +25,6 @@ def daemon(directory) -> Iterator[DaemonProcess]:
 
 @pytest.fixture
 def port() -> int:
-    """A free port of this machine."""
+    """A free TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])

@@ -10,9 +10,7 @@ import pytest
 
 from gpu_plugin import control
 from gpu_plugin.cli import main
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import DaemonProcess
-from tests.node.forked import ran
 from tests.node.test_listener import flags, get, told
 
 WAIT = "--fail-on-init-error=false"
@@ -24,7 +22,7 @@ def node(directory):
     """Starts a daemon on a simulated node with this number of GPUs and a dead driver. Returns the daemon and its port."""
     begun = []
 
-    def start(gpus: int, error: int | None, wait: str = WAIT) -> tuple[DaemonProcess, int]:
+    def start(gpus: int, error: int) -> tuple[DaemonProcess, int]:
         name = f"{gpus}-gpus"
         profile = directory / f"{name}.json"
         profile.write_text(json.dumps({"count": gpus, "gpu": {"name": "NVIDIA X"}, "init_error": error}))
@@ -34,7 +32,7 @@ def node(directory):
         own.mkdir()
         daemon = DaemonProcess(own, profile=str(profile))
         begun.append(daemon)
-        daemon.start(*flags(at, wait))
+        daemon.start(*flags(at, WAIT))
         return daemon, at
 
     yield start
@@ -54,60 +52,6 @@ async def test_a_node_without_a_gpu_is_ready_and_nothing_is_wrong_with_it(node, 
     assert "this node has no NVIDIA GPU" in capsys.readouterr().out
     # Without this series the alert on a dead driver cannot fire
     assert "\ngpu_plugin_driver_up" not in await told(at, "metrics", 200)
-
-
-async def test_a_node_without_a_gpu_is_no_reason_for_a_warning(node):
-    daemon, at = node(0, NO_LIBRARY)
-    await told(at, "startupz", 200)
-    [line] = [line for line in daemon.log.read_text().splitlines() if "this node has no NVIDIA GPU" in line]
-    assert " INFO " in line
-
-
-async def test_a_daemon_that_is_to_fail_without_a_gpu_ends_also_on_a_node_that_has_none(node):
-    daemon, _ = node(0, NO_LIBRARY, "--fail-on-init-error=true")
-    assert await daemon.exit(10) == 1
-
-
-async def test_a_gpu_that_is_plugged_into_a_node_without_one_is_served(node):
-    daemon, at = node(1, None)
-    await told(at, "readyz", 503, "registrations failed")
-    daemon.fault(0, vanish=True)
-    await daemon.stop()
-    daemon.start(*flags(at, WAIT))
-    assert "no NVIDIA GPU on its PCI bus" not in await told(at, "startupz", 200), "it is remembered, so it is missing"
-    await daemon.stop()
-    (daemon.state / "gpus.json").unlink()
-    daemon.start(*flags(at, WAIT))
-    await told(at, "readyz", 200, "no NVIDIA GPU on its PCI bus")
-    daemon.fault(0, **{"return": True})
-    async with StandInKubelet(daemon.directory):
-        body = await told(at, "readyz", 200, "[+]driver ok\n")
-    assert "[+]resources ok\n" in body
-    status = await anyio.to_thread.run_sync(control.request, daemon.state, "status")
-    assert status["driver"]["no_gpu"] == ""
-
-
-@pytest.mark.parametrize("error", [NO_LIBRARY, NOT_LOADED, None])
-async def test_doctor_finds_nothing_wrong_with_the_gpus_of_a_node_without_a_gpu(node, error):
-    daemon, at = node(0, error)
-    await told(at, "readyz", 200, "no NVIDIA GPU")
-    for state in (daemon.state, daemon.state.parent / "no-daemon"):
-        assert await failed(daemon, state) == set()
-
-
-@pytest.mark.parametrize("error", [NO_LIBRARY, NOT_LOADED])
-async def test_doctor_fails_where_a_node_has_gpus_and_no_driver(node, error):
-    daemon, at = node(2, error)
-    await told(at, "readyz", 200, "the NVIDIA driver cannot be used")
-    assert await failed(daemon, daemon.state) == {"driver-library", "daemon", "registration"}
-
-
-async def failed(daemon, state):
-    """Checks of doctor that fail, of those that have to do with GPUs."""
-    command = ["doctor", "-o", "json", "--simulate", daemon.profile, "--state-dir", state]
-    done = await ran(*command, "--device-plugin-dir", daemon.directory)
-    about = {"driver-library", "driver-versions", "gpus", "device-nodes", "daemon", "registration"}
-    return {each["check"] for each in json.loads(done.stdout)["findings"] if each["status"] == "failed"} & about
 
 
 async def test_a_node_with_a_dead_driver_is_ready_and_its_driver_is_reported_down(node):

@@ -1,4 +1,4 @@
-"""Which archives of test images are removed from the cache, and what a failed build leaves there."""
+"""The archives of test images in the cache: when they are removed, and how a failed build ends."""
 
 import os
 import time
@@ -16,12 +16,12 @@ for argument; do case $argument in
   --output=*) echo image > "${argument#--output=}"; exit %d ;;
 esac; done
 """
-"""A program that saves images which it never built, and ends with this status after that."""
+"""A stand-in that builds nothing, saves a small file, and exits with this status."""
 
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """An empty cache, and a podman that has nothing to do."""
+    """An empty cache, and the stand-in for podman."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(podman, "find", lambda: None)
@@ -47,7 +47,7 @@ def last_used(path, hours):
 
 
 def archives(cache, hours, count):
-    """Archives of other states of the sources, last used so many hours ago."""
+    """Archives of other states of the sources, and the hours since their last use."""
     made = [cache / f"image-{hours}{number:015x}.tar" for number in range(count)]
     for path in made:
         path.write_text("image")
