@@ -28,7 +28,7 @@ from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
-from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with
+from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with, tell_remarks
 from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
@@ -227,6 +227,7 @@ def run(
             begun = await begin_with(settings, resolve, signals)
         if signals.stopped_by:
             return 0
+        tell_remarks(begun[0])
         return await MpsService(Configuration(*begun, resolve, UNCHANGEABLE), driver, host, control).run(signals)
 
     os.umask(0o022)
