@@ -210,7 +210,10 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     yield shown[0]
     for gpu, row in zip(gpus, shown[1:], strict=True):
         state = _state(gpu)
-        yield coloured(row, "degraded" if state != gpu["health"] else state) if gpu["verdict"] != "OK" else row
+        if state == "Healthy" and gpu["verdict"] == "OK":
+            yield row
+        else:
+            yield coloured(row, "degraded" if state != gpu["health"] else state)
         for reason in (*gpu["reasons"], *(f"withheld: {why}" for why in gpu["withheld"])):
             yield from wrapped(f"     {reason}", "     ", columns)
         for notice in gpu.get("notices", ()):
@@ -239,4 +242,7 @@ def _cells(gpu: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _state(gpu: dict[str, Any]) -> str:
-    return "Healthy, degraded" if gpu["state"] == "degraded" else str(gpu["health"])
+    more = [
+        word for word, applies in (("degraded", gpu["state"] == "degraded"), ("withheld", gpu["withheld"])) if applies
+    ]
+    return ", ".join([str(gpu["health"]), *more])

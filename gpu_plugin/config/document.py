@@ -1,6 +1,6 @@
 """A config file's text as plain values, and the line that each of them stands on. JSON is YAML, and read as such."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -64,6 +64,11 @@ class Document(msgspec.Struct, frozen=True):
         return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)
 
 
+def is_manifest(keys: Collection[object]) -> bool:
+    """Whether the keys of a mapping are those of a Kubernetes manifest."""
+    return "apiVersion" in keys and "kind" in keys
+
+
 def at(content: object, place: Place) -> object:
     """What stands at a place of mappings in mappings; None where nothing does."""
     for key in place:
@@ -123,13 +128,37 @@ def parse(
 
 def _unrendered(text: str, source: str) -> list[Fault]:
     """The fault of a text that still has template actions, {{ ... }}; they are why it is no YAML."""
+    reason = _template_reason(text)
+    return [Fault(reason, source, text.count("\n", 0, text.find("{{")) + 1)] if reason else []
+
+
+def _template_reason(text: str) -> str:
+    """Why a text is a template that was not rendered; empty if it has no template action."""
     start = text.find("{{")
     end = text.find("}}", start)
     if start < 0 or end < 0:
-        return []
+        return ""
     action = shortened(text[start : end + 2], _LONGEST_KEY)
-    reason = f"{action!r} is a template action: give the file that Helm, or another tool, renders from it"
-    return [Fault(reason, source, text.count("\n", 0, start) + 1)]
+    return f"{action!r} is a template action: give the file that Helm, or another tool, renders from it"
+
+
+def unrendered(document: Document) -> list[Fault]:
+    """A fault for each key and each text of a document that has a template action. Quoted, such a text is valid YAML."""
+
+    def look(value: object, place: Place) -> Iterator[Fault]:
+        if isinstance(value, str) and (reason := _template_reason(value)):
+            yield document.fault(place, reason)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from look(item, (*place, index))
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if reason := _template_reason(str(key)):
+                    yield document.fault((*place, key), reason)
+                else:
+                    yield from look(item, (*place, key))
+
+    return [*look(document.content, ())]
 
 
 def _composed(text: str, limits: Limits) -> tuple[Any, Any]:
@@ -158,6 +187,8 @@ def _compose(loader: Any, limits: Limits) -> tuple[Any, Any]:
         node = loader.compose_document()
         if root is None:
             root = node
+            if node.id == "mapping" and is_manifest([key.value for key, _ in node.value]):
+                break  # what follows is no other config file either
         elif node.id != "scalar" or node.value or node.style:
             raise yaml.MarkedYAMLError(problem="but found another document", problem_mark=mark)
     return loader, root

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import msgspec
 
-from gpu_plugin.config.document import Document, at
+from gpu_plugin.config.document import Document, at, is_manifest, unrendered
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.options import Option
 from gpu_plugin.config.settings import OPTIONS, Settings
@@ -84,7 +84,7 @@ def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
 def _read_file(document: Document) -> _Written:
     if not document.content:
         return _Written(document, {}, {}, ())
-    if {"apiVersion", "kind"} <= document.content.keys():
+    if is_manifest(document.content):
         kind = shortened(str(document.content["kind"]), 40)
         reason = (
             f"this is a Kubernetes manifest ({kind}): give one of the files in its data, without the manifest around it"
@@ -104,7 +104,10 @@ def _read_file(document: Document) -> _Written:
     sharing, sharing_faults = shared_resources(
         document, cast("Mapping[str, Any]", checked.content.get("sharing", {})), [pattern.name for pattern in mig_names]
     )
-    faults = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
+    templates = unrendered(document)
+    places = {fault.path for fault in templates}
+    others = (*checked.faults, *gpu_faults, *mig_faults, *sharing_faults)
+    faults = (*templates, *(fault for fault in others if fault.path not in places))
     health = verdicts(cast("Mapping[str, Any]", checked.content.get("health", {})))
     sections = {"sharing": sharing, "gpu_names": gpu_names, "mig_names": mig_names, "verdicts": health}
     remarks, without_effect = tuple(remarks_on_switching(document)), tuple(unshared(document))

@@ -94,7 +94,8 @@ class Discovery(Parts, frozen=True, kw_only=True):
                     "it with --fail-on-init-error=false\n" + trouble,
                 )
             if self.now.no_gpu:
-                trouble = f"{self.now.no_gpu}, so nothing is served ({trouble})"
+                log.debug("%s", trouble)
+                trouble = f"{self.now.no_gpu}, so nothing is served"
             level = logging.INFO if self.now.no_gpu else logging.WARNING
             if trouble == said:  # the same is worth a line once
                 level = logging.DEBUG

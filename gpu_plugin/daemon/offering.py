@@ -132,7 +132,8 @@ class Offering:
     def _report(self, new: Offer, holding: Holding, before: Mapping[str, ResourceView]) -> None:
         """Log what an offer that was published has changed since `before`."""
         self._tell_unlistable(holding)
-        asked, withheld = {*new.plan.warnings, *new.warnings}, {*_held_back(self._inventory.listed)}
+        asked = {*new.plan.warnings, *new.warnings}
+        withheld = {*_held_back(self._inventory.listed, new.plan.warnings)}
         for sentence in sorted(asked - self._said):
             log.warning("%s", sentence)
         log_together(log, logging.WARNING, sorted(withheld - self._said))
@@ -372,13 +373,15 @@ def _counted(listed: Sequence[Device]) -> str:
     return f"{counted(len(listed), 'device')}: {', '.join(parts)}"
 
 
-def _held_back(resources: Iterable[Resource]) -> Iterable[str]:
-    """A sentence for each reason that the plan itself holds devices back for."""
+def _held_back(resources: Iterable[Resource], warnings: Sequence[str]) -> Iterable[str]:
+    """A sentence for each reason that the plan itself holds devices back for, unless a warning of the plan gives it."""
     for resource in resources:
         ids: dict[str, list[str]] = {}
         for device in resource.devices:
             if device.withheld and not device.retired:
                 ids.setdefault(device.withheld, []).append(device.id)
         for why, of in ids.items():
+            if any(why in warning for warning in warnings):
+                continue
             more = f" and {len(of) - 1} more are" if len(of) > 1 else " is"
             yield f"{resource.name}: {of[0]}{more} withheld: {why}"

@@ -21,6 +21,7 @@ from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import mps_resources
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder
+from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.session import DriverCalls, DriverSession
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
@@ -138,9 +139,8 @@ class MpsService:
         if self.settings.fail_on_init_error and self._supervisor is None:
             raise NothingToServeError(
                 f"no MPS daemon can be run: {trouble}\n"
-                "see whether the driver is installed and loaded (does nvidia-smi work on the node?), and in a container "
-                "whether its root is mounted at --driver-root-ctr-path. On nodes without a GPU, do not run gpu-plugin mps, or "
-                "run it with --fail-on-init-error=false"
+                "gpu-plugin doctor says more. On nodes without a GPU, do not run gpu-plugin mps, or run it with "
+                "--fail-on-init-error=false"
             )
         level = logging.DEBUG if trouble == self._said else logging.WARNING  # the same is worth a line once
         log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
@@ -150,7 +150,9 @@ class MpsService:
         """The node's GPUs, as the driver describes them now. Raises _NoGpusError where there are none to be had."""
         try:
             version, count, _ = await self._session.open(self.settings.nvml_timeout)
-        except (NvmlError, TimeoutError) as error:
+        except NvmlError as error:
+            raise _NoGpusError(f"the NVIDIA driver cannot be used: {error}: {opening_remedy(error.code)}") from None
+        except TimeoutError as error:
             raise _NoGpusError(f"the NVIDIA driver cannot be used: {error}") from None
         found = tuple(watched.gpu for watched in await self._finder.by_index(count, PROBE_PATIENCE))
         if all(gpu.unreadable for gpu in found):

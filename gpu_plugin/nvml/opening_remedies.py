@@ -12,6 +12,7 @@ _REMEDIES = {
     Return.LIB_RM_VERSION_MISMATCH: "the library and the kernel module are of different versions: load the module of the "
     "library's version, or reboot the node; gpu-plugin doctor names both (`driver-versions`)",
     Return.NO_PERMISSION: "run as root, or as a user that may open /dev/nvidia*",
+    Return.NOT_SUPPORTED: "set --device-discovery-strategy to auto or nvml",  # a platform that the machine does not have
 }
 
 

@@ -270,6 +270,9 @@ def test_a_wrong_value_is_refused_in_a_line_that_names_it(helm: Helm, helm3: Hel
     [
         ({}, (1, 0), (0, 1)),
         ({"devicePlugin": {"enableHostNetwork": True}}, (0, 1), (0, 1)),
+        # Without a readiness probe a new pod is Ready before it serves, and the former pod would end too early.
+        ({"http": {"enabled": False}}, (0, 1), (0, 1)),
+        ({"probes": {"enabled": False}}, (0, 1), (0, 1)),
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%"}}}, ("10%", 0), (0, "10%")),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 2}}}, (0, 2), (0, 2)),
         # Kubernetes has maxUnavailable 1 where it is left out, and refuses that beside maxSurge.

@@ -215,7 +215,10 @@ async def test_a_gpu_in_mig_mode_is_withheld_without_a_mig_strategy_until_the_mo
     daemon.fault(2, mig="3g.40gb")
     await kubelet.wait_for(healthy(kubelet, 7))
     assert main(["status", "--state-dir", str(daemon.state)]) == 1
-    assert "nvidia-smi -i 2 -mig 0" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "nvidia-smi -i 2 -mig 0" in shown
+    assert "Healthy, withheld" in shown
+    assert sum("nvidia-smi -i 2 -mig 0" in line for line in daemon.log.read_text().splitlines()) == 1
     config("version: v1\nflags: {migStrategy: mixed}\n")
     await kubelet.wait_for(healthy(kubelet, 1, HALF))
     config("version: v1\n")

@@ -178,6 +178,12 @@ async def test_without_a_driver_it_ends_at_once_or_waits_for_one(mps, directory)
     assert (status, seconds < 5) == (0, True)
 
 
+async def test_a_choice_among_config_files_without_a_directory_of_them_is_in_the_log(mps):
+    mps.run(environ={"DEFAULT_CONFIG": "shared", "NODE_LABEL": "example.com/config"})
+    await mps.said("environment variable DEFAULT_CONFIG: has no effect without --config-file-srcdir")
+    await mps.said("environment variable NODE_LABEL: has no effect without --config-file-srcdir")
+
+
 async def test_what_the_command_line_gets_wrong_is_one_line(mps):
     mps.config.write_text(ALONE)
     mps.run("--mount-shm", mps_root=False, environ={"MPS_ROOT": ""})

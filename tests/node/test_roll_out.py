@@ -50,6 +50,8 @@ async def test_a_node_without_a_gpu_is_ready_and_nothing_is_wrong_with_it(node, 
     assert status["driver"]["trouble"] == ""
     assert main(["status", "--state-dir", str(daemon.state)]) == 0
     assert "this node has no NVIDIA GPU" in capsys.readouterr().out
+    (line,) = (line for line in daemon.log.read_text().splitlines() if " INFO " in line and "nothing is served" in line)
+    assert "cannot be used" not in line
     # Without this series the alert on a dead driver cannot fire
     assert "\ngpu_plugin_driver_up" not in await told(at, "metrics", 200)
 

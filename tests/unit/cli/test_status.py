@@ -115,7 +115,7 @@ def test_text_is_one_glance():
         "",
         "GPU  BUS ID        MODEL        STATE              SINCE                    HELD BY",
         "0    0000:10:00.0  NVIDIA H100  Healthy            -                        default/train-0 and 1 more",
-        "1    0000:11:00.0  NVIDIA H100  Healthy            1970-01-01 01:00:00 UTC  -",
+        "1    0000:11:00.0  NVIDIA H100  Healthy, withheld  1970-01-01 01:00:00 UTC  -",
         "     Xid 31 (page fault)",
         "     withheld: its MPS daemon is down",
         "     GPU-1",

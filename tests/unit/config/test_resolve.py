@@ -542,3 +542,36 @@ def test_a_manifest_in_place_of_a_config_file_is_said_in_one_fault():
     assert str(fault).startswith("f:2: kind: ")
     assert "ConfigMap" in str(fault)
     assert "data" in str(fault)
+
+
+def test_a_manifest_with_more_documents_is_still_a_manifest():
+    text = "apiVersion: v1\nkind: Namespace\n---\napiVersion: v1\nkind: ConfigMap\n"
+    with pytest.raises(ConfigError, match=r"f:2: kind: .*Kubernetes manifest"):
+        resolve({}, {}, parse(text.encode(), "f"))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('version: v1\nflags: {migStrategy: "{{ .Values.mig }}"}\n', "f:2: flags.migStrategy: "),
+        ('version: v1\nflags:\n  "{{ .Values.flag }}": true\n', "f:3: flags.{{ .Values.flag }}: "),
+        (
+            'version: v1\nresources:\n  gpus: [{pattern: "*", name: "{{ .Values.name }}"}]\n',
+            "f:3: resources.gpus[0].name: ",
+        ),
+    ],
+)
+def test_a_quoted_template_action_is_named_as_the_cause(text, place):
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, {}, parse(text.encode(), "f"))
+    [fault] = caught.value.faults
+    assert str(fault).startswith(place)
+    assert "template" in str(fault)
+
+
+def test_a_template_action_hides_no_other_fault_and_may_be_overruled():
+    text = b'version: v1\nflags: {migStrategy: "{{ .Values.mig }}", failOnInitError: maybe}\n'
+    for flags, places in (({}, {"migStrategy", "failOnInitError"}), ({"mig_strategy": "none"}, {"failOnInitError"})):
+        with pytest.raises(ConfigError) as caught:
+            resolve(flags, {}, parse(text, "f"))
+        assert {fault.path for fault in caught.value.faults} == {f"flags.{place}" for place in places}

@@ -16,6 +16,7 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.mps import directories, service
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.service import UNCHANGEABLE, MpsService
+from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -95,7 +96,7 @@ async def test_no_driver_ends_it_where_the_operator_wants_that(mps, settings, ca
     assert running.status == 1
     what, to_do, _ = [record.message for record in caplog.records][-3:]
     assert what.startswith("no MPS daemon can be run: the NVIDIA driver cannot be used: nvmlInit_v2")
-    assert to_do.startswith("see whether the driver is installed")
+    assert opening_remedy(Return.DRIVER_NOT_LOADED) in what
     assert to_do.endswith("or run it with --fail-on-init-error=false")
 
 

@@ -8,6 +8,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.nvml.monitor import Monitor
+from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.platforms import driver as driver_module
 from gpu_plugin.nvml.platforms.driver import PlatformDriver
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Field, NvmlError
@@ -290,8 +291,9 @@ def test_it_has_every_call_of_the_port(nvml, tmp_path):
 
 
 def test_tegra_that_is_asked_for_on_another_machine_is_refused(nvml, tmp_path):
-    with pytest.raises(NvmlError, match="no Tegra system"):
+    with pytest.raises(NvmlError, match="no Tegra system") as caught:
         platform(nvml, tmp_path, "tegra").open()
+    assert opening_remedy(caught.value.code) == "set --device-discovery-strategy to auto or nvml"
     for machine, root in (("aarch64", tmp_path), ("x86_64", tmp_path / "with-files")):
         if root is not tmp_path:
             tegra(root)
