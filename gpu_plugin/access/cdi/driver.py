@@ -341,7 +341,7 @@ def named_once(libraries: Collection[SeenLibrary], links: Iterable[Seen] = ()) -
     taken: set[str] = set()
     linked: dict[str, list[str]] = {}
     for link in links:
-        if link.target and not link.fault:
+        if link.target:
             linked.setdefault(link.target, []).append(_relative(link.path))
     for each in libraries:
         others = (*_ALIASES.get(_name(each), ()), *linked.get(each.seen.target, ()))

@@ -29,7 +29,7 @@ def digest(content: bytes) -> str:
 def read(directory: Path) -> Digests:
     """The record of a directory. It is empty without a file that can be read, so that no file counts as ours."""
     try:
-        content = read_file(directory / FILE, _MAX_BYTES, links=False)
+        content = read_file(directory / FILE, _MAX_BYTES)
     except OSError:
         return {}
     found: dict[str, frozenset[str]] = {}

@@ -241,6 +241,8 @@ def test_the_record_is_in_the_form_of_sha256sum_and_goes_with_the_last_file(dire
     assert mode(record(directory)) == 0o644
     check = ["sha256sum", "--check", "--strict", "--quiet", record(directory).name]
     subprocess.run(check, cwd=directory.path, check=True)
+    directory.write(TWO | CHANNEL)
+    subprocess.run(check, cwd=directory.path, check=True)
     directory.write(CHANNEL)
     subprocess.run(check, cwd=directory.path, check=True)
     assert directory.write({}).changed == (IMEX_FILE,)
