@@ -153,7 +153,7 @@ class NodeLock:
         """Blocks until the other daemon has unlocked the state directory or, if this daemon has that, the kubelet's directory.
 
         With `claims`, it asks the running daemon to hand over. Returns without the lock if the file or directory is not there.
-        Raises OSError if it cannot be locked.
+        A state directory that cannot be locked is not waited for, but the kubelet's directory is.
         """
         if self._file is not None:
             self.wait_directory()
@@ -162,14 +162,17 @@ class NodeLock:
             try:
                 self.claim()
             except OSError as error:
+                self.unclaim()
                 log.warning("the running daemon cannot be asked to hand over: %s", error.strerror or error)
         try:
-            descriptor = open_own(self._state_dir / LOCK, os.O_RDWR)
+            descriptor = _lock(open_own(self._state_dir / LOCK, os.O_RDWR))
         except (FileNotFoundError, NotADirectoryError):
             return
-        _lock(descriptor)
-        if self._claim is None and self._claim_is_locked():
-            os.close(descriptor)  # for the new daemon, which has the claim
+        except OSError:  # `take` logs it
+            self.wait_directory()
+            return
+        if self._claim is None and (self._claim_is_locked() or self._former_answers()):
+            os.close(descriptor)  # for the new daemon, which has the claim, or for the former daemon if that new daemon is dead
             time.sleep(RETRY)
         elif not self._keep_file(descriptor):
             time.sleep(RETRY)  # the daemon that replaced the file may not have locked it yet
@@ -182,10 +185,8 @@ class NodeLock:
 
     def claim(self) -> None:
         """Locks the claim, which asks the running daemon to hand over. Blocks while another new daemon has it. Raises OSError."""
-        path = self._state_dir / CLAIM
-        set_aside(path)
-        self._claim = _lock(open_own(path, os.O_RDWR | os.O_CREAT))
-        self._handover = _lock(open_own(self._state_dir / HANDOVER, os.O_RDWR | os.O_CREAT))
+        self._claim = self._lock_own(CLAIM)
+        self._handover = self._lock_own(HANDOVER)
         request = self._state_dir / f"{CLAIM}.request"
         request.touch()  # the running daemon watches the names in the directory
         request.unlink(missing_ok=True)
@@ -229,8 +230,11 @@ class NodeLock:
     def handed_over(self) -> bool:
         """Blocks until the new daemon serves or is dead. Returns whether it serves; else the state directory is locked again."""
         try:
-            os.close(_lock(open_own(self._state_dir / HANDOVER, os.O_RDWR | os.O_CREAT)))
-            return not self._take_file(make=True)
+            handover = self._lock_own(HANDOVER)
+            try:
+                return not self._take_file(make=True)
+            finally:
+                os.close(handover)  # not before: a third daemon that gets it may lock the state directory first
         except OSError as error:
             self._cannot(str(self._state_dir), error)
             return True
@@ -268,11 +272,8 @@ class NodeLock:
         if not is_named(self._state_dir / LOCK, os.fstat(descriptor)):
             os.close(descriptor)
             return False
-        former = self._former()
         self._file, self._opened = descriptor, self._state_dir.stat()
-        if former is not None and former.leaving and former.directory == str(self._directory):
-            with suppress(OSError):
-                self.former_serves = self._entry is None and not self._take_directory()
+        self.former_serves = self.former_serves or self._former_answers()
         # If this daemon ends before the kubelet has its list, the next daemon takes over from the same former daemon.
         with suppress(OSError):  # on a full disk the lock holds all the same, and is anonymous
             self._write_owner(descriptor, leaving=self.former_serves)
@@ -290,6 +291,22 @@ class NodeLock:
             return False
         self._entry = descriptor
         return True
+
+    def _former_answers(self) -> bool:
+        """Whether the daemon that handed over last still answers the kubelet. If not, the kubelet's directory is locked."""
+        former = self._former()
+        if former is None or not former.leaving or former.directory != str(self._directory) or self._entry is not None:
+            return False
+        try:
+            return not self._take_directory()
+        except OSError:
+            return False
+
+    def _lock_own(self, name: str) -> int:
+        """Locks a file of the takeover, however long another process has it locked, and returns it. Raises OSError."""
+        path = self._state_dir / name
+        set_aside(path)
+        return _lock(open_own(path, os.O_RDWR | os.O_CREAT))
 
     def _claim_is_locked(self) -> bool:
         """Whether another daemon has the claim."""

@@ -468,3 +468,95 @@ def test_a_third_daemon_waits_until_the_takeover_before_it_is_over(tmp_path, dir
         claims.join(10)
     assert new.claimed()
     third.release()
+
+
+def test_no_new_daemon_gets_the_handover_while_the_former_one_locks_the_state_directory_again(
+    tmp_path, directory, running, new, monkeypatch
+):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    new.release()
+    real = fcntl.flock
+    free = []
+
+    def watched(descriptor, how):
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path / "state" / LOCK):
+            with (tmp_path / "state" / node_lock.HANDOVER).open("rb") as handover:
+                try:
+                    real(handover, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    free.append(False)
+                else:
+                    free.append(True)
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", watched)
+    assert not running.handed_over()
+    assert free == [False]
+
+
+def test_a_daemon_in_standby_leaves_the_lock_to_the_former_daemon_if_the_new_one_ends(
+    tmp_path, directory, running, new
+):
+    standby = NodeLock(tmp_path / "state", directory, "0")
+    waits = threading.Thread(target=standby.wait)
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    assert new.take() == ""
+    waits.start()
+    new.release()
+    waits.join(10)
+    assert not standby.has_state
+    assert not running.handed_over()
+    running.release()
+    standby.wait()
+    assert standby.has_state
+    assert not standby.former_serves
+    standby.release()
+
+
+@pytest.mark.parametrize("name", [node_lock.CLAIM, node_lock.HANDOVER])
+def test_a_directory_in_the_place_of_a_lock_of_the_takeover_is_set_aside(tmp_path, directory, running, name):
+    (tmp_path / "state" / name).mkdir()
+    lock = NodeLock(tmp_path / "state", directory, "2")
+    lock.claim()
+    assert running.claimed()
+    assert (tmp_path / "state" / f"{name}{CORRUPT[0]}").is_dir()
+    lock.release()
+
+
+def test_a_daemon_without_locks_in_the_state_directory_waits_for_the_kubelet_s_directory(
+    tmp_path, directory, other, monkeypatch
+):
+    real, state = fcntl.flock, tmp_path / "state"
+
+    def refused(descriptor, how):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(state)):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    lock = NodeLock(state, directory, "1")
+    assert "another daemon serves" in lock.take()
+    waits = threading.Thread(target=lock.wait, kwargs={"claims": True})
+    waits.start()
+    waits.join(0.3)
+    assert waits.is_alive()
+    other.kill()
+    waits.join(10)
+    assert not waits.is_alive()
+    assert lock.take() == ""
+    lock.release()
+
+
+def test_a_state_directory_renamed_during_a_takeover_leaves_the_former_daemon_serving(
+    tmp_path, directory, running, new
+):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    (tmp_path / "state").rename(tmp_path / "away")
+    assert new.follow() == ""
+    assert new.former_serves
