@@ -174,7 +174,7 @@ class Picked(msgspec.Struct, frozen=True):
 def linked_libraries(listing: Listing, more: Sequence[str] = ()) -> list[str]:
     """Links to a driver in a directory of another name, such as Debian's nvidia/tesla-535.
 
-    `more` are directories of libraries besides LIBRARY_DIRECTORIES.
+    `more` are further directories of libraries, such as those of the dynamic loader.
     """
     places = dict.fromkeys((*LIBRARY_DIRECTORIES, *more))
     return [f"/{at}/{name}" for at in places for name in _LINKS if name in listing.get(at, ())]
