@@ -107,7 +107,8 @@ XORG_DIRECTORIES = (
 MULTIARCH = {"EM_X86_64": "x86_64-linux-gnu", "EM_AARCH64": "aarch64-linux-gnu"}
 """Debian's word in the names of library directories, by processor as ELF has it."""
 
-_VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)*)")
+# At least two digits first: libcuda.so.1.1 belongs to a Tegra or to WSL, and has no driver's version in its name.
+_VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d{2,}\.\d+(?:\.\d+)*)")
 
 _LINKS = ("libcuda.so.1", "libnvidia-ml.so.1")
 
