@@ -107,7 +107,8 @@ XORG_DIRECTORIES = (
 MULTIARCH = {"EM_X86_64": "x86_64-linux-gnu", "EM_AARCH64": "aarch64-linux-gnu"}
 """Debian's word in the names of library directories, by processor as ELF has it."""
 
-_VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)*)")
+# At least two digits first: libcuda.so.1.1 belongs to a Tegra or to WSL, and has no driver's version in its name.
+_VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d{2,}\.\d+(?:\.\d+)*)")
 
 _LINKS = ("libcuda.so.1", "libnvidia-ml.so.1")
 
@@ -174,7 +175,7 @@ class Picked(msgspec.Struct, frozen=True):
 def linked_libraries(listing: Listing, more: Sequence[str] = ()) -> list[str]:
     """Links to a driver in a directory of another name, such as Debian's nvidia/tesla-535.
 
-    `more` are directories of libraries besides LIBRARY_DIRECTORIES.
+    `more` are further directories of libraries, such as those of the dynamic loader.
     """
     places = dict.fromkeys((*LIBRARY_DIRECTORIES, *more))
     return [f"/{at}/{name}" for at in places for name in _LINKS if name in listing.get(at, ())]

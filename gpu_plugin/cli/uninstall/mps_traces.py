@@ -1,4 +1,4 @@
-"""What `gpu-plugin mps` leaves on a node, and its removal. Every call blocks for as long as the disk does."""
+"""The files that `gpu-plugin mps` leaves on a node, and their removal. Every call blocks for as long as the disk does."""
 
 import ctypes
 import os
@@ -11,16 +11,16 @@ from gpu_plugin.mps import compute_modes, readiness
 from gpu_plugin.runtime.peer import listening
 
 _PARTS = {PIPE, LOG, readiness.READY, readiness.DOWN, STARTED}
-"""All that supervisors put into a resource's directory; the last one is NVIDIA's."""
+"""The names that supervisors write in a resource's directory. NVIDIA's supervisor writes STARTED."""
 
 _MNT_DETACH = 2  # umount2(2), sys/mount.h
 
 
 def remove_mps_traces(root: Path) -> Removal:
-    """Removes what a supervisor that runs no longer has left below the MPS root, and the root where it is empty then.
+    """Remove the files of a supervisor that has ended from the MPS root, and the root if it is then empty.
 
-    The shared memory is unmounted, which takes the capability SYS_ADMIN. Directories of a control daemon
-    that still listens, and all that is no resource's, stay.
+    The shared memory is unmounted, which needs the capability SYS_ADMIN. The directory of a control daemon that still
+    listens stays, and so do other programs' files.
     """
     try:
         if not root.is_dir():
@@ -48,7 +48,7 @@ def remove_mps_traces(root: Path) -> Removal:
 
 
 def _remove_domain(directory: Path) -> bool:
-    """Removes the directory of a domain, such as nvidia.com, once no resource of it is left. Returns whether it did."""
+    """Remove the directory of a domain, such as nvidia.com, if it is empty. Return True if it was removed."""
     if any(directory.iterdir()):
         return False
     directory.rmdir()
@@ -56,7 +56,7 @@ def _remove_domain(directory: Path) -> bool:
 
 
 def _resources(root: Path) -> list[Path]:
-    """The directories of resources, as ROOT/DOMAIN/NAME: those that have pipes, and nothing that is not a daemon's."""
+    """The directories of resources, ROOT/DOMAIN/NAME. Each has a pipe directory and contains only a supervisor's files."""
     found = []
     for domain in _directories(root):
         if "." in domain.name:
@@ -70,7 +70,7 @@ def _directories(path: Path) -> list[Path]:
 
 
 def _unmount(shm: Path) -> str:
-    """Unmounts the shared memory if it is mounted; clients that use it keep it. Returns why it could not be."""
+    """Unmount the shared memory if it is mounted. Clients that use it keep it. Return why it failed, or ""."""
     if not os.path.ismount(shm):
         return ""
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What `gpu-plugin run` leaves on a node, and its removal. Every call blocks for as long as the disk does."""
+"""The files that `gpu-plugin run` leaves on a node, and their removal. Every call blocks for as long as the disk does."""
 
 import errno
 import os
@@ -22,23 +22,23 @@ from gpu_plugin.state.directory import CORRUPT, StateDirectory
 from gpu_plugin.state.node_lock import CLAIM, HANDOVER, NodeLock
 
 FILES = (*KEPT_FILES, LOCK, CLAIM, HANDOVER)
-"""What a daemon writes in its state directory, besides its control socket."""
+"""The files of a daemon in its state directory, except its control socket."""
 
 SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")
 SIMULATED_DIRECTORIES = ("dev", "driver-root")
-"""What a simulated node adds there (`hardware`, `compute_modes`, `device_nodes` and `driver_files` of `simulation`)."""
+"""The additional files of a simulated node (`hardware`, `compute_modes`, `device_nodes` and `driver_files` of `simulation`)."""
 
 
 class Removal(msgspec.Struct):
-    """Paths that were removed, and a sentence for each thing that is still there."""
+    """The paths that were removed, and a sentence for each path that remains."""
 
     removed: list[str] = []
     left: list[str] = []
     out_of_reach: list[str] = []
-    """A sentence for each thing that may still be on the node, where trying again as it is would bring nothing."""
+    """A sentence for each path that may remain on the node, and that a second attempt would not remove either."""
 
     def attempt(self, path: Path, remove: Callable[[Path], object]) -> None:
-        """Removes what may be at a path, and notes what came of it; nothing where `remove` returns False."""
+        """Remove a path and record the result. Record nothing if the path is missing or `remove` returns False."""
         try:
             removed = remove(path) is not False
         except FileNotFoundError:
@@ -57,10 +57,10 @@ def remove_traces(
     features_dir: Path | None = None,
     before: Callable[[], object] = lambda: None,
 ) -> Removal:
-    """Removes what a daemon that runs no longer has left in these directories, and the first one where it is empty then.
+    """Remove the files of a daemon that has ended from these directories, and the state directory if it is then empty.
 
-    Files that are not this plugin's stay. Where a daemon still runs with `state_dir` or `socket_dir`, nothing is removed; where
-    none does, `before` is called first.
+    Files of other programs stay. If a daemon still runs with `state_dir` or `socket_dir`, nothing is removed. Otherwise
+    `before` is called first.
     """
     with _locked(state_dir, socket_dir) as why:
         if why:
@@ -70,14 +70,14 @@ def remove_traces(
 
 
 def running(state_dir: Path, socket_dir: Path) -> str:
-    """Which daemon runs with these directories, in a sentence; empty where none does."""
+    """A sentence about the daemon that runs with these directories, empty without such a daemon."""
     with _locked(state_dir, socket_dir) as why:
         return why
 
 
 @contextmanager
 def _locked(state_dir: Path, socket_dir: Path) -> Iterator[str]:
-    """Holds a daemon's locks, unless one runs: then it gives which, in a sentence."""
+    """Hold a daemon's locks. If a daemon runs, give a sentence about it instead."""
     lock = NodeLock(state_dir, socket_dir, __version__)
     try:
         if control.answers(state_dir):
@@ -108,7 +108,7 @@ def _removed(state_dir: Path, cdi_dir: Path, socket_dir: Path, features_dir: Pat
 
 
 def _remove_labels(state_dir: Path, features_dir: Path, done: Removal) -> bool:
-    """Removes the files of labels. Returns whether the state directory has to remember one that is still there."""
+    """Remove the files of labels. Return True if the state directory must keep the record of a file that remains."""
     written, memory = WrittenFiles(StateDirectory(state_dir)), state_dir / FEATURES_FILE
     written.load()
     for directory in sorted({features_dir, *map(Path, written.directories())}):
@@ -145,14 +145,14 @@ def _state(state_dir: Path) -> list[Path]:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    """Why a path is still there, and by which name in it, where that is known: such a name may be relative to any directory."""
+    """Why a path remains, with the name of the file in it that caused the error, which may be relative to any directory."""
     inner = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
     why = error.strerror or str(error)
     return f"{why} ({inner})" if inner and inner != str(path) else why
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, a link or a directory with all that is in it."""
+    """Remove a file, a link, or a directory with its content."""
     if stat.S_ISDIR(path.lstat().st_mode):
         shutil.rmtree(path)
     else:
@@ -160,9 +160,9 @@ def _remove(path: Path) -> None:
 
 
 def remove_empty(directory: Path, kept: Collection[Path] = ()) -> bool:
-    """Removes an empty directory. Returns whether it did; it does not where the directory holds but what is `kept`.
+    """Remove an empty directory. Return False if it stays because it contains only the `kept` files.
 
-    Raises OSError, whose `strerror` says what else it holds, or that it is a link.
+    Raises OSError if it contains other files, which `strerror` names, or is a link.
     """
     if directory.is_symlink():
         raise OSError(errno.ENOTDIR, f"is a link to {directory.readlink()}: remove both by hand")

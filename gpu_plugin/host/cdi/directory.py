@@ -170,7 +170,10 @@ class SpecDirectory:
 
 def not_ours(file: Path) -> str:
     """Why a file with a name of ours stays."""
-    return f"{file}: another program wrote it or changed it, such as NVIDIA's plugin: remove it by hand if no program needs it"
+    return (
+        f"{file}: another program, such as NVIDIA's plugin, or an operator wrote or edited it: remove it by hand if no program "
+        "needs it"
+    )
 
 
 def said(error: OSError) -> str:

@@ -11,6 +11,10 @@ import msgspec
 
 MAX_LINKS = 40  # links on the way to one file, as the kernel counts them: more are a circle
 
+# Directory entries on the way to one file; those to a driver's files have some 40. Each directory takes an open file, of which a
+# process may have no more than 1,024: a user's link into very many directories must not stop the search for other files.
+MAX_NAMES = 300
+
 # Each name is opened without following a link, and without any effect on a device or a FIFO.
 _OPEN_NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,9 +42,9 @@ class Name(msgspec.Struct, frozen=True):
 class Way(msgspec.Struct):
     """The way to a file below a root, every link on it included.
 
-    `path` is the path of the file without links, None if nothing is there or links go in circles. It equals the root for the
-    root itself. `status` is the file's. `names` has every directory entry on the way, in order. `link` is True if the path
-    itself is a link, and False if only directories on the way are.
+    `path` is the path of the file without links. It is None if nothing is there, links go in circles, or there are more than
+    MAX_NAMES entries. It equals the root for the root itself. `status` is the file's. `names` has every directory entry on the
+    way, in order. `link` is True if the path itself is a link, and False if only directories on the way are.
     """
 
     path: str | None = None
@@ -92,7 +96,7 @@ def walk(root: str, path: str) -> Way:
 
 
 def _follow(way: Way, opened: list[_Directory], path: str) -> bool:
-    """Open each directory on the way, and then the file. Returns False if links go in circles, or lead through a file."""
+    """Open each directory on the way, and then the file. Return False if the way ends at a file or has no end."""
     root, links, left = opened[0].path, 0, _steps(path)
     while left:
         at = opened[-1]
@@ -110,6 +114,8 @@ def _follow(way: Way, opened: list[_Directory], path: str) -> bool:
         opened.append(_Directory(here, descriptor, os.fstat(descriptor)))
         name = Name(at.path, at.status, here, opened[-1].status)
         way.names.append(name)
+        if len(way.names) > MAX_NAMES:
+            return False
         if not name.link:
             continue
         way.link = way.link or not left

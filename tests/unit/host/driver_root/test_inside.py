@@ -1,7 +1,9 @@
 import ctypes
 import errno
 import os
+import resource
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,35 @@ def test_no_descriptor_stays_open_whatever_the_way_ends_in(root):
         walk(str(root), f"{root}{path}")
     walk(f"{root}/none", f"{root}/none/x")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.fixture
+def few_files():
+    """This process may have few files open, as many programs of a node."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def deep(root, monkeypatch):
+    """A root in which the directory d has another d in it, and so on."""
+    monkeypatch.chdir(root.path)
+    for _ in range(1200):  # one by one: no path is that long
+        Path("d").mkdir()
+        os.chdir("d")
+    os.chdir(root.path)
+    yield root
+    subprocess.run(["rm", "-rf", "d"], cwd=root.path, check=True)  # shutil calls itself for each directory
+
+
+@pytest.mark.usefixtures("few_files")
+@pytest.mark.parametrize("target", ["d/" * 1200, "d/../" * 600])
+def test_a_way_of_very_many_directories_leads_nowhere(deep, target):
+    deep.link("link", target)
+    assert resolve(str(deep), f"{deep}/link") is None
+    assert resolve(str(deep), f"{deep}{'/d' * 100}") == f"{deep}{'/d' * 100}"
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])

@@ -598,6 +598,14 @@ def test_libraries_for_32_bits_and_other_processors_are_no_ones_business(root, s
     assert bound(found(search)) == all_of("/usr/lib64")
 
 
+@pytest.mark.parametrize("directory", ["usr/lib/aarch64-linux-gnu/tegra", "usr/lib/wsl/lib"])
+def test_libcuda_of_a_tegra_or_of_wsl_is_no_other_version_of_the_driver(root, search, directory):
+    root.driver("usr/lib64")
+    root.library(f"{directory}/libcuda.so.1.1", "libcuda.so.1")
+    root.write("etc/ld.so.cache", ld_cache_of([f"/{directory}/libcuda.so.1.1"]))
+    assert bound(found(search)) == bound(found(search, "")) == all_of("/usr/lib64")
+
+
 def test_a_directory_with_ten_thousand_other_files(root, search):
     root.driver("usr/lib64")
     for at in range(10_000):
