@@ -210,7 +210,8 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     yield shown[0]
     for gpu, row in zip(gpus, shown[1:], strict=True):
         state = _state(gpu)
-        yield coloured(row, "degraded" if state != gpu["health"] else state) if state != "Healthy" or gpu["verdict"] != "OK" else row
+        fine = (state, gpu["verdict"]) == ("Healthy", "OK")
+        yield row if fine else coloured(row, "degraded" if state != gpu["health"] else state)
         for reason in (*gpu["reasons"], *(f"withheld: {why}" for why in gpu["withheld"])):
             yield from wrapped(f"     {reason}", "     ", columns)
         if gpu["reasons"] or gpu["withheld"]:
@@ -236,5 +237,7 @@ def _cells(gpu: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _state(gpu: dict[str, Any]) -> str:
-    more = [word for word, applies in (("degraded", gpu["state"] == "degraded"), ("withheld", gpu["withheld"])) if applies]
+    more = [
+        word for word, applies in (("degraded", gpu["state"] == "degraded"), ("withheld", gpu["withheld"])) if applies
+    ]
     return ", ".join([str(gpu["health"]), *more])

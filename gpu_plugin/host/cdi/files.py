@@ -179,7 +179,7 @@ class NameConflicts:
     """The devices of this plugin that runtimes do not take from its files, because of other files."""
 
     def __init__(self, directory: Path, standard: Sequence[str | Path] = DEFAULT_SPEC_DIRS) -> None:
-        """`directory` has this plugin's files. If it is a `standard` directory, runtimes read all of these; later ones go first."""
+        """`directory` has this plugin's files. If it is a `standard` one, runtimes read all of these; the last wins."""
         known = [Path(each) for each in standard]
         self._directories = known if directory in known else [directory]
         self._rank = self._directories.index(directory)

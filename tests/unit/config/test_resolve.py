@@ -546,7 +546,7 @@ def test_a_manifest_in_place_of_a_config_file_is_said_in_one_fault():
 
 def test_a_manifest_with_more_documents_is_still_a_manifest():
     text = "apiVersion: v1\nkind: Namespace\n---\napiVersion: v1\nkind: ConfigMap\n"
-    with pytest.raises(ConfigError, match="f:2: kind: .*Kubernetes manifest"):
+    with pytest.raises(ConfigError, match=r"f:2: kind: .*Kubernetes manifest"):
         resolve({}, {}, parse(text.encode(), "f"))
 
 
