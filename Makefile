@@ -71,7 +71,8 @@ bench: install ## speed and size, one table
 
 e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries, and the chart (root; E2E_INSTALL=1 installs what is missing)
 	$(BIN)/python -m tests.tools
-	$(BIN)/python -m pytest tests/real tests/chart tests/cluster
+	$(BIN)/python -m pytest $(SPREAD) tests/chart
+	$(BIN)/python -m pytest tests/real tests/cluster # one cluster, and files of this machine
 
 manifests: install ## generate deploy/*.yaml and the chart's dashboard, table of values and choices; HELM=PROGRAM
 	$(BIN)/python -m deploy.generate --helm $(HELM)

@@ -19,12 +19,13 @@ import yaml
 
 from deploy import choices
 from deploy.dashboard import dashboard
+from tests.cluster.harness.binaries import KUBERNETES_VERSIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "gpu-plugin"
 DEPLOY = ROOT / "deploy"
 
-RELEASE, NAMESPACE, KUBERNETES = "gpu-plugin", "kube-system", "1.36.3"
+RELEASE, NAMESPACE = "gpu-plugin", "kube-system"
 
 HOW_TO_HELM = (
     "install Helm 3 or 4 (https://helm.sh/docs/intro/install), or name one that lies elsewhere: "
@@ -183,8 +184,8 @@ def with_helm(program: str) -> Template:
     """Has this helm render the chart. Raises CalledProcessError where it cannot."""
 
     def template(values: Mapping[str, Any]) -> str:
-        command = [program, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBERNETES]
-        command += ["--set", f"image.repository={RELEASE}"]
+        command = [program, "template", RELEASE, str(CHART), "--namespace", NAMESPACE]
+        command += ["--kube-version", KUBERNETES_VERSIONS[0], "--set", f"image.repository={RELEASE}"]
         done = subprocess.run(
             [*command, "--values", "-"], input=json.dumps(values), capture_output=True, text=True, check=True
         )

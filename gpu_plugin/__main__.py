@@ -26,7 +26,9 @@ def _main() -> int:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     # The kernel drops a SIGTERM for which PID 1 of a container has no handler, so it has one before the long imports. There is
     # nothing to put in order until the event loop of `run` and `mps` replaces this handler.
-    terminated = 0 if SERVING.intersection(sys.argv[1:2]) else TERMINATED
+    verb = (*sys.argv[1:2], "")[0]
+    serves = verb in SERVING or verb.startswith("-")  # options without a verb are options of `run`
+    terminated = 0 if serves else TERMINATED
     signal.signal(signal.SIGTERM, lambda *_: os._exit(terminated))
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else who started us had it ignored
     if heeded:  # an exception would end up in whatever is being imported, which cannot always pass it on

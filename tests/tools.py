@@ -5,6 +5,7 @@ Everything comes from apt, Go, npm and pip as they are set up on this machine, a
 """
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -38,12 +39,12 @@ INSTALLS: tuple[Install, ...] = (
 
 
 def install_all(installs: Iterable[Install], say: Callable[[str], None]) -> list[str]:
-    """Runs every installation, also after one failed. Returns what cannot be had, in words."""
+    """Run every installation, also after one failed: on a full disk, say. Return what cannot be had, in words."""
     missing = []
     for install in installs:
         try:
             install(say)
-        except binaries.MissingError as error:
+        except (binaries.MissingError, OSError, subprocess.SubprocessError) as error:
             missing.append(str(error))
     return missing
 

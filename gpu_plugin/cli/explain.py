@@ -44,8 +44,8 @@ def command(state_dir: Path, gpu: str | None, output: str) -> int:
     else:
         now, columns = time.time(), width()
         ranked = sorted(displayable(reply["gpus"]), key=_rank)
-        blocks = ["\n".join(lines(each, now, columns)) for each in ranked if each["signals"]]
-        sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not each["signals"])
+        blocks = ["\n".join(lines(each, now, columns)) for each in ranked if _remarked(each)]
+        sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not _remarked(each))
         click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
     return PROBLEM_FOUND if any(each["health"] != "Healthy" for each in reply["gpus"]) else SUCCESS
 
@@ -67,6 +67,9 @@ def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterat
 def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
     for reason in gpu.get("withheld", ()):
         yield f"  withheld: {reason}"
+    for notice in gpu.get("notices", ()):
+        yield f"  note: {notice['found']}"
+        yield f"    to do   {notice['remedy']}"
     for signal in gpu["signals"]:
         whose = f", MIG device {signal['device']}" if signal.get("device") else ""
         grade = f" ({signal['verdict']}{whose})" if signal.get("verdict") else ""
@@ -76,6 +79,11 @@ def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
         yield f"    clears  {signal['clears']}"
         if signal.get("action"):
             yield f"    to do   {signal['action']}"
+
+
+def _remarked(gpu: dict[str, Any]) -> bool:
+    """Whether there are several lines about it."""
+    return bool(gpu["signals"] or gpu.get("notices"))
 
 
 def _rank(gpu: dict[str, Any]) -> tuple[bool, int]:

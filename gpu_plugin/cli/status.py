@@ -198,7 +198,7 @@ def _some(ids: list[str], count: int) -> str:
 
 
 def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
-    """A row for each GPU; below it why it is not well, and what is withheld of it."""
+    """A row for each GPU; below it why it is not well, what is withheld of it, and notices."""
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
     rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
     held_by, since, model = head.index("HELD BY"), head.index("SINCE"), head.index("MODEL")
@@ -210,10 +210,15 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     yield shown[0]
     for gpu, row in zip(gpus, shown[1:], strict=True):
         state = _state(gpu)
-        fine = (state, gpu["verdict"]) == ("Healthy", "OK")
-        yield row if fine else coloured(row, "degraded" if state != gpu["health"] else state)
+        if state == "Healthy" and gpu["verdict"] == "OK":
+            yield row
+        else:
+            yield coloured(row, "degraded" if state != gpu["health"] else state)
         for reason in (*gpu["reasons"], *(f"withheld: {why}" for why in gpu["withheld"])):
             yield from wrapped(f"     {reason}", "     ", columns)
+        for notice in gpu.get("notices", ()):
+            yield from wrapped(coloured(f"     note: {notice['found']}", "attention"), "     ", columns)
+            yield from wrapped(f"     to do: {notice['remedy']}", "     ", columns)
         if gpu["reasons"] or gpu["withheld"]:
             yield f"     {gpu['uuid']}"
     if any(gpu["holders"] is None for gpu in gpus):

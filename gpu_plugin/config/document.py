@@ -89,8 +89,12 @@ def spell(place: Place) -> str:
     return spelt
 
 
-def parse(written: bytes, source: str, limits: Limits = CONFIG_FILE) -> Document:
+def parse(
+    written: bytes, source: str, limits: Limits = CONFIG_FILE, typed_keys: frozenset[str] | None = None
+) -> Document:
     """The document of a file's bytes: one YAML or JSON mapping in UTF-8.
+
+    With `typed_keys`, only the values of these keys become numbers, true and false. Other values stay text as it is written.
 
     Raises:
         ConfigError: it is too long, no YAML, or holds what no configuration holds; with the lines.
@@ -115,7 +119,7 @@ def parse(written: bytes, source: str, limits: Limits = CONFIG_FILE) -> Document
         raise ConfigError.of(_unrendered(text, source) or [Fault(_reason(error), source, line)]) from None
     if root is None:
         return Document.of(None, source)
-    reader = _Values(loader, root, source, limits.most_values)
+    reader = _Values(loader, root, source, limits.most_values, typed_keys)
     content = reader.value(root, ())
     if reader.faults:
         raise ConfigError.of(_unrendered(text, source) or reader.faults)
@@ -237,13 +241,16 @@ def _native_loader() -> Any:
 class _Values:
     """Turns composed nodes into plain values, and notes their lines and what is wrong with them."""
 
-    def __init__(self, loader: Any, root: Any, source: str, most: int) -> None:
+    def __init__(
+        self, loader: Any, root: Any, source: str, most: int, typed_keys: frozenset[str] | None = None
+    ) -> None:
         self.faults: list[Fault] = []
         self.lines: dict[Place, int] = {}
         self._loader = loader
         self._root = root
         self._source = source
         self._most = self._left = most
+        self._typed_keys = typed_keys
         self._open: list[Any] = []  # the nodes around the one that is read
 
     def value(self, node: Any, place: Place) -> object:
@@ -319,6 +326,8 @@ class _Values:
             return str(node.value)
         if kind == "null":
             return None
+        if self._typed_keys is not None and self._typed_keys.isdisjoint(place) and kind in _KINDS:
+            return str(node.value)
         try:
             if kind == "bool":
                 return bool(self._loader.bool_values[node.value.lower()])

@@ -19,6 +19,12 @@ from gpu_plugin.runtime.peer import listening
 
 SOCKET = "control.sock"
 
+LOCK = "daemon.lock"
+"""The file of the state directory in which the daemon that has the directory describes itself (`state.node_lock`)."""
+
+SECONDS_TO_HAND_OVER = 5.0
+"""For which `request` waits for the new daemon's socket while one daemon hands the node over to another."""
+
 LONGEST_LINE = 64 * 1024
 """Bytes of a request."""
 
@@ -92,7 +98,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     Raises:
         UnknownVerbError: the daemon has no such verb.
         SilentDaemonError: one is there, and does not answer in time.
-        NoDaemonError: no daemon answers there.
+        NoDaemonError: no daemon answers there, also after a wait while one daemon hands over to another.
         BadRequestError: what is asked cannot be.
         ControlError: it refuses.
     """
@@ -100,11 +106,9 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     line = line_of({**fields, "verb": verb})
     if len(line) > LONGEST_LINE:
         raise ControlError(f"{verb}: {len(line)} bytes are too long for a request: up to {LONGEST_LINE} go")
+    deadline = time.monotonic() + PATIENCE
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            deadline = time.monotonic() + PATIENCE
-            with opened(state_dir) as directory:
-                _connect(connection, address_of(state_dir, directory), deadline)
+        with opened(state_dir) as directory, _connected(state_dir, directory, deadline) as connection:
             connection.settimeout(max(deadline - time.monotonic(), 0.001))
             connection.sendall(line)
             reply = _read_line(connection, deadline)
@@ -139,6 +143,35 @@ def answers(state_dir: Path) -> bool:
             return listening(address_of(state_dir, directory))
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def _connected(state_dir: Path, directory: int, deadline: float) -> Iterator[socket.socket]:
+    """A connection to the daemon. While one daemon hands over to another, neither listens: the new daemon is waited for.
+
+    Raises OSError, and TimeoutError at the deadline.
+    """
+    until = time.monotonic() + SECONDS_TO_HAND_OVER
+    while True:
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                _connect(connection, address_of(state_dir, directory), deadline)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() >= until or not _hands_over(state_dir):
+                    raise
+            else:
+                yield connection
+                return
+        time.sleep(_SECONDS_TO_CONNECT_AGAIN)
+
+
+def _hands_over(state_dir: Path) -> bool:
+    """Whether the daemon that had the state directory last has written down that it hands over."""
+    try:
+        owner = json.loads((state_dir / LOCK).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(owner, dict) and owner.get("leaving") is True
 
 
 def _connect(connection: socket.socket, address: str, deadline: float) -> None:

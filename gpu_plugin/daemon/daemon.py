@@ -84,7 +84,7 @@ class Daemon:
         listener: Listener | None = None,
         begins: Next | None = None,
     ) -> None:
-        """`listener` answers probes and scrapes by what is known here, and stops when this is told to.
+        """`listener` answers probes and scrapes, and stops with this daemon.
 
         `begins` is how this daemon begins if another daemon of this process ran before.
         """
@@ -392,7 +392,7 @@ class Daemon:
         def socket() -> Path:
             return Path(self.settings.effective_pod_resources_socket)
 
-        await TakeoverWatch(self.store, self._registrations, socket, self._look.ring).run()
+        await TakeoverWatch(self.store, self._registrations, socket, self._look.ring, self._counts).run()
 
     async def _control(self) -> None:
         """Answers commands; another daemon on the same state directory is waited out."""
@@ -413,7 +413,7 @@ class Daemon:
                 await anyio.sleep(LONGEST_RETRY)
 
     def _then_look(self, verb: Verb) -> Verb:
-        """The verb, after which the GPUs are looked at: whatever it did to them need not wait for their turn."""
+        """The verb, followed by a look at the GPUs, so that its effect does not wait for their turn."""
 
         async def acted(request: Mapping[str, object]) -> Mapping[str, object]:
             reply = await verb(request)

@@ -13,6 +13,8 @@ from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import AnyLatch, LatchKey, Verdict
+from gpu_plugin.health.notices import notices
+from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.kubelet.registrations import ResourceRegistration
@@ -95,7 +97,8 @@ def gpu(
         The entry with `bus_id`, `model`, `health` (the kubelet's word), `since` (Unix time in seconds of the oldest of what is
         worst; None where nothing is wrong), `signals` (the verdicts of those that stand, by name), `held_back` (the
         orders that alone hold it back), `withheld` (why devices of
-        healthy hardware are withheld), `holders` (pods as namespace/name; None where they are not known) and `readings`
+        healthy hardware are withheld), `notices` (`health.notices`),
+        `holders` (pods as namespace/name; None where they are not known) and `readings`
         (`telemetry.readings.told`).
     """
     worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
@@ -111,8 +114,22 @@ def gpu(
         "held_back": held_back(standing),
         "withheld": list(dict.fromkeys(device.reason for device in sound if device.reason and not device.healthy)),
         "holders": None if holders is None else sorted({pod for each in devices for pod in holders.get(each.id, ())}),
+        "notices": gpu_notices(hardware, readings, released=MAINTENANCE in _verdicts(standing)),
         "readings": told(hardware, readings),
     }
+
+
+def gpu_notices(hardware: Gpu, readings: Newest | None, *, released: bool) -> Sequence[Mapping[str, str]]:
+    """The notices about a GPU as objects: `found` and `remedy`."""
+    sample = Sample() if readings is None else readings.sample
+    found = notices(
+        hardware.uuid,
+        mig_pending=hardware.mig_pending,
+        vgpu_licensed=sample.vgpu_licensed,
+        persistent=sample.counting == 0,
+        released=released,
+    )
+    return [msgspec.structs.asdict(notice) for notice in found]
 
 
 def missing(hardware: Gpu) -> Mapping[str, object]:

@@ -61,6 +61,7 @@ class Now(msgspec.Struct):
         driver: why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way.
         no_gpu: the reason why no GPU is to be expected on this node; empty if there may be one.
         unoffered: why what was found is not offered as the settings ask; empty where it is.
+        takes_over: whether a former daemon still answers the kubelet, until this one has registered.
         node: the hardware, as it was found last.
         monitor: looks at the hardware; None until the daemon has the node.
         started: Unix time in seconds of the process's start.
@@ -74,6 +75,7 @@ class Now(msgspec.Struct):
     node: Node = msgspec.field(default_factory=Node)
     standby: bool = False
     """Whether the daemon that is waited for uses the same state directory."""
+    takes_over: bool = False
     monitor: Monitor | None = None
     started: float = msgspec.field(default_factory=time.time)
 
@@ -177,7 +179,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
     made: Made = msgspec.field(default_factory=Made)
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods."""
+        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods, and notices."""
         told = await self.operations.explain(request)
         gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
@@ -195,6 +197,9 @@ class NodeView(Parts, frozen=True, kw_only=True):
             "bus_id": short_bus_id(gpu.pci_bus_id),
             "model": gpu.model,
             "withheld": self.inventory.withheld(gpu.uuid),
+            "notices": node_status.gpu_notices(
+                gpu, self.health.readings.of(gpu.uuid), released=gpu.uuid in self.health.released()
+            ),
         }
 
     async def status(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -347,6 +352,7 @@ class NodeView(Parts, frozen=True, kw_only=True):
         served = self.inventory.store.current.resources
         cdi = self.inventory.cdi_status()
         return Facts(
+            takes_over=self.now.takes_over,
             refused=str(self.configuration.status()["refused"]),
             driver=self.now.no_gpu or self.now.driver_trouble,
             turn_due=math.inf if self.now.monitor is None else self.now.monitor.turn_due,

@@ -23,6 +23,7 @@ from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding, ListResend
 from gpu_plugin.placement.topology import Topology
+from gpu_plugin.runtime.log_lines import log_together
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 
@@ -131,17 +132,22 @@ class Offering:
     def _report(self, new: Offer, holding: Holding, before: Mapping[str, ResourceView]) -> None:
         """Log what an offer that was published has changed since `before`."""
         self._tell_unlistable(holding)
-        told = {*new.plan.warnings, *new.warnings, *_held_back(self._inventory.listed, new.plan.warnings)}
-        for sentence in sorted(told - self._said):
+        asked = {*new.plan.warnings, *new.warnings}
+        withheld = {*_held_back(self._inventory.listed, new.plan.warnings)}
+        for sentence in sorted(asked - self._said):
             log.warning("%s", sentence)
-        self._said = frozenset(told)
+        log_together(log, logging.WARNING, sorted(withheld - self._said))
+        self._said = frozenset(asked | withheld)
         self._tell_resources(before)
         self._unsettled.ring()
 
     def _tell_resources(self, before: Mapping[str, ResourceView]) -> None:
-        for name, view in self._inventory.store.current.resources.items():
-            if name not in before or before[name].resource != view.resource:
-                log.info("%s: %s", name, _counted(view.resource.devices), extra={"resource": name})
+        changed = {
+            name: f"{name}: {_counted(view.resource.devices)}"
+            for name, view in self._inventory.store.current.resources.items()
+            if name not in before or before[name].resource != view.resource
+        }
+        log_together(log, logging.INFO, [*changed.values()], next(iter(changed)) if len(changed) == 1 else "")
         waiting = self._inventory.judged.waiting
         for name in waiting.keys() - self._waiting:
             log.warning(

@@ -106,6 +106,7 @@ class Takeover:
         if self._now.waits_for:
             log.info("the other daemon has %s; starting", "handed over" if self._lock.former_serves else "ended")
         self._now.waits_for, self._now.standby = "", False
+        self._now.takes_over = self._lock.former_serves
         if not self._lock.former_serves:
             self._lock.unclaim()  # the next daemon may claim, whether or not this daemon ever reaches a GPU
 
@@ -128,6 +129,7 @@ class Takeover:
                 "keeps the node; gpu-plugin doctor shows why the GPUs or the kubelet cannot be reached"
             )
         self._lock.serves()
+        self._now.takes_over = False
         if from_former:
             await answered(begin(self._lock.wait_directory, "directory-lock"), math.inf)
             self._inventory.former_ended(anyio.current_time())

@@ -56,8 +56,9 @@ class Gpu(msgspec.Struct, frozen=True):
     the one remembered from an earlier probe, or a placeholder made of its index. `margins` are its limits relative to
     T.Limit; `remaps_rows` is whether it remaps bad memory rows, `nvswitch` whether its NVLinks lead to switches.
     `mig_devices` are in the order of their index, and only looked at while `mig_enabled`; `mig_capable` is whether it could be
-    partitioned. `compute_capability` is CUDA's, major and minor number. `unsettled` names what the driver did
-    not tell for the moment when it was probed, by the names of the fields here: it is asked again.
+    partitioned, `mig_pending` the MIG mode after its next reset if that is another than now. `compute_capability` is CUDA's,
+    major and minor number. `unsettled` names what the driver did not tell for the moment when it was probed, by the names of
+    the fields here: it is asked again.
     """
 
     uuid: str
@@ -71,6 +72,7 @@ class Gpu(msgspec.Struct, frozen=True):
     mig_capable: bool = False
     mig_enabled: bool = False
     mig_devices: tuple[MigDevice, ...] = ()
+    mig_pending: bool | None = None
     numa_node: int | None = None
     thresholds: Thresholds = Thresholds()
     margins: Thresholds = Thresholds()

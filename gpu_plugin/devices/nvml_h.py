@@ -89,6 +89,10 @@ EVENT_TYPES_ALL = 0xFF9F
 """nvmlEventTypeAll: a bit beyond it is no event type at all."""
 
 
+VIRTUALIZATION_VGPU = 2
+"""NVML_GPU_VIRTUALIZATION_MODE_VGPU: the GPU is a vGPU, in its virtual machine."""
+
+
 class TopologyLevel(IntEnum):
     """nvmlGpuTopologyLevel_t: the closest common ancestor of two GPUs on PCIe; smaller is closer."""
 

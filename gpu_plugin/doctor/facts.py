@@ -47,6 +47,7 @@ class Process(msgspec.Struct, frozen=True):
 class Gpu(msgspec.Struct, frozen=True):
     """What the driver says of one GPU; None where it does not say. `trouble` is why it could not be asked, empty where it could.
 
+    `mig_pending` is the MIG mode after the next reset if it changes then, `vgpu_licensed` whether a vGPU has its license.
     `compute_mode` is nvmlComputeMode_t; `nvswitch` whether an NVLink of it leads to a switch. `fabric` is None of a GPU without
     NVLinks, such as one that was passed through alone: it has none to wait for, whatever the driver says.
     """
@@ -57,6 +58,8 @@ class Gpu(msgspec.Struct, frozen=True):
     minor: int | None = None
     model: str = ""
     mig: bool = False
+    mig_pending: bool | None = None
+    vgpu_licensed: bool | None = None
     persistence: bool | None = None
     fabric: Fabric | None = None
     nvswitch: bool = False
@@ -300,9 +303,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def no_gpu(self) -> str:
         """The reason why no GPU is to be expected on this node, for people; empty if there may be a GPU, or that is not known."""
-        if self.simulated or isinstance(self.pci, Unknown) or isinstance(self.module, Unknown):
+        if isinstance(self.pci, Unknown) or isinstance(self.module, Unknown):
             return ""
-        if self.module.loaded and not self.pci.gpus:
+        if self.module.loaded and not self.pci.gpus and not self.simulated:
             return ""  # the module loads only where it finds a GPU, so a GPU has fallen off the bus
         if not isinstance(self.driver, Unknown) and self.driver.platform != "nvml":
             return ""

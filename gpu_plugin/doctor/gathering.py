@@ -17,6 +17,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.health_watch import EVERY_GPU
+from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.doctor.edges import api, host, kubelet, sockets
 from gpu_plugin.doctor.edges.clock import clock
 from gpu_plugin.doctor.edges.directories import cdi_conflicts, directory
@@ -32,6 +33,7 @@ from gpu_plugin.doctor.facts import (
     Facts,
     Gpu,
     Known,
+    Pci,
     Unknown,
 )
 from gpu_plugin.health.signals.orders import MAINTENANCE
@@ -111,7 +113,7 @@ class _Gathering:
         probes: dict[str, Callable[[], object]] = {
             "process": partial(process, places.proc, places.sys),
             "module": partial(kernel_module, places.proc, places.sys),
-            "pci": partial(host.pci, places.sys, (f"{places.root}/", *self._roots)),
+            "pci": self._pci,
             "kubelet_directory": partial(kubelet.kubelet_directory, settings.socket_dir, settings.registration_socket),
             "evidence": partial(evidence_for, settings),
             "cdi_directory": partial(directory, settings.cdi_dir),
@@ -161,6 +163,12 @@ class _Gathering:
             return Unknown(f"{where}{error.strerror or error}")
         except Exception as error:  # noqa: BLE001 - one probe that fails takes no other with it
             return Unknown(f"{type(error).__name__}: {error}")
+
+    def _pci(self) -> Pci:
+        hardware = self._hardware
+        if self._settings.simulate and not isinstance(hardware, Unknown):
+            return Pci({short_bus_id(bus_id): bound for bus_id, bound in (hardware.host.pci_gpus() or {}).items()})
+        return host.pci(self._places.sys, (f"{self._places.root}/", *self._roots))
 
     def _daemon(self) -> Known[Daemon]:
         directory = Path(self._settings.state_dir)

@@ -14,6 +14,7 @@ from gpu_plugin.health.hysteresis import Level, Measured, spelled
 from gpu_plugin.health.latch import CLEAN_SAMPLES, RESET, AnyLatch, Proof, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.proof import RECOVERIES
+from gpu_plugin.health.resetting import reset_commands
 from gpu_plugin.health.signal import Case
 from gpu_plugin.health.signals import SIGNALS, Signal, SignalKind, advice, standing, xid
 from gpu_plugin.health.signals.orders import released
@@ -67,7 +68,7 @@ def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) 
     if signal.kind is SignalKind.ORDER:
         return _said(signal, case)
     persistent = latch.recovery.marks.counting == 0
-    how = _reset_of(gpu, released=is_released, persistent=persistent)
+    how = reset_commands(gpu, released=is_released, persistent=persistent)
     override = f"gpu-plugin uncordon --gpu {gpu} --override, which overrides it"
     advised = advice(key, policy, gpu, latch, case.facts)
     if latch.proof is Proof.RMA:
@@ -231,15 +232,3 @@ def _missing(latch: AnyLatch, more: str = "") -> str:
     memory = latch.memory
     seen = memory.row if isinstance(memory, Level) else latch.recovery.clean
     return counted(max(1, CLEAN_SAMPLES - seen), f"{more}good look")
-
-
-def _reset_of(gpu: str, *, released: bool, persistent: bool) -> str:
-    """The commands of a reset, for a shell; of a GPU that is released already without that step.
-
-    `persistent`: the GPU was seen in persistence mode, in which the driver refuses a reset.
-    """
-    reset = [f"nvidia-smi --gpu-reset -i {gpu}"]
-    if persistent:
-        reset = [f"nvidia-smi -i {gpu} -pm 0", *reset, f"nvidia-smi -i {gpu} -pm 1"]
-    commands = [*reset, f"gpu-plugin resume --gpu {gpu}"]
-    return " && ".join(commands if released else [f"gpu-plugin release --gpu {gpu}", *commands])

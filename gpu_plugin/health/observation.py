@@ -62,7 +62,8 @@ class Sample(msgspec.Struct, frozen=True):
     totals of the GPU that only a reset sets back. `binding` changes whenever the driver is bound to the GPU again.
 
     Those after `counting` are shown and judged by no signal: `power` and `power_limit` are in mW, `utilization` in percent,
-    `memory_used` in bytes; `ecc_corrected` counts as `ecc_uncorrected` does, remapped rows those of the part's life.
+    `memory_used` in bytes; `ecc_corrected` counts as `ecc_uncorrected` does, remapped rows those of the part's life;
+    `vgpu_licensed` is whether a vGPU has its license, None of other GPUs.
 
     `counting` tells which counters can be compared: those of two samples with the same number. It is 0 while the driver keeps
     the GPU initialised with nobody using it (persistence mode), and another number for each time that the driver was opened
@@ -103,6 +104,7 @@ class Sample(msgspec.Struct, frozen=True):
     ecc_corrected: int | None = None
     remapped_correctable: int | None = None
     remapped_uncorrectable: int | None = None
+    vgpu_licensed: bool | None = None
     asked: frozenset[str] | None = None
     opening: int | None = None
     """The opening of the driver that the look used, another number each time; None: not known."""

@@ -31,6 +31,7 @@ class KubeletCounts:
         registrations: by resource and what came of them.
         streams: ListAndWatch streams of the kubelet that are open now, by resource.
         lists: lists of devices that were sent on any stream, by resource.
+        requests: requests on connections of the kubelet, by resource.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +42,8 @@ class KubeletCounts:
         self.registrations: Counter[tuple[str, str]] = Counter()
         self.streams: dict[str, int] = {}
         self.lists: Counter[str] = Counter()
-        self._requests: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self._allocations: Counter[str] = Counter()
         self._devices: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -67,12 +69,12 @@ class KubeletCounts:
     def allocated(self, resource: str, devices: int) -> None:
         """An Allocate of so many devices is answered. Safe between threads: long requests are worked on beside the loop."""
         with self._lock:
-            self._requests[resource] += 1
+            self._allocations[resource] += 1
             self._devices[resource] += devices
 
     def as_data(self) -> Mapping[str, Any]:
         """Plain data, `resources` by name and `methods` by name."""
-        names = {*self._requests, *self.streams, *self.lists, *(resource for resource, _ in self.registrations)}
+        names = {*self._allocations, *self.streams, *self.lists, *(resource for resource, _ in self.registrations)}
         return {
             "methods": {
                 method: {
@@ -83,7 +85,7 @@ class KubeletCounts:
             },
             "resources": {
                 name: {
-                    "allocations": self._requests[name],
+                    "allocations": self._allocations[name],
                     "allocated_devices": self._devices[name],
                     "registrations": {result: self.registrations[name, result] for result in (ACCEPTED, FAILED)},
                     "streams": self.streams.get(name, 0),

@@ -9,7 +9,8 @@ import itertools
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -50,12 +51,45 @@ FIRST_STREAM = 30.0
 """Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
 
 
+class RegistrationLog:
+    """Logs resources that are registered side by side in one line, once none of them is under way any more."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._sockets: dict[str, str] = {}
+
+    def registered(self, resource: str, socket: str) -> None:
+        """Note a registration as a socket of this name."""
+        self._sockets[resource] = socket
+
+    @contextmanager
+    def registering(self) -> Iterator[None]:
+        """A registration is under way meanwhile."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._flush()
+
+    def _flush(self) -> None:
+        sockets, self._sockets = self._sockets, {}
+        level = logging.INFO
+        if len(sockets) > 1:
+            level = logging.DEBUG
+            log.info("%d resources registered with the kubelet: %s", len(sockets), ", ".join(sockets))
+        for resource, socket in sockets.items():
+            log.log(level, "%s: registered with the kubelet as %s", resource, socket, extra={"resource": resource})
+
+
 class Shared(msgspec.Struct, frozen=True):
     """What the endpoints of all resources have in common.
 
     `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering; `look` rings when something in `directory`
     may have changed. `registered` is called after each registration, and `registrations` told how each resource stands: a
     registration counts there once the kubelet has opened its stream; `counts` takes down what passes between us and the kubelet.
+    `log` logs registrations.
     """
 
     store: SnapshotStore
@@ -66,6 +100,7 @@ class Shared(msgspec.Struct, frozen=True):
     registrations: Registrations = msgspec.field(default_factory=Registrations)
     counts: KubeletCounts = msgspec.field(default_factory=KubeletCounts)
     pairs: PairWatch = msgspec.field(default_factory=PairWatch)
+    log: RegistrationLog = msgspec.field(default_factory=RegistrationLog)
 
 
 class ResourceEndpoint:
@@ -168,10 +203,13 @@ class ResourceEndpoint:
             self._log.debug("%s: listening on %s", self.resource, path)
             self._registrations.served(self.resource, path)
             if self._shared.kubelet_socket is not None:
-                kubelet = await self._register(self._shared.kubelet_socket, path.name, server) or kubelet
-                service.registering = False
-                level = logging.DEBUG if self._unheard else logging.INFO
-                self._log.log(level, "%s: registered with the kubelet as %s", self.resource, path.name)
+                with self._shared.log.registering():
+                    kubelet = await self._register(self._shared.kubelet_socket, path.name, server) or kubelet
+                    service.registering = False
+                    if self._unheard:
+                        self._log.debug("%s: registered with the kubelet as %s", self.resource, path.name)
+                    else:
+                        self._shared.log.registered(self.resource, path.name)
                 self._registrations.away(self.resource, UNHEARD)
                 self._shared.registered()
             why = await self._until_over(service, server, kubelet)
@@ -286,8 +324,10 @@ class Endpoints:
         async with anyio.create_task_group() as tasks:
             while True:
                 names = self._store.current.resources.keys()
-                for name in [name for name in self._running if name not in names]:
-                    log.info("%s: withdrawn", name)
+                withdrawn = [name for name in self._running if name not in names]
+                if withdrawn:
+                    log.info("%s: withdrawn", ", ".join(withdrawn))
+                for name in withdrawn:
                     self._running.pop(name).cancel()
                     self._registrations.withdrawn(name)
                 for name in names - self._running.keys():

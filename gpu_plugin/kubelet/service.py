@@ -210,9 +210,10 @@ class DevicePluginService:
             except ValueError as error:
                 raise self._refusal(Status.INVALID_ARGUMENT, f"{self.resource}: {error}") from None
             finally:
-                if self._foreign_list:
-                    self._foreign_list = False
-                    if _connection(stream) in self._asked:  # another client's request says nothing of the kubelet
+                foreign_list, self._foreign_list = self._foreign_list, False
+                if _connection(stream) in self._asked:  # another client's request says nothing of the kubelet
+                    self._counts.requests[self.resource] += 1
+                    if foreign_list:
                         self._send_list_again()
             await stream.send_message(answer)
 

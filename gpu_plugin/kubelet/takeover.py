@@ -1,8 +1,9 @@
-"""Whether the kubelet still has this plugin's devices, which an open stream does not say.
+"""Find resources that another plugin has registered since, while this plugin's stream is open.
 
-A plugin that registers a resource takes it from the one before, whose stream may stay open (kubelets up to 1.36). Where it ends
-then, the kubelet has no plugin for the resource and 0 devices, and nothing of that reaches the first one. What the kubelet
-takes for healthy it tells whoever asks: GetAllocatableResources of its PodResources service.
+A plugin that registers a resource takes it from the plugin that registered before. When it ends, the stream of the earlier
+plugin shows nothing. A kubelet up to 1.36 then has no plugin and 0 devices. A kubelet from 1.37 on sends its requests to the
+earlier plugin, and keeps the list of the plugin that ended. GetAllocatableResources of the PodResources service returns the
+devices that the kubelet counts as healthy.
 """
 
 import logging
@@ -17,6 +18,7 @@ import msgspec
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
@@ -24,38 +26,47 @@ from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 log = logging.getLogger(__name__)
 
 INTERVAL = 15.0
-"""Seconds between two questions."""
+"""Seconds between two requests."""
 
 CONFIRM = 3.0
-"""Seconds to the next one where something is amiss: the kubelet may be reading our list just then."""
+"""Seconds to the next request if an answer is suspicious: the kubelet may not have read our newest list yet."""
 
 FIRST_PAUSE = 60.0
 LONGEST_PAUSE = 3600.0
-"""Seconds between two registrations of a resource that the kubelet still does not have: the first time, and at most."""
+"""Seconds between two registrations of a resource that the kubelet still does not have: first and longest pause."""
 
 PATIENCE = 2.0
-"""Seconds that an answer may take."""
+"""Seconds to wait for an answer."""
 
 UNREAD = 30.0
-"""Seconds for which a kubelet that still has what it had from us is taken to have read no newer list: its disk may be slow."""
+"""Seconds in which a kubelet with an older list of ours may still read the newest list: its disk may be slow."""
 
 Ids = Mapping[str, frozenset[str]]
 """Device ids by resource name."""
 
 NOBODY = "the kubelet has none of its devices, as after another plugin registered the resource and ended"
+KEPT = (
+    "the kubelet has other healthy devices than this plugin listed, as after another plugin registered the resource and ended; "
+    "the next request of the kubelet makes this plugin send its list again, and so does a restart"
+)
 OTHERS = "another plugin has registered this resource since: the kubelet has devices of it that are not this plugin's"
 
 
 NONE: Ids = {}
 
+Requests = Mapping[str, int]
+"""The number of requests that the kubelet has sent, by resource name."""
+
+NO_REQUESTS: Requests = {}
+
 
 def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
-    """Which of our resources the kubelet does not have from us any more, and why that follows. Pure.
+    """The resources that the kubelet no longer has from this plugin, each with the reason. Pure.
 
     Args:
-        ours: the healthy devices of each resource that is registered; one without any says nothing.
-        allocatable: what the kubelet takes for healthy.
-        unfit: the unhealthy devices of each resource. Other plugins may use the ids that we use, and know them for healthy.
+        ours: the healthy devices of each registered resource. A resource without healthy devices is never lost.
+        allocatable: the devices that the kubelet counts as healthy.
+        unfit: the unhealthy devices of each resource. Another plugin may list the same ids as healthy.
     """
     found = {}
     for resource, ids in ours.items():
@@ -70,10 +81,7 @@ def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
 
 
 def steady(before: Mapping[str, ResourceView], after: Mapping[str, ResourceView]) -> tuple[Ids, Ids]:
-    """The healthy and the unhealthy devices of each resource, as far as they were so before a question and after it. Pure.
-
-    Each question comes long after a list was sent, or the next one does.
-    """
+    """The devices of each resource that were healthy before and after a request, and those that were unhealthy. Pure."""
     names = before.keys() & after.keys()
     return (
         {name: _ids(before[name], fit=True) & _ids(after[name], fit=True) for name in names},
@@ -85,46 +93,65 @@ def _ids(view: ResourceView, *, fit: bool) -> frozenset[str]:
     return frozenset([device.id for device in view.resource.devices if (not device.reason) is fit])
 
 
+def differing(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> frozenset[str]:
+    """Resources of which the kubelet lacks a healthy device or counts an unhealthy one as healthy; arguments of `lost`. Pure."""
+    known = {name: allocatable.get(name, frozenset()) for name in ours}
+    return frozenset(
+        name for name, ids in ours.items() if ids - known[name] or not known[name].isdisjoint(unfit.get(name, ()))
+    )
+
+
 class Outcome(msgspec.Struct, frozen=True):
-    """What follows from an answer: resources to register again, those that another plugin has now, those that are back."""
+    """The resources to register again, to note as another plugin's or as ours again, to send again, and to log (`kept`)."""
 
     again: Mapping[str, str] = msgspec.field(default_factory=dict)
     taken: Mapping[str, str] = msgspec.field(default_factory=dict)
     back: frozenset[str] = frozenset()
+    resend: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
 
 
 class Takeovers:
-    """What the latest answers said, and what follows. Pure: takes the clock as an argument.
+    """Decides from the latest answers what to do. Pure: takes the clock as an argument.
 
-    A resource that another plugin serves is left to it: to take it back would be a fight without an end. One that nobody has
-    is registered again, ever more rarely where that does not help.
+    A resource that another plugin serves is not registered again, because both plugins would do so forever. A resource without
+    a plugin is registered again, at growing intervals if that does not help.
     """
 
     def __init__(self) -> None:
         self.taken: frozenset[str] = frozenset()
         """Resources that another plugin serves."""
         self.suspects: Mapping[str, str] = {}
-        """Resources that the last answer alone speaks against, with the reason."""
+        """Resources that are lost according to the last answer alone, with the reason."""
         self._had: dict[str, tuple[frozenset[str], float]] = {}
+        self._differing: frozenset[str] = frozenset()
+        self._kept: frozenset[str] = frozenset()
+        self._requests: Requests = NO_REQUESTS
         self._backoffs: dict[str, Backoff] = {}
 
-    def judge(self, ours: Ids, allocatable: Ids, now: float, unfit: Ids = NONE) -> Outcome:
-        """Takes in one answer; only what two in a row say has consequences. `now` is in seconds of a steady clock.
+    def judge(
+        self, ours: Ids, allocatable: Ids, now: float, unfit: Ids = NONE, requests: Requests = NO_REQUESTS
+    ) -> Outcome:
+        """Compare one answer with our devices at `now`, in seconds. Only two equal results in a row have an effect.
 
-        What another plugin has stays so while we have no healthy device of it: then the answer says nothing. What is not among
-        `ours` is nobody's business any more. A kubelet that has what it had when it last had ours has read no list since.
+        A resource of another plugin stays with it while we have no healthy device: no answer can differ then. Resources that
+        are not in `ours` are dropped. A kubelet that has a list from before may not have read our newest list yet.
+
+        `requests` are the requests of the kubelet so far. If one comes between two answers that differ from our list, requests
+        come to this plugin, and our list is sent again. Without it, the other plugin may run, and would be asked for our ids.
         """
         against = lost(ours, allocatable, unfit)
+        unread = {name for name in ours if self._unread(name, allocatable.get(name, frozenset()), now)}
         found = {
-            name: why
-            for name, why in against.items()
-            if why == NOBODY or name in self.taken or not self._unread(name, allocatable[name], now)
+            name: why for name, why in against.items() if why == NOBODY or name in self.taken or name not in unread
         }
         found |= {name: OTHERS for name in self.taken if name in ours and not ours[name] and name not in found}
         self._had = {name: had for name, had in self._had.items() if name in ours}
-        for name in ours.keys() - against.keys() - found.keys():  # the kubelet has it from us
+        differ = differing(ours, allocatable, unfit)
+        for name in ours.keys() - against.keys() - found.keys():  # the kubelet has devices of ours
             self._backoffs.pop(name, None)
-            self._had[name] = (allocatable.get(name, frozenset()), now)
+            if name not in differ:
+                self._had[name] = (allocatable.get(name, frozenset()), now)
         back = (self.taken & ours.keys()) - found.keys()
         confirmed = {name: why for name, why in found.items() if self.suspects.get(name) == why}
         again = {name: why for name, why in confirmed.items() if why == NOBODY and self._backoff(name).due(now)}
@@ -133,10 +160,14 @@ class Takeovers:
         taken = {name: why for name, why in confirmed.items() if why == OTHERS and name not in self.taken}
         self.taken = (self.taken & found.keys() | taken.keys()) - again.keys()
         self.suspects = {name: why for name, why in found.items() if name not in again}
-        return Outcome(again, taken, back)
+        asked = {name for name, number in requests.items() if number > self._requests.get(name, 0)}
+        before, self._kept = self._kept, differ & self._differing - found.keys() - unread
+        resend = differ & self._differing & asked
+        self._differing, self._requests = differ, requests
+        return Outcome(again, taken, back, resend, self._kept - before)
 
     def registered(self, names: AbstractSet[str]) -> None:
-        """These are registered again, or not at all: what another plugin had of them says nothing any more."""
+        """Drop the other plugins of these resources, which are registered again or not served any more."""
         self.taken -= names
 
     def _backoff(self, name: str) -> Backoff:
@@ -148,7 +179,7 @@ class Takeovers:
 
 
 class TakeoverWatch:
-    """Asks the kubelet now and then what it has, and sees to what follows."""
+    """Compares the kubelet's devices with ours every `INTERVAL` seconds, and acts on the result."""
 
     def __init__(
         self,
@@ -156,12 +187,14 @@ class TakeoverWatch:
         registrations: Registrations,
         socket: Callable[[], Path],
         look: Callable[[], object],
+        counts: KubeletCounts,
     ) -> None:
-        """Takes where PodResources answers, and what to call so that endpoints look at how they stand."""
+        """`socket` returns the PodResources socket, `look` wakes the endpoints, and `counts` has the kubelet's requests."""
         self._store = store
         self._registrations = registrations
         self._socket = socket
         self._look = look
+        self._counts = counts
         self._takeovers = Takeovers()
 
     async def run(self) -> None:
@@ -172,7 +205,7 @@ class TakeoverWatch:
             await self.ask()
 
     async def ask(self) -> None:
-        """Asks the kubelet once what it has of ours, and acts on the answer."""
+        """Request the kubelet's devices once, and act on the answer."""
         before = self._served()
         if not before:
             return
@@ -185,7 +218,8 @@ class TakeoverWatch:
         self._takeovers.registered({name for name in self._takeovers.taken if not self._registrations.overtaken(name)})
         now = anyio.current_time()
         many = sum(len(view.resource.devices) for view in after.values()) >= OFF_LOOP_DEVICES
-        outcome = await computed(self._judge, before, after, allocatable, now, apart=many)
+        requests = dict(self._counts.requests)
+        outcome = await computed(self._judge, before, after, allocatable, now, requests, apart=many)
         for name in sorted(outcome.back):
             if self._registrations.returned(name):
                 log.info("%s: the kubelet has this plugin's devices again", name, extra={"resource": name})
@@ -196,15 +230,25 @@ class TakeoverWatch:
             self._registrations.register_again(name, why)
         if outcome.again:
             self._look()
+        for name in sorted(outcome.kept):
+            log.warning("%s: %s", name, KEPT, extra={"resource": name})
+        for name in sorted(outcome.resend):
+            log.info("%s: sending this plugin's list again", name, extra={"resource": name})
+            self._store.resend(name)
 
     def _judge(
-        self, before: Mapping[str, ResourceView], after: Mapping[str, ResourceView], allocatable: Ids, now: float
+        self,
+        before: Mapping[str, ResourceView],
+        after: Mapping[str, ResourceView],
+        allocatable: Ids,
+        now: float,
+        requests: Requests,
     ) -> Outcome:
         ours, unfit = steady(before, after)
-        return self._takeovers.judge(ours, allocatable, now, unfit)
+        return self._takeovers.judge(ours, allocatable, now, unfit, requests)
 
     def _served(self) -> Mapping[str, ResourceView]:
-        """The resources whose streams the kubelet has open."""
+        """The resources whose stream to the kubelet is open."""
         return {
             name: view
             for name, view in self._store.current.resources.items()

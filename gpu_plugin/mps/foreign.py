@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.plan import same_threads, thread_percentage
+from gpu_plugin.mps.remedies import ASK_OTHER, RESTART_OTHER, TO_DO, WAIT_FOR_OTHER
 
 CONFIRM = 30.0  # seconds between two questions to a daemon that is up and holds its lock: these find one that hangs
 LOOK_AGAIN = 3.0  # seconds between two questions to one that is down, or that holds no lock
@@ -94,13 +95,13 @@ def why_down(signs: Signs, last: Answer | None) -> str:
     Its limits do not matter: any client can change them, and one client must not take the devices from all others.
     """
     if last is None or last.signs.control != signs.control:
-        return f"{_DOWN} the daemon of another program has not answered yet"
+        return f"{_DOWN} the daemon of another program has not answered yet{TO_DO}{WAIT_FOR_OTHER}"
     if last.signs.locked and not signs.locked:
-        return f"{_DOWN} the daemon of another program has ended"
+        return f"{_DOWN} the daemon of another program has ended{TO_DO}{RESTART_OTHER}"
     if last.unable:
         return _unasked(signs, last.unable)
     if last.trouble or last.threads is None:
-        return f"{_DOWN} no daemon of another program can be used: {last.trouble}"
+        return f"{_DOWN} no daemon of another program can be used: {last.trouble}{TO_DO}{RESTART_OTHER}"
     return ""
 
 
@@ -128,9 +129,9 @@ def _unasked(signs: Signs, unable: str) -> str:
     """Why a daemon that cannot be asked here cannot be used: it can where its lock and .started are there."""
     if signs.locked and _started(signs):
         return ""
-    missing = (
-        "there is no file .started of it beside its pipe directory"
+    missing, remedy = (
+        ("there is no file .started of it beside its pipe directory", ASK_OTHER)
         if signs.locked
-        else "no process holds the lock of a control daemon in its pipe directory"
+        else ("no process holds the lock of a control daemon in its pipe directory", RESTART_OTHER)
     )
-    return f"{_DOWN} the daemon of another program cannot be asked ({unable}), and {missing}"
+    return f"{_DOWN} the daemon of another program cannot be asked ({unable}), and {missing}{TO_DO}{remedy}"

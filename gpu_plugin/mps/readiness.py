@@ -22,6 +22,7 @@ from typing import BinaryIO
 import msgspec
 
 from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.mps.remedies import SAME_CONFIGURATION, SAME_ROOT, START, STUCK, TO_DO
 from gpu_plugin.runtime.regular_file import open_file, replace_file
 
 READY = ".ready"
@@ -149,15 +150,12 @@ def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas
         return f"its MPS daemon is down: {_why_down(mps_root, resource)}"
     age = (now or time.monotonic()) - found.confirmed
     if age > STALE:
-        return (
-            f"its MPS daemon is down: gpu-plugin mps has not seen it answer for over {STALE:g} s; is gpu-plugin mps stuck, or "
-            "its disk full?"
-        )
+        return f"its MPS daemon is down: gpu-plugin mps has not seen it answer for over {STALE:g} s{TO_DO}{STUCK}"
     missing = [uuid for uuid in gpus if uuid not in found.gpus]
     if missing:
-        return f"its MPS daemon does not serve GPU {missing[0]} (yet)"
+        return f"its MPS daemon does not serve GPU {missing[0]} (yet){TO_DO}{SAME_CONFIGURATION}"
     if replicas and replicas != found.replicas:
-        return f"its MPS daemon shares each GPU among {found.replicas} clients, not {replicas} (yet)"
+        return f"its MPS daemon shares each GPU among {found.replicas} clients, not {replicas} (yet){TO_DO}{SAME_CONFIGURATION}"
     return ""
 
 
@@ -211,11 +209,11 @@ def _mark(path: Path) -> Mark | None:
 def _why_down(root: Path, resource: str) -> str:
     if not supervised(root):
         if (root / SUPERVISOR).exists():
-            return "gpu-plugin mps does not run on this node"
-        return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here"
+            return f"gpu-plugin mps does not run on this node{TO_DO}{START}"
+        return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here{TO_DO}{SAME_ROOT}"
     stream = opened(root / resource / DOWN)
     if stream is None:
-        return "gpu-plugin mps runs none for it (yet); does it have the same configuration?"
+        return f"gpu-plugin mps runs none for it (yet){TO_DO}{SAME_CONFIGURATION}"
     with stream:
         try:
             return stream.read(_LONGEST).decode(errors="replace").strip() or "it is being started"

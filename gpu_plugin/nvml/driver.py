@@ -23,6 +23,7 @@ from gpu_plugin.devices.nvml_h import (
     NVLINK_REMOTE_SWITCH,
     TEMPERATURE_GPU,
     UNSUPPORTED,
+    VIRTUALIZATION_VGPU,
     Return,
     Threshold,
 )
@@ -198,6 +199,13 @@ class PynvmlDriver(port.Driver):
             lambda: int(self.ask(name, handle, self._lib.nvmlMemory_v2).used),
             lambda: int(self.ask(name, handle).used),
         )
+
+    def vgpu_licensed(self, handle: Handle) -> bool:
+        # A whole GPU has licensable features too, and needs no license for CUDA.
+        if self.ask("nvmlDeviceGetVirtualizationMode", handle) != VIRTUALIZATION_VGPU:
+            raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceGetVirtualizationMode", "the GPU is not a vGPU")
+        found = self.ask("nvmlDeviceGetGridLicensableFeatures_v4", handle)
+        return any(feature.featureState for feature in found.gridLicensableFeatures[: found.licensableFeaturesCount])
 
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         return _address(self.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index))

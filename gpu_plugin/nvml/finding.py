@@ -6,6 +6,7 @@ One GPU that is slow, sick or strange hides no other. What blocks runs on driver
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import count
 
 import anyio
 import msgspec
@@ -112,18 +113,17 @@ def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Map
         if lost is not None and lost.gpu.unreadable:  # midway: the driver gave no more than its name
             lost.gpu = replace(gpu, index=lost.gpu.index, unreadable=lost.gpu.unreadable)
     missing = [gpu for gpu in remembered if gpu.uuid not in present]
-    candidates = {gpu.index: gpu for gpu in missing if not bound or gpu.pci_bus_id.upper() in bound}
-    for watched in probed:
-        known = candidates.get(watched.gpu.index) if watched.handle is None else None
-        if known is not None:
-            watched.gpu = replace(known, unreadable=watched.gpu.unreadable)
-            missing.remove(known)
+    candidates = [gpu for gpu in missing if not bound or gpu.pci_bus_id.upper() in bound]
+    unread = {watched.gpu.index: watched for watched in probed if watched.handle is None}
+    for index, known in _at_indices([*unread], candidates).items():
+        unread[index].gpu = replace(known, index=index, unreadable=unread[index].gpu.unreadable)
+        missing.remove(known)
     absent = []
     for gpu in missing:
         why = "the driver does not find it any more"
         log.error("GPU %s: %s; it stays listed and is withheld", gpu.uuid, why)
         absent.append(Watched(replace(gpu, unreadable=why), None))
-    return in_order([*probed, *absent])
+    return _numbered(probed, absent)
 
 
 def released_gpus(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
@@ -142,9 +142,8 @@ def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[
         old = by_uuid.get(new.gpu.uuid)
         readable = new.handle is not None and not new.gpu.unreadable
         if old is not None:
+            _set_index(old, new.gpu.index)
             if new.handle is not None and readable:
-                if new.gpu.index != old.gpu.index and old.named:
-                    log.info("GPU %s has index %d now, it was %d", old.gpu.uuid, new.gpu.index, old.gpu.index)
                 old.described(new.handle, new.gpu)
             old.looking = new.looking  # a probe that takes longer
         elif readable:
@@ -152,7 +151,48 @@ def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[
     taken = {new.gpu.index for new in found}
     read = every and all(new.handle is not None and not new.gpu.unreadable for new in probed)
     kept = [old for old in known if old.named or not (read or old.gpu.index in taken)]
-    return in_order([*kept, *found])
+    if not every:
+        return in_order([*kept, *found])
+    uuids = {new.gpu.uuid for new in probed}
+    away = [old for old in kept if old.gpu.uuid not in uuids]
+    free = {new.gpu.index for new in probed if not new.named} - {old.gpu.index for old in away if not old.named}
+    there = {old.gpu: old for old in away if old.named and old.vanished_since is None}
+    for index, gpu in _at_indices([*free], [*there]).items():
+        _set_index(there[gpu], index)
+    numbered = [*(old for old in kept if old.gpu.uuid in uuids), *found]
+    return _numbered(numbered, away)
+
+
+def _at_indices(unread: Sequence[int], gpus: Sequence[Gpu]) -> Mapping[int, Gpu]:
+    """Which of these GPUs is at which of the driver's indices that could not be read, as far as that is known.
+
+    If there are as many of both, the order decides, since NVML numbers GPUs by their PCI bus ids; else their last indices do.
+    """
+    if len(unread) == len(gpus):
+        return dict(zip(sorted(unread), sorted(gpus, key=lambda gpu: (gpu.pci_bus_id, gpu.index)), strict=True))
+    return {gpu.index: gpu for gpu in gpus if gpu.index in unread}
+
+
+def _numbered(listed: Sequence[Watched], away: Sequence[Watched]) -> list[Watched]:
+    """All of them by index. A GPU that is `away` from the driver's list goes behind that list if another GPU has its index."""
+    used = {watched.gpu.index for watched in listed}
+    kept = {watched.gpu.index for watched in away}
+    for watched in in_order(away):
+        if watched.gpu.index in used:
+            free = next(index for index in count(len(listed)) if index not in used | kept)
+            words = "GPU %s: the driver does not list it, and another GPU has its index %d now; it is listed as GPU %d"
+            log.info(words, watched.gpu.uuid, watched.gpu.index, free)
+            watched.gpu = replace(watched.gpu, index=free)
+        used.add(watched.gpu.index)
+    return in_order([*listed, *away])
+
+
+def _set_index(watched: Watched, index: int) -> None:
+    if index == watched.gpu.index:
+        return
+    if watched.named:
+        log.info("GPU %s has index %d now, it was %d", watched.gpu.uuid, index, watched.gpu.index)
+    watched.gpu = replace(watched.gpu, index=index)
 
 
 def in_order(gpus: Iterable[Watched]) -> list[Watched]:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.devices.nvml_h import FEATURE_ENABLED, Return
+from gpu_plugin.nvml.plausible import flag
 from gpu_plugin.nvml.port import Driver, Handle, MigAttributes, NvmlError
 
 UNREADABLE_LOOKS = 3
@@ -26,11 +27,15 @@ _PROFILE = re.compile(r" MIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+-][A-Za-z0-9][
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """What one reading found: whether MIG mode is on, the devices by MIG index, and why each unreadable index is so."""
+    """What one reading found: whether MIG mode is on, the devices by MIG index, and why each unreadable index is so.
+
+    `pending` is the MIG mode after the next reset of the GPU, or None if that is the same.
+    """
 
     enabled: bool = False
     devices: tuple[MigDevice, ...] = ()
     unreadable: Mapping[int, str] = msgspec.field(default_factory=dict)
+    pending: bool | None = None
 
 
 def read_partition(
@@ -47,13 +52,13 @@ def read_partition(
     say, or the GPU is gone.
     """
     try:
-        enabled = driver.mig_mode(handle)[0] == FEATURE_ENABLED
+        enabled, pending = mig_mode(driver, handle)
     except NvmlError as error:
         if error.unsupported:
             return None
         raise
     if not enabled:
-        return Partition()
+        return Partition(pending=pending)
     before = {(device.index, device.uuid): device for device in known}
     devices: dict[str, MigDevice] = {}
     unreadable: dict[int, str] = {}
@@ -82,7 +87,17 @@ def read_partition(
             if error.code in GPU_GONE_CODES:
                 raise
             unreadable[index] = str(error)
-    return Partition(enabled, tuple(devices.values()), unreadable)
+    return Partition(enabled, tuple(devices.values()), unreadable, pending)
+
+
+def mig_mode(driver: Driver, handle: Handle) -> tuple[bool, bool | None]:
+    """Whether MIG mode is on, and the mode after the next reset: None if it is the same, or not known.
+
+    Raises NvmlError where the driver does not say, or the part has no MIG.
+    """
+    current, after = driver.mig_mode(handle)
+    enabled, pending = current == FEATURE_ENABLED, flag(after)
+    return enabled, None if pending == enabled else pending
 
 
 def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu:
@@ -93,9 +108,10 @@ def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu
     there = {device.uuid for device in partition.devices}
     retained = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
     devices = tuple(sorted([*partition.devices, *retained], key=lambda device: device.index))
-    if gpu.mig_capable and (gpu.mig_enabled, gpu.mig_devices) == (partition.enabled, devices):
-        return gpu
-    return replace(gpu, mig_capable=True, mig_enabled=partition.enabled, mig_devices=devices)
+    found = replace(
+        gpu, mig_capable=True, mig_enabled=partition.enabled, mig_devices=devices, mig_pending=partition.pending
+    )
+    return gpu if found == gpu else found
 
 
 def with_caps(gpu: Gpu, minors: Mapping[str, int]) -> Gpu:

@@ -227,6 +227,10 @@ class Driver:
         NOT_SUPPORTED in MIG mode.
         """
 
+    @answered_by("nvmlDeviceGetGridLicensableFeatures_v4")
+    def vgpu_licensed(self, handle: Handle, /) -> bool:
+        """Whether a vGPU of a virtual machine has a license. NOT_SUPPORTED for a GPU that is none."""
+
     @answered_by("nvmlDeviceGetMigDeviceHandleByIndex")
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """nvmlDeviceGetMigDeviceHandleByIndex. NOT_FOUND: no MIG device has that index now.

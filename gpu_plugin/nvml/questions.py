@@ -76,6 +76,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(("pcie_width", "pcie_max_width"), lambda driver, handle: driver.pcie_link(handle), slow=True, calls=2),
     Question(("pcie_generation",), lambda driver, handle: (driver.pcie_generation(handle),), slow=True),
     Question(("pcie_max_generation",), lambda driver, handle: (driver.pcie_max_generation(handle),), slow=True),
+    Question(("vgpu_licensed",), lambda driver, handle: (driver.vgpu_licensed(handle),), slow=True, calls=2),
     Question(("power",), lambda driver, handle: (driver.power_usage(handle),), slow=True),
     Question(("power_limit",), lambda driver, handle: (driver.power_limit(handle),), slow=True),
     Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), slow=True, calls=nvml_h.MAX_NVLINKS),

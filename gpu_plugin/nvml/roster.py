@@ -116,7 +116,11 @@ class Watched(msgspec.Struct):
         before, was_enabled = self.gpu, self.gpu.mig_enabled
         if found.gpu is not before:  # its partition or its index may have come from elsewhere meanwhile
             self.gpu = replace(
-                found.gpu, index=before.index, mig_enabled=before.mig_enabled, mig_devices=before.mig_devices
+                found.gpu,
+                index=before.index,
+                mig_enabled=before.mig_enabled,
+                mig_devices=before.mig_devices,
+                mig_pending=before.mig_pending,
             )
         soon = self._take_partition(found)
         self.unanswered = self.unsupported
@@ -157,7 +161,10 @@ class Watched(msgspec.Struct):
             return 0 < self.unreadable_looks < UNREADABLE_LOOKS
         self.unsupported = frozenset()  # some questions go unanswered while a GPU is partitioned, and only then
         into = ", ".join(device.profile for device in gpu.mig_devices) or "no MIG devices"
-        log.info("GPU %s: %s", gpu.uuid, f"MIG mode, partitioned into {into}" if gpu.mig_enabled else "MIG mode is off")
+        mode = f"MIG mode, partitioned into {into}" if gpu.mig_enabled else "MIG mode is off"
+        if gpu.mig_pending is not None:
+            mode += f"; MIG mode will be {'on' if gpu.mig_pending else 'off'} after a reset of the GPU"
+        log.info("GPU %s: %s", gpu.uuid, mode)
         self.gpu = gpu
         return True
 

@@ -171,7 +171,7 @@ class DriverSession:
         return _result(self._describing.take(), "nvmlDeviceGetCount_v2")
 
     async def close_at_last(self, timeout: float) -> bool:
-        """Closes the driver once no call to it is under way; waits at most so many seconds for each. Returns whether it is closed."""
+        """Closes the driver once no call to it is under way; each of the two may take `timeout`. Returns whether it is closed."""
         return await self._calls.back(timeout) and await self.close(timeout)
 
     async def close(self, timeout: float) -> bool:

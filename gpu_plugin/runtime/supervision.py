@@ -19,7 +19,7 @@ LONGEST_RETRY = 30.0
 
 
 async def forever(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Runs an eternal part; one that ends or fails is begun again, ever more slowly, and takes no other with it."""
+    """Runs an eternal part, and starts it again at growing intervals if it ends or fails. Other parts run on."""
     backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, stable=LONGEST_RETRY)
     while True:
         began = anyio.current_time()

@@ -77,6 +77,7 @@ class SimulatedDriver(Session):
     pcie_generation = answered("pcie_generation", lambda built, _: condition.pcie_generation(built))
     pcie_max_generation = answered("pcie_max_generation", lambda built, _: condition.pcie_generation(built))
     pcie_replays = answered("pcie_replays", lambda built, now: now.pcie_replays if built.pcie_width else None)
+    vgpu_licensed = answered("vgpu_licensed", lambda built, _: built.vgpu_licensed)
     supported_event_types = answered("supported_event_types", lambda built, _: built.event_types)
 
     def driver_version(self) -> str:

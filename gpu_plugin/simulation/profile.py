@@ -108,6 +108,8 @@ class GpuProfile(Block, frozen=True):
     """nvmlDeviceGetGpuFabricInfoV: Hopper and later."""
     pcie_width: Annotated[int, msgspec.Meta(ge=1, le=32)] | None = None
     """Lanes of its PCIe link, all of them in use; None: nothing about the link is supported, its replays included."""
+    vgpu_licensed: bool | None = None
+    """Whether a vGPU has its license; None: it is none."""
     idle_temperature: _Celsius = 30
     limit_watts: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 400
     """The power limit in force, as its data sheet has it."""

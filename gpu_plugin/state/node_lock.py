@@ -1,8 +1,8 @@
-"""One daemon a node: two locks that the kernel drops with the process, whatever ends it.
+"""One daemon a node: two locks that the kernel drops when the process ends.
 
-Two daemons that register the same resource take it from each other, and where the one that registered last stops, the
-node has 0 devices. So a daemon serves only while it holds the lock of its state directory (a file there, which says who has it)
-and that of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
+Two daemons that register the same resource take it from each other, and when the last registered daemon stops, the node has 0
+devices. So a daemon serves only while it holds the lock of its state directory (a file there, which names the daemon) and the
+lock of the kubelet's device plugin directory (the directory itself: the kubelet removes files from it when it starts).
 
 A takeover passes the node from a running daemon to a new daemon. The order of the locks is the whole protocol:
 
@@ -11,11 +11,11 @@ A takeover passes the node from a running daemon to a new daemon. The order of t
    for the handover. It still watches the GPUs and answers the kubelet.
 3. The new daemon reads the state and registers. When the kubelet has its lists, it unlocks the handover.
 4. The former daemon gets the handover. If the state directory is locked, the new daemon serves: the former daemon writes down
-   which faults it saw since step 2, ends, and unlocks the kubelet's directory. If the state directory is not locked, the new
+   which faults it found since step 2, ends, and unlocks the kubelet's directory. If the state directory is not locked, the new
    daemon is dead, and the former daemon continues.
 5. The new daemon gets the kubelet's directory, reads the faults, and unlocks the claim.
 
-The kernel unlocks each file when its process ends, so the death of a daemon at any step leads to one of these cases. A third
+The kernel unlocks each file when its process ends, so the death of a daemon at any step leads to the same cases. A third
 daemon waits for the claim until the takeover is over.
 """
 
@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.times import utc
+from gpu_plugin.control import LOCK
 from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.peer import peer_of
 from gpu_plugin.runtime.printable import printable
@@ -37,9 +38,6 @@ from gpu_plugin.runtime.regular_file import open_file
 from gpu_plugin.state.directory import Identity, identity, is_named, open_own, set_aside
 
 log = logging.getLogger(__name__)
-
-FILE = "daemon.lock"
-"""The lock's file in the state directory."""
 
 CLAIM = "takeover.lock"
 """The file in the state directory that a new daemon locks from its claim until the takeover is over."""
@@ -98,7 +96,7 @@ class NodeLock:
     def take(self, *, make: bool = True) -> str:
         """Takes what is free of both locks. Returns who keeps us waiting and what to do; empty once both are ours.
 
-        A directory that cannot be locked at all is no reason to serve nothing: that is said in the log, once. Without `make`,
+        A directory that cannot be locked at all is no reason to serve nothing: the log names it once. Without `make`,
         nothing is made or written, and a lock whose file is not there is free.
         """
         try:
@@ -108,7 +106,7 @@ class NodeLock:
                     "Stop one of the two, or give this one another --state-dir and --device-plugin-dir"
                 )
         except OSError as error:
-            self._cannot(str(self._state_dir / FILE), error)
+            self._cannot(str(self._state_dir / LOCK), error)
         return self.take_directory()
 
     def take_directory(self) -> str:
@@ -129,7 +127,7 @@ class NodeLock:
 
     def follow(self) -> str:
         """Locks the directories that bear the paths now, where they were made again. Returns who has one, as `take` does."""
-        if self._file is not None and not is_named(self._state_dir / FILE, os.fstat(self._file)):
+        if self._file is not None and not is_named(self._state_dir / LOCK, os.fstat(self._file)):
             try:
                 moved = self._opened is None or not os.path.samestat(self._opened, self._state_dir.stat())
             except OSError:
@@ -144,7 +142,7 @@ class NodeLock:
         if self._entry is not None:
             try:
                 there = os.stat(self._directory)  # noqa: PTH116 - as cheap as can be
-            except OSError:  # gone: nobody can serve there
+            except OSError:  # gone: no daemon can serve there
                 return "" if self._file is not None else self.take()
             if not os.path.samestat(there, os.fstat(self._entry)):
                 os.close(self._entry)
@@ -155,7 +153,7 @@ class NodeLock:
         """Blocks until the other daemon has unlocked the state directory or, if this daemon has that, the kubelet's directory.
 
         With `claims`, it asks the running daemon to hand over. Returns without the lock if the file or directory is not there.
-        Raises OSError if it cannot be locked.
+        A state directory that cannot be locked is not waited for, but the kubelet's directory is.
         """
         if self._file is not None:
             self.wait_directory()
@@ -164,14 +162,17 @@ class NodeLock:
             try:
                 self.claim()
             except OSError as error:
+                self.unclaim()
                 log.warning("the running daemon cannot be asked to hand over: %s", error.strerror or error)
         try:
-            descriptor = open_own(self._state_dir / FILE, os.O_RDWR)
+            descriptor = _lock(open_own(self._state_dir / LOCK, os.O_RDWR))
         except (FileNotFoundError, NotADirectoryError):
             return
-        _lock(descriptor)
-        if self._claim is None and self._claim_is_locked():
-            os.close(descriptor)  # for the new daemon, which has the claim
+        except OSError:  # `take` logs it
+            self.wait_directory()
+            return
+        if self._claim is None and (self._claim_is_locked() or self._former_answers()):
+            os.close(descriptor)  # for the new daemon, which has the claim, or for the former daemon if that new daemon is dead
             time.sleep(RETRY)
         elif not self._keep_file(descriptor):
             time.sleep(RETRY)  # the daemon that replaced the file may not have locked it yet
@@ -184,10 +185,8 @@ class NodeLock:
 
     def claim(self) -> None:
         """Locks the claim, which asks the running daemon to hand over. Blocks while another new daemon has it. Raises OSError."""
-        path = self._state_dir / CLAIM
-        set_aside(path)
-        self._claim = _lock(open_own(path, os.O_RDWR | os.O_CREAT))
-        self._handover = _lock(open_own(self._state_dir / HANDOVER, os.O_RDWR | os.O_CREAT))
+        self._claim = self._lock_own(CLAIM)
+        self._handover = self._lock_own(HANDOVER)
         request = self._state_dir / f"{CLAIM}.request"
         request.touch()  # the running daemon watches the names in the directory
         request.unlink(missing_ok=True)
@@ -196,7 +195,7 @@ class NodeLock:
         """Unlocks the handover: the kubelet has the lists of this daemon, or there is no former daemon that serves."""
         if self._handover is not None:
             if self._file is not None:
-                with suppress(OSError):  # the lock of the kubelet's directory tells the same
+                with suppress(OSError):  # the lock of the kubelet's directory shows the same
                     self._write_owner(self._file, leaving=False)
             os.close(self._handover)
             self._handover = None
@@ -231,8 +230,11 @@ class NodeLock:
     def handed_over(self) -> bool:
         """Blocks until the new daemon serves or is dead. Returns whether it serves; else the state directory is locked again."""
         try:
-            os.close(_lock(open_own(self._state_dir / HANDOVER, os.O_RDWR | os.O_CREAT)))
-            return not self._take_file(make=True)
+            handover = self._lock_own(HANDOVER)
+            try:
+                return not self._take_file(make=True)
+            finally:
+                os.close(handover)  # not before: a third daemon that gets it may lock the state directory first
         except OSError as error:
             self._cannot(str(self._state_dir), error)
             return True
@@ -245,7 +247,7 @@ class NodeLock:
         self._file = self._entry = self._handover = self._claim = None
 
     def _take_file(self, *, make: bool) -> bool:
-        path = self._state_dir / FILE
+        path = self._state_dir / LOCK
         if make:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             set_aside(path)
@@ -267,14 +269,11 @@ class NodeLock:
 
     def _keep_file(self, descriptor: int) -> bool:
         """Makes the locked file this daemon's. Returns False if the path names another file by now."""
-        if not is_named(self._state_dir / FILE, os.fstat(descriptor)):
+        if not is_named(self._state_dir / LOCK, os.fstat(descriptor)):
             os.close(descriptor)
             return False
-        former = self._former()
         self._file, self._opened = descriptor, self._state_dir.stat()
-        if former is not None and former.leaving and former.directory == str(self._directory):
-            with suppress(OSError):
-                self.former_serves = self._entry is None and not self._take_directory()
+        self.former_serves = self.former_serves or self._former_answers()
         # If this daemon ends before the kubelet has its list, the next daemon takes over from the same former daemon.
         with suppress(OSError):  # on a full disk the lock holds all the same, and is anonymous
             self._write_owner(descriptor, leaving=self.former_serves)
@@ -292,6 +291,22 @@ class NodeLock:
             return False
         self._entry = descriptor
         return True
+
+    def _former_answers(self) -> bool:
+        """Whether the daemon that handed over last still answers the kubelet. If not, the kubelet's directory is locked."""
+        former = self._former()
+        if former is None or not former.leaving or former.directory != str(self._directory) or self._entry is not None:
+            return False
+        try:
+            return not self._take_directory()
+        except OSError:
+            return False
+
+    def _lock_own(self, name: str) -> int:
+        """Locks a file of the takeover, however long another process has it locked, and returns it. Raises OSError."""
+        path = self._state_dir / name
+        set_aside(path)
+        return _lock(open_own(path, os.O_RDWR | os.O_CREAT))
 
     def _claim_is_locked(self) -> bool:
         """Whether another daemon has the claim."""
@@ -312,8 +327,8 @@ class NodeLock:
     def _former(self) -> Owner | None:
         """The daemon that wrote the lock's file last; None if the file does not say."""
         try:
-            with open_file(self._state_dir / FILE, links=False) as stream:
-                text = stream.read(_MAX_BYTES).decode()  # msgspec passes over a key that is not text
+            with open_file(self._state_dir / LOCK, links=False) as stream:
+                text = stream.read(_MAX_BYTES).decode()  # msgspec ignores a key of bytes
             return msgspec.json.decode(text, type=Owner)
         except (OSError, ValueError, RecursionError):  # or nested without end
             return None
@@ -321,7 +336,7 @@ class NodeLock:
     def _server(self) -> str:
         """The processes that listen on sockets of this plugin in the directory, in words; a pod's are hidden from another's."""
         there = {made: path for path in self._directory.glob(f"{PREFIX}*.sock") if (made := identity(path)) is not None}
-        # Each is asked once: a connection that nobody accepts takes the place of one of the kubelet's.
+        # Each socket is asked once: a connection in its queue takes the place of a connection of the kubelet.
         self._listening = {made: pid for made, pid in self._listening.items() if made in there}
         busy = False
         for made, path in there.items():
@@ -331,7 +346,7 @@ class NodeLock:
                 self._listening[made] = _listener(path)
             except BlockingIOError:
                 busy = True
-            except OSError:  # a dead one, or one that does not listen yet
+            except OSError:  # a dead socket, or a socket without a listener yet
                 continue
         pids = set(self._listening.values())
         if 0 in pids:
@@ -372,7 +387,7 @@ def _lock(descriptor: int) -> int:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether what is open could be locked; it is closed where not. Raises OSError where nobody could lock it."""
+    """Whether what is open could be locked; it is closed where not. Raises OSError if no process can lock it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

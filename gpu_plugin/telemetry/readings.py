@@ -39,9 +39,9 @@ _READ = tuple(name for name in Sample.__struct_fields__ if name not in _ABOUT_TH
 _SHOWN_AS_READ = tuple(
     name
     for name in _READ
-    if name.startswith(("ecc_", "sram_", "unrepairable_", "remap", "retired_", "nvlink_", "pcie_"))
+    if name.startswith(("ecc_", "sram_", "unrepairable_", "remap", "retired_", "nvlink_", "pcie_", "vgpu_"))
 )
-"""The counts and flags of memory, NVLink and PCIe."""
+"""The counts and flags of memory, NVLink, PCIe and licenses."""
 
 
 class Newest(NamedTuple):
@@ -89,7 +89,7 @@ def told(gpu: Gpu, newest: Newest | None) -> Told:
         `memory_temperature_celsius`, `margin_celsius`, `power_watts`, `power_limit_watts`, `energy_joules`,
         `utilization_ratio`, `memory_used_bytes`, `recovery_action` (of `RECOVERY_ACTIONS`, or the number of a later one),
         `fabric` (of `FABRIC_STATES`; None where the GPU has none), `nvlinks_active`, `nvlinks_inactive`, `clocks_events` (the
-        mask), and under their names as in `Sample` the counts and flags of memory, NVLink and PCIe.
+        mask), and under their names as in `Sample` the counts and flags of memory, NVLink, PCIe and licenses.
     """
     seen, at = newest or Newest(Sample(), 0.0)
     links = seen.nvlinks

@@ -10,15 +10,14 @@ from typing import Any
 
 import yaml
 
+from tests.cluster.harness.binaries import KUBERNETES_VERSIONS
+
 CHART = Path(__file__).parents[2] / "helm" / "gpu-plugin"
 
 IMAGE = Path(__file__).with_name("image_values.yaml")
 """Values that every installation must have. Others win over them."""
 
 RELEASE, NAMESPACE = "try", "gpu-room"
-
-KUBERNETES = "1.36.3"
-"""The version that charts are rendered for: that of the cluster tests."""
 
 Values = Mapping[str, Any]
 Object = Mapping[str, Any]
@@ -62,7 +61,7 @@ class Helm:
         return self._rendered(values, CHART)
 
     def _rendered(self, values: str, chart: Path) -> str:
-        return self.run("template", RELEASE, str(chart), "--kube-version", KUBERNETES, stdin=values)
+        return self.run("template", RELEASE, str(chart), "--kube-version", KUBERNETES_VERSIONS[0], stdin=values)
 
 
 def overlaid(values: Values, more: Values) -> dict[str, Any]:

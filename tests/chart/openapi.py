@@ -6,7 +6,6 @@ cache of the cluster tests, by version and by this file.
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -109,8 +108,6 @@ def install(version: str, say: Callable[[str], None]) -> Path:
                 made.mkdir()
                 for name, schema in schemas(document):
                     (made / f"{name}.json").write_text(json.dumps(schema))
-                for old in cache.glob(f"schemas-{version}-*"):
-                    shutil.rmtree(old)
                 made.rename(directory)
     return directory
 

@@ -33,25 +33,28 @@ def find() -> Prometheus:
 
 def install(say: Callable[[str], None]) -> Prometheus:
     """The same; the package is unpacked where they are missing, and nothing is installed. Raises MissingError."""
-    try:
-        return find()
-    except binaries.MissingError:
-        say("fetching Debian's package prometheus: some 30 MB, once")
-    with binaries.locked_cache() as cache, tempfile.TemporaryDirectory(prefix="building-", dir=cache) as place:
-        unpacked = Path(place) / "unpacked"
-        for command in (["apt-get", "download", PACKAGE], ["dpkg", "-x", f"{PACKAGE}.deb", str(unpacked)]):
-            if command[0] == "dpkg":
-                (package,) = Path(place).glob("*.deb")
-                package.rename(Path(place) / f"{PACKAGE}.deb")
-            try:
-                done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-            except FileNotFoundError as error:
-                raise binaries.MissingError(f"{' '.join(command)}: {error}") from error
-            if done.returncode:
-                raise binaries.MissingError(f"{' '.join(command)}: {done.stderr.strip()}")
-        shutil.rmtree(_directory(), ignore_errors=True)
-        unpacked.rename(_directory())
+    with binaries.locked_cache() as cache:
+        try:
+            return find()
+        except binaries.MissingError:
+            say("fetching Debian's package prometheus: some 30 MB, once")
+        with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as place:
+            unpacked = Path(place) / "unpacked"
+            _run(["apt-get", "download", PACKAGE], place)
+            (package,) = Path(place).glob("*.deb")
+            _run(["dpkg", "-x", package.name, str(unpacked)], place)
+            shutil.rmtree(_directory(), ignore_errors=True)
+            unpacked.rename(_directory())
     return find()
+
+
+def _run(command: list[str], place: str) -> None:
+    try:
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise binaries.MissingError(f"{' '.join(command)}: {error}") from error
+    if done.returncode:
+        raise binaries.MissingError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 def _directory() -> Path:

@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.chart.helm import CHART, IMAGE, KUBERNETES, Helm, Values, overlaid
+from tests.chart.helm import CHART, IMAGE, Helm, Values, overlaid
 from tests.chart.test_null import RICH
 from tests.chart.test_values import NOTES, REFUSED
 from tests.chart.value_table import MATRIX, TABLE, values_of
+from tests.cluster.harness.binaries import KUBERNETES_VERSIONS
 
 TEMPLATES = CHART / "templates"
 CONDITION = re.compile(r"(\s*\{\{- (?:else )?if )(.+?)( -?\}\}.*)")
@@ -133,7 +134,7 @@ def _said(helm: Helm, asked: Sequence[tuple[Change, Values]]) -> list[str]:
 
 def _rendered(helm: Helm, chart: Path, values: Mapping[str, Values]) -> tuple[str, str]:
     """What is rendered, and what kept it from being rendered, which is empty where nothing did."""
-    how = ["--kube-version", KUBERNETES, "--debug", "--values", "-"]
+    how = ["--kube-version", KUBERNETES_VERSIONS[0], "--debug", "--values", "-"]
     command = [str(helm.program), "template", "try", str(chart), *how]
     done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
     return done.stdout, "" if SOURCE.search(done.stdout) else done.stderr

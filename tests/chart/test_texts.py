@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.helm import CHART, KUBERNETES, Helm, facts, pods
+from tests.chart.helm import CHART, Helm, facts, pods
 from tests.chart.value_table import CDI, MPS
+from tests.cluster.harness.binaries import KUBERNETES_VERSIONS
 
 NUMBERS = ("123", "007", "1e3", "true", "null", "0x1f")
 PATHS = ("/a b", "/a #b", "/{a}", "/[a]", "/a'b", '/a"b', "/a,b", "/é", "/&a", "/*a", "/a\\b", "/%a", "/@", "/a- b")
 
 
 def _rendered(helm: Helm, release: str, values: dict[str, Any]) -> str:
-    return helm.run("template", release, str(CHART), "--kube-version", KUBERNETES, stdin=json.dumps(values))
+    return helm.run("template", release, str(CHART), "--kube-version", KUBERNETES_VERSIONS[0], stdin=json.dumps(values))
 
 
 def _named(name: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ WRONG = {
     "image.pullPolicy": ("Sometimes", "'Always', 'IfNotPresent', 'Never'"),
     "config.fallbackStrategies": (["none"], "'named', 'single', 'empty'"),
     "config.map": ({"a b": ""}, "'a b' not allowed"),
+    "test.resource": ("a gpu", "'a gpu' does not match"),
     "tolerations": ({}, "want null or array"),
     "extraArgs": ("--simulate=x", "want null or array"),
     "nodeSelector": ({"gpu": True}, "want string"),
@@ -69,6 +70,7 @@ WRONG = {
     "config.nodeLabel": ("example.com/", "'example.com/' does not match"),
     "priorityClassName": ("a #b", "'a #b' does not match"),
     "runtimeClassName": ("{}", "'{}' does not match"),
+    "image.repository": ("https://registry.example.com/gpu", "'https://registry.example.com/gpu' does not match"),
     "image.tag": ("a:b", "'a:b' does not match"),
     "enabled": ("off", "want null or boolean"),
     "includeGPUs": ([-1], "minimum"),
@@ -93,9 +95,12 @@ PRIVILEGED = (
 
 # Values that no schema can judge, and the whole refusal.
 REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
-    (
-        {"updateStrategy": {"rollingUpdate": {"maxSurge": 0}}},
-        "updateStrategy.rollingUpdate: no pod can be replaced with maxUnavailable 0 and maxSurge 0; set one of the two",
+    *(
+        (
+            {"updateStrategy": {"rollingUpdate": {"maxSurge": none}}},
+            "updateStrategy.rollingUpdate: no pod can be replaced with maxUnavailable 0 and maxSurge 0; set one of the two",
+        )
+        for none in (0, "0%", None)
     ),
     (
         {"image": {"repository": ""}},
@@ -143,6 +148,29 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
         "config.map has no config for nodes without the label: set config.default to one of a, b",
     ),
     ({"config": {"map": {"a": "flags: ["}}}, "config.map.a is not YAML: "),
+    *(
+        (
+            {"config": {"map": {"whole": "version: v1", "a": text}, "default": "a"}},
+            f"config.map.a: {name} is not a mapping",
+        )
+        for name, text in (
+            ("flags", "flags: 3"),
+            ("flags", {"flags": ["migStrategy"]}),
+            ("flags.plugin", "flags: {plugin: [cdi-cri]}"),
+            ("sharing", "sharing: yes"),
+        )
+    ),
+    (
+        {"selectorLabelsOverride": {"app.kubernetes.io/component": "a"}},
+        "selectorLabelsOverride: the chart sets app.kubernetes.io/component itself; leave it out",
+    ),
+    *(
+        (values, "runAsNonRoot: the plugin runs as root; leave it out, or set securityContext.runAsUser")
+        for values in (
+            {"podSecurityContext": {"runAsNonRoot": True}},
+            {"securityContext": {"runAsNonRoot": True}},
+        )
+    ),
     (
         {"podMonitor": {"enabled": "true"}, "http": {"enabled": False}},
         "podMonitor.enabled: there are no metrics without http.enabled",
@@ -255,6 +283,9 @@ def test_a_wrong_value_is_refused_in_a_line_that_names_it(helm: Helm, helm3: Hel
         ({"probes": {"enabled": False}}, (0, 1), (0, 1)),
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": "10%"}}}, ("10%", 0), (0, "10%")),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 2}}}, (0, 2), (0, 2)),
+        # Kubernetes has maxUnavailable 1 where it is left out, and refuses that beside maxSurge.
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": None}}}, (1, 0), (0, 1)),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 2, "maxSurge": None}}}, (0, 2), (0, 2)),
     ],
 )
 def test_pods_surge_only_where_two_can_run_beside_each_other(
@@ -406,6 +437,18 @@ def test_the_notes_say_what_comes_next(helm: Helm, values: Mapping[str, Any], sa
     assert ("nvidia.com/gpu.present" in notes) == ("affinity" not in values and "devicePlugin" not in values)
 
 
+@pytest.mark.parametrize("name", [".", "..", "..data", "a" * 254])
+def test_a_config_is_refused_whose_name_a_config_map_cannot_have(helm: Helm, name: str) -> None:
+    with pytest.raises(RefusedError, match="/config/map"):
+        helm.template({"config": {"map": {name: "version: v1"}}})
+
+
+def test_a_pod_that_is_not_to_be_root_takes_the_user_that_is_given(helm: Helm) -> None:
+    for values in ({"podSecurityContext": {"runAsNonRoot": True}}, {"securityContext": {"runAsNonRoot": True}}):
+        assert helm.objects(overlaid(values, {"securityContext": {"runAsUser": 7}}))
+    assert helm.objects({"podSecurityContext": {"runAsNonRoot": True}, "securityContext": {"runAsNonRoot": False}})
+
+
 DIGEST = f"sha256:{'0a' * 32}"
 
 
@@ -464,3 +507,19 @@ def test_both_fields_of_a_roll_out_take_percentages_and_not_both_may_be_zero(hel
         assert strategy(fields) == fields
     with pytest.raises(RefusedError, match="no pod can be replaced"):
         strategy({"maxUnavailable": "0%", "maxSurge": 0})
+    # Nothing is replaced by itself there
+    assert helm.objects({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxSurge": 0}}})
+
+
+@pytest.mark.parametrize("name", [" ", "a b", "Registry/X", "a/", "/a", "a\n", "registry.example.com:/a", "a//b"])
+def test_a_repository_that_names_no_image_is_refused(helm: Helm, name: str) -> None:
+    with pytest.raises(RefusedError, match="/image/repository"):
+        helm.template({"image": {"repository": name}})
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu-plugin", "localhost/a__b/c-d", "registry.example.com:5000/team/gpu.plugin", "[fd00::1]:5000/a"]
+)
+def test_a_repository_may_be_in_any_registry(helm: Helm, name: str) -> None:
+    (container,) = pods(helm.objects({"image": {"repository": name}}))["device-plugin"]["containers"]
+    assert container["image"] == f"{name}:{__version__}"

@@ -1,5 +1,6 @@
 """The daemon as a process."""
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -20,3 +21,10 @@ def daemon(directory) -> Iterator[DaemonProcess]:
     made = DaemonProcess(directory)
     yield made
     made.kill()
+
+
+@pytest.fixture
+def port() -> int:
+    """A free TCP port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])

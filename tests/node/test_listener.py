@@ -15,12 +15,6 @@ from tests.node.daemon import GPU, healthy
 from tests.unit.cluster.api_server import NODE, FakeApiServer
 
 
-@pytest.fixture
-def port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 async def get(port, page, host="127.0.0.1"):
     """Status, headers and body of a page, asked for under this name."""
     with anyio.fail_after(10):

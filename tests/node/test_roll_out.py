@@ -11,7 +11,7 @@ import pytest
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from tests.node.daemon import DaemonProcess
-from tests.node.test_listener import flags, get, port, told  # noqa: F401 - a fixture
+from tests.node.test_listener import flags, get, told
 
 WAIT = "--fail-on-init-error=false"
 NO_LIBRARY, NOT_LOADED = 12, 9  # nvmlReturn_t

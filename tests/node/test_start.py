@@ -85,6 +85,11 @@ async def test_a_daemon_that_is_pid_1_is_stopped_at_any_moment_of_its_start(kube
     assert "gpu-plugin-" not in " ".join(each.name for each in directory.iterdir())
 
 
+async def test_a_daemon_that_is_started_without_a_verb_is_stopped_at_its_start(directory):
+    start = Start(directory, "waiting for the kubelet", "--simulate", "t4-4", "--device-plugin-dir", str(directory))
+    assert await start.stopped_at(1) == 0
+
+
 async def test_mps_daemons_that_are_pid_1_are_stopped_at_any_moment_of_their_start(directory):
     config = directory / "config.yaml"
     config.write_text("version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")

@@ -13,10 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from gpu_plugin.control import request
+from gpu_plugin.control import LOCK, request
 from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
-from gpu_plugin.state.node_lock import FILE as LOCK_FILE
 from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
 
@@ -227,7 +226,7 @@ async def test_spoilt_files_are_set_aside_and_said_and_the_node_is_served(kubele
 @pytest.mark.parametrize("spoil", [every_byte, cut, link, pipe, directory_there])
 async def test_a_spoilt_lock_keeps_nobody_out_and_lets_no_second_one_in(kubelet, daemon, directory, spoil):
     daemon.state.mkdir()
-    lock = daemon.state / LOCK_FILE
+    lock = daemon.state / LOCK
     lock.write_text('{"pid": 1, "host": "another"}')
     spoil(lock)
     daemon.start()

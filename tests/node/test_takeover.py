@@ -15,6 +15,7 @@ from gpu_plugin.control import ControlError, request
 from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, StandInKubelet
 from gpu_plugin.state.node_lock import CLAIM
 from tests.node.daemon import GPU, DaemonProcess, healthy
+from tests.node.test_listener import flags, get, told
 
 GAP = 0.5
 """Seconds in which a kubelet up to 1.36 may have no device while the former daemon ends, on a busy machine."""
@@ -177,6 +178,40 @@ async def test_a_new_daemon_without_a_healthy_device_leaves_the_node_to_the_form
     new.kill()
     await serves(daemon)
     await kubelet.wait_for(healthy(kubelet, 8))
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [{"count": 8, "gpu": {"name": "NVIDIA X"}, "init_error": 9}, {"count": 0, "gpu": {"name": "NVIDIA X"}}],
+    ids=["dead driver", "no GPU"],
+)
+async def test_a_pod_is_not_ready_before_it_serves_what_the_former_one_serves(
+    kubelet, generation, daemon, new, directory, port, profile
+):
+    if generation == "1.36":
+        pytest.skip("the kubelet has no part in it")
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    file = directory / "broken.json"
+    file.write_text(json.dumps(profile))
+    new.profile = str(file)
+    new.start(*flags(port, "--fail-on-init-error=false"))
+    await new.said("the other daemon has handed over")
+    await told(port, "startupz", 200, "[+]driver ok")
+    # Kubernetes ends the former pod as soon as this one is ready.
+    status, _, body = await get(port, "readyz")
+    assert status == 503
+    assert "[-]node failed" in body
+    new.kill()
+    await serves(daemon)
+
+
+async def test_a_pod_is_ready_once_it_has_taken_over(kubelet, daemon, new, port):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    new.start(*flags(port))
+    await told(port, "readyz", 200)
+    await daemon.said("waiting: another daemon")
 
 
 async def test_the_next_daemon_may_claim_a_node_whose_driver_is_dead(directory, new):

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,8 +59,8 @@ LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:10
 AGAIN = "localhost/gpu-plugin-test/again:1"
 """The image built a second time from the same sources and bases."""
 
-KEPT = 9
-"""Older archives that stay: two checkouts may be at work, each with up to five names."""
+UNUSED_SECONDS = 24 * 3600
+"""An archive goes when no build and no test has used it for this long. Checkouts that are at work keep theirs, however many."""
 
 REVISION, CREATED = "0123456789abcdef0123456789abcdef01234567", "2024-02-29T12:00:00Z"
 """Labels of the test image."""
@@ -108,8 +109,10 @@ def find(tag: str = TAG, version: str | None = None) -> Path:
         MissingError: it was not built yet.
     """
     place = _place(tag, version)
-    if not place.is_file():
-        raise MissingError(f"not on this machine: the image {tag} of this checkout")
+    try:
+        os.utime(place)  # the time of its last use, by which `install` keeps it
+    except FileNotFoundError:
+        raise MissingError(f"not on this machine: the image {tag} of this checkout") from None
     return place
 
 
@@ -120,33 +123,42 @@ def install(say: Callable[[str], None], tag: str = TAG, version: str | None = No
     made of the same build within seconds, except `AGAIN`.
 
     Raises:
-        MissingError: this is no root, or there is no podman or no base.
+        MissingError: this is no root, there is no podman or no base, or the build fails; the text says why.
     """
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
-    first, place = _place(TAG, None), _place(tag, version)
+    place = _place(tag, version)
     with _locked(cache / "image.lock"):
-        if not place.is_file():
-            if os.geteuid() != 0:
-                raise MissingError("building an image needs root")
-            podman_module.find()
-            bases = {name: archive.debian_system(packages) for name, packages in BASES.items()}
-            if not first.is_file():
-                say("building the image of this checkout: about a minute")
-                with _making(first) as (making, at, command):
-                    _build(making, at, command, bases, TAG)
-            if place != first:
-                with _making(place) as (making, at, command):
-                    if tag == AGAIN:
-                        say("building it again: about a minute")
-                        _build(making, at, command, bases, tag)
-                    else:
-                        _derive(making, at, command, first, tag, version)
-        for each in {first, place}:
-            each.touch()
-        for older in sorted(cache.glob("image-*.tar"), key=lambda each: each.stat().st_mtime)[: -KEPT - 1]:
-            older.unlink()
+        try:
+            if not place.is_file():
+                _install(place, say, tag, version)
+            for each in {_place(TAG, None), place}:
+                os.utime(each)
+        except (AssertionError, OSError, subprocess.SubprocessError) as error:
+            raise MissingError(f"the image {tag}: {error}") from error
+        for archived in cache.glob("image-*.tar"):
+            if time.time() - archived.stat().st_mtime > UNUSED_SECONDS:
+                archived.unlink()
     return place
+
+
+def _install(place: Path, say: Callable[[str], None], tag: str, version: str | None) -> None:
+    if os.geteuid() != 0:
+        raise MissingError("building an image needs root")
+    podman_module.find()
+    bases = {name: archive.debian_system(packages) for name, packages in BASES.items()}
+    first = _place(TAG, None)
+    if not first.is_file():
+        say("building the image of this checkout: about a minute")
+        with _making(first) as (making, at, command):
+            _build(making, at, command, bases, TAG)
+    if place != first:
+        with _making(place) as (making, at, command):
+            if tag == AGAIN:
+                say("building it again: about a minute")
+                _build(making, at, command, bases, tag)
+            else:
+                _derive(making, at, command, first, tag, version)
 
 
 def _place(tag: str, version: str | None) -> Path:
@@ -179,15 +191,15 @@ def _files() -> Iterator[Path]:
 def _making(place: Path) -> Iterator[tuple[Path, Path, list[str]]]:
     """Where to write an archive that then comes to `place`, a directory for files, and the start of a podman command there."""
     making = place.with_name("image.tar.making")  # one at a time, by the lock
-    making.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpi-", dir="/tmp") as scratch:  # podman wants short paths
         at = Path(scratch)
         command = podman(at)
         try:
             yield making, at, command
+            making.rename(place)
         finally:
+            making.unlink(missing_ok=True)
             cleared(command, at)
-    making.rename(place)
 
 
 def _build(making: Path, at: Path, command: Sequence[str], bases: Mapping[str, Path], tag: str) -> None:

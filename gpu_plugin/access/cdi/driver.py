@@ -171,9 +171,13 @@ class Picked(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-def linked_libraries(listing: Listing) -> list[str]:
-    """Links that say where a driver lies whose directory is not among those known, such as Debian's nvidia/tesla-535."""
-    return [f"/{at}/{name}" for at in LIBRARY_DIRECTORIES for name in _LINKS if name in listing.get(at, ())]
+def linked_libraries(listing: Listing, more: Sequence[str] = ()) -> list[str]:
+    """Links to a driver in a directory of another name, such as Debian's nvidia/tesla-535.
+
+    `more` are directories of libraries besides LIBRARY_DIRECTORIES.
+    """
+    places = dict.fromkeys((*LIBRARY_DIRECTORIES, *more))
+    return [f"/{at}/{name}" for at in places for name in _LINKS if name in listing.get(at, ())]
 
 
 def versions(listing: Listing, more: Sequence[str] = ()) -> list[str]:
@@ -337,7 +341,7 @@ def named_once(libraries: Collection[SeenLibrary], links: Iterable[Seen] = ()) -
     taken: set[str] = set()
     linked: dict[str, list[str]] = {}
     for link in links:
-        if link.target and not link.fault:
+        if link.target:
             linked.setdefault(link.target, []).append(_relative(link.path))
     for each in libraries:
         others = (*_ALIASES.get(_name(each), ()), *linked.get(each.seen.target, ()))

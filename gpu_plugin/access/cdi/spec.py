@@ -156,14 +156,28 @@ def from_plain(content: object) -> Spec:
 
 # Keys below which the library has pointers: it crashes on null among their items, so no runtime serves such a file.
 _BLOCKS = frozenset(("deviceNodes", "netDevices", "hooks", "mounts"))
-_NUMBERS = frozenset(("major", "minor", "fileMode", "uid", "gid", "timeout", "additionalGids"))
+TYPED_KEYS = frozenset(
+    (
+        "major",
+        "minor",
+        "fileMode",
+        "uid",
+        "gid",
+        "timeout",
+        "additionalGids",
+        "enableMonitoring",
+        "enableCMT",
+        "enableMBM",
+    )
+)
+"""Keys whose values are numbers, true or false. All other values are text, lists or objects."""
 
 
 def as_runtimes_read(content: object) -> Spec:
     """The document that CDI's library makes of plain values, which is laxer than the JSON Schema.
 
-    Null stands for something that is left out, and a whole number for a text. Source: pkg/cdi/spec.go, ParseSpec, which reads
-    both JSON and YAML by go.yaml.in/yaml/v3. Raises ValueError as `from_plain`.
+    Null stands for a value that is left out, and a number, true or false for its text. Source: pkg/cdi/spec.go, ParseSpec,
+    which reads both JSON and YAML by go.yaml.in/yaml/v3. Raises ValueError as `from_plain`.
     """
     return from_plain(_lax(content))
 
@@ -175,9 +189,9 @@ def _lax(value: object, key: str = "") -> object:
         return {name: _lax(each, name) for name, each in value.items() if each is not None}
     if isinstance(value, list):
         return [_lax(each, key) for each in value if each is not None or key in _BLOCKS]
-    if isinstance(value, int) and not isinstance(value, bool) and key not in _NUMBERS:
-        return str(value)
-    return value
+    if key in TYPED_KEYS or not isinstance(value, bool | int | float):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def from_json(content: bytes) -> Spec:

@@ -29,17 +29,6 @@ def encoded(spec: Spec) -> bytes:
     return content
 
 
-def ours(content: bytes) -> bool:
-    """Whether this plugin wrote a specification with these bytes.
-
-    They must be exactly as `to_json` writes the document: other programs, such as NVIDIA's, indent differently.
-    """
-    try:
-        return to_json(from_json(content)) == content
-    except ValueError:
-        return False
-
-
 def own_faults(spec: Spec) -> Iterator[str]:
     """Faults that CDI's rules allow and this plugin does not, a sentence each."""
     common = spec.container_edits

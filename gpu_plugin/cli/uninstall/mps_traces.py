@@ -22,12 +22,16 @@ def remove_mps_traces(root: Path) -> Removal:
     The shared memory is unmounted, which takes the capability SYS_ADMIN. Directories of a control daemon
     that still listens, and all that is no resource's, stay.
     """
-    if not root.is_dir():
-        return Removal()
-    if readiness.supervised(root):
-        return Removal(left=[f"{root}: gpu-plugin mps is running with this MPS root: stop it first"])
+    try:
+        if not root.is_dir():
+            return Removal()
+        if readiness.supervised(root):
+            return Removal(left=[f"{root}: gpu-plugin mps is running with this MPS root: stop it first"])
+        resources = _resources(root)
+    except OSError as error:
+        return Removal(left=[f"{error.filename}: {error.strerror}"])
     done = Removal()
-    for directory in _resources(root):
+    for directory in resources:
         if listening(str(directory / PIPE / CONTROL)):
             done.left.append(f"{directory}: an MPS control daemon is running there: stop it first")
         else:

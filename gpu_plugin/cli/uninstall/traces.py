@@ -13,15 +13,15 @@ import msgspec
 
 from gpu_plugin import __version__, control
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
+from gpu_plugin.control import LOCK
 from gpu_plugin.daemon.state_files import FILES as KEPT_FILES
 from gpu_plugin.host.cdi.directory import SpecDirectory, not_ours
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.runtime.regular_file import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
-from gpu_plugin.state.node_lock import CLAIM, NodeLock
-from gpu_plugin.state.node_lock import FILE as LOCK_FILE
+from gpu_plugin.state.node_lock import CLAIM, HANDOVER, NodeLock
 
-FILES = (*KEPT_FILES, LOCK_FILE, CLAIM)
+FILES = (*KEPT_FILES, LOCK, CLAIM, HANDOVER)
 """What a daemon writes in its state directory, besides its control socket."""
 
 SIMULATED_FILES = ("simulated-node.json", "simulated-compute-modes.json", "simulated-compute-modes.lock")
@@ -130,16 +130,18 @@ def _remove_labels(state_dir: Path, features_dir: Path, done: Removal) -> bool:
     return remembered
 
 
-def _state(state_dir: Path) -> Iterator[Path]:
-    """Everything of ours that may be in the state directory."""
-    if (state_dir / SIMULATED_FILES[0]).exists():
-        yield from (state_dir / name for name in SIMULATED_DIRECTORIES)
+def _state(state_dir: Path) -> list[Path]:
+    """The files and directories of ours in the state directory."""
     names = (*FILES, *SIMULATED_FILES)
-    yield from (state_dir / f"{name}{end}" for name in (*names, control.SOCKET) for end in ("", *CORRUPT))
+    ours = [f"{name}{end}" for name in (*names, control.SOCKET) for end in ("", *CORRUPT)]
     try:
-        yield from tuple(leftovers(state_dir, names))
-    except OSError:  # that the directory cannot be read is said when it cannot be removed
-        return
+        there = set(os.listdir(state_dir))  # noqa: PTH208 - names alone
+        temporary = [*leftovers(state_dir, names)]
+    except OSError:  # the removal of the directory gives the reason
+        return []
+    if SIMULATED_FILES[0] in there:
+        ours = [*SIMULATED_DIRECTORIES, *ours]
+    return [*(state_dir / name for name in ours if name in there), *temporary]
 
 
 def _reason(error: OSError, path: Path) -> str:

@@ -1,6 +1,6 @@
-"""Whether the configuration can be: doctor goes by the same as the daemon does."""
+"""Whether the configuration is valid and all of it has an effect, by the rules of the daemon."""
 
-from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen
+from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts
 
 _WITHOUT = "the checks go by flags and environment only"
@@ -8,13 +8,15 @@ _WITHOUT = "the checks go by flags and environment only"
 
 @check("configuration")
 def configuration(facts: Facts) -> Finding:
-    """Fails where it is refused; everything else then goes by flags and environment."""
+    """Fails for a refused configuration (the other checks then use flags and environment), and warns of parts without effect."""
     settings = facts.settings
     if refused := seen(facts.configuration, _WITHOUT, needed=True):
         return failed(
             f"{refused}; {_WITHOUT}",
             "fix it; `gpu-plugin validate FILE` lists everything that is wrong with a file",
         )
+    if settings.without_effect:
+        return warning("; ".join(map(str, settings.without_effect)), "add what is missing, or remove these settings")
     if facts.file:
         return ok(f"{facts.file} can be used")
     if settings.config_file_srcdir:

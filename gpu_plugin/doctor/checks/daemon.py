@@ -4,6 +4,7 @@ from gpu_plugin.daemon import node_status
 from gpu_plugin.devices.absent import remedy
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts
+from gpu_plugin.mps.remedies import TO_DO
 
 _HANGS = (
     "the daemon hangs, and every pod that asks for a GPU waits for it: send it SIGUSR2 and it logs where it stands (the unit: "
@@ -17,10 +18,7 @@ _KILLED = (
 )
 
 
-_MPS = (
-    "the log of `gpu-plugin mps` on this node says why; where none runs, start it (the chart's value mps.enabled) with the same "
-    "--mps-root"
-)
+_MPS = "the log of `gpu-plugin mps` on this node has the details, and it starts the daemon again by itself"
 
 
 @check("daemon")
@@ -59,12 +57,7 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
     ]
     if restart := status.get("driver", {}).get("restart"):
         found.append(failed(restart, "kubectl delete pod, of the plugin on this node, or systemctl restart gpu-plugin"))
-    found += [
-        failed(
-            trouble, _MPS if " MPS daemon " in trouble else "`gpu-plugin status` and the daemon's log have the details"
-        )
-        for trouble in node_status.troubles(elsewhere)
-    ]
+    found += [_trouble(trouble) for trouble in node_status.troubles(elsewhere)]
     found += [
         failed(
             f"GPU {gpu['index']} ({gpu['uuid']}) is Unhealthy: {'; '.join(gpu['reasons'])}",
@@ -81,3 +74,10 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
         return found
     about = status["daemon"]
     return ok(f"version {about['version']}, process {about['pid']}, and it complains of nothing")
+
+
+def _trouble(trouble: str) -> Finding:
+    """What the daemon complains of, with the remedy that it names itself, if any."""
+    about, _, remedy = trouble.partition(TO_DO)
+    otherwise = _MPS if " MPS daemon " in trouble else "`gpu-plugin status` and the daemon's log have the details"
+    return failed(about, remedy or otherwise)

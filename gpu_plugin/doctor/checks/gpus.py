@@ -1,16 +1,19 @@
-"""Whether the driver has every GPU that is on the PCI bus, and each answers."""
+"""Whether the driver has every GPU that is on the PCI bus, each answers, and none waits for a reset or a license."""
+
+from collections.abc import Iterator
 
 from gpu_plugin.devices.absent import held_for_guest
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, skipped, warning
-from gpu_plugin.doctor.facts import Facts, Unknown
+from gpu_plugin.doctor.facts import Facts, Gpu, Unknown
+from gpu_plugin.health.notices import Notice, notices
 
 
 @check("gpus")
 def gpus(facts: Facts) -> Finding | list[Finding]:
-    """Fails where there is none and with each that does not answer; warns of those that the driver does not have."""
+    """Fails where there is none and with each that does not answer; warns of those that the driver lacks, and of notices."""
     driver = facts.opened
-    on_bus = {} if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.gpus
+    on_bus = {} if isinstance(facts.pci, Unknown) else facts.pci.gpus
     if driver is None:
         if not on_bus:
             return skipped("the driver is not open, and sysfs lists no GPU of NVIDIA's")
@@ -46,9 +49,18 @@ def gpus(facts: Facts) -> Finding | list[Finding]:
         for bus_id, bound in (on_bus.items() if complete else ())
         if bus_id.lower() not in known and not held_for_guest(bound)
     ]
+    found += [
+        warning(f"GPU {gpu.index}: {notice.found}", notice.remedy) for gpu in driver.gpus for notice in _notices(gpu)
+    ]
     if found:
         return found
     models = sorted({gpu.model for gpu in driver.gpus if gpu.model})
     answer = "it answers" if driver.count == 1 else f"all {driver.count} answer"
     checked = "; sysfs does not list the PCI bus here" if isinstance(facts.pci, Unknown) else ""
     return ok(f"{answer}: {', '.join(models) or 'of unknown model'}{checked}")
+
+
+def _notices(gpu: Gpu) -> Iterator[Notice]:
+    return notices(
+        gpu.uuid, mig_pending=gpu.mig_pending, vgpu_licensed=gpu.vgpu_licensed, persistent=gpu.persistence is True
+    )

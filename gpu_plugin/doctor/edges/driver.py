@@ -10,6 +10,7 @@ from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.facts import Driver, Gpu, KernelModule
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.host.view import kernel_driver_version
+from gpu_plugin.nvml.mig import mig_mode
 from gpu_plugin.nvml.platforms.choice import Platform
 from gpu_plugin.nvml.platforms.driver import TegraDriver, WslDriver
 from gpu_plugin.nvml.port import Driver as Port
@@ -63,7 +64,7 @@ def described(driver: Port, index: int) -> Gpu:
         uuid = driver.uuid(handle)
     except NvmlError as error:
         return Gpu(index, trouble=str(error))
-    mode = _or_none(lambda: driver.mig_mode(handle))
+    mig, pending = _or_none(lambda: mig_mode(driver, handle)) or (False, None)
     links = _or_none(lambda: driver.nvlink_states(handle)) or ()
     fabric = _or_none(lambda: driver.fabric(handle)) if links else None
     return Gpu(
@@ -72,7 +73,9 @@ def described(driver: Port, index: int) -> Gpu:
         bus_id=_or_none(lambda: driver.pci_bus_id(handle)) or "",
         minor=_or_none(lambda: driver.minor_number(handle)),
         model=_or_none(lambda: driver.name(handle)) or "",
-        mig=mode is not None and mode[0] == 1,
+        mig=mig,
+        mig_pending=pending,
+        vgpu_licensed=_or_none(lambda: driver.vgpu_licensed(handle)),
         persistence=_or_none(lambda: driver.persistence_mode(handle)),
         fabric=fabric,
         nvswitch=_leads_to_switch(driver, handle, links, fabric),

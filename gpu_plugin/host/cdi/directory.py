@@ -5,7 +5,7 @@ import fcntl
 import os
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,9 +14,10 @@ import msgspec
 from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.host_files import Kind
 from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, from_json
-from gpu_plugin.access.cdi.written import encoded, ours
+from gpu_plugin.access.cdi.written import encoded
+from gpu_plugin.host.cdi import record
 from gpu_plugin.host.driver_root.safe import judge, trusted
-from gpu_plugin.runtime.regular_file import leftovers, read_file, replace_file
+from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, read_file, replace_file
 
 MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -29,7 +30,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     `changed` has the names of files that were written or removed. `refused` has, by file name, the path and the error of each
     write or removal that failed. `invalid` has the faults of new specifications by file name; their old files stay. `foreign` has
-    the names of files that stay because another program wrote them.
+    the names of files that stay because another program wrote or changed them.
     """
 
     changed: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class SpecDirectory:
         self._encoded: dict[str, tuple[Spec, bytes]] = {}  # valid specifications by file name, and their bytes
 
     def write(self, specs: Mapping[str, Spec]) -> Outcome:
-        """Write these specifications by file name, and remove our other files, except those that another program wrote.
+        """Write these specifications by file name, and remove our other files as far as they are on record (`record`).
 
         A file that another program changed or removed is written again. A failed write does not stop the other writes. An
         invalid specification is not written, and its old file stays. The first call also removes the temporary files of
@@ -70,19 +71,48 @@ class SpecDirectory:
 
     def _replace_all(self, specs: Mapping[str, Spec]) -> Outcome:
         changed, foreign, refused, invalid = [], [], {}, {}
-        for name in OURS:
+        contents: dict[str, bytes] = {}
+        for name, spec in specs.items():
             try:
-                if name not in specs and self._foreign(name):
-                    foreign.append(name)
-                    continue
-                done = self._put(name, specs[name]) if name in specs else self._remove(name)
-            except OSError as error:
-                refused[name] = said(error)
+                contents[name] = self._content(name, spec)
             except ValueError as error:
                 invalid[name] = str(error)
-            else:
-                changed += [name] if done else []
+        digests = dict(record.read(self.path))
+        for name, content in contents.items():
+            digests[name] = digests.get(name, frozenset()) | {record.digest(content)}
+        self._record(digests)  # first, so that after a kill at any moment every file of ours is on record
+        for name, content in contents.items():
+            try:
+                changed += [name] if self._put(self.path / name, content) else []
+                digests[name] = frozenset({record.digest(content)})
+            except OSError as error:
+                refused[name] = said(error)
+        for name in (each for each in OURS if each not in specs):
+            try:
+                if _remove(self.path / name, digests.get(name, frozenset())):
+                    changed.append(name)
+                elif os.path.lexists(self.path / name):
+                    foreign.append(name)
+                digests.pop(name, None)
+            except OSError as error:
+                refused[name] = said(error)
+        trouble = self._record(digests)
+        if trouble and not refused:  # else the disk refuses both for one reason
+            refused[record.FILE] = trouble
         return Outcome(tuple(changed), refused, invalid, tuple(foreign))
+
+    def _record(self, digests: record.Digests) -> str:
+        """Put digests on record if they are not yet. Return why that failed, empty if it did not."""
+        if digests == record.read(self.path):
+            return ""
+        try:
+            if digests:
+                self._make()
+            with _locked(self.path, fcntl.LOCK_SH):
+                record.write(self.path, digests)
+        except OSError as error:
+            return f"{said(error)}; without this record, no cleanup removes the specifications"
+        return ""
 
     def complaints(self) -> tuple[str, ...]:
         """A sentence if others than root can replace files in the directory."""
@@ -93,16 +123,19 @@ class SpecDirectory:
         return (f"{self.path}: {why}: {seen.fault}",)
 
     def read(self, name: str) -> Spec | None:
-        """The specification in the file of that name, whoever wrote it; None if it is missing or not valid."""
+        """The specification in the file of that name, of any program; None if it is missing or not valid."""
         try:
             return from_json(read_file(self.path / name, MAX_BYTES))
         except (OSError, ValueError):
             return None
 
-    def _put(self, name: str, spec: Spec) -> bool:
+    def _content(self, name: str, spec: Spec) -> bytes:
+        """A specification as it is written. Raises ValueError if it must not be."""
         if name not in self._encoded or self._encoded[name][0] is not spec:
             self._encoded[name] = (spec, encoded(spec))
-        file, content = self.path / name, self._encoded[name][1]
+        return self._encoded[name][1]
+
+    def _put(self, file: Path, content: bytes) -> bool:
         if _says(file, content):
             return False
         self._make()
@@ -111,7 +144,7 @@ class SpecDirectory:
         return True
 
     def _make(self) -> None:
-        """Make the directory if it is missing. Every user may read it, whatever the umask is."""
+        """Make the directory if it is missing. Every user may read it under any umask."""
         if self.path.is_dir():
             return
         try:
@@ -122,26 +155,11 @@ class SpecDirectory:
         else:
             self.path.chmod(DIRECTORY_MODE)
 
-    def _foreign(self, name: str) -> bool:
-        """Whether another program wrote the file of this name. Anything but a regular file is not for us to judge here."""
-        try:
-            return not ours(read_file(self.path / name, MAX_BYTES))
-        except OSError:
-            return False
-
-    def _remove(self, name: str) -> bool:
-        if not os.path.lexists(self.path / name):  # on a read-only file system unlink refuses this, too
-            return False
-        with suppress(FileNotFoundError, NotADirectoryError):
-            (self.path / name).unlink()
-            return True
-        return False
-
     def _sweep(self) -> bool:
         """Remove the temporary files of killed processes. Return False if another process is writing now."""
         try:
             with _locked(self.path, fcntl.LOCK_EX) as locked:
-                for path in tuple(leftovers(self.path, OURS)) if locked else ():
+                for path in tuple(leftovers(self.path, (*OURS, record.FILE))) if locked else ():
                     path.unlink(missing_ok=True)
         except (FileNotFoundError, NotADirectoryError):
             return True
@@ -181,6 +199,17 @@ def _replace(file: Path, content: bytes) -> None:
         replace_file(file, content, MODE)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(file)) from None
+
+
+def _remove(file: Path, known: Collection[str]) -> bool:
+    """Remove a regular file if the digest of its content is known. Return False if nothing was removed."""
+    try:
+        if record.digest(read_file(file, MAX_BYTES, links=False)) not in known:
+            return False
+    except (FileNotFoundError, NotADirectoryError, UnfitFileError):
+        return False
+    file.unlink(missing_ok=True)
+    return True
 
 
 def _says(file: Path, content: bytes) -> bool:

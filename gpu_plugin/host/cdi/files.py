@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.access import cdi_names
-from gpu_plugin.access.cdi.spec import MAX_BYTES, Spec, as_runtimes_read, faults, from_plain
+from gpu_plugin.access.cdi.spec import MAX_BYTES, TYPED_KEYS, Spec, as_runtimes_read, faults, from_plain
 from gpu_plugin.access.strategy_choice import DEFAULT_SPEC_DIRS
 from gpu_plugin.config import document
 from gpu_plugin.config.document import Limits
@@ -132,7 +132,7 @@ def judge_content(content: bytes) -> Judgement:
         reasons = tuple(map(printable, faults(spec)))
         return spec, reasons, reasons
     try:
-        spec = as_runtimes_read(plain)
+        spec = as_runtimes_read(_plain(content, TYPED_KEYS))
     except ValueError:
         return unread(by_schema)
     return spec, (by_schema,), tuple(map(printable, faults(spec)))
@@ -148,8 +148,11 @@ class _DuplicateKeyError(ValueError):
     """A key appears twice: which value counts is up to the reader, and CDI's library takes neither."""
 
 
-def _plain(content: bytes) -> object:
-    """JSON or YAML as plain values. Raises ValueError, or ConfigError with line numbers if the bytes are not JSON."""
+def _plain(content: bytes, typed_keys: frozenset[str] | None = None) -> object:
+    """JSON or YAML as plain values. Raises ValueError, or ConfigError with line numbers if the bytes are not JSON.
+
+    With `typed_keys`, YAML's scalars under other keys are text as it is written: 010 is no 8.
+    """
     if content.lstrip()[:1] == b"{":
         try:
             return json.loads(content.decode(), object_pairs_hook=_once)
@@ -158,8 +161,8 @@ def _plain(content: bytes) -> object:
         except _DuplicateKeyError:
             raise
         except ValueError:  # it may be YAML; if not, the YAML reader gives the line of the fault
-            return document.parse(content, "", YAML_LIMITS).content
-    return document.parse(content, "", YAML_LIMITS).content
+            return document.parse(content, "", YAML_LIMITS, typed_keys).content
+    return document.parse(content, "", YAML_LIMITS, typed_keys).content
 
 
 def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.access.cdi.spec import Spec, faults, gpu_nodes, other_names
 from gpu_plugin.access.cdi.written import own_faults
-from gpu_plugin.host.cdi.directory import OURS, Outcome, SpecDirectory, said
+from gpu_plugin.host.cdi.directory import OURS, Outcome, SpecDirectory, not_ours, said
 from gpu_plugin.host.cdi.files import NameConflicts
 from gpu_plugin.host.cdi.source import Request, SpecSource, UnsafeSpecError
 from gpu_plugin.runtime.pulse import Pulse
@@ -91,7 +91,8 @@ class SpecKeeper:
                 log.warning("CDI specifications may stay in %s: does a disk hang?", self._directory.path)
                 return
         outcome = job.done.result()
-        for sentence in outcome.refused.values():
+        foreign = (not_ours(self._directory.path / name) for name in outcome.foreign)
+        for sentence in (*outcome.refused.values(), *foreign):
             log.warning("a CDI specification stays: %s", sentence)
         log.info("removed from %s: %s", self._directory.path, ", ".join(outcome.changed) or "nothing")
 
@@ -142,6 +143,7 @@ class SpecKeeper:
         for name in outcome.changed:
             log.info("%s/%s: %s", self._directory.path, name, "written" if name in built.specs else "removed")
         others = [sentence for name, sentence in outcome.refused.items() if name != GPU_FILE]
+        others += [not_ours(self._directory.path / name) for name in outcome.foreign]
         others += [
             f"{self._directory.path / name}: the new one is invalid and was not written: {why}"
             for name, why in outcome.invalid.items()

@@ -6,7 +6,6 @@ Sources: glibc's sysdeps/generic/dl-cache.h and elf/cache.c for the cache, ldcon
 import os
 import struct
 from collections.abc import Iterator
-from posixpath import dirname
 
 import msgspec
 
@@ -16,11 +15,14 @@ MAX_DIRECTORIES = 256  # of one cache or of all files of one ld.so.conf; distrib
 _OLD_MAGIC = b"ld.so-1.7.0\0"
 _NEW_MAGIC = b"glibc-ld.so.cache1.1"
 _COUNT = struct.Struct("<I")
-_OLD_ENTRY = struct.Struct("<iII")  # flags, then where the name and the path begin
-_NEW_ENTRY = struct.Struct("<iIIIQ")  # the same, then the version of the system and hardware capabilities
+# Of each entry only the offset of the path is read. Flags and the offset of the name come before it. In the newer format, the
+# version of the system and hardware capabilities come after it.
+_OLD_ENTRY = struct.Struct("<8xI")
+_NEW_ENTRY = struct.Struct("<8xI12x")
 _NEW_HEADER = 48  # bytes: magic, number of entries, length of the names, flags, and reserved space
 _ALIGNMENT = 8  # of the new header, after the old one
 
+_SLASH = ord("/")
 _BLANK = " \t\r\f\v"
 
 
@@ -37,16 +39,16 @@ def cached_directories(content: bytes) -> tuple[str, ...]:
     Entries whose path is outside of the file or not absolute do not count. Only little-endian caches are read: NVIDIA has no
     driver for other processors. Raises ValueError, which says why, if this is no cache.
     """
-    found: dict[str, None] = {}
-    for path in _paths(content):
-        if path.startswith(b"/"):
-            found[dirname(os.fsdecode(path))] = None
-            if len(found) == MAX_DIRECTORIES:
-                break
-    return tuple(found)
+    found: dict[bytes, None] = {}
+    for directory in _directories(content):
+        found[directory] = None
+        if len(found) == MAX_DIRECTORIES:
+            break
+    # A cache may have hundreds of thousands of paths, so only their different directories are decoded.
+    return tuple(os.fsdecode(directory) or "/" for directory in found)
 
 
-def _paths(content: bytes) -> Iterator[bytes]:
+def _directories(content: bytes) -> Iterator[bytes]:
     start = 0
     if content.startswith(_OLD_MAGIC):
         entries = len(_OLD_MAGIC) + _COUNT.size
@@ -73,12 +75,12 @@ def _count(content: bytes, at: int) -> int:
 
 
 def _named(content: bytes, entry: struct.Struct, start: int, end: int, names: int) -> Iterator[bytes]:
-    """Yield the path of each entry between two offsets; offsets of paths count from `names`."""
-    for _flags, _name, at, *_ in entry.iter_unpack(content[start:end]):
+    """Yield the directory of each entry between two offsets, empty for /; offsets of paths count from `names`."""
+    for at in dict.fromkeys(names + at for (at,) in entry.iter_unpack(content[start:end])):
         # PATH_MAX has the NUL too. The bound keeps entries that all point to one long text from costing minutes.
-        stop = content.find(b"\0", names + at, names + at + 4096)
-        if stop != -1:
-            yield content[names + at : stop]
+        stop = content.find(b"\0", at, at + 4096)
+        if stop != -1 and content[at] == _SLASH:
+            yield content[at : content.rfind(b"/", at, stop)]
 
 
 def configured(content: bytes) -> Configured:

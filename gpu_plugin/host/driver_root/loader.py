@@ -13,7 +13,7 @@ from gpu_plugin.runtime.regular_file import open_file
 _CACHE = "/etc/ld.so.cache"
 _CONFIGURATION = "/etc/ld.so.conf"
 
-_MAX_FILES = 64  # files that one ld.so.conf includes; distributions have some 5
+_MAX_FILES = 64  # files that one ld.so.conf includes, and patterns of them; distributions have some 5
 _MAX_CONFIGURATION_BYTES = 64 * 1024
 
 
@@ -33,12 +33,8 @@ def loader_directories(tree: Tree) -> tuple[str, ...]:
 
 def _configured(tree: Tree) -> Iterator[str]:
     """Yield the directories in ld.so.conf and in each file that it includes, each file once."""
-    left, read = [_CONFIGURATION], set[str]()
-    while left and len(read) < _MAX_FILES:
-        file = left.pop(0)
-        if file in read:
-            continue
-        read.add(file)
+    files, patterns = [_CONFIGURATION], set[str]()
+    for file in files:  # which grows by the files that each of them includes
         try:
             found = ld_cache.configured(_content(tree, file, _MAX_CONFIGURATION_BYTES))
         except (OSError, ValueError):
@@ -46,7 +42,10 @@ def _configured(tree: Tree) -> Iterator[str]:
         yield from found.directories
         for pattern in found.includes:
             path = pattern if pattern.startswith("/") else f"{dirname(file)}/{pattern}"
-            left += islice(expand(tree, path), _MAX_FILES)
+            if path not in patterns and len(patterns) < _MAX_FILES:
+                patterns.add(path)
+                new = (match for match in expand(tree, path) if match not in files)
+                files += list(islice(new, _MAX_FILES - len(files)))
 
 
 def _content(tree: Tree, path: str, most: int) -> bytes:

@@ -18,11 +18,12 @@ class Search(FirstRoot[DriverFiles]):
         self._kernel = kernel
 
     def _in(self, tree: Tree, root: str, running: str) -> tuple[DriverFiles, bool]:
-        listing = tree.names(driver.directories())
+        configured = loader_directories(tree)
+        listing = tree.names((*driver.directories(), *configured))
         # Directories to which a driver's libraries are linked and whose names are not known yet.
-        targets = (tree.look(path).target for path in driver.linked_libraries(listing))
+        targets = (tree.look(path).target for path in driver.linked_libraries(listing, configured))
         linked = dict.fromkeys(target.rpartition("/")[0].strip("/") for target in targets if target)
-        beside = dict.fromkeys((*linked, *loader_directories(tree)))
+        beside = dict.fromkeys((*linked, *configured))
         more = tuple(directory for directory in beside if directory not in LIBRARY_DIRECTORIES)
         listing = {**listing, **tree.names(more)}
         libraries = [directory for directory in (*LIBRARY_DIRECTORIES, *more) if directory in listing]

@@ -78,6 +78,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `waits_for` is which other daemon has the node, in a sentence, empty while this one has it: nothing else is known meanwhile.
     `standby` is whether that daemon uses the same state directory, so that this one continues its work.
+    `takes_over` is whether a former daemon still answers the kubelet, until this one has registered a healthy device.
     `awaited` is why there is no configuration yet, empty once there is one; `tried` whether the first attempt at it is over
     meanwhile. `refused` is why a newer configuration is not in force. `driver` is the reason why no GPU can be reached now, or
     why the node has none; empty if a GPU can be reached, and None while the first attempt is under way.
@@ -89,6 +90,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     waits_for: str = ""
     standby: bool = False
+    takes_over: bool = False
     awaited: str = ""
     tried: bool = False
     refused: str = ""
@@ -137,6 +139,9 @@ def ready(facts: Facts, now: float) -> Answer:
         # A DaemonSet ends the former pod only when this pod is ready.
         note, fault = (facts.waits_for, "") if facts.standby else ("", facts.waits_for)
         return _verdict("readyz", [Check("node", fault, note)])
+    if facts.takes_over:  # also without a driver: the former daemon has one
+        fault = "the former daemon answers the kubelet until this one has registered a healthy device"
+        return _verdict("readyz", [Check("node", fault), Check("driver", note=facts.driver or "")])
     if facts.awaited:  # until there is a configuration, nobody asks the driver or the kubelet for anything
         return _verdict("readyz", [Check("configuration", facts.awaited)])
     asking = facts.driver is None

@@ -218,6 +218,7 @@ _PLAIN: tuple[tuple[str, str, str], ...] = (
     ("pcie_link_max_lanes", "pcie_max_width", "Lanes that its PCIe link could have."),
     ("pcie_link_generation", "pcie_generation", "Generation of its PCIe link now, which an idle GPU lowers."),
     ("pcie_link_max_generation", "pcie_max_generation", "Generation that its PCIe link could have."),
+    ("vgpu_licensed", "vgpu_licensed", "Whether a vGPU has its license."),
     ("pcie_replays_total", "pcie_replays", "Packets that were sent again on its PCIe link."),
     ("pcie_fatal_errors_total", "pcie_fatal_errors", "Fatal errors of its PCIe link."),
 )

@@ -212,19 +212,21 @@ seccompProfile: {type: RuntimeDefault}
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{- /* updateStrategy: (list root surges). Kubernetes takes only one of the two numbers; maxUnavailable comes first, since the
-  default has maxSurge. Where two pods cannot run beside each other, maxSurge counts as maxUnavailable. */}}
+{{- /* updateStrategy: (list root surges). Kubernetes takes only one of the two numbers, and has maxUnavailable 1 where none is given;
+  maxUnavailable comes first, since the default has maxSurge. Where two pods cannot run beside each other, maxSurge counts as
+  maxUnavailable. */}}
 {{- define "gpu-plugin.updateStrategy" }}
 {{- $strategy := deepCopy (index . 0).Values.updateStrategy }}
 {{- with $strategy.rollingUpdate }}
-{{- $nodes := list "0" "0%" "<nil>" }}
-{{- $unavailable := not (has (toString .maxUnavailable) $nodes) }}
-{{- $surge := not (has (toString .maxSurge) $nodes) }}
-{{- if $unavailable }}
-{{- $strategy = set $strategy "rollingUpdate" (dict "maxUnavailable" .maxUnavailable "maxSurge" 0) }}
-{{- else if and $surge (not (index $ 1)) }}
-{{- $strategy = set $strategy "rollingUpdate" (dict "maxUnavailable" .maxSurge "maxSurge" 0) }}
+{{- $unavailable := default 0 .maxUnavailable }}
+{{- $surge := default 0 .maxSurge }}
+{{- if not (has (toString $unavailable) (list "0" "0%")) }}
+{{- $surge = 0 }}
+{{- else if not (index $ 1) }}
+{{- $unavailable = $surge }}
+{{- $surge = 0 }}
 {{- end }}
+{{- $strategy = set $strategy "rollingUpdate" (dict "maxUnavailable" $unavailable "maxSurge" $surge) }}
 {{- end }}
 {{- toYaml $strategy }}
 {{- end }}

@@ -284,10 +284,11 @@ def install_packages(alternatives: Iterable[tuple[str, ...]]) -> None:
     if shutil.which("apt-get") is None:
         names = ", ".join(names[0] for names in alternatives)
         raise MissingError(f"{names}: there is no apt-get here to install them with; install them by hand")
-    _apt(["apt-get", "update"])
-    packages = [_available(names) for names in alternatives]
-    # Another apt may be at work on a machine that has just booted.
-    _apt(["apt-get", "install", "--option=DPkg::Lock::Timeout=120", "--yes", "--no-install-recommends", *packages])
+    with locked_cache():  # apt-get update does not wait for another
+        _apt(["apt-get", "update"])
+        packages = [_available(names) for names in alternatives]
+        # Another apt may be at work on a machine that has just booted.
+        _apt(["apt-get", "install", "--option=DPkg::Lock::Timeout=120", "--yes", "--no-install-recommends", *packages])
 
 
 def _available(names: tuple[str, ...]) -> str:

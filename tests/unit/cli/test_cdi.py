@@ -1,5 +1,6 @@
 """`gpu-plugin cdi`: what it makes, judges, lists and removes, and what it says of what cannot be."""
 
+import errno
 import io
 import json
 import os
@@ -68,7 +69,7 @@ def test_output_is_a_directory_of_all_classes_that_is_listed_judged_and_removed(
     arguments = ("generate", "--simulate", "gb200-node", "--imex-channel-ids", "0", "--output", directory)
     status, text, _ = cdi(*arguments)
     assert status == 0
-    assert len(text.splitlines()) == len(list(directory.iterdir()))
+    assert len(text.splitlines()) == len(list(directory.glob("*.json")))
     assert cdi(*arguments)[1] == f"{directory}: nothing to change\n"
     (directory / "theirs.json").write_text(GOOD)
     status, text, _ = cdi("list", "--cdi-dir", directory)
@@ -92,13 +93,20 @@ def test_a_file_of_this_name_that_another_program_wrote_is_left(cdi, tmp_path):
     assert file.exists()
 
 
-def test_what_cannot_be_removed_is_said_after_the_rest_is(cdi, tmp_path):
-    cdi("generate", "--simulate", "h200", "--output", tmp_path)
-    (tmp_path / "k8s.device-plugin.nvidia.com-gds.json").mkdir()
+def test_what_cannot_be_removed_is_said_after_the_rest_is(cdi, tmp_path, monkeypatch):
+    cdi("generate", "--simulate", "gb200-node", "--imex-channel-ids", "0", "--output", tmp_path)
+    unlink = Path.unlink
+
+    def refused(path, **options):
+        if path.name == GPU_FILE:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refused)
     status, text, error = cdi("remove", "--cdi-dir", tmp_path)
     assert status == 1
-    assert f"{GPU_FILE}: removed" in text
-    assert "gds.json: Is a directory" in error
+    assert "imex-channel.json: removed" in text
+    assert f"{GPU_FILE}: Operation not permitted" in error
 
 
 def bomb(levels, width):

@@ -4,9 +4,9 @@ import click
 import msgspec
 import pytest
 
-from gpu_plugin.cli import cdi_source
 from gpu_plugin.cli.cdi_source import built
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import Driver, NvmlError
@@ -25,8 +25,8 @@ class _Closed(Driver):
 
 
 def test_a_driver_that_cannot_be_opened_has_the_remedy_of_its_error(monkeypatch):
-    hardware = msgspec.structs.replace(cdi_source.hardware_for(resolve({"simulate": "h200"}, {})), driver=_Closed())
-    monkeypatch.setattr(cdi_source, "hardware_for", lambda _: hardware)
+    hardware = msgspec.structs.replace(hardware_for(resolve({"simulate": "h200"}, {})), driver=_Closed())
+    monkeypatch.setattr("gpu_plugin.cli.cdi_source.hardware_for", lambda _: hardware)
     with pytest.raises(click.ClickException) as caught:
         built(resolve({}, {}), None)
     assert opening_remedy(Return.NO_PERMISSION) in caught.value.message

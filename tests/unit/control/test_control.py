@@ -268,6 +268,28 @@ def test_no_daemon(tmp_path, monkeypatch):
         control.request(tmp_path, "echo")
 
 
+async def test_a_request_while_one_daemon_hands_over_to_another_is_answered_by_the_new_daemon(tmp_path):
+    (tmp_path / control.LOCK).write_text('{"pid": 1, "leaving": true}')
+    replies = []
+
+    async def ask():
+        replies.append(await anyio.to_thread.run_sync(control.request, tmp_path, "echo"))
+
+    async with anyio.create_task_group() as clients:
+        clients.start_soon(ask)
+        await anyio.sleep(0.1)
+        async with server.serve(tmp_path, {"echo": echo}):
+            while not replies:
+                await anyio.sleep(0.01)
+
+
+def test_a_request_waits_for_a_new_daemon_no_longer_than_a_takeover_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "SECONDS_TO_HAND_OVER", 0.05)
+    (tmp_path / control.LOCK).write_text('{"pid": 1, "leaving": true}')
+    with pytest.raises(control.NoDaemonError):
+        control.request(tmp_path, "echo")
+
+
 async def test_a_verb_is_told_who_asks(tmp_path):
     async def who(_request):
         return {"who": str(server.asking.get())}

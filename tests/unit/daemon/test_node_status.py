@@ -43,6 +43,7 @@ def test_a_gpu_at_a_glance():
         "holders": ["default/a", "default/b"],
         "signals": {},
         "held_back": [],
+        "notices": [],
         "readings": readings.told(GPU, None),
     }
 

@@ -102,6 +102,25 @@ async def test_what_is_published_is_ready_whatever_the_size_of_the_node(settings
         assert len(served.view.resource.devices) == count
 
 
+@pytest.mark.parametrize("count", [1, 3, 12])
+async def test_a_change_of_many_resources_is_one_line_with_the_detail_at_debug(settings, caplog, count):
+    caplog.set_level("DEBUG")
+    gpus = [Gpu(f"GPU-{at:02}", at, model=f"M{at:02}", unreadable="lost") for at in range(count)]
+    names = tuple(NamePattern(gpu.model, f"nvidia.com/gpu.{gpu.model}") for gpu in gpus[1:])
+    async with serving(settings) as served:
+        served.take(Node(tuple(gpus)), gpu_names=names)
+        with anyio.fail_after(10):
+            while len(served.inventory.store.current.resources) < count:
+                await served.inventory.store.changed.wait(0.05)
+    said = [record for record in caplog.records if GPU in record.getMessage()]
+    lists = [record for record in said if "Unhealthy" in record.getMessage()]
+    withheld = [record for record in said if "is withheld" in record.getMessage()]
+    for records in (lists, withheld):
+        assert len([record for record in records if record.levelname != "DEBUG"]) == 1
+        everything = "".join(record.getMessage() for record in records)
+        assert all(f"{name}: " in everything for name in (GPU, *(pattern.name for pattern in names)))
+
+
 async def test_where_no_link_changes_the_placement_is_kept(settings):
     async with serving(settings) as served:
         served.take(node(12, (0, 1)))

@@ -978,7 +978,7 @@ async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(d
 
 
 @pytest.mark.parametrize("generation", ["1.36", "1.37"])
-@pytest.mark.parametrize("ids", ["the same ids", "ids of its own"])
+@pytest.mark.parametrize("ids", ["the same ids", "ids of its own", "some of the same ids"])
 async def test_a_resource_that_another_plugin_took_over_and_left_comes_back(
     directory, node, monkeypatch, ids, generation
 ):
@@ -991,6 +991,8 @@ async def test_a_resource_that_another_plugin_took_over_and_left_comes_back(
             served = daemon.store.current.resources[GPU].resource.devices
             if ids == "ids of its own":
                 served = tuple(replace(device, id=device.id[4:]) for device in served)
+            if ids == "some of the same ids":
+                served = served[:5]
             others = SnapshotStore()
             others.publish({GPU: ResourceView.of(Resource(GPU, served), Access(), Placement())})
             foreign = ResourceEndpoint(GPU, Shared(others, plugins / "kubelet.sock", plugins, Pulse()))
@@ -1008,6 +1010,13 @@ async def test_a_resource_that_another_plugin_took_over_and_left_comes_back(
                 await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1)
                 with pytest.raises(AdmissionError, match="unknown device"):
                     await kubelet.admit("first", {GPU: 1})
+            elif ids == "some of the same ids":
+                await kubelet.wait_for(lambda: kubelet.resources[GPU].streams == 1)
+                with anyio.fail_after(5):
+                    while kubelet.resources[GPU].allocatable == 5:
+                        await kubelet.admit("first", {GPU: 1})
+                        kubelet.release("first")
+                        await anyio.sleep(0.01)
             await kubelet.wait_for(healthy(kubelet, 8))
             await kubelet.admit("next", {GPU: 8})
             with anyio.fail_after(5):

@@ -59,6 +59,7 @@ TABLE: list[Row] = [
         ("label", "/configs", "--config-file"),
     ),
     ("configuration", {"file": "/configs/a.yaml"}, OK, ("/configs/a.yaml can be used",)),
+    ("configuration", {"options": {"default_config": "a"}}, WARNING, ("--default-config", "no effect")),
     ("permissions", {}, OK, ("uid 0", "all capabilities", "on the host")),
     (
         "permissions",

@@ -1,5 +1,6 @@
 """Checks of what serving needs as tables: directories, the kubelet, the container runtime, the daemon and the API."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from gpu_plugin.doctor.facts import (
     PodResources,
     Socket,
 )
+from gpu_plugin.mps.foreign import Answer, Signs, why_down
+from gpu_plugin.mps.readiness import ready
 from tests.unit.doctor.made_up import (
     DIR,
     FAILED,
@@ -250,7 +253,19 @@ TABLE: list[Row] = [
             )
         },
         FAILED,
-        ("MPS daemon is down", "mps.enabled"),
+        ("MPS daemon is down: gone", "the log of `gpu-plugin mps`"),
+    ),
+    *(
+        (
+            "daemon",
+            {"daemon": unwell(resources={"r": {"devices": 2, "healthy": 0, "retired": 0, "reasons": [why]}})},
+            FAILED,
+            ("MPS daemon is down", remedy),
+        )
+        for why, remedy in (
+            (ready(Path("/nowhere"), "r"), "mps.enabled"),
+            (why_down(Signs((1,)), Answer(Signs((1,)), 0.0, trouble="silent")), "restart the program"),
+        )
     ),
     ("daemon", {"daemon": unwell(waiting="another daemon uses it")}, FAILED, ("another daemon", "status")),
     (

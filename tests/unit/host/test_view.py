@@ -449,6 +449,17 @@ def test_device_nodes_that_a_user_could_replace_are_no_containers(tmp_path):
     assert all("chmod" in found.faults[path] for path in caps)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_device_node_that_is_safe_below_a_later_root_is_taken_from_there(tmp_path):
+    for root in ("first", "second"):
+        device(tmp_path / root / "dev/nvidia0")
+    (tmp_path / "first/dev").chmod(0o777)
+    host = LinuxHost([(str(tmp_path / root), f"/{root}") for root in ("first", "second")], own=False)
+    found = host.devices(())
+    assert {path: node.root for path, node in found.nodes.items()} == {"/dev/nvidia0": "/second"}
+    assert found.faults == {}
+
+
 def test_gpus_of_nvidia_on_the_pci_bus_with_the_drivers_bound_to_them(tmp_path):
     devices = tmp_path / "bus/pci/devices"
     host = LinuxHost(sysfs=str(tmp_path))

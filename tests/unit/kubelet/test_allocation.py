@@ -23,6 +23,7 @@ from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet import service as service_module
 from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import (
@@ -210,6 +211,24 @@ async def test_the_kubelets_wrong_requests_send_the_list_again_at_most_once_a_se
         with pytest.raises(GRPCError):
             await call(path, wire.ALLOCATE, unknown)  # another client's
         assert await ask(wire.ALLOCATE, right) == 3
+    await server.end()
+
+
+async def test_requests_of_the_kubelet_are_counted_and_those_of_other_clients_are_not(directory):
+    store, counts = SnapshotStore(), KubeletCounts()
+    store.publish({GPU: view(devices(8))})
+    server, path = (
+        SocketServer(DevicePluginService(ListFeed(GPU, store), store, lambda: None, counts=counts)),
+        directory / "c",
+    )
+    await server.bind(path)
+    right, wrong = (bytes(messages.AllocateRequest([messages.ContainerAllocateRequest([i])])) for i in (IDS[0], "x"))
+    async with Channel(path=str(path), codec=BytesCodec()) as kubelet:
+        for method, request in [(wire.OPTIONS, wire.EMPTY), (wire.ALLOCATE, right), (wire.ALLOCATE, wrong)]:
+            with contextlib.suppress(GRPCError):
+                await UnaryUnaryMethod(kubelet, method, bytes, bytes)(request, timeout=5)
+        await call(path, wire.ALLOCATE, right)  # another client's
+    assert counts.requests == {GPU: 2}
     await server.end()
 
 

@@ -51,6 +51,28 @@ async def test_each_resource_has_a_socket_of_its_own(kubelet, directory):
         assert len(sockets(directory)) == 3
 
 
+async def test_many_resources_are_registered_and_withdrawn_in_one_line_each(kubelet, directory, caplog):
+    caplog.set_level("INFO")
+    store, names = SnapshotStore(), [f"nvidia.com/mig-{at}g.10gb" for at in range(1, 13)]
+    publish(store, **dict.fromkeys(names, 1))
+
+    def registered():
+        return [line for line in caplog.messages if "registered with the kubelet" in line]
+
+    async with serving_all(directory, store):
+        with anyio.fail_after(5):
+            while not registered():
+                await anyio.sleep(0.01)
+        publish(store, **{ONE: 8})
+        with anyio.fail_after(5):
+            while len(registered()) < 2:
+                await anyio.sleep(0.01)
+    twelve, one = registered()
+    assert "12 resources" in twelve
+    assert one.startswith(f"{ONE}: ")
+    assert len([line for line in caplog.messages if "withdrawn" in line]) == 1
+
+
 async def test_a_resource_that_comes_or_goes_touches_no_other(kubelet, directory):
     store = SnapshotStore()
     publish(store, **{ONE: 8})

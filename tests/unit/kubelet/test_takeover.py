@@ -1,6 +1,7 @@
 """Whether the kubelet still has our devices, and what follows where it has not."""
 
 import itertools
+import logging
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources, takeover, wire
+from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.pod_listing import decode_allocatable
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.takeover import (
@@ -118,7 +120,7 @@ async def ask_while(monkeypatch, change, first, then, answer):
 
     monkeypatch.setattr(pod_resources, "allocatable", allocatable)
     registrations.taken(GPU)
-    watch = TakeoverWatch(store, registrations, lambda: Path("/none"), lambda: None)
+    watch = TakeoverWatch(store, registrations, lambda: Path("/none"), lambda: None, KubeletCounts())
     for _ in range(2):
         published(store, **first)
         await watch.ask()
@@ -227,7 +229,8 @@ class Watched:
             return self.answer
 
         monkeypatch.setattr(pod_resources, "allocatable", allocatable)
-        self.watch = TakeoverWatch(self.store, self.registrations, lambda: Path("/none"), lambda: None)
+        self.counts = KubeletCounts()
+        self.watch = TakeoverWatch(self.store, self.registrations, lambda: Path("/none"), lambda: None, self.counts)
 
     def served(self, socket):
         self.registrations.served(GPU, Path(socket))
@@ -306,3 +309,46 @@ def test_allocatable_devices_are_read_as_the_kubelet_writes_them():
     assert decode_allocatable(b"") == {}
     with pytest.raises(ValueError, match="are left"):
         decode_allocatable(b"\x0a\x50abc")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(("a", "b"), id="it lacks a healthy device"),
+        pytest.param(("a", "b", "c", "sick"), id="it counts an unhealthy device as healthy"),
+        pytest.param(("other",), id="it has devices of another plugin"),
+    ],
+)
+async def test_a_request_of_a_kubelet_that_keeps_another_plugins_list_sends_the_list_again(monkeypatch, answer):
+    watched = Watched(monkeypatch, a=True, b=True, c=True, sick=False)
+    watched.counts.requests[GPU] += 1
+    await watched.ask("a", "b", "c")
+    await watched.ask(*answer, times=3)
+    assert watched.store.resends(GPU) == 0, "requests may go to the other plugin"
+    watched.counts.requests[GPU] += 1
+    await watched.ask(*answer, times=3)
+    assert watched.store.resends(GPU) == 1
+
+
+@pytest.mark.anyio
+async def test_requests_of_a_kubelet_that_has_the_list_send_nothing_again(monkeypatch):
+    watched = Watched(monkeypatch, a=True, b=True, sick=False)
+    for answer in (("a", "b"), ("a",), ("a", "b"), ("a",), ("a", "b", "older")):
+        watched.counts.requests[GPU] += 1
+        await watched.ask(*answer, times=1)
+    assert watched.store.resends(GPU) == 0, "one answer may be older than the newest list"
+
+
+@pytest.mark.anyio
+async def test_a_kubelet_that_keeps_another_list_is_logged_once_without_a_request(monkeypatch, caplog):
+    monkeypatch.setattr(takeover, "UNREAD", 0.0)
+    watched = Watched(monkeypatch, a=True, b=True)
+    with caplog.at_level(logging.WARNING):
+        await watched.ask("a", times=1)
+        assert not caplog.records, "the newest list may not have arrived"
+        await watched.ask("a", times=3)
+        assert len(caplog.records) == 1
+        await watched.ask("a", "b")
+        await watched.ask("a")
+        assert len(caplog.records) == 2

@@ -20,7 +20,7 @@ def down(signs, answer):
 
 
 def test_a_daemon_is_up_once_it_answers():
-    assert down(UP, None).endswith("the daemon of another program has not answered yet")
+    assert "the daemon of another program has not answered yet" in down(UP, None)
     assert down(UP, GOOD) == ""
 
 
@@ -36,8 +36,31 @@ def test_a_limit_that_any_client_can_change_takes_no_device_from_pods_and_is_dou
 
 def test_the_kernels_word_that_it_ended_is_enough():
     begin = "its MPS daemon is down: gpu-plugin mps does not run on this node, and"
-    assert down(ENDED, GOOD) == f"{begin} the daemon of another program has ended"
-    assert down(ENDED, GONE) == f"{begin} no daemon of another program can be used: its control answers with status 1"
+    assert down(ENDED, GOOD).startswith(f"{begin} the daemon of another program has ended")
+    assert down(ENDED, GONE).startswith(
+        f"{begin} no daemon of another program can be used: its control answers with status 1"
+    )
+
+
+UNABLE = Answer(replace(UP, started=()), 100.0, unable="no nvidia-cuda-mps-control at $PATH")
+LEFT_BEHIND = replace(UNABLE, signs=replace(NEW, started=(1, 4, 1)))
+
+
+@pytest.mark.parametrize(
+    ("signs", "answer", "remedies"),
+    [
+        (UP, None, ("wait", "restart the program")),
+        (ENDED, GOOD, ("restart the program", "gpu-plugin mps")),
+        (ENDED, GONE, ("restart the program", "gpu-plugin mps")),
+        (UNABLE.signs, UNABLE, ("--driver-root-ctr-path", "gpu-plugin mps")),
+        (LEFT_BEHIND.signs, LEFT_BEHIND, ("--driver-root-ctr-path", "gpu-plugin mps")),
+        (ENDED, replace(UNABLE, signs=ENDED), ("restart the program", "gpu-plugin mps")),
+    ],
+)
+def test_each_reason_has_a_remedy_that_an_operator_can_apply(signs, answer, remedies):
+    _, remedy = down(signs, answer).split("; to do: ")
+    assert [words for words in remedies if words not in remedy] == []
+    assert "the log of" not in remedy, "gpu-plugin mps does not run"
 
 
 def test_what_one_daemon_answered_says_nothing_of_the_next():
@@ -52,9 +75,7 @@ def test_where_it_cannot_be_asked_its_lock_and_the_file_made_after_its_limits_sp
     unable = Answer(UP, 100.0, unable="no nvidia-cuda-mps-control at $PATH")
     assert down(UP, unable) == ""
     assert "no nvidia-cuda-mps-control at $PATH" in down(replace(UP, started=()), unable)
-    assert down(replace(UP, started=()), unable).endswith(
-        "and there is no file .started of it beside its pipe directory"
-    )
+    assert "and there is no file .started of it beside its pipe directory" in down(replace(UP, started=()), unable)
     assert "and no process holds the lock of a control daemon" in down(ENDED, replace(unable, signs=ENDED))
     assert "no file .started of it" in down(NEW, replace(unable, signs=NEW))  # left by the daemon before
 

@@ -53,6 +53,7 @@ def made(root):
 
 def test_a_daemon_is_ready_from_up_to_down(root, supervisor, made):
     assert "runs none for it" in ready(root, NAME)
+    assert "the same configuration" in ready(root, NAME).split("; to do: ")[1]
     made.down("it is being started")
     assert ready(root, NAME) == "its MPS daemon is down: it is being started"
     made.up(mark())
@@ -71,8 +72,12 @@ def test_without_a_supervisor_nothing_else_is_believed(root, made):
     made.down("it fell over")
     assert "has not run on this node" in ready(root, NAME)
     assert str(root) in ready(root, NAME)
+    assert "the same --mps-root" in ready(root, NAME).split("; to do: ")[1]
     (root / ".supervisor").touch()
-    assert ready(root, NAME) == "its MPS daemon is down: gpu-plugin mps does not run on this node"
+    found, remedy = ready(root, NAME).split("; to do: ")
+    assert found == "its MPS daemon is down: gpu-plugin mps does not run on this node"
+    assert "mps.enabled" in remedy
+    assert "systemctl start gpu-plugin-mps" in remedy
 
 
 def test_a_killed_supervisor_leaves_nothing_ready(root):
@@ -111,15 +116,17 @@ def test_a_mark_that_nobody_confirms_counts_for_nothing(root, supervisor, made):
     made.up(mark(confirmed=1000.0))
     assert ready(root, NAME, now=1000.0 + STALE) == ""
     said = {ready(root, NAME, now=1000.0 + STALE + age) for age in (1, 2, 3600)}
-    assert said == {
-        "its MPS daemon is down: gpu-plugin mps has not seen it answer for over 60 s; is gpu-plugin mps stuck, or its disk full?"
-    }  # one sentence: another would be news, and a log line, each second
+    (only,) = said  # another would be news, and a log line, each second
+    found, remedy = only.split("; to do: ")
+    assert found == "its MPS daemon is down: gpu-plugin mps has not seen it answer for over 60 s"
+    assert "disk" in remedy
+    assert "restart" in remedy
 
 
 def test_other_gpus_or_replicas_than_expected_are_told(root, supervisor, made):
     made.up(mark())
     assert ready(root, NAME, gpus=("GPU-b",), replicas=2) == ""
-    assert ready(root, NAME, gpus=("GPU-a", "GPU-c")) == "its MPS daemon does not serve GPU GPU-c (yet)"
+    assert ready(root, NAME, gpus=("GPU-a", "GPU-c")).startswith("its MPS daemon does not serve GPU GPU-c (yet)")
     assert "among 2 clients, not 4" in ready(root, NAME, replicas=4)
 
 

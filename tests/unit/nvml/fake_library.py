@@ -66,6 +66,7 @@ class FakeLibrary:
         self.fabric = (3, 0, 0x1A9, 1)
         self.cluster = bytes(range(0xA0, 0xB0))
         self.garbage = 0xA5
+        self.virtualization, self.features = 2, (0, 1)
         self.cliques = [(0, 32766), (0, 40000), (1, 7)]
         self.values: dict[str, Any] = {
             "driver_version": b"580.159.04",
@@ -188,6 +189,15 @@ class FakeLibrary:
 
     def _nvmlDeviceGetMigMode(self, handle, current, pending):
         current[0], pending[0] = 0, 1
+
+    def _nvmlDeviceGetVirtualizationMode(self, handle, mode):
+        mode[0] = self.virtualization
+
+    def _nvmlDeviceGetGridLicensableFeatures_v4(self, handle, told):
+        told = At("nvmlGridLicensableFeatures_t", told)
+        told["isGridLicenseSupported"], told["licensableFeaturesCount"] = 1, len(self.features)
+        for index, licensed in enumerate(self.features):
+            told.nested("gridLicensableFeatures", "nvmlGridLicensableFeature_t", index)["featureState"] = licensed
 
     def _nvmlDeviceGetMaxMigDeviceCount(self, handle, count):
         count[0] = 7

@@ -26,6 +26,9 @@ STRUCTURES = (
     "nvmlGpuFabricClique_v1_t",
     "nvmlGpuFabricInfo_v4_t",
     "nvmlFieldValue_t",
+    "nvmlGridLicenseExpiry_t",
+    "nvmlGridLicensableFeature_t",
+    "nvmlGridLicensableFeatures_t",
     "nvmlEventData_t",
 )
 
@@ -49,6 +52,8 @@ FUNCTIONS = (
     "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetVirtualizationMode",
+    "nvmlDeviceGetGridLicensableFeatures_v4",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetMigDeviceHandleByIndex",
@@ -143,6 +148,7 @@ NAMES: Mapping[str, str] = {
     "NVLINK_STATE_INACTIVE": "NVML_NVLINK_STATE_INACTIVE",
     "AFFINITY_SCOPE_NODE": "NVML_AFFINITY_SCOPE_NODE",
     "FEATURE_ENABLED": "NVML_FEATURE_ENABLED",
+    "VIRTUALIZATION_VGPU": "NVML_GPU_VIRTUALIZATION_MODE_VGPU",
 }
 """Constants that are no members, but for the field ids (FI_*)."""
 
@@ -277,6 +283,7 @@ ENUMERATIONS = frozenset(
         "nvmlEccCounterType_t",
         "nvmlEnableState_t",
         "nvmlGpuTopologyLevel_t",
+        "nvmlGpuVirtualizationMode_t",
         "nvmlIntNvLinkDeviceType_t",
         "nvmlMemoryErrorType_t",
         "nvmlTemperatureSensors_t",

@@ -30,6 +30,9 @@ PASSED: Mapping[str, type[ctypes.Structure]] = {
     "nvmlMarginTemperature_v1_t": pynvml.c_nvmlMarginTemperature_v1_t,
     "nvmlEccSramErrorStatus_v1_t": pynvml.c_nvmlEccSramErrorStatus_v1_t,
     "nvmlEventData_t": pynvml.c_nvmlEventData_t,
+    "nvmlGridLicenseExpiry_t": pynvml.c_nvmlGridLicenseExpiry_t,
+    "nvmlGridLicensableFeature_t": pynvml.c_nvmlGridLicensableFeature_v4_t,
+    "nvmlGridLicensableFeatures_t": pynvml.c_nvmlGridLicensableFeatures_v4_t,
 }
 """Every structure that `driver` passes to the library, by the header's name."""
 

@@ -68,6 +68,16 @@ def test_outside_mig_mode_nothing_more_is_asked():
     assert machine.driver.calls["max_mig_devices"] == machine.driver.calls["mig_handle"] == 0
 
 
+@pytest.mark.parametrize(
+    ("mode", "pending"), [([0, 0], None), ([1, 1], None), ([0, 1], True), ([1, 0], False), ([1, 7], None)]
+)
+def test_a_mode_that_waits_for_a_reset_is_read(monkeypatch, mode, pending):
+    machine = Machine(mode=False, mig_mode=[mode[0], min(mode[1], 1)])
+    monkeypatch.setattr(machine.driver, "mig_mode", lambda _: (mode[0], mode[1]))
+    assert machine.read().pending is pending
+    assert machine.probe().mig_pending is pending
+
+
 @pytest.mark.parametrize("code", [Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND, Return.NO_PERMISSION])
 def test_a_part_or_a_library_without_mig_cannot_be_cut(code):
     machine = Machine("3g.20gb")

@@ -148,6 +148,7 @@ async def test_a_remembered_gpu_that_the_driver_no_longer_has_is_listed():
     assert next(gpu for gpu in node.gpus if gpu.uuid == "GPU-vanished").minor == 9
     async with bench.running():
         await bench.rounds()
+        await bench.until(lambda: "GPU-vanished" in dict(bench.seen))
         assert {seen.fault for uuid, seen in bench.seen if uuid == "GPU-vanished" and isinstance(seen, Sample)} == {
             "vanished"
         }

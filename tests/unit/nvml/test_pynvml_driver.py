@@ -81,6 +81,12 @@ CALLS = [
     ("pcie_generation", (H,), 3, [("nvmlDeviceGetCurrPcieLinkGeneration", FIRST)]),
     ("pcie_max_generation", (H,), 5, [("nvmlDeviceGetMaxPcieLinkGeneration", FIRST)]),
     ("pcie_replays", (H,), 0xFFFF_FFFE, [("nvmlDeviceGetPcieReplayCounter", FIRST)]),
+    (
+        "vgpu_licensed",
+        (H,),
+        True,
+        [("nvmlDeviceGetVirtualizationMode", FIRST), ("nvmlDeviceGetGridLicensableFeatures_v4", FIRST)],
+    ),
     ("total_energy", (H,), 0x1_2345_6789_ABCD, [("nvmlDeviceGetTotalEnergyConsumption", FIRST)]),
     ("supported_event_types", (H,), 0x1_0000_FF9F, [("nvmlDeviceGetSupportedEventTypes", FIRST)]),
     ("field_values", (H, (Field(230), Field(165, 17))), (5, 2), [("nvmlDeviceGetFieldValues", FIRST, 2)]),
@@ -335,6 +341,18 @@ def test_no_call_begins_while_the_library_is_unloaded(library, monkeypatch):
     late.join(LONG)
     assert not late.is_alive()
     assert answered == [Return.UNINITIALIZED]
+
+
+@pytest.mark.parametrize(
+    ("mode", "features", "licensed"),
+    [(2, (), False), (2, (0,), False), (2, (0, 0, 1), True), (0, (0,), None), (1, (0,), None), (3, (0,), None)],
+)
+def test_only_a_vgpu_needs_a_license(driver, library, mode, features, licensed):
+    library.virtualization, library.features = mode, features
+    if licensed is None:
+        assert refusal(driver.vgpu_licensed, H).code == Return.NOT_SUPPORTED
+    else:
+        assert driver.vgpu_licensed(H) is licensed
 
 
 def test_the_device_of_an_event_is_the_handle_of_its_gpu(driver, library):

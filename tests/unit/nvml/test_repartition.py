@@ -137,6 +137,26 @@ async def test_mig_mode_off_and_on_again():
     assert only_good_looks(bench)
 
 
+async def test_a_mode_that_waits_for_a_reset_is_followed_and_withdrawn(caplog):
+    caplog.set_level("INFO")
+    bench = Bench(MIXED)
+    whole = await bench.monitor.open()
+    real, first = bench.driver.mig_mode, bench.driver.handle_by_index(0)
+    async with bench.running():
+        await bench.rounds()
+        bench.driver.mig_mode = lambda handle: (0, 1) if handle == first else real(handle)
+        await bench.until(lambda: bench.nodes[-1].gpus[0].mig_pending is True)
+        assert bench.nodes[-1].gpus[0] == replace(whole.gpus[0], mig_pending=True)
+        await bench.rounds(3)
+        said = [text for text in caplog.messages if "MIG mode" in text]
+        assert len(said) == 1
+        assert "after a reset" in said[0]
+        bench.driver.mig_mode = real
+        await bench.until(lambda: bench.nodes[-1].gpus[0].mig_pending is None)
+    assert bench.nodes[-1].gpus == whole.gpus
+    assert only_good_looks(bench)
+
+
 async def test_mig_mode_without_slices_is_no_fault():
     bench = Bench(MIXED)
     whole = await bench.monitor.open()

@@ -40,6 +40,7 @@ CALLS = {
     "pcie_generation": {"pcie_generation"},
     "pcie_max_generation": {"pcie_max_generation"},
     "pcie_replays": {"pcie_replays"},
+    "vgpu_licensed": {"vgpu_licensed"},
     "utilization": {"utilization"},
     "memory_used": {"memory_used"},
     "power_usage": {"power"},
@@ -85,6 +86,7 @@ WHOLE = Sample(
     ecc_corrected=1003,
     remapped_correctable=1,
     remapped_uncorrectable=2,
+    vgpu_licensed=False,
     binding=5,
 )
 """What the part below says: most fields are 1000 more than their ids, and of each further link 100 more."""
@@ -118,6 +120,7 @@ class Part:
             "pcie_generation": 3,
             "pcie_max_generation": 5,
             "pcie_replays": 77,
+            "vgpu_licensed": False,
             "utilization": 87,
             "memory_used": 1234,
             "power_usage": 345_678,
@@ -601,7 +604,7 @@ def test_what_was_learnt_of_a_gpu_whose_partition_is_untold_is_learnt(machine):
     machine.node.refuse("mig_mode", Return.UNKNOWN)
     found = machine.look()
     assert found.partition_trouble
-    assert found.unsupported == {"retired_pages", "retired_pending"}
+    assert found.unsupported == {"retired_pages", "retired_pending", "vgpu_licensed"}
 
 
 # A look

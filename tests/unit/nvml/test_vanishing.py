@@ -266,6 +266,77 @@ async def test_a_made_up_name_goes_when_its_gpu_is_found_under_its_own():
     assert bench.unreadable() == {}
 
 
+# Indices
+
+
+def indices(bench):
+    return {bench.uuids.index(gpu.uuid): gpu.index for gpu in bench.nodes[-1].gpus}
+
+
+def every_index_is_the_drivers(bench, *left_out):
+    there = {
+        gpu: bench.driver.uuid(bench.driver.handle_by_index(index))
+        for gpu, index in indices(bench).items()
+        if gpu not in left_out
+    }
+    return there == {gpu: bench.uuids[gpu] for gpu in but(*left_out)}
+
+
+async def test_a_gpu_that_the_driver_lists_no_more_has_no_other_gpus_index():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        for gpu in (2, 5):
+            bench.node.vanish(gpu)
+            await bench.until(lambda gpu=gpu: "vanished" in bench.faults(gpu))
+        bench.node.bring_back(5)
+        await bench.until(lambda: bench.faults(5)[-1] == "")
+        assert every_index_is_the_drivers(bench, 2)
+        assert indices(bench)[2] == 7, "after those of the driver"
+        bench.node.bring_back(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+        assert indices(bench) == {gpu: gpu for gpu in range(8)}
+
+
+async def test_a_gpu_that_cannot_be_read_has_the_index_that_is_left():
+    bench = Bench()
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds()
+        for gpu in (2, 5):
+            bench.node.vanish(gpu)
+            await bench.until(lambda gpu=gpu: "vanished" in bench.faults(gpu))
+        bench.node.lose(3)
+        bench.node.bring_back(5)
+        await bench.until(lambda: bench.faults(5)[-1] == "")
+        assert every_index_is_the_drivers(bench, 2, 3)
+        assert (indices(bench)[3], indices(bench)[2]) == (2, 7)
+        bench.node.bring_back(2)
+        await bench.until(lambda: bench.faults(2)[-1] == "")
+        assert indices(bench) == {gpu: gpu for gpu in range(8)}
+
+
+async def test_a_remembered_gpu_that_is_gone_has_no_other_gpus_index():
+    bench = Bench(remembered=remembered())
+    for gpu in (1, 4):
+        bench.node.vanish(gpu)
+    node = await bench.monitor.open()
+    bench.monitor.close()
+    assert [(gpu.index, gpu.uuid) for gpu in node.gpus] == list(
+        enumerate(bench.uuids[gpu] for gpu in (*but(1, 4), 1, 4))
+    )
+
+
+async def test_a_remembered_gpu_that_cannot_be_read_is_known_by_the_index_that_is_left():
+    bench = Bench(remembered=remembered())
+    bench.node.vanish(1)
+    bench.node.lose(2)
+    node = await bench.monitor.open()
+    bench.monitor.close()
+    assert [(gpu.index, gpu.uuid) for gpu in node.gpus] == list(enumerate(bench.uuids[gpu] for gpu in (*but(1), 1)))
+
+
 # The driver as a whole
 
 

@@ -224,6 +224,7 @@ def test_a_device_that_is_unhealthy_by_now_comes_last(shared):
     assert ask(2) < {"2", "3", "4"}
     assert ask(3) == {"2", "3", "4"}
     assert ask(2, ("0",)) - {"2", "3", "4"} == {"0"}
+    assert ask(3, ("0",)) - {"2", "3", "4"} == {"0"}, "also if as many healthy ones are free as asked for"
     assert len(ask(4)) == 4
     assert ask(4) > {"2", "3", "4"}
     assert ask(5) == set(order)

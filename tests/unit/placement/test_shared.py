@@ -242,6 +242,12 @@ def test_of_gpus_used_equally_packed_fills_the_one_with_the_least_room():
     assert Kubelet(devices, PACKED).admit(5) == ["GPU-0", "GPU-0", "GPU-0", "GPU-1", "GPU-1"]
 
 
+def test_packed_takes_the_most_used_gpu_before_the_gpu_with_the_least_room():
+    kubelet = Kubelet([device for device in slices(2, 7) if device.id not in {"MIG-1.4", "MIG-1.5", "MIG-1.6"}], PACKED)
+    kubelet.take("MIG-0.0", "MIG-0.1", "MIG-0.2", "MIG-1.0", "MIG-1.1")  # four are free of GPU 0 and two of GPU 1
+    assert kubelet.admit(2) == ["GPU-0", "GPU-0"]
+
+
 @pytest.mark.parametrize(
     ("policy", "given_out"),
     [

@@ -111,6 +111,7 @@ DEVICE_CALLS = {
     "pcie_generation": (),
     "pcie_max_generation": (),
     "pcie_replays": (),
+    "vgpu_licensed": (),
     "total_energy": (),
     "supported_event_types": (),
     "field_values": ((port.Field(230),),),
@@ -232,6 +233,7 @@ def test_what_a_part_lacks_is_not_supported():
         "pcie_generation",
         "pcie_max_generation",
         "pcie_replays",
+        "vgpu_licensed",
     ):
         assert code(getattr(driver, call), gpu) == Return.NOT_SUPPORTED
     assert code(driver.register_events, gpu, 8, driver.event_set()) == Return.NOT_SUPPORTED

@@ -13,9 +13,10 @@ import threading
 
 import pytest
 
+from gpu_plugin.control import LOCK
 from gpu_plugin.state import node_lock
 from gpu_plugin.state.directory import CORRUPT
-from gpu_plugin.state.node_lock import FILE, NodeLock, Owner
+from gpu_plugin.state.node_lock import NodeLock, Owner
 
 HOLDER = """
 import sys, pathlib
@@ -106,7 +107,7 @@ def test_a_process_that_is_killed_leaves_nothing_locked(tmp_path, directory, oth
     other.send_signal(signal.SIGKILL)
     other.wait()
     assert lock.take() == ""
-    assert json.loads((tmp_path / "state" / FILE).read_bytes())["pid"] == os.getpid()
+    assert json.loads((tmp_path / "state" / LOCK).read_bytes())["pid"] == os.getpid()
     lock.release()
 
 
@@ -123,7 +124,7 @@ def test_it_is_let_go_of_and_taken_again(tmp_path, directory):
 def test_a_file_that_was_removed_locks_nobody_out_and_nobody_in(tmp_path, directory):
     first, second, third = (NodeLock(tmp_path, directory, "1") for _ in range(3))
     assert first.take() == ""
-    (tmp_path / FILE).unlink()
+    (tmp_path / LOCK).unlink()
     assert "serves" in second.take()  # the directory of sockets is locked still
     first.release()
     assert second.take() == ""
@@ -161,9 +162,9 @@ def test_a_directory_that_comes_later_is_locked_then(tmp_path):
 @pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_what_stands_in_the_lock_s_place_is_set_aside_and_said(tmp_path, directory, caplog, kind, taken):
-    path = tmp_path / FILE
+    path = tmp_path / LOCK
     for end in CORRUPT[:taken]:
-        (tmp_path / f"{FILE}{end}" / "full").mkdir(parents=True)
+        (tmp_path / f"{LOCK}{end}" / "full").mkdir(parents=True)
     {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/etc/passwd")}[kind]()
     first, second = (NodeLock(tmp_path, directory, "1") for _ in range(2))
     assert first.take() == ""
@@ -177,8 +178,8 @@ def test_a_file_that_is_replaced_while_it_is_being_locked_is_no_lock(tmp_path, d
     lock, real = NodeLock(tmp_path, directory, "1"), fcntl.flock
 
     def replaced(descriptor, how):
-        (tmp_path / FILE).unlink(missing_ok=True)  # as a cleanup may
-        (tmp_path / FILE).touch()
+        (tmp_path / LOCK).unlink(missing_ok=True)  # as a cleanup may
+        (tmp_path / LOCK).touch()
         real(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", replaced)
@@ -213,9 +214,9 @@ def test_locks_can_be_taken_without_a_trace(tmp_path, directory):
     assert other.take()
     lock.release()
     assert other.take() == ""
-    before = (tmp_path / "none" / FILE).read_bytes()
+    before = (tmp_path / "none" / LOCK).read_bytes()
     assert "version 2" in lock.take(make=False)
-    assert (tmp_path / "none" / FILE).read_bytes() == before
+    assert (tmp_path / "none" / LOCK).read_bytes() == before
     other.release()
 
 
@@ -230,12 +231,12 @@ def test_what_cannot_be_locked_is_said_once_and_served_all_the_same(tmp_path, di
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}', b'{"a":' * 800])
 def test_an_owner_that_cannot_be_read_is_still_an_owner(tmp_path, directory, other, content):
-    (tmp_path / "state" / FILE).write_bytes(content)
+    (tmp_path / "state" / LOCK).write_bytes(content)
     assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "1").take()
 
 
 def test_no_byte_that_is_wrong_and_no_length_that_is_cut_unlocks_it(tmp_path, directory, other):
-    file = tmp_path / "state" / FILE
+    file = tmp_path / "state" / LOCK
     whole = file.read_bytes()
     told = NodeLock(tmp_path / "state", directory, "1").take()
     spoilt = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole))]
@@ -271,7 +272,7 @@ def test_a_file_that_is_gone_is_made_anew_whatever_becomes_of_the_other_director
     state = tmp_path / "state"
     ours = NodeLock(state, directory, "1")
     assert ours.take() == ""
-    (state / FILE).unlink()
+    (state / LOCK).unlink()
     shutil.rmtree(directory)
     assert ours.follow() == ""
     assert ours.has_state
@@ -292,7 +293,7 @@ def test_it_is_let_go_of_whole(tmp_path, directory):
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
 def test_without_a_trace_what_is_no_lock_locks_nobody_out_and_stays(tmp_path, directory, kind):
-    path, target = tmp_path / FILE, tmp_path / "target"
+    path, target = tmp_path / LOCK, tmp_path / "target"
     target.touch()
     {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to(target)}[kind]()
     lock = NodeLock(tmp_path, directory, "1")
@@ -304,11 +305,11 @@ def test_without_a_trace_what_is_no_lock_locks_nobody_out_and_stays(tmp_path, di
 
 
 def test_without_a_trace_a_free_lock_keeps_its_content(tmp_path, directory):
-    (tmp_path / FILE).write_text("of before")
+    (tmp_path / LOCK).write_text("of before")
     lock = NodeLock(tmp_path, directory, "1")
     assert lock.take(make=False) == ""
     assert lock.has_state
-    assert (tmp_path / FILE).read_text() == "of before"
+    assert (tmp_path / LOCK).read_text() == "of before"
     lock.release()
 
 
@@ -333,7 +334,7 @@ def test_nobody_else_can_read_or_hold_it(tmp_path, directory):
     finally:
         os.umask(before)
     assert state.stat().st_mode & 0o777 == 0o700
-    assert (state / FILE).stat().st_mode & 0o777 == 0o600
+    assert (state / LOCK).stat().st_mode & 0o777 == 0o600
     lock.release()
 
 
@@ -467,3 +468,95 @@ def test_a_third_daemon_waits_until_the_takeover_before_it_is_over(tmp_path, dir
         claims.join(10)
     assert new.claimed()
     third.release()
+
+
+def test_no_new_daemon_gets_the_handover_while_the_former_one_locks_the_state_directory_again(
+    tmp_path, directory, running, new, monkeypatch
+):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    new.release()
+    real = fcntl.flock
+    free = []
+
+    def watched(descriptor, how):
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path / "state" / LOCK):
+            with (tmp_path / "state" / node_lock.HANDOVER).open("rb") as handover:
+                try:
+                    real(handover, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    free.append(False)
+                else:
+                    free.append(True)
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", watched)
+    assert not running.handed_over()
+    assert free == [False]
+
+
+def test_a_daemon_in_standby_leaves_the_lock_to_the_former_daemon_if_the_new_one_ends(
+    tmp_path, directory, running, new
+):
+    standby = NodeLock(tmp_path / "state", directory, "0")
+    waits = threading.Thread(target=standby.wait)
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    assert new.take() == ""
+    waits.start()
+    new.release()
+    waits.join(10)
+    assert not standby.has_state
+    assert not running.handed_over()
+    running.release()
+    standby.wait()
+    assert standby.has_state
+    assert not standby.former_serves
+    standby.release()
+
+
+@pytest.mark.parametrize("name", [node_lock.CLAIM, node_lock.HANDOVER])
+def test_a_directory_in_the_place_of_a_lock_of_the_takeover_is_set_aside(tmp_path, directory, running, name):
+    (tmp_path / "state" / name).mkdir()
+    lock = NodeLock(tmp_path / "state", directory, "2")
+    lock.claim()
+    assert running.claimed()
+    assert (tmp_path / "state" / f"{name}{CORRUPT[0]}").is_dir()
+    lock.release()
+
+
+def test_a_daemon_without_locks_in_the_state_directory_waits_for_the_kubelet_s_directory(
+    tmp_path, directory, other, monkeypatch
+):
+    real, state = fcntl.flock, tmp_path / "state"
+
+    def refused(descriptor, how):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(state)):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    lock = NodeLock(state, directory, "1")
+    assert "another daemon serves" in lock.take()
+    waits = threading.Thread(target=lock.wait, kwargs={"claims": True})
+    waits.start()
+    waits.join(0.3)
+    assert waits.is_alive()
+    other.kill()
+    waits.join(10)
+    assert not waits.is_alive()
+    assert lock.take() == ""
+    lock.release()
+
+
+def test_a_state_directory_renamed_during_a_takeover_leaves_the_former_daemon_serving(
+    tmp_path, directory, running, new
+):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    (tmp_path / "state").rename(tmp_path / "away")
+    assert new.follow() == ""
+    assert new.former_serves

@@ -273,6 +273,8 @@ def test_device_nodes_have_the_host_paths_of_the_roots_where_they_were_found():
     every = [*made.container_edits.device_nodes, *made.devices[0].container_edits.device_nodes]
     hosts = {node.path: node.host_path for node in every}
     assert (hosts["/dev/nvidia0"], hosts["/dev/nvidiactl"]) == ("/run/nvidia/driver/dev/nvidia0", "")
+    made = of(build(gpus, host, FILES, CdiOptions(dev_root="")))  # --nvidia-dev-root=/
+    assert [node.host_path for node in made.devices[0].container_edits.device_nodes] == [""]
 
 
 def test_imex_channels_are_those_that_exist():

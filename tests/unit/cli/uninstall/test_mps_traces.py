@@ -31,6 +31,23 @@ def root(tmp_path):
     return made
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("closed", ["", "nvidia.com", ".."])
+def test_a_user_who_may_not_read_a_directory_gets_a_sentence(root, closed):
+    root.parent.chmod(0o755)
+    (root / closed).chmod(0o700)
+    me = os.geteuid()
+    os.seteuid(65534)
+    try:
+        done = remove_mps_traces(root)
+    finally:
+        os.seteuid(me)
+    [sentence] = done.left
+    assert str(root) in sentence
+    assert "Permission denied" in sentence
+    assert str(root) in remove_mps_traces(root).removed
+
+
 def test_everything_goes(root):
     done = remove_mps_traces(root)
     assert done.left == []

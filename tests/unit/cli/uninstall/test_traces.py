@@ -1,6 +1,7 @@
 """What the daemon left on a node is removed, and nothing else."""
 
 import errno
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -13,6 +14,7 @@ from gpu_plugin.cli import main
 from gpu_plugin.cli.uninstall.traces import FILES, remove_traces
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
 from gpu_plugin.control import server
+from gpu_plugin.host.cdi.directory import SpecDirectory
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.node_lock import NodeLock
 from tests.unit.host.cdi.specs import GPU_FILE, spec
@@ -45,7 +47,7 @@ def refusing(directory, unlink):
 
     def refused(path, **options):
         if path.parent == directory:
-            raise OSError(errno.EROFS, "Read-only file system")
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
         unlink(path, **options)
 
     return refused
@@ -68,7 +70,7 @@ def test_everything_of_ours_goes_and_the_state_directory_with_it(node):
     (state / "driver-root").mkdir()
     dead_socket(state / control.SOCKET)
     dead_socket(sockets / "gpu-plugin-gpu-0-1.sock")
-    (cdi / GPU_FILE).write_bytes(to_json(spec(_0=("/dev/nvidia0",))))
+    SpecDirectory(cdi).write({GPU_FILE: spec(_0=("/dev/nvidia0",))})
     done = remove_traces(state, cdi, sockets)
     assert done.left == []
     assert not state.exists()
@@ -77,9 +79,10 @@ def test_everything_of_ours_goes_and_the_state_directory_with_it(node):
     assert remove_traces(state, cdi, sockets) == type(done)()
 
 
-def test_a_cdi_specification_of_another_program_is_left_and_no_fault(node):
+@pytest.mark.parametrize("content", [b"{}", to_json(spec(_0=("/dev/nvidia0",)))])
+def test_a_cdi_specification_of_another_program_is_left_and_no_fault(node, content):
     state, cdi, sockets = node
-    (cdi / GPU_FILE).write_text("{}")
+    (cdi / GPU_FILE).write_bytes(content)
     done = remove_traces(state, cdi, sockets)
     assert (cdi / GPU_FILE).exists()
     assert done.left == []
@@ -198,14 +201,35 @@ def test_nothing_there_is_nothing_to_say(tmp_path):
     assert (done.removed, done.left) == ([], [])
 
 
-def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, tmp_path):
+def test_what_cannot_be_removed_is_said_and_the_rest_goes(node, monkeypatch):
     state, cdi, sockets = node
-    (cdi / "k8s.device-plugin.nvidia.com-gpu.json").mkdir()  # unlink refuses a directory, whoever asks
+    SpecDirectory(cdi).write({GPU_FILE: spec(_0=("/dev/nvidia0",))})
+    monkeypatch.setattr(Path, "unlink", refusing(cdi, Path.unlink))
     (state / "health.json").write_text("{}")
     done = remove_traces(state, cdi, sockets)
     assert not state.exists()
     assert len(done.left) == 1
     assert "k8s.device-plugin.nvidia.com-gpu.json" in done.left[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_who_may_not_read_the_directories_gets_a_sentence_for_each(node):
+    state, cdi, sockets = node
+    SpecDirectory(cdi).write({GPU_FILE: spec(_0=("/dev/nvidia0",))})
+    (state / "health.json").write_text("{}")
+    for directory in node:
+        directory.chmod(0o700)
+    state.parent.chmod(0o755)
+    me = os.geteuid()
+    os.seteuid(65534)
+    try:
+        done = remove_traces(state, cdi, sockets)
+    finally:
+        os.seteuid(me)
+    assert done.removed == []
+    assert sum(sentence.startswith(f"{state}: ") for sentence in done.left) == 1
+    assert any(sentence.startswith(f"{cdi / GPU_FILE}: ") for sentence in done.left)
+    assert {str(state), str(cdi / GPU_FILE)} < set(remove_traces(state, cdi, sockets).removed)
 
 
 @pytest.mark.parametrize("inner", ["nvidia0", b"nvidia0", None, 7])

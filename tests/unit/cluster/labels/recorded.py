@@ -342,6 +342,12 @@ RULES = (
         some=True,
     ),
     Case("single, cut into nothing", Node((cut(0),)), {**INVALID, "mig.capable": "true"}, SINGLE),
+    Case(
+        "single, one cut and one cut into nothing",
+        Node((cut(0, (1, 2)), cut(1))),
+        {**INVALID, "mig.capable": "true"},
+        SINGLE,
+    ),
     Case("single, two sizes", Node((cut(0, (1, 2), (3, 4)),)), {**INVALID, "mig.capable": "true"}, SINGLE),
     Case("single, one not cut", Node((cut(0, (1, 2)), whole(1))), {**INVALID, "mig.capable": "true"}, SINGLE),
     Case(

@@ -1,4 +1,4 @@
-"""What is written to the directory that runtimes read, against everything that can be in the way."""
+"""The files in the directory that runtimes read, with obstacles of every kind."""
 
 import errno
 import fcntl
@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from gpu_plugin.access.cdi.spec import to_json
 from gpu_plugin.host.cdi import directory as directory_module
 from gpu_plugin.host.cdi.directory import OURS, SpecDirectory
+from gpu_plugin.host.cdi.record import FILE as RECORD
 from gpu_plugin.runtime import regular_file
 from tests.revision import revision
 from tests.unit.host.cdi.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
@@ -29,8 +31,13 @@ def directory(tmp_path):
     return SpecDirectory(tmp_path / "run" / "cdi")
 
 
+def record(directory):
+    return directory.path / RECORD
+
+
 def listed(directory):
-    return sorted(path.name for path in directory.path.iterdir())
+    """The names of all files but the record."""
+    return sorted(path.name for path in directory.path.iterdir() if path.name != RECORD)
 
 
 def mode(path):
@@ -98,6 +105,11 @@ def pipe(file):
     os.mkfifo(file)
 
 
+def directory_there(file):
+    file.unlink()
+    file.mkdir()
+
+
 @pytest.mark.parametrize("change", [Path.unlink, other_content, same_size, other_mode, link, pipe])
 def test_what_somebody_else_did_to_our_file_is_mended(directory, change):
     directory.write(ONE)
@@ -155,11 +167,105 @@ def test_a_file_of_our_name_that_another_program_wrote_stays(directory, content)
     assert SpecDirectory(directory.path).remove().changed == (GPU_FILE,)
 
 
+def test_a_file_of_our_form_that_another_tool_wrote_stays(directory):
+    directory.write(CHANNEL)
+    file = directory.path / GPU_FILE
+    file.write_bytes(to_json(ONE[GPU_FILE]))
+    outcome = SpecDirectory(directory.path).remove()
+    assert (outcome.foreign, outcome.changed) == ((GPU_FILE,), (IMEX_FILE,))
+    assert file.read_bytes() == to_json(ONE[GPU_FILE])
+
+
+def test_a_file_of_ours_that_an_operator_edited_in_our_form_stays(directory):
+    directory.write(ONE | CHANNEL)
+    file = directory.path / GPU_FILE
+    file.write_bytes(file.read_bytes().replace(b"nvidia0", b"nvidia7"))
+    outcome = SpecDirectory(directory.path).remove()
+    assert (outcome.foreign, outcome.changed) == ((GPU_FILE,), (IMEX_FILE,))
+
+
+@pytest.mark.parametrize("change", [link, pipe, directory_there])
+def test_anything_but_a_regular_file_in_the_place_of_ours_stays(directory, change):
+    directory.write(ONE | CHANNEL)
+    change(directory.path / GPU_FILE)
+    outcome = SpecDirectory(directory.path).remove()
+    assert (outcome.foreign, outcome.changed, outcome.refused) == ((GPU_FILE,), (IMEX_FILE,), {})
+    assert os.path.lexists(directory.path / GPU_FILE)
+
+
+class Killed(BaseException):
+    """Ends a write at one step, as the end of the process does."""
+
+
+@pytest.mark.parametrize("step", range(1, 20))
+def test_after_a_kill_at_any_step_the_next_process_removes_everything(directory, monkeypatch, step):
+    directory.write(ONE)
+    calls = iter(range(1, 100))
+
+    def counted(name):
+        call = getattr(os, name)
+
+        def killed(*arguments, **options):
+            if next(calls) >= step:
+                raise Killed
+            return call(*arguments, **options)
+
+        return killed
+
+    with monkeypatch.context() as patched:
+        for name in ("fchmod", "rename", "replace", "unlink", "fsync"):
+            patched.setattr(os, name, counted(name))
+        with suppress(Killed):
+            directory.write(TWO | CHANNEL)
+    outcome = SpecDirectory(directory.path).remove()
+    assert (outcome.foreign, outcome.refused) == ((), {})
+    assert list(directory.path.iterdir()) == []
+
+
+def no_text(file):
+    file.write_bytes(b"\xff\0" * 100)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, other_content, pipe, no_text])
+def test_files_stay_without_a_record_until_the_next_write_restores_it(directory, damage):
+    directory.write(ONE)
+    damage(record(directory))
+    assert SpecDirectory(directory.path).write({}).foreign == (GPU_FILE,)
+    assert directory.write(ONE).refused == {}
+    assert SpecDirectory(directory.path).remove().changed == (GPU_FILE,)
+    assert list(directory.path.iterdir()) == []
+
+
+def test_the_record_is_in_the_form_of_sha256sum_and_goes_with_the_last_file(directory):
+    directory.write(ONE | CHANNEL)
+    assert mode(record(directory)) == 0o644
+    check = ["sha256sum", "--check", "--strict", "--quiet", record(directory).name]
+    subprocess.run(check, cwd=directory.path, check=True)
+    directory.write(TWO | CHANNEL)
+    subprocess.run(check, cwd=directory.path, check=True)
+    directory.write(CHANNEL)
+    subprocess.run(check, cwd=directory.path, check=True)
+    assert directory.write({}).changed == (IMEX_FILE,)
+    assert list(directory.path.iterdir()) == []
+
+
+def test_a_record_that_cannot_be_written_is_named_and_stops_no_file(directory):
+    directory.path.mkdir(parents=True)
+    record(directory).mkdir()
+    outcome = directory.write(ONE)
+    assert outcome.changed == (GPU_FILE,)
+    (sentence,) = outcome.refused.values()
+    assert sentence.startswith(f"{record(directory)}: Is a directory")
+    record(directory).rmdir()
+    assert directory.write(ONE).refused == {}
+    assert SpecDirectory(directory.path).remove().changed == (GPU_FILE,)
+
+
 def test_after_the_removal_nothing_is_written_any_more(directory):
     directory.write(ONE)
     directory.remove()
     assert directory.write(TWO).changed == ()
-    assert listed(directory) == []
+    assert list(directory.path.iterdir()) == []
 
 
 def test_a_removal_waits_for_what_is_being_written(directory, monkeypatch):
@@ -182,12 +288,22 @@ def test_a_removal_waits_for_what_is_being_written(directory, monkeypatch):
     assert listed(directory) == []
 
 
-def test_a_removal_goes_on_past_what_cannot_be_removed(directory):
-    directory.write(CHANNEL)
-    (directory.path / GPU_FILE).mkdir()
-    outcome = directory.remove()
+def test_a_removal_goes_on_past_what_cannot_be_removed_and_the_next_one_removes_it(directory, monkeypatch):
+    directory.write(ONE | CHANNEL)
+    unlink = Path.unlink
+
+    def refuse(path, **options):
+        if path.name == GPU_FILE:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path))  # such as an immutable file
+        unlink(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        outcome = directory.remove()
     assert outcome.changed == (IMEX_FILE,)
-    assert outcome.refused == {GPU_FILE: f"{directory.path / GPU_FILE}: Is a directory"}
+    assert outcome.refused == {GPU_FILE: f"{directory.path / GPU_FILE}: Operation not permitted"}
+    assert SpecDirectory(directory.path).remove().changed == (GPU_FILE,)
+    assert list(directory.path.iterdir()) == []
 
 
 def test_what_fifty_killed_writers_left_is_swept_by_the_next_one_and_only_that(directory):

@@ -167,7 +167,7 @@ async def test_a_disk_that_is_full_leaves_the_old_file_and_devices_unhealthy_unt
             patched.setattr(os, "fchmod", full)
             kept.source.built = Built(TWO)
             assert (await kept.trouble()).endswith(f"{GPU_FILE}: No space left on device")
-            assert [path.name for path in kept.directory.iterdir()] == [GPU_FILE]
+            assert [path.name for path in kept.directory.glob("*.json")] == [GPU_FILE]
         await kept.ready("GPU-a", "GPU-b")
 
 
@@ -414,6 +414,16 @@ async def test_our_files_are_removed_at_the_end_even_in_a_scope_that_is_cancelle
         await kept.keeper.remove()
     assert [path.name for path in kept.directory.iterdir()] == ["theirs.json"]
     assert f"removed from {kept.directory}: {GPU_FILE}" in caplog.text
+
+
+async def test_a_file_that_an_operator_edited_is_named_at_the_end_and_stays(kept, caplog):
+    async with kept.running():
+        await kept.ready("GPU-a")
+    file = kept.directory / GPU_FILE
+    file.write_bytes(to_json(TWO[GPU_FILE]))
+    await kept.keeper.remove()
+    assert file.read_bytes() == to_json(TWO[GPU_FILE])
+    assert [record.levelname for record in caplog.records if str(file) in record.getMessage()] == ["WARNING"]
 
 
 async def test_a_look_that_comes_back_after_the_removal_writes_nothing(kept):

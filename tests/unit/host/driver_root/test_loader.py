@@ -78,6 +78,12 @@ def test_paths_outside_of_the_cache_do_not_count():
     assert ld_cache.cached_directories(ld_cache_of(LIBRARIES[:2])[:-1]) == DIRECTORIES[:1]  # the last path has no end
 
 
+def test_a_path_that_is_longer_than_linux_has_them_does_not_count():
+    longest = f"/{'a/' * 2040}{'b' * 6}/libx.so"
+    assert len(longest) == 4095
+    assert len(ld_cache.cached_directories(ld_cache_of([longest, f"/c{longest}", "/lib/libx.so"]))) == 2
+
+
 @given(st.binary(max_size=200), st.integers(0, 200), st.sampled_from([ld_cache_of, old_ld_cache_of]))
 def test_no_damage_to_a_cache_raises_anything_else(damage, at, make):
     content = make(LIBRARIES)
@@ -127,6 +133,32 @@ def test_no_file_outside_of_the_root_is_read(root):
 def test_a_configuration_that_others_can_write_does_not_count(root):
     root.write("etc/ld.so.conf", b"/configured\n").chmod(0o666)
     assert found(root) == ()
+
+
+def test_patterns_that_multiply_end_after_a_bounded_number_of_directories(root, monkeypatch):
+    root.write("etc/ld.so.conf", b"include /etc/x/*.conf\n")
+    for at in range(60):
+        patterns = " ".join(f"*/{'?' * length}/*.conf" for length in range(10 * at, 10 * at + 10))
+        root.write(f"etc/x/{at:03}.conf", f"/d{at:03}\ninclude {patterns}\n".encode())
+    listed = []
+    listdir = os.listdir
+
+    def counted(path):
+        listed.append(path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    assert len(found(root)) == 60
+    assert len(listed) < 10_000  # and not 36,000
+
+
+def test_a_file_that_is_included_many_times_keeps_no_other_out(root):
+    patterns = " ".join(f"/etc/x/*{'?' * more}.conf" for more in range(10))
+    root.write("etc/ld.so.conf", f"include {patterns} /opt/last.conf\n".encode())
+    for at in range(20):
+        root.write(f"etc/x/directory-{at:03}.conf", f"/d{at:03}\n".encode())
+    root.write("opt/last.conf", b"/last\n")
+    assert found(root) == (*(f"d{at:03}" for at in range(20)), "last")
 
 
 def test_endless_includes_end(root):

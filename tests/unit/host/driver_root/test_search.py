@@ -109,6 +109,11 @@ LAYOUTS = {
         files={"etc/ld.so.conf": b"include ld.so.conf.d/*.conf", "etc/ld.so.conf.d/gpu.conf": b"/opt/gpu"},
         links={"opt/gpu": "/srv/gpu"},
     ),
+    "a site's own, linked": Layout(
+        "data/550",
+        files={"etc/ld.so.conf": b"/srv/gpu"},
+        links={"srv/gpu/libcuda.so.1": f"/data/550/libcuda.so.{VERSION}"},
+    ),
     "a link to a directory": Layout("data/libs", links={"usr/lib64": "../data/libs"}),
     "links on links": Layout("data/libs", links={"usr": "a/usr", "a/usr/lib64": "../../data/libs"}),
 }

@@ -171,6 +171,12 @@ def test_a_driver_that_cannot_be_used_is_a_note(changed):
     assert f"[+]driver ok: {why}\n" in verdict.text
 
 
+def test_resources_that_are_served_stay_so_while_the_driver_is_away():
+    verdict = ready(facts(driver="the driver is not open"), NOW)
+    assert verdict.status == 200
+    assert "none is served" not in verdict.text
+
+
 def test_without_a_configuration_nothing_is_said_of_what_nobody_has_asked():
     assert ready(facts(awaited="default:3: no such key", driver=None, offered=False, resources={}), NOW).text == (
         "[-]configuration failed: default:3: no such key\nreadyz check failed\n"

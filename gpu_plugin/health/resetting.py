@@ -1,0 +1,13 @@
+"""The commands that reset a GPU. Pure."""
+
+
+def reset_commands(gpu: str, *, released: bool, persistent: bool) -> str:
+    """The commands of a reset, for a shell; of a GPU that is released already without that step.
+
+    `persistent`: the GPU was seen in persistence mode, in which the driver refuses a reset.
+    """
+    reset = [f"nvidia-smi --gpu-reset -i {gpu}"]
+    if persistent:
+        reset = [f"nvidia-smi -i {gpu} -pm 0", *reset, f"nvidia-smi -i {gpu} -pm 1"]
+    commands = [*reset, f"gpu-plugin resume --gpu {gpu}"]
+    return " && ".join(commands if released else [f"gpu-plugin release --gpu {gpu}", *commands])
