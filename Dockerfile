@@ -32,8 +32,8 @@ ENV PATH=/opt/gpu-plugin/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 
     NVIDIA_DRIVER_CAPABILITIES=compute,utility NVIDIA_DISABLE_REQUIRE=true
 COPY --from=build /opt/gpu-plugin /opt/gpu-plugin
 USER 0:0
-# The root file system of the container is read-only: bytecode is compiled here, for the standard library too.
-RUN ["python3", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", "/opt/gpu-plugin/lib", "/usr"]
+# The root file system of the container is read-only: bytecode is compiled here, for the standard library too. The last path has our code.
+RUN ["python3", "-IBc", "import compileall as c, sys; mode = c.py_compile.PycInvalidationMode.UNCHECKED_HASH; sys.exit(not [c.compile_dir(path, quiet=2, invalidation_mode=mode) for path in sys.path][-1])"]
 USER 65532:65532
 WORKDIR /
 ENTRYPOINT ["gpu-plugin"]

@@ -22,6 +22,7 @@ from gpu_plugin.devices.plan import plan, served_gpus
 from gpu_plugin.host.cdi.directory import said
 from gpu_plugin.host.cdi.source import Request, SpecSource, UnsafeSpecError
 from gpu_plugin.host.view import HostView, LinuxHost
+from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.traits import probe_gpu
 
@@ -111,9 +112,8 @@ def _live(settings: Settings) -> _Subject:
         node = _probed(hardware.driver, hardware.host)
     except NvmlError as error:
         raise click.ClickException(
-            f"the NVIDIA driver cannot be used: {error}\n"
-            "see whether the driver is installed and loaded (does nvidia-smi work here?); or name a copy of a node with --root, "
-            "or a simulated one with --simulate"
+            f"the NVIDIA driver cannot be used: {error}: {opening_remedy(error.code)}\n"
+            "or name a copy of a node with --root, or a simulated one with --simulate"
         ) from None
     return _Subject(node, hardware.host, tuple(hardware.driver_roots()), hardware.dev_root)
 

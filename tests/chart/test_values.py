@@ -106,9 +106,17 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
         {"image": {"repository": ""}},
         "image.repository: no public image exists; set this to your own image, such as registry.example.com/gpu-plugin",
     ),
-    (
-        {"image": {"repository": "nvcr.io/nvidia/k8s-device-plugin"}},
-        "image.repository: nvcr.io/nvidia/k8s-device-plugin is NVIDIA's plugin; set this to the name of your image of gpu-plugin",
+    *(
+        (
+            {"image": {"repository": name}},
+            f"image.repository: {name} is NVIDIA's plugin; set this to the name of your image of gpu-plugin",
+        )
+        for name in (
+            "nvcr.io/nvidia/k8s-device-plugin",
+            "nvcr.io/nvidia/k8s-device-plugin:v0.20.0",
+            "mirror.example.com:5000/nvcr.io/nvidia/k8s-device-plugin",
+            "nvidia/k8s-device-plugin",
+        )
     ),
     *(
         (

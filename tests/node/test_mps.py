@@ -38,11 +38,6 @@ async def test_a_shared_resource_has_a_daemon_until_sigterm_which_leaves_nothing
     assert "gpu-plugin mps does not run" in mps.why()
 
 
-async def test_a_choice_among_config_files_without_any_is_logged(mps):
-    mps.run(environ={"DEFAULT_CONFIG": "shared"})
-    await mps.said("environment variable DEFAULT_CONFIG: has no effect without --config-file-srcdir")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 async def test_other_ends_are_clean_too(mps, number):
     mps.run()

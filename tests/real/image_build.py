@@ -8,6 +8,7 @@ each state of the sources and each name: `install` builds, and the tests only re
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -36,6 +37,9 @@ BUILD_BASE, BASE = "localhost/gpu-plugin-test/build-base:1", "localhost/gpu-plug
 
 BASES = {BUILD_BASE: archive.BUILD_SYSTEM, BASE: archive.RUN_SYSTEM}
 """The packages of each base."""
+
+PYTHON_2 = "usr/share/python2/hello.py"
+"""A file of the base that no Python 3 compiles, as Debian's package git has some."""
 
 _PATH = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CONFIGURATIONS = {
@@ -200,7 +204,8 @@ def _making(place: Path) -> Iterator[tuple[Path, Path, list[str]]]:
 
 def _build(making: Path, at: Path, command: Sequence[str], bases: Mapping[str, Path], tag: str) -> None:
     for name, system in bases.items():
-        tar = tarred(system, at / "base.tar", local_python=name == BUILD_BASE)
+        more = {} if name == BUILD_BASE else {PYTHON_2: b"print 'hello'\n"}
+        tar = tarred(system, at / "base.tar", more, local_python=name == BUILD_BASE)
         run([*command, "import", *(f"--change={each}" for each in CONFIGURATIONS[name]), str(tar), name])
     options = [f"--build-arg={name}={value}" for name, value in _arguments().items()]
     options += ["--isolation=chroot", "--network=host", f"--timestamp={EPOCH}", f"--tag={tag}", *_index(at)]
@@ -245,12 +250,13 @@ def _arguments() -> dict[str, str]:
     return {"BUILD_BASE": BUILD_BASE, "BASE": BASE, "VERSION": version[1], "REVISION": REVISION, "CREATED": CREATED}
 
 
-def tarred(system: Path, at: Path, *, local_python: bool) -> Path:
+def tarred(system: Path, at: Path, more: Mapping[str, bytes] = {}, *, local_python: bool) -> Path:
     """A root directory as `podman import` takes it, with the directories for mounts that an unpacked one lacks.
 
     Args:
         system: the root directory.
         at: the archive to write.
+        more: files to add, by their paths without the first slash.
         local_python: whether its Python is moved from /usr to /usr/local.
     """
 
@@ -265,6 +271,10 @@ def tarred(system: Path, at: Path, *, local_python: bool) -> Path:
                 entry = tarfile.TarInfo(name)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
                 tar.addfile(entry)
+        for name, content in more.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
     return at
 
 

@@ -237,6 +237,12 @@ def test_every_module_has_bytecode_that_is_never_judged_again(containers):
     assert containers.python(BYTECODE) == []
 
 
+def test_a_file_of_the_base_that_python_3_does_not_compile_stops_no_build(layers):
+    base, *added = layers
+    assert image_build.PYTHON_2 in base
+    assert not [path for layer in added for path in layer if path.startswith("usr/share/")]
+
+
 def test_the_base_has_all_that_our_modules_import(containers):
     assert containers.python(IMPORTED) > 150
 

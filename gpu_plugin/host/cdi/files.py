@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_plugin.access import cdi_names
 from gpu_plugin.access.cdi.spec import MAX_BYTES, TYPED_KEYS, Spec, as_runtimes_read, faults, from_plain
+from gpu_plugin.access.strategy_choice import DEFAULT_SPEC_DIRS
 from gpu_plugin.config import document
 from gpu_plugin.config.document import Limits
 from gpu_plugin.config.errors import ConfigError
@@ -178,32 +179,45 @@ def _sentence(line: int, path: str, reason: str) -> str:
 
 
 class NameConflicts:
-    """The devices of this plugin that another file of one directory has too, so that runtimes refuse their names."""
+    """The devices of this plugin that runtimes do not take from its files, because of other files."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, standard: Sequence[str | Path] = DEFAULT_SPEC_DIRS) -> None:
+        """`directory` has this plugin's files. If it is a `standard` one, runtimes read all of these; the last wins."""
+        known = [Path(each) for each in standard]
+        self._directories = known if directory in known else [directory]
+        self._rank = self._directories.index(directory)
         self._judged: dict[str, tuple[tuple[int, int, int], Judged]] = {}  # files that name this plugin, by identity
 
     def find(self) -> Mapping[str, str]:
-        """Why runtimes refuse a device, by its qualified name. A file is read again only after a change. Blocks."""
-        try:
-            paths = sorted(path for path in self._directory.iterdir() if path.suffix in SUFFIXES)
-            self._judged = {str(path): self._look(path) for path in paths}
-        except OSError:
-            return {}  # a missing directory has no files, and the next write says why it cannot be read
-        known = found([judged for _, judged in self._judged.values()])
-        return {name: _refused(name, files) for name, files in known.refused.items()}
+        """Why a device of ours does not count, by its qualified name. A file is read again only after a change. Blocks."""
+        looks = {}
+        for rank, directory in enumerate(self._directories):
+            try:
+                paths = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES)
+            except OSError:
+                continue  # a missing directory has no files, and the next write says why ours cannot be read
+            looks.update({str(path): self._look(path, rank) for path in paths})
+        self._judged = looks
+        files = [judged for _, judged in looks.values()]
+        known = found(files)
+        ours = {name for file in files if file.priority == self._rank for name in file.names}
+        overruled = {
+            name: _overruled(name, owner.file)
+            for name, owner in known.owners.items()
+            if name in ours and owner.priority > self._rank
+        }
+        return {name: _refused(name, files) for name, files in known.refused.items()} | overruled
 
-    def _look(self, path: Path) -> tuple[tuple[int, int, int], Judged]:
+    def _look(self, path: Path, rank: int) -> tuple[tuple[int, int, int], Judged]:
         try:
             status = os.stat(path)  # noqa: PTH116
         except OSError:
-            return (0, 0, 0), Judged(str(path), None)
+            return (0, 0, 0), Judged(str(path), None, priority=rank)
         identity = status.st_ino, status.st_mtime_ns, status.st_size
         before = self._judged.get(str(path))
         if before is not None and before[0] == identity:
             return before
-        return identity, Judged(str(path), *_judge_ours(path))
+        return identity, Judged(str(path), *_judge_ours(path), priority=rank)
 
 
 def _judge_ours(path: Path) -> Judgement:
@@ -213,6 +227,10 @@ def _judge_ours(path: Path) -> Judgement:
     except OSError as error:
         return unread(error.strerror or str(error))
     return judge_content(content) if cdi_names.VENDOR.encode() in content else unread("it is of another vendor")
+
+
+def _overruled(name: str, file: str) -> str:
+    return f"runtimes take the CDI device {name} from {printable(file)}, whose directory goes before ours: remove that file"
 
 
 def _refused(name: str, files: Sequence[str]) -> str:

@@ -42,6 +42,43 @@ def test_a_device_that_another_file_has_too_is_refused(directory, name, content)
     assert conflicts.find() == {}
 
 
+@pytest.fixture
+def standard(tmp_path):
+    """The directories that runtimes read, the later first in rank."""
+    made = tmp_path / "etc", tmp_path / "run"
+    for each in made:
+        each.mkdir()
+    return made
+
+
+def test_a_device_that_a_directory_of_higher_rank_has_too_is_refused(standard):
+    static, dynamic = standard
+    (static / GPU_FILE).write_bytes(to_json(OURS))
+    (dynamic / "other.yaml").write_text(YAML)
+    [(refused, why)] = NameConflicts(static, standard).find().items()
+    assert refused == f"{KIND}=GPU-b"
+    assert str(dynamic / "other.yaml") in why
+
+
+def test_a_directory_of_lower_rank_matters_only_if_two_files_of_it_have_a_device(standard):
+    static, dynamic = standard
+    (dynamic / GPU_FILE).write_bytes(to_json(OURS))
+    (static / "one.yaml").write_text(YAML)
+    conflicts = NameConflicts(dynamic, standard)
+    assert conflicts.find() == {}
+    (static / "two.yaml").write_text(YAML)
+    [(refused, why)] = conflicts.find().items()
+    assert refused == f"{KIND}=GPU-b"
+    assert str(static / "one.yaml") in why
+    assert str(static / "two.yaml") in why
+
+
+def test_beside_a_directory_of_the_operator_no_other_is_read(standard, directory):
+    for each in ("one.yaml", "two.yaml"):
+        (standard[1] / each).write_text(YAML)
+    assert NameConflicts(directory, standard).find() == {}
+
+
 def test_files_that_runtimes_do_not_take_or_of_other_devices_conflict_with_nothing(directory):
     (directory / IMEX_FILE).write_bytes(to_json(spec("imex-channel", _0=("/dev/nvidia0",))))
     (directory / "nvidia.yaml").write_text(YAML.replace(KIND, "nvidia.com/gpu"))
