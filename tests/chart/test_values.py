@@ -148,18 +148,6 @@ REFUSED: tuple[tuple[Mapping[str, Any], str], ...] = (
         "config.map has no config for nodes without the label: set config.default to one of a, b",
     ),
     ({"config": {"map": {"a": "flags: ["}}}, "config.map.a is not YAML: "),
-    *(
-        (
-            {"config": {"map": {"whole": "version: v1", "a": text}, "default": "a"}},
-            f"config.map.a: {name} is not a mapping",
-        )
-        for name, text in (
-            ("flags", "flags: 3"),
-            ("flags", {"flags": ["migStrategy"]}),
-            ("flags.plugin", "flags: {plugin: [cdi-cri]}"),
-            ("sharing", "sharing: yes"),
-        )
-    ),
     (
         {"selectorLabelsOverride": {"app.kubernetes.io/component": "a"}},
         "selectorLabelsOverride: the chart sets app.kubernetes.io/component itself; leave it out",

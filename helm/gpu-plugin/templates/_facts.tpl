@@ -22,15 +22,6 @@ and mpsNodes, which is configs: where it is not empty, the daemons run on the no
 {{- if $config.Error }}
 {{- fail (printf "config.map.%s is not YAML: %s" $name $config.Error) }}
 {{- end }}
-{{- $sections := dict "flags" $config.flags "sharing" $config.sharing }}
-{{- if kindIs "map" $config.flags }}
-{{- $sections = set $sections "flags.plugin" $config.flags.plugin }}
-{{- end }}
-{{- range $section, $fields := $sections }}
-{{- if not (or (kindIs "map" $fields) (kindIs "invalid" $fields)) }}
-{{- fail (printf "config.map.%s: %s is not a mapping" $name $section) }}
-{{- end }}
-{{- end }}
 {{- $migStrategies = append $migStrategies (($config.flags).migStrategy) }}
 {{- $strategies = append $strategies ((($config.flags).plugin).deviceListStrategy) }}
 {{- $flags = append $flags (default dict $config.flags) }}
