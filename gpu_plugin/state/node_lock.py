@@ -172,7 +172,9 @@ class NodeLock:
             self.wait_directory()
             return
         if self._claim is None and (self._claim_is_locked() or self._former_answers()):
-            os.close(descriptor)  # for the new daemon, which has the claim, or for the former daemon if that new daemon is dead
+            os.close(
+                descriptor
+            )  # for the new daemon, which has the claim, or for the former daemon if that new daemon is dead
             time.sleep(RETRY)
         elif not self._keep_file(descriptor):
             time.sleep(RETRY)  # the daemon that replaced the file may not have locked it yet
