@@ -202,11 +202,10 @@ class Daemon:
             if self._next is None or self._next.opened is None:
                 self._lock.release()
         if self._next is not None and status == 0 and not self._told_to_stop:
-            if await self._driver_closed():
+            call = "write to the state directory" if self._recorder.writes else "call to the driver"
+            if not self._recorder.writes and await self._driver_closed():
                 return self._next
-            why_stopped = (
-                "a call to the driver does not return; ending, so that a new process begins with what is remembered"
-            )
+            why_stopped = f"a {call} does not return; ending, so that a new process begins with what is remembered"
         self._lock.release()
         if status == 0 and not self._told_to_stop:
             log.error("%s", why_stopped)
@@ -296,14 +295,16 @@ class Daemon:
             if self._recorder.writes:  # a write that hangs may end after the new daemon has written
                 log.warning("the state directory does not answer, so the node is not handed over")
                 self._lock.write_leaving(leaving=False)
-            else:
-                self._handed_over = True
-                if await self._takeover.hand_over():
-                    break
-                self._handed_over = False
-            self._keepers.start()
+                self._keepers.start()
+                await self._recorder.hanging_writes()
+                continue
+            self._handed_over = True
+            if await self._takeover.hand_over():
+                break
+            self._handed_over = False
             await self._servers.end()  # a kubelet takes each registration on a socket of its own
             self._servers.start()
+            self._keepers.start()  # last: the next claim may be there
         self._next = Next(claims=False)
         self._parts.cancel_scope.cancel()
 
@@ -399,7 +400,10 @@ class Daemon:
         verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
         verbs |= {**self._operations.verbs, "explain": self._view.explain}
         events = self._events
-        verbs = {n: events.order(n, verb) if n in LOGGED_VERBS else events.resolved(verb) for n, verb in verbs.items()}
+        verbs = {
+            n: events.order(n, self._after_takeover(verb)) if n in LOGGED_VERBS else events.resolved(verb)
+            for n, verb in verbs.items()
+        }
         verbs |= {"status": self._view.status, "topology": self._view.topology, "events": events.answer}
         while True:
             make_way(self.settings)
@@ -411,6 +415,15 @@ class Daemon:
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
                 await anyio.sleep(LONGEST_RETRY)
+
+    def _after_takeover(self, verb: Verb) -> Verb:
+        """The verb, which waits until no former daemon can get the node back."""
+
+        async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
+            await self._takeover.takes_orders.wait()
+            return await verb(request)
+
+        return ordered
 
     def _then_look(self, verb: Verb) -> Verb:
         """The verb, followed by a look at the GPUs, so that its effect does not wait for their turn."""

@@ -13,7 +13,7 @@ from gpu_plugin.control.server import Verb, serve_refusals
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.node_view import Now
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, make_way
-from gpu_plugin.health.evidence import newer
+from gpu_plugin.health.evidence import Evidence, newer
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.runtime.slow_call import SlowCall
@@ -40,6 +40,7 @@ class Takeover:
 
     Attributes:
         may_register: set once the kubelet may have the lists of this daemon.
+        takes_orders: set once no former daemon can get the node back, which would not know the orders of operators.
         over: whether this daemon serves and no former daemon does.
     """
 
@@ -62,6 +63,7 @@ class Takeover:
         self._memory = memory
         self._recorder = recorder
         self.may_register = anyio.Event()
+        self.takes_orders = anyio.Event()
         self.over = False
 
     @property
@@ -117,6 +119,8 @@ class Takeover:
             TakeoverError: it takes longer than REGISTER_PATIENCE, or no device is healthy, and a former daemon serves.
         """
         from_former = self._lock.former_serves
+        if not from_former:
+            self.takes_orders.set()
         with anyio.move_on_after(REGISTER_PATIENCE if from_former else math.inf) as patience:
             while self._inventory.unpublished or (from_former and not self.offers_devices):
                 await self._store.changed.wait()
@@ -130,15 +134,17 @@ class Takeover:
             )
         self._lock.serves()
         self._now.takes_over = False
+        self.takes_orders.set()
         if from_former:
             await answered(begin(self._lock.wait_directory, "directory-lock"), math.inf)
             self._inventory.former_ended(anyio.current_time())
-        if late := await answered(begin(self._memory.handed_over, "state"), math.inf):
-            self._health.adopt(late)
-            if await self._recorder.written():
-                await settled(begin(self._memory.forget_handover, "state"), STATE_PATIENCE)
+        late = await answered(begin(self._memory.handed_over, "state"), math.inf)
+        self._health.adopt(late)
         self._lock.unclaim()
         self.over = True
+        if late:
+            await self._recorder.all_written()
+            await settled(begin(self._memory.forget_handover, "state"), STATE_PATIENCE)
 
     async def hand_over(self) -> bool:
         """Unlock the state directory for the new daemon, and wait until that daemon serves or has ended.
@@ -151,12 +157,23 @@ class Takeover:
         log.info("handing over to a new daemon; the kubelet is answered until that daemon is registered")
         self._now.waits_for, self._now.standby = "the new daemon takes over", True
         before = self._health.evidence()
+        written = before if await self._recorder.written() else ()
         self._lock.hand_over()
-        if await answered(begin(self._lock.handed_over, "takeover"), math.inf):
-            if late := newer(self._health.evidence(), before):
-                await settled(begin(partial(self._memory.hand_over, late), "state"), STATE_PATIENCE)
+        try:
+            served = await answered(begin(self._lock.handed_over, "takeover"), math.inf)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await self._pass_on(written)
+            raise
+        if served:
+            await self._pass_on(written)
             return True
         log.warning("the new daemon ended before it was registered; serving on")
         self._health.adopt(newer(await answered(begin(self._memory.taken_back, "state"), math.inf), before))
         self._now.waits_for, self._now.standby = "", False
         return False
+
+    async def _pass_on(self, written: tuple[Evidence, ...]) -> None:
+        """Write down for the new daemon what the state directory did not have when it was unlocked."""
+        if late := newer(self._health.evidence(), written):
+            await settled(begin(partial(self._memory.hand_over, late), "state"), STATE_PATIENCE)

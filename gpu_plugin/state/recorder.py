@@ -75,9 +75,9 @@ class Recorder:
                 known = self._known()
                 if not known.nothing:
                     with anyio.move_on_after(LAST_WRITE):  # none of this is taken from the time for the last writes
-                        await self._evidence.wait()
-                        await self._hardware.wait()
-                    await _done(self._evidence, partial(self._memory.write_evidence, known.evidence), LAST_WRITE)
+                        await self.hanging_writes()
+                    if await _done(self._evidence, partial(self._memory.write_evidence, known.evidence), LAST_WRITE):
+                        self._saved = self._tried = known.revision
                     await _done(self._hardware, partial(self._write_durably, known), LAST_WRITE)
             for threads in self._threads:
                 threads.close()
@@ -108,6 +108,17 @@ class Recorder:
                 while self._tried < revision:
                     await self._turned.wait()
         return self._saved >= revision
+
+    async def all_written(self) -> None:
+        """Wait until what is held against GPUs now outlives this process."""
+        revision = self._revision()
+        while self._saved < revision:
+            await self._turned.wait()
+
+    async def hanging_writes(self) -> None:
+        """Wait until each write that is under way has returned."""
+        await self._evidence.wait()
+        await self._hardware.wait()
 
     async def _keep_evidence(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.state.memory import Memory
 
 from .test_process import GPU, healthy, running
 
@@ -96,3 +97,113 @@ async def test_a_former_daemon_keeps_the_faults_of_a_takeover_that_failed(kubele
         await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 6)
     async with running(directory, node) as (_, _, _):
         await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 6, 20)
+
+
+async def test_a_fault_during_a_takeover_outlives_a_former_daemon_that_is_stopped(kubelet, directory, node):
+    stop = anyio.Event()
+
+    async def former():
+        async with running(directory, node):
+            await stop.wait()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(former)
+        await kubelet.wait_for(healthy(kubelet, 8))
+        driver = Held(node)
+        async with running(directory, node, driver=driver) as (_, _, _):
+            await until(driver.asked.is_set)
+            node.raise_xid(FAULTY, 48)
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+            stop.set()
+            await kubelet.wait_for(lambda: not kubelet.resources[GPU].streams)
+            driver.free.set()
+            await serves(directory, kubelet, 7)
+            await until(lambda: not (directory / "state" / "handover.json").exists())
+
+
+async def test_no_order_is_lost_with_a_new_daemon_that_ends_before_it_serves(kubelet, directory, node):
+    async with running(directory, node) as (_, _, _):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        await asked(directory, "cordon", gpu=0)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+        driver = Held(node)
+        driver.broken = True
+        async with running(directory, node, driver=driver, fail_on_init_error="true") as (_, _, ended):
+            await until(driver.asked.is_set)
+            refused = []
+
+            async def uncordon():
+                try:
+                    await asked(directory, "uncordon", gpu=0)
+                except ControlError as error:
+                    refused.append(error)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(uncordon)
+                await anyio.sleep(0.3)
+                driver.free.set()
+            await until(lambda: ended == [1])
+        await serves(directory, kubelet, 7 if refused else 8)
+
+
+async def test_evidence_that_could_not_be_written_before_a_takeover_reaches_the_new_daemon(
+    kubelet, directory, node, monkeypatch
+):
+    real, full = Memory.write_evidence, [True]
+    monkeypatch.setattr(Memory, "write_evidence", lambda self, *evidence: not full and real(self, *evidence))
+    monkeypatch.setattr(Memory, "write_durably", lambda *_: False)
+    async with running(directory, node) as (_, _, _):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        node.raise_xid(FAULTY, 48)
+        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
+        driver = Held(node)
+        async with running(directory, node, driver=driver) as (_, _, _):
+            await until(driver.asked.is_set)
+            driver.free.set()
+            await until((directory / "state" / "handover.json").exists)
+            await serves(directory, kubelet, 7)
+            full.clear()
+            await until(lambda: not (directory / "state" / "handover.json").exists())
+
+
+async def test_a_state_directory_that_hangs_at_a_claim_costs_no_registration(kubelet, directory, node, monkeypatch):
+    real, answers = Memory.write_durably, threading.Event()
+    answers.set()
+
+    def slow(*arguments):
+        answers.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(Memory, "write_durably", slow)
+    async with running(directory, node) as (_, _, status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        answers.clear()
+        await asked(directory, "cordon", gpu=0)
+        async with running(directory, node) as (_, _, _):
+            await anyio.sleep(3)
+            assert kubelet.registrations[GPU].accepted == 1
+            assert (await asked(directory, "status"))["waiting"] == ""
+            answers.set()
+            await until(lambda: bool(status))
+            await serves(directory, kubelet, 7)
+
+
+async def test_a_daemon_with_a_write_that_hangs_does_not_outlive_its_end(kubelet, directory, node, monkeypatch):
+    """The write may return after the new daemon has written."""
+    real, answers = Memory.write_durably, threading.Event()
+    answers.set()
+
+    def slow(*arguments):
+        answers.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(Memory, "write_durably", slow)
+    async with running(directory, node) as (_, _, status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        answers.clear()
+        for gpu in range(8):
+            node.lose(gpu)
+        await kubelet.wait_for(healthy(kubelet, 0))
+        async with running(directory, node) as (_, _, _):
+            await until(lambda: status == [1])
+            answers.set()
