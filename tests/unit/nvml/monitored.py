@@ -108,6 +108,10 @@ class Bench:
     def faults(self, gpu, since=0):
         return [seen.fault for seen in self.samples(gpu, since)]
 
+    def hangs(self, gpu):
+        """Whether the last three looks found a hung call. On a busy machine a call may be slow once, and come back."""
+        return self.faults(gpu)[-3:] == ["hung"] * 3
+
     async def rounds(self, count=1, gpus=None):
         """Until each GPU has been looked at so often from now on; gives where in `seen` that began."""
         since = len(self.seen)

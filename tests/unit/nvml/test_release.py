@@ -233,7 +233,7 @@ async def test_a_call_that_hangs_keeps_its_gpu_and_is_named_and_the_rest_follows
     async with bench.running():
         await bench.rounds()
         bench.node.hang(3, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(3))
+        await bench.until(lambda: bench.hangs(3))
         began = anyio.current_time()
         with pytest.raises(
             ReleaseError, match=rf"not dropped yet.*a call to it has not come back, about GPU {bench.uuids[3]}"
@@ -256,7 +256,7 @@ async def test_a_call_that_hangs_on_another_gpu_keeps_all_from_being_released(ha
     async with bench.running():
         await bench.rounds()
         bench.node.hang(3, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(3))
+        await bench.until(lambda: bench.hangs(3))
         with pytest.raises(ReleaseError, match=bench.uuids[3]):
             await bench.monitor.release(which)
         bench.node.heal(3)
@@ -273,7 +273,7 @@ async def test_a_call_that_hangs_for_minutes_takes_a_restart_where_the_driver_is
     async with bench.running():
         await bench.rounds()
         bench.node.hang(3, FOREVER)
-        await bench.until(lambda: "hung" in bench.faults(3))
+        await bench.until(lambda: bench.hangs(3))
         if wanted == "release":
             with pytest.raises(ReleaseError):
                 await bench.monitor.release(of(bench, 5))
