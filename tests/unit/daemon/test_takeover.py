@@ -210,9 +210,7 @@ async def test_a_daemon_with_a_write_that_hangs_does_not_outlive_its_end(kubelet
             answers.set()
 
 
-async def test_a_call_that_the_kubelet_was_about_to_make_is_answered_by_the_former_daemon(
-    directory, node, monkeypatch
-):
+async def test_a_call_that_the_kubelet_was_about_to_make_is_answered_by_the_former_daemon(directory, node, monkeypatch):
     """The kubelet chooses the plugin, asks it for its preference, and then has it allocate."""
     real = PodAdmission._ask_preferred
 
