@@ -31,7 +31,10 @@ REGISTER_PATIENCE = 60.0
 """Seconds in which a new daemon must register all resources while the former daemon still answers the kubelet."""
 
 LAST_CALLS = 0.25
-"""Seconds for which the former daemon answers after the new daemon serves: the kubelet chooses a plugin some calls before the last."""
+"""Seconds for which the former daemon still answers after the new daemon serves.
+
+The kubelet chooses a plugin, asks for its preference, and only then has it allocate.
+"""
 
 
 class TakeoverError(Exception):

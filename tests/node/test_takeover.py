@@ -185,10 +185,12 @@ async def test_a_new_daemon_that_is_stopped_leaves_the_specifications_to_the_for
     await kubelet.wait_for(healthy(kubelet, 8))
     written = {path.name: path.stat().st_ino for path in daemon.specs.iterdir()}
     assert written
+    kubelet.delay_register(2)
     new.start(*flags)
-    await new.said("the other daemon has handed over")
+    await new.said("8 devices: 8 Healthy")
     new.signal(signal.SIGTERM)
     await new.exit(10)
+    kubelet.delay_register(0)
     await serves(daemon)
     await kubelet.wait_for(healthy(kubelet, 8))
     assert {path.name: path.stat().st_ino for path in daemon.specs.iterdir()} == written
