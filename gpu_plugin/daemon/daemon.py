@@ -440,7 +440,8 @@ class Daemon:
         try:
             await self._specs.run()
         finally:
-            if self._told_to_stop and self.settings.cdi_remove_on_exit:
+            in_use = self._lock.former_serves  # by the former daemon, which continues
+            if self._told_to_stop and self.settings.cdi_remove_on_exit and not in_use:
                 await self._specs.remove()
 
     def _observe(self, uuid: str, error: ApplicationError) -> None:

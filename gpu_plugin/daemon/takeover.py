@@ -30,6 +30,12 @@ CLAIM_PATIENCE = 15.0
 REGISTER_PATIENCE = 60.0
 """Seconds in which a new daemon must register all resources while the former daemon still answers the kubelet."""
 
+LAST_CALLS = 0.25
+"""Seconds for which the former daemon still answers after the new daemon serves.
+
+The kubelet chooses a plugin, asks for its preference, and only then has it allocate.
+"""
+
 
 class TakeoverError(Exception):
     """This daemon cannot take the node over from the daemon that serves it."""
@@ -161,6 +167,8 @@ class Takeover:
         self._lock.hand_over()
         try:
             served = await answered(begin(self._lock.handed_over, "takeover"), math.inf)
+            if served:
+                await anyio.sleep(LAST_CALLS)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 await self._pass_on(written)

@@ -120,10 +120,11 @@ class Journal(Generic[T]):
                     return False
                 _allocate(descriptor, size, max(MIN_ALLOCATION, ALLOCATION_FACTOR * len(line)), end)
                 until = self._used if self._kept is None or start else self._kept.start
-                # Nothing of an older line is left to be taken for a damaged one
-                padded = line + bytes(max(0, until - end))
-                self._used = max(self._used, start + len(padded))
-                if (written := os.pwrite(descriptor, padded, start)) < len(padded):
+                # Nothing of an older line is left to be taken for a damaged one, before the new line or behind it
+                begin = self._kept.end if self._kept is not None and start else 0
+                padded = bytes(start - begin) + line + bytes(max(0, until - end))
+                self._used = max(self._used, begin + len(padded))
+                if (written := os.pwrite(descriptor, padded, begin)) < len(padded):
                     log.debug("%s: %d of %d bytes were written", self._file, written, len(padded))
                     return False
             except OSError as error:

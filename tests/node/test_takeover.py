@@ -214,6 +214,23 @@ async def test_a_pod_is_ready_once_it_has_taken_over(kubelet, daemon, new, port)
     await daemon.said("waiting: another daemon")
 
 
+async def test_a_new_daemon_that_is_stopped_leaves_the_specifications_to_the_former_one(kubelet, daemon, new):
+    flags = ("--device-list-strategy", "cdi-cri", "--cdi-remove-on-exit")
+    daemon.start(*flags)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    written = {path.name: path.stat().st_ino for path in daemon.specs.iterdir()}
+    assert written
+    kubelet.delay_register(2)
+    new.start(*flags)
+    await new.said("8 devices: 8 Healthy")
+    new.signal(signal.SIGTERM)
+    await new.exit(10)
+    kubelet.delay_register(0)
+    await serves(daemon)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert {path.name: path.stat().st_ino for path in daemon.specs.iterdir()} == written
+
+
 async def test_the_next_daemon_may_claim_a_node_whose_driver_is_dead(directory, new):
     profile = directory / "dead.json"
     profile.write_text(json.dumps({"count": 2, "gpu": {"name": "NVIDIA X"}, "init_error": 9}))

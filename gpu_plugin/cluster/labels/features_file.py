@@ -60,6 +60,10 @@ class WrittenFiles:
         """Whether it is known what earlier processes wrote."""
         return self._kept is not None
 
+    def read_again(self) -> None:
+        """The next `load` reads the file again: another daemon may have written files."""
+        self._kept = None
+
     def load(self) -> None:
         """Reads what earlier processes wrote, once. Blocks for as long as the disk does."""
         if self._kept is not None:

@@ -140,6 +140,7 @@ class NodeLabels:
     async def run(self) -> None:
         """Keeps the Node labelled. Never returns."""
         self._directories.add(self._settings().features_dir)
+        self._read_again()
         try:
             while True:
                 self._news = False
@@ -151,6 +152,14 @@ class NodeLabels:
         finally:
             self._threads.close()
             self._memory_threads.close()
+
+    def _read_again(self) -> None:
+        """Reads again what is remembered: since the last `run`, another daemon may have labelled the node."""
+        self._files.read_again()
+        self._recalled = False
+        self._renew_at = float("-inf")
+        if self._applied == self._kept_applied:
+            self._applied = self._kept_applied = None
 
     async def _keep(self) -> float | None:
         """Does what is to be done now. Returns how many seconds later to look again; None: once there is news.

@@ -11,6 +11,7 @@ from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from gpu_plugin.simulation.stand_in_kubelet.admission import PodAdmission
 from gpu_plugin.state.memory import Memory
 
 from .test_process import GPU, healthy, running
@@ -207,3 +208,28 @@ async def test_a_daemon_with_a_write_that_hangs_does_not_outlive_its_end(kubelet
         async with running(directory, node) as (_, _, _):
             await until(lambda: status == [1])
             answers.set()
+
+
+async def test_a_call_that_the_kubelet_was_about_to_make_is_answered_by_the_former_daemon(directory, node, monkeypatch):
+    """The kubelet chooses the plugin, asks it for its preference, and then has it allocate."""
+    real = PodAdmission._ask_preferred
+
+    async def slow(self, *arguments):
+        preferred = await real(self, *arguments)
+        await anyio.sleep(0.15)
+        return preferred
+
+    async with StandInKubelet(directory, generation="1.37") as kubelet, running(directory, node) as (_, _, status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        monkeypatch.setattr(PodAdmission, "_ask_preferred", slow)
+        async with running(directory, node) as (_, _, _), anyio.create_task_group() as pods:
+            number = 0
+            while not status:
+                pods.start_soon(admit_and_release, kubelet, f"pod-{number}")
+                number += 1
+                await anyio.sleep(0.03)
+
+
+async def admit_and_release(kubelet, name):
+    await kubelet.admit(name, {GPU: 1})
+    kubelet.release(name)

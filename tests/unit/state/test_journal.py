@@ -228,3 +228,10 @@ def test_a_file_that_went_is_noticed_and_the_next_word_is_where_a_restart_looks(
     assert journal.append(Word(2))
     assert journal.in_place
     assert read(file) == Word(2)
+
+
+def test_a_content_that_grows_leaves_nothing_that_looks_damaged(journal, file, caplog):
+    for number, length in enumerate((1700, 5000, 8300, 11_600, 13_300)):
+        assert journal.append(Word(number, "x" * length))
+        assert read(file).number == number
+    assert not caplog.records

@@ -531,3 +531,27 @@ async def test_what_was_heard_of_a_node_before_a_pause_says_nothing_of_the_label
     bench.steady += FIRST_PAUSE
     assert await bench.keep() is None
     assert bench.api.labels["node-a"] == {}
+
+
+@pytest.mark.parametrize("way", ["api", "file"])
+async def test_labels_of_another_daemon_that_ran_meanwhile_are_replaced(bench, tmp_path, way):
+    """The other daemon took the node over, and gave it back."""
+    former, other = bench.labels, tmp_path / "other.d"
+    other.mkdir()
+    bench.settings = replace(bench.settings, node_labels=way)
+    former.follow(ONE)
+    await run_briefly(former)
+    bench.restarted()
+    assert await bench.keep(TWO, features_dir=str(other)) is not None
+    bench.settings = replace(bench.settings, features_dir=str(bench.features))
+    await run_briefly(former)
+    if way == "api":
+        assert bench.api.labels["node-a"][COUNT] == "1"
+    else:
+        assert FeaturesFile(bench.features, former._files).read()[COUNT] == "1"
+        assert not (other / "gfd").exists()
+
+
+async def run_briefly(labels):
+    with anyio.move_on_after(0.3):
+        await labels.run()
