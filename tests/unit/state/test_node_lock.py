@@ -513,7 +513,7 @@ def test_a_daemon_in_standby_leaves_the_lock_to_the_former_daemon_if_the_new_one
     assert not running.handed_over()
     running.release()
     standby.wait()
-    assert standby.has_state
+    assert "state directory" in running.take()
     assert not standby.former_serves
     standby.release()
 
