@@ -292,3 +292,19 @@ def test_a_wall_clock_that_was_corrected_between_two_processes_changes_nothing_o
             second.observe("GPU-0", XidEvent(94))
             second.observe("GPU-0", XidEvent(94))
             assert any(latch.detail.endswith("3 times within 24h") for _, latch, _ in second.ledger.standing("GPU-0"))
+
+
+class TestEvidenceOfAnotherDaemon:
+    def test_it_counts_for_a_gpu_that_is_known_and_is_written_down(self, watch):
+        revision = watch.ledger.revision
+        watch.adopt((evidence(GPU.uuid),))
+        assert watch.fatal(GPU.uuid)
+        assert watch.changed == [GPU.uuid]
+        assert watch.ledger.revision > revision
+
+    def test_it_waits_for_a_gpu_that_is_not_found_yet(self, watch):
+        late = Gpu("GPU-late", 7)
+        watch.adopt((evidence(late.uuid),))
+        watch.watch((*watch.gpus, late))
+        watch.ledger.observe(late.uuid, SEEN, 2.0)
+        assert watch.fatal(late.uuid)

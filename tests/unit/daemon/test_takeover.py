@@ -153,7 +153,7 @@ async def test_evidence_that_could_not_be_written_before_a_takeover_reaches_the_
     real, full = Memory.write_evidence, [True]
     monkeypatch.setattr(Memory, "write_evidence", lambda self, *evidence: not full and real(self, *evidence))
     monkeypatch.setattr(Memory, "write_durably", lambda *_: False)
-    async with running(directory, node) as (_, _, _):
+    async with running(directory, node) as (_, _, status):
         await kubelet.wait_for(healthy(kubelet, 8))
         node.raise_xid(FAULTY, 48)
         await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
@@ -163,6 +163,9 @@ async def test_evidence_that_could_not_be_written_before_a_takeover_reaches_the_
             driver.free.set()
             await until((directory / "state" / "handover.json").exists)
             await serves(directory, kubelet, 7)
+            await until(lambda: bool(status))
+            await anyio.sleep(0.5)
+            assert (directory / "state" / "handover.json").exists()  # nothing else has the fault
             full.clear()
             await until(lambda: not (directory / "state" / "handover.json").exists())
 

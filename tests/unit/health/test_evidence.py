@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.health.evidence import Evidence, newer
 from gpu_plugin.health.latch import Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.signals.application_errors import Errors
@@ -96,3 +96,12 @@ def test_a_reset_that_no_second_look_confirmed_is_not_written_down():
     entry = Evidence.of("one", A, KEY, msgspec.structs.replace(LATCH, recovery=confirmed), 1_000.0)
     assert entry.latch().recovery == confirmed
     assert entry.latch(1_030.0).recovery.since == 39.0
+
+
+def test_newer_evidence_is_what_was_not_held_against_a_gpu_before_or_not_so_severely():
+    known = Evidence.of("boot-1", A, KEY, msgspec.structs.replace(LATCH, verdict=Verdict.DEGRADED))
+    worse = msgspec.structs.replace(known, verdict=Verdict.FATAL.name)
+    other = msgspec.structs.replace(known, part="79")
+    count = msgspec.structs.replace(known, part="94", verdict=Verdict.OK.name)
+    assert newer((known, count), (known,)) == ()
+    assert newer((worse, other, count), (known,)) == (worse, other)

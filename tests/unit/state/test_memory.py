@@ -439,3 +439,27 @@ async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else
                 await anyio.sleep(0.001)
         assert (state / HEALTH_FILE).stat().st_ino == before
         tasks.cancel_scope.cancel()
+
+
+def test_a_daemon_that_gets_the_directory_back_reads_what_was_written_and_writes_all_again(state):
+    former = memory(state)
+    write(former, (XID,), NODE, LISTED)
+    new = memory(state)
+    new.evidence()
+    write(new, (CORDON,), NODE, LISTED)
+    assert former.taken_back() == (CORDON,)
+    assert write(former, (XID,), NODE, LISTED)
+    assert memory(state).evidence() == (XID,)
+
+
+@pytest.mark.parametrize("written", [(), (CORDON,)])
+def test_what_a_former_daemon_passes_on_is_remembered_until_it_is_written_elsewhere(state, written):
+    if written:
+        write(memory(state), written, NODE, LISTED)
+    assert memory(state).hand_over((XID,))
+    new = memory(state)
+    assert new.evidence() == (*written, XID)
+    assert new.handed_over() == (XID,)
+    assert memory(state, "two").handed_over() == ()
+    new.forget_handover()
+    assert memory(state).evidence() == written

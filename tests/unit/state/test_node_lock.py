@@ -561,3 +561,52 @@ def test_a_state_directory_renamed_during_a_takeover_leaves_the_former_daemon_se
     (tmp_path / "state").rename(tmp_path / "away")
     assert new.follow() == ""
     assert new.former_serves
+
+
+def leaving(tmp_path):
+    return json.loads((tmp_path / "state" / LOCK).read_bytes())["leaving"]
+
+
+def test_commands_wait_for_the_new_daemon_until_it_serves(tmp_path, running, new):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    assert leaving(tmp_path)
+    new.serves()
+    assert not leaving(tmp_path)
+
+
+def test_a_former_daemon_with_another_kubelet_directory_does_not_serve_the_one_of_the_new_daemon(
+    tmp_path, directory, running
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    with NodeDirectory(other):
+        new = NodeLock(tmp_path / "state", other, "2")
+        assert "another daemon serves" in new.take()
+        assert not new.former_serves
+        new.release()
+
+
+class NodeDirectory:
+    """A kubelet's directory that a daemon with another state directory has locked."""
+
+    def __init__(self, path):
+        self._lock = NodeLock(path / "state", path, "3")
+
+    def __enter__(self):
+        assert self._lock.take() == ""
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+def test_every_claim_changes_the_state_directory_which_the_running_daemon_watches(tmp_path, directory, running):
+    for _ in range(2):
+        os.utime(tmp_path / "state", (0, 0))
+        lock = NodeLock(tmp_path / "state", directory, "2")
+        lock.claim()
+        lock.release()
+        assert (tmp_path / "state").stat().st_mtime > 0
