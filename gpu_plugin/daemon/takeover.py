@@ -30,10 +30,11 @@ CLAIM_PATIENCE = 15.0
 REGISTER_PATIENCE = 60.0
 """Seconds in which a new daemon must register all resources while the former daemon still answers the kubelet."""
 
-LAST_CALLS = 0.25
+LAST_CALLS = 1.0
 """Seconds for which the former daemon still answers after the new daemon serves.
 
-The kubelet chooses a plugin, asks for its preference, and only then has it allocate.
+The kubelet chooses a plugin, asks for its preference, and only then has it allocate. A kubelet up to 1.36 drops the new daemon
+when the former one ends: the new daemon registers again at once if it is no longer busy with its start.
 """
 
 
