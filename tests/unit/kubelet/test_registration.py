@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gpu_plugin.kubelet import endpoint, registration
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.counts import FAILED
+from gpu_plugin.kubelet.directory import POLL_INTERVAL
 from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
@@ -22,6 +23,9 @@ from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.daemon.skipping_loop import SkippingLoop
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream
+
+SOON = POLL_INTERVAL / 2
+"""Seconds in which an event is noticed on a busy machine. A wait that no event ends takes POLL_INTERVAL."""
 
 
 async def test_serves_before_it_registers_and_says_who_it_is(kubelet, directory):
@@ -70,7 +74,7 @@ async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, g
         assert not [record for record in caplog.records if record.exc_info]
         server.close()
         async with StandInKubelet(directory) as kubelet:
-            await kubelet.wait_for(registered(kubelet), timeout=2)
+            await kubelet.wait_for(registered(kubelet), timeout=SOON)
 
 
 async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again(kubelet, directory, monkeypatch):
@@ -90,13 +94,13 @@ async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_
     assert GPU not in kubelet.registrations
 
 
-async def test_a_restart_at_any_moment_is_over_within_a_second(kubelet, directory):
+async def test_a_restart_at_any_moment_is_noticed_by_its_events(kubelet, directory):
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         for turn in range(20):
             accepted = kubelet.registrations[GPU].accepted
             await kubelet.restart(orderly=bool(turn % 2), pause=(0, 0.0005, 0.001, 0.003)[turn % 4])
-            await kubelet.wait_for(registered(kubelet, accepted + 1), timeout=1)
+            await kubelet.wait_for(registered(kubelet, accepted + 1), timeout=SOON)
 
 
 async def test_our_socket_unlinked_while_we_register_is_made_again(kubelet, directory):
@@ -104,7 +108,7 @@ async def test_our_socket_unlinked_while_we_register_is_made_again(kubelet, dire
     async with serving(directory) as plugin:
         await kubelet.wait_for(lambda: GPU in kubelet.registrations)
         plugin.sockets[0].unlink()
-        await kubelet.wait_for(registered(kubelet), timeout=3)
+        await kubelet.wait_for(registered(kubelet), timeout=SOON)
         assert kubelet.registrations[GPU].total == 1
 
 
@@ -113,7 +117,7 @@ async def test_a_kubelets_drop_is_seen_while_somebody_else_still_watches(kubelet
         await kubelet.wait_for(registered(kubelet))
         channel, stream, _ = await open_stream(plugin.sockets[0])
         await kubelet.drop_stream(GPU)
-        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
         with pytest.raises(StreamTerminatedError):  # a new beginning closes every old connection
             await stream.recv_message()
         channel.close()
@@ -188,7 +192,7 @@ async def test_waits_for_a_directory_that_is_not_there_yet(directory):
     async with serving(inner):
         inner.mkdir(parents=True)
         async with StandInKubelet(inner) as kubelet:
-            await kubelet.wait_for(registered(kubelet), timeout=2)
+            await kubelet.wait_for(registered(kubelet), timeout=SOON)
 
 
 @pytest.mark.parametrize("how", ["goaway", "close", "rst"])
@@ -196,7 +200,7 @@ async def test_a_dropped_stream_leads_to_one_new_registration_within_a_second(ku
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         await kubelet.drop_stream(GPU, how)
-        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
         assert kubelet.registrations[GPU].total == 2
         assert kubelet.resources[GPU].allocatable == 8
 
@@ -206,7 +210,7 @@ async def test_streams_dropped_again_and_again_are_met_ever_more_slowly(kubelet,
         for times in range(1, 6):
             await kubelet.wait_for(registered(kubelet, times))
             await kubelet.drop_stream(GPU)
-        await kubelet.wait_for(registered(kubelet, 6), timeout=3)
+        await kubelet.wait_for(registered(kubelet, 6), timeout=SOON)
     began = [event.at for event in kubelet.events if event.kind is EventKind.REGISTER]
     gaps = [later - earlier for earlier, later in pairwise(began)]
     assert gaps[-1] > 3 * endpoint.FIRST_RETRY
@@ -219,7 +223,7 @@ async def test_a_kubelet_restart_leads_to_one_new_registration_on_a_new_socket(k
         await kubelet.wait_for(registered(kubelet))
         before = plugin.sockets
         await kubelet.restart(orderly=orderly)
-        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
         assert kubelet.registrations[GPU].total == 2
         assert plugin.sockets != before
         assert len(plugin.sockets) == 1
@@ -229,7 +233,7 @@ async def test_a_kubelet_that_stays_away_is_awaited_and_met_at_once(kubelet, dir
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         await kubelet.restart(pause=0.8)
-        await kubelet.wait_for(registered(kubelet, 2), timeout=0.5)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
         assert kubelet.registrations[GPU].total == 2
 
 
@@ -237,7 +241,7 @@ async def test_our_socket_alone_unlinked_is_bound_and_registered_again(kubelet, 
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
         plugin.sockets[0].unlink()
-        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
         assert len(plugin.sockets) == 1
 
 
@@ -253,7 +257,7 @@ async def test_a_directory_removed_and_made_again_is_found_again(directory):
             entry.unlink()
         inner.rmdir()
         await kubelet.start()
-        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
         await kubelet.stop()
         kubelet.check()
 
@@ -301,7 +305,7 @@ async def test_a_server_that_died_is_begun_again_and_others_do_not_notice(kubele
         ours = next(s for s in servers if "-gpu-" in str(s._path))
         ours._server.close()
         one.look.ring()
-        await kubelet.wait_for(registered(kubelet, 2), timeout=1)
+        await kubelet.wait_for(registered(kubelet, 2), timeout=SOON)
         assert kubelet.registrations["nvidia.com/other"].total == 1
 
 
