@@ -16,6 +16,7 @@ from typing import Any
 
 from gpu_plugin.config.socket_path import room
 from gpu_plugin.runtime.peer import listening
+from gpu_plugin.runtime.regular_file import open_file
 
 SOCKET = "control.sock"
 
@@ -168,7 +169,8 @@ def _connected(state_dir: Path, directory: int, deadline: float) -> Iterator[soc
 def _hands_over(state_dir: Path) -> bool:
     """Whether the daemon that had the state directory last has written down that it hands over."""
     try:
-        owner = json.loads((state_dir / LOCK).read_bytes())
+        with open_file(state_dir / LOCK, links=False) as stream:
+            owner = json.loads(stream.read(LONGEST_LINE))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(owner, dict) and owner.get("leaving") is True

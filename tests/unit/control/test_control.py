@@ -283,6 +283,12 @@ async def test_a_request_while_one_daemon_hands_over_to_another_is_answered_by_t
                 await anyio.sleep(0.01)
 
 
+def test_a_lock_that_is_no_file_holds_up_no_request(tmp_path):
+    os.mkfifo(tmp_path / control.LOCK)
+    with pytest.raises(control.NoDaemonError):
+        control.request(tmp_path, "echo")
+
+
 def test_a_request_waits_for_a_new_daemon_no_longer_than_a_takeover_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(control, "SECONDS_TO_HAND_OVER", 0.05)
     (tmp_path / control.LOCK).write_text('{"pid": 1, "leaving": true}')

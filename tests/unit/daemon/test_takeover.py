@@ -43,6 +43,20 @@ class Held(SimulatedDriver):
         super().open()
 
 
+@pytest.fixture
+def answers(monkeypatch):
+    """Durable writes to the state directory hang while this event is clear."""
+    real, made = Memory.write_durably, threading.Event()
+    made.set()
+
+    def write(*arguments):
+        made.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(Memory, "write_durably", write)
+    return made
+
+
 async def until(condition):
     with anyio.fail_after(20):
         while not condition():
@@ -170,15 +184,7 @@ async def test_evidence_that_could_not_be_written_before_a_takeover_reaches_the_
             await until(lambda: not (directory / "state" / "handover.json").exists())
 
 
-async def test_a_state_directory_that_hangs_at_a_claim_costs_no_registration(kubelet, directory, node, monkeypatch):
-    real, answers = Memory.write_durably, threading.Event()
-    answers.set()
-
-    def slow(*arguments):
-        answers.wait(30)
-        return real(*arguments)
-
-    monkeypatch.setattr(Memory, "write_durably", slow)
+async def test_a_state_directory_that_hangs_at_a_claim_costs_no_registration(kubelet, directory, node, answers):
     async with running(directory, node) as (_, _, status):
         await kubelet.wait_for(healthy(kubelet, 8))
         answers.clear()
@@ -192,16 +198,8 @@ async def test_a_state_directory_that_hangs_at_a_claim_costs_no_registration(kub
             await serves(directory, kubelet, 7)
 
 
-async def test_a_daemon_with_a_write_that_hangs_does_not_outlive_its_end(kubelet, directory, node, monkeypatch):
+async def test_a_daemon_with_a_write_that_hangs_does_not_outlive_its_end(kubelet, directory, node, answers):
     """The write may return after the new daemon has written."""
-    real, answers = Memory.write_durably, threading.Event()
-    answers.set()
-
-    def slow(*arguments):
-        answers.wait(30)
-        return real(*arguments)
-
-    monkeypatch.setattr(Memory, "write_durably", slow)
     async with running(directory, node) as (_, _, status):
         await kubelet.wait_for(healthy(kubelet, 8))
         answers.clear()

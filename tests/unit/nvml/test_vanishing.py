@@ -1,5 +1,7 @@
 """GPUs that the driver is unbound from or bound to while the monitor watches, links that die, and a node that is booted."""
 
+from contextlib import asynccontextmanager
+
 import pytest
 from msgspec.structs import replace
 
@@ -282,7 +284,9 @@ def every_index_is_the_drivers(bench, *left_out):
     return there == {gpu: bench.uuids[gpu] for gpu in but(*left_out)}
 
 
-async def test_a_gpu_that_the_driver_lists_no_more_has_no_other_gpus_index():
+@asynccontextmanager
+async def without_gpus_2_and_5():
+    """A monitor that runs, and has seen two of eight GPUs vanish."""
     bench = Bench()
     await bench.monitor.open()
     async with bench.running():
@@ -290,6 +294,11 @@ async def test_a_gpu_that_the_driver_lists_no_more_has_no_other_gpus_index():
         for gpu in (2, 5):
             bench.node.vanish(gpu)
             await bench.until(lambda gpu=gpu: "vanished" in bench.faults(gpu))
+        yield bench
+
+
+async def test_a_gpu_that_the_driver_lists_no_more_has_no_other_gpus_index():
+    async with without_gpus_2_and_5() as bench:
         bench.node.bring_back(5)
         await bench.until(lambda: bench.faults(5)[-1] == "")
         assert every_index_is_the_drivers(bench, 2)
@@ -300,13 +309,7 @@ async def test_a_gpu_that_the_driver_lists_no_more_has_no_other_gpus_index():
 
 
 async def test_a_gpu_that_cannot_be_read_has_the_index_that_is_left():
-    bench = Bench()
-    await bench.monitor.open()
-    async with bench.running():
-        await bench.rounds()
-        for gpu in (2, 5):
-            bench.node.vanish(gpu)
-            await bench.until(lambda gpu=gpu: "vanished" in bench.faults(gpu))
+    async with without_gpus_2_and_5() as bench:
         bench.node.lose(3)
         bench.node.bring_back(5)
         await bench.until(lambda: bench.faults(5)[-1] == "")
