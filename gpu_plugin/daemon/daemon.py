@@ -61,7 +61,7 @@ from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.memory import Memory
-from gpu_plugin.state.node_lock import RETRY, NodeLock
+from gpu_plugin.state.node_lock import RETRY, NodeLock, Outcome
 from gpu_plugin.state.recorder import Known, Recorder
 from gpu_plugin.telemetry.listener.listener import Listener
 
@@ -299,11 +299,13 @@ class Daemon:
                 await self._recorder.hanging_writes()
                 continue
             self._handed_over = True
-            if await self._takeover.hand_over():
+            outcome = await self._takeover.hand_over()
+            if outcome is Outcome.NEW_SERVES:
                 break
             self._handed_over = False
-            await self._servers.end()  # a kubelet takes each registration on a socket of its own
-            self._servers.start()
+            if outcome is Outcome.REGISTERED:
+                await self._servers.end()  # a kubelet takes each registration on a socket of its own
+                self._servers.start()
             self._keepers.start()  # last: the next claim may be there
         self._next = Next(claims=False)
         self._parts.cancel_scope.cancel()

@@ -19,7 +19,7 @@ from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import answered, begin, settled
 from gpu_plugin.state.memory import Memory
-from gpu_plugin.state.node_lock import NodeLock
+from gpu_plugin.state.node_lock import NodeLock, Outcome
 from gpu_plugin.state.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -131,6 +131,8 @@ class Takeover:
         with anyio.move_on_after(REGISTER_PATIENCE if from_former else math.inf) as patience:
             while self._inventory.unpublished or (from_former and not self.offers_devices):
                 await self._store.changed.wait()
+            if from_former:
+                await answered(begin(self._lock.registers, "lock"), math.inf)
             self.may_register.set()
             while not all(map(self._registrations.heard, self._store.current.resources)):
                 await self._registrations.changes.wait()
@@ -153,13 +155,12 @@ class Takeover:
             await self._recorder.all_written()
             await settled(begin(self._memory.forget_handover, "state"), STATE_PATIENCE)
 
-    async def hand_over(self) -> bool:
+    async def hand_over(self) -> Outcome:
         """Unlock the state directory for the new daemon, and wait until that daemon serves or has ended.
 
         Meanwhile this daemon watches the GPUs and answers the kubelet. Nothing else of it may run.
 
-        Returns:
-            Whether the new daemon serves. Otherwise the state directory is this daemon's again.
+        Unless the new daemon serves, the state directory is this daemon's again.
         """
         log.info("handing over to a new daemon; the kubelet is answered until that daemon is registered")
         self._now.waits_for, self._now.standby = "the new daemon takes over", True
@@ -167,20 +168,20 @@ class Takeover:
         written = before if await self._recorder.written() else ()
         self._lock.hand_over()
         try:
-            served = await answered(begin(self._lock.handed_over, "takeover"), math.inf)
-            if served:
+            outcome = await answered(begin(self._lock.handed_over, "takeover"), math.inf)
+            if outcome is Outcome.NEW_SERVES:
                 await anyio.sleep(LAST_CALLS)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 await self._pass_on(written)
             raise
-        if served:
+        if outcome is Outcome.NEW_SERVES:
             await self._pass_on(written)
-            return True
+            return outcome
         log.warning("the new daemon ended before it was registered; serving on")
         self._health.adopt(newer(await answered(begin(self._memory.taken_back, "state"), math.inf), before))
         self._now.waits_for, self._now.standby = "", False
-        return False
+        return outcome
 
     async def _pass_on(self, written: tuple[Evidence, ...]) -> None:
         """Write down for the new daemon what the state directory did not have when it was unlocked."""

@@ -9,10 +9,11 @@ A takeover passes the node from a running daemon to a new daemon. The order of t
 1. The new daemon locks the claim and the handover, two more files, and waits for the lock of the state directory.
 2. The running daemon finds the claim locked. It ends all parts that write or take orders, unlocks the state directory, and waits
    for the handover. It still watches the GPUs and answers the kubelet.
-3. The new daemon reads the state and registers. When the kubelet has its lists, it unlocks the handover.
+3. The new daemon reads the state, notes in the lock's file that it registers, and registers. When the kubelet has its lists, it
+   unlocks the handover.
 4. The former daemon gets the handover. If the state directory is locked, the new daemon serves: the former daemon writes down
    which faults it found since step 2, ends, and unlocks the kubelet's directory. If the state directory is not locked, the new
-   daemon is dead, and the former daemon continues.
+   daemon is dead, and the former daemon continues. It registers again if the new daemon may have registered.
 5. The new daemon gets the kubelet's directory, reads the faults, and unlocks the claim.
 
 The kernel unlocks each file when its process ends, so the death of a daemon at any step leads to the same cases. A third
@@ -25,6 +26,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -61,11 +63,21 @@ class Owner(msgspec.Struct, frozen=True):
     directory: str = ""
     leaving: bool = False
     """Whether this daemon has handed the node over and only answers the kubelet until the next daemon is registered."""
+    registers: bool = False
+    """Whether a new daemon may have registered since the takeover began."""
 
     def __str__(self) -> str:
         where = f" on {printable(self.host)}" if self.host else ""
         began = utc(self.since) if self.since else "a time unknown"
         return f"process {self.pid}{where}, version {printable(self.version) or 'unknown'}, running since {began}"
+
+
+class Outcome(Enum):
+    """How a takeover ended."""
+
+    NEW_SERVES = "the new daemon serves"
+    NEVER_REGISTERED = "the new daemon ended before it registered"
+    REGISTERED = "the new daemon ended, and the kubelet may have its lists"
 
 
 class NodeLock:
@@ -193,6 +205,15 @@ class NodeLock:
         request.touch()  # the running daemon watches the names in the directory
         request.unlink(missing_ok=True)
 
+    def registers(self) -> None:
+        """Notes that the kubelet may have the lists of this daemon from now on, in place of the former daemon's.
+
+        Without the note, the former daemon does not learn of it before its next request for the kubelet's devices.
+        """
+        if self._file is not None:
+            with suppress(OSError):  # a full disk has room for it: the text has the same length or is shorter
+                self._write_owner(self._file, leaving=self.former_serves, registers=True)
+
     def serves(self) -> None:
         """Unlocks the handover: the kubelet has the lists of this daemon, or there is no former daemon that serves."""
         if self._handover is not None:
@@ -229,17 +250,20 @@ class NodeLock:
             os.close(self._file)
             self._file = None
 
-    def handed_over(self) -> bool:
-        """Blocks until the new daemon serves or is dead. Returns whether it serves; else the state directory is locked again."""
+    def handed_over(self) -> Outcome:
+        """Blocks until the new daemon serves or is dead. If it is dead, the state directory is locked again."""
         try:
             handover = self._lock_own(HANDOVER)
             try:
-                return not self._take_file(make=True)
+                new = self._former()
+                if not self._take_file(make=True):
+                    return Outcome.NEW_SERVES
+                return Outcome.REGISTERED if new is None or new.registers else Outcome.NEVER_REGISTERED
             finally:
                 os.close(handover)  # not before: a third daemon that gets it may lock the state directory first
         except OSError as error:
             self._cannot(str(self._state_dir), error)
-            return True
+            return Outcome.NEW_SERVES
 
     def release(self) -> None:
         """Unlocks everything; the files stay, since a removal could take a file from the next daemon that locks it."""
@@ -277,12 +301,16 @@ class NodeLock:
         self._file, self._opened = descriptor, self._state_dir.stat()
         self.former_serves = self.former_serves or self._former_answers()
         # If this daemon ends before the kubelet has its list, the next daemon takes over from the same former daemon.
+        before = self._former()
+        registers = self.former_serves and before is not None and before.registers
         with suppress(OSError):  # on a full disk the lock holds all the same, and is anonymous
-            self._write_owner(descriptor, leaving=self.former_serves)
+            self._write_owner(descriptor, leaving=self.former_serves, registers=registers)
         return True
 
-    def _write_owner(self, descriptor: int, *, leaving: bool) -> None:
-        own = Owner(os.getpid(), socket.gethostname(), self._version, time.time(), str(self._directory), leaving)
+    def _write_owner(self, descriptor: int, *, leaving: bool, registers: bool = False) -> None:
+        own = Owner(
+            os.getpid(), socket.gethostname(), self._version, time.time(), str(self._directory), leaving, registers
+        )
         text = msgspec.json.encode(own) + b"\n"
         os.pwrite(descriptor, text, 0)  # a full disk keeps the former text
         os.ftruncate(descriptor, len(text))

@@ -58,9 +58,10 @@ async def test_the_second_daemon_of_a_node_waits_and_serves_once_the_first_is_ki
     assert await second.stop() < (0, 2)
 
 
-async def test_a_daemon_that_waits_heeds_sigterm(kubelet, daemon, second):
+async def test_a_daemon_that_waits_heeds_sigterm(kubelet, daemon, second, directory):
     daemon.start()
     await kubelet.wait_for(healthy(kubelet, 8))
+    second.state = directory / "other"  # so it cannot take over
     second.start()
     await second.said("waiting: another daemon")
     assert (await second.stop())[0] == 0

@@ -129,11 +129,24 @@ async def test_a_new_daemon_that_cannot_serve_leaves_the_node_to_the_former_one(
     new.profile = ""
     new.start()
     assert await new.exit(20) == 1
-    await daemon.said("the new daemon ended before it was registered")
-    await kubelet.wait_for(lambda: kubelet.registrations[GPU].accepted == 2)
-    await kubelet.wait_for(healthy(kubelet, 8))
+    await serves(daemon)
     daemon.fault(0, xid=48)
     await kubelet.wait_for(healthy(kubelet, 7))
+    assert kubelet.registrations[GPU].accepted == 1
+
+
+async def test_a_new_daemon_that_ends_while_it_registers_has_the_former_one_register_again(kubelet, daemon, new):
+    daemon.start()
+    await kubelet.wait_for(healthy(kubelet, 8))
+    kubelet.delay_register(5, answer_only=True)
+    new.start()
+    await kubelet.wait_for(lambda: kubelet.registrations[GPU].total == 2)
+    new.kill()
+    kubelet.delay_register(0)
+    await serves(daemon)
+    await kubelet.wait_for(lambda: kubelet.registrations[GPU].total == 3)
+    await kubelet.wait_for(healthy(kubelet, 8))
+    assert (await kubelet.admit("pod", {GPU: 8})).allocations[0].ids
 
 
 async def test_a_daemon_without_a_healthy_device_ends_for_a_new_daemon_at_once(kubelet, daemon, new):
@@ -173,11 +186,14 @@ async def test_a_new_daemon_without_a_healthy_device_leaves_the_node_to_the_form
     new.start("--device-list-strategy", "cdi-cri")
     await new.said("the other daemon has handed over")
     await new.said(str(new.specs))  # no device is healthy without its specification
-    assert healthy(kubelet, 8)()
-    assert (await kubelet.admit("pod", {GPU: 8})).allocations[0].ids
-    new.kill()
-    await serves(daemon)
-    await kubelet.wait_for(healthy(kubelet, 8))
+    async with created_all_the_time(kubelet) as pods:
+        new.kill()
+        await serves(daemon)
+        before = pods.started
+        while pods.started < before + 10:
+            await anyio.sleep(0.01)
+    assert not pods.refusals
+    assert kubelet.registrations[GPU].accepted == 1
 
 
 @pytest.mark.parametrize(

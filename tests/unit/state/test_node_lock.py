@@ -17,7 +17,7 @@ import pytest
 from gpu_plugin.control import LOCK
 from gpu_plugin.state import node_lock
 from gpu_plugin.state.directory import CORRUPT
-from gpu_plugin.state.node_lock import NodeLock, Owner
+from gpu_plugin.state.node_lock import NodeLock, Outcome, Owner
 
 HOLDER = """
 import sys, pathlib
@@ -391,7 +391,7 @@ def test_a_node_is_handed_over_while_the_former_daemon_serves(running, new):
     assert new.follow() == ""  # the directory is the former daemon's still
     assert not new.claimed()
     new.serves()
-    assert running.handed_over()
+    assert running.handed_over() is Outcome.NEW_SERVES
     running.release()
     new.wait_directory()
     assert not new.former_serves
@@ -404,9 +404,45 @@ def test_the_former_daemon_has_the_node_again_if_the_new_one_ends_before_it_serv
     running.hand_over()
     new.wait()
     new.release()
-    assert not running.handed_over()
+    assert running.handed_over() is Outcome.NEVER_REGISTERED
     assert running.take() == ""
     assert not running.former_serves
+
+
+def test_the_former_daemon_learns_that_the_new_one_may_have_registered(running, new):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    new.registers()
+    new.release()
+    assert running.handed_over() is Outcome.REGISTERED
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    assert running.handed_over() is Outcome.NEVER_REGISTERED  # a takeover later
+
+
+def test_the_former_daemon_learns_that_the_new_one_before_the_last_new_one_may_have_registered(
+    tmp_path, directory, running, new
+):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    new.registers()
+    new.release()
+    third = NodeLock(tmp_path / "state", directory, "3")
+    third.claim()
+    third.wait()
+    third.release()
+    assert running.handed_over() is Outcome.REGISTERED
+
+
+def test_a_lock_that_names_nobody_may_have_been_a_registered_daemon_s(tmp_path, running, new):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    (tmp_path / "state" / LOCK).write_bytes(b"{")
+    new.release()
+    assert running.handed_over() is Outcome.REGISTERED
 
 
 def test_a_daemon_that_was_killed_hands_nothing_over(running, new):
@@ -440,7 +476,7 @@ def test_a_third_daemon_takes_over_from_the_former_one_if_the_second_ends_before
     assert third.take() == ""
     assert third.former_serves
     third.serves()
-    assert running.handed_over()
+    assert running.handed_over() is Outcome.NEW_SERVES
     running.release()
     third.wait_directory()
     third.release()
@@ -460,7 +496,7 @@ def test_a_third_daemon_waits_until_the_takeover_before_it_is_over(tmp_path, dir
         new.wait()
         assert new.take() == ""
         new.serves()
-        assert running.handed_over()
+        assert running.handed_over() is Outcome.NEW_SERVES
         running.release()
         new.wait_directory()
         assert claims.is_alive()
@@ -493,7 +529,7 @@ def test_no_new_daemon_gets_the_handover_while_the_former_one_locks_the_state_di
         real(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", watched)
-    assert not running.handed_over()
+    assert running.handed_over() is Outcome.NEVER_REGISTERED
     assert free == [False]
 
 
@@ -510,7 +546,7 @@ def test_a_daemon_in_standby_leaves_the_lock_to_the_former_daemon_if_the_new_one
     new.release()
     waits.join(10)
     assert not standby.has_state
-    assert not running.handed_over()
+    assert running.handed_over() is Outcome.NEVER_REGISTERED
     running.release()
     standby.wait()
     assert standby.take() == ""
