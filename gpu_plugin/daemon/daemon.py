@@ -13,7 +13,6 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,16 +26,16 @@ from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.control.server import Verb, serve
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.commands import Commands
 from gpu_plugin.daemon.discovery import Discovery, NoDriverError
-from gpu_plugin.daemon.event_log import LOGGED_VERBS, EventLog
+from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.faulting_pods import FaultingPods
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.node_view import NodeView, Now
 from gpu_plugin.daemon.offering import Offering
-from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, OpenedState, Recalled, make_way, recall
+from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, OpenedState, Recalled, recall
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.daemon.takeover import Takeover, TakeoverError
 from gpu_plugin.devices.node import Gpu
@@ -132,7 +131,6 @@ class Daemon:
         self._look = Pulse()
         self._claim = Pulse()
         self._state_look = Pulse()
-        self._commands_look = Pulse()
         directories = Path(self.settings.state_dir), Path(self.settings.socket_dir)
         self._lock = NodeLock(*directories, __version__) if opened is None else opened.lock
         self._takeover = Takeover(
@@ -160,6 +158,15 @@ class Daemon:
             call_times=CallTimes(lambda: self.settings.nvml_timeout),
         )
         self._view = NodeView(**asdict(self._discovery))
+        self._commands = Commands(
+            Path(self.settings.state_dir),
+            hardware.verbs,
+            self._operations,
+            self._view,
+            self._events,
+            self._takeover,
+            self._now,
+        )
 
     @property
     def settings(self) -> Settings:
@@ -221,7 +228,7 @@ class Daemon:
         if self._opened is None:
             try:
                 await self._takeover.wait_for_node(
-                    self.settings, self._state_call, self._view.waiting, claims=self._claims
+                    Path(self.settings.state_dir), self._state_call, self._view.waiting, claims=self._claims
                 )
                 recalled: Recalled = await self._state_call.joined(self._recall, STATE_PATIENCE)
             except NoAnswerError as error:
@@ -240,7 +247,7 @@ class Daemon:
         consequence = "a restart forgets what happens"
         self._keepers = PartGroup(
             self._parts,
-            ("the control socket", self._control),
+            ("the control socket", self._commands.run),
             ("the lock of the directory", partial(self._keep_the_node, self._look)),
             ("the watch on the state directory", partial(watch, self._state.path, self._state_look, consequence)),
             ("the lock of the state directory", partial(self._keep_the_node, self._state_look)),
@@ -375,7 +382,7 @@ class Daemon:
             self._recorder.look()
             self._events.store.look()
             self.configuration.look()
-            self._commands_look.ring()
+            self._commands.look.ring()
             await bell.wait(LONGEST_RETRY)
         log.error("%s; ending, so that a restart waits for it", why)
         self._parts.cancel_scope.cancel()
@@ -396,47 +403,6 @@ class Daemon:
             return Path(self.settings.effective_pod_resources_socket)
 
         await TakeoverWatch(self.store, self._registrations, socket, self._look.ring, self._counts).run()
-
-    async def _control(self) -> None:
-        """Answers commands; another daemon on the same state directory is waited out."""
-        verbs = {name: self._then_look(verb) for name, verb in self.hardware.verbs.items()}
-        verbs |= {**self._operations.verbs, "explain": self._view.explain}
-        events = self._events
-        verbs = {
-            n: events.order(n, self._after_takeover(verb)) if n in LOGGED_VERBS else events.resolved(verb)
-            for n, verb in verbs.items()
-        }
-        verbs |= {"status": self._view.status, "topology": self._view.topology, "events": events.answer}
-        while True:
-            make_way(self.settings)
-            try:
-                async with serve(Path(self.settings.state_dir), verbs) as stands:
-                    while stands():
-                        await self._commands_look.wait(LONGEST_RETRY)
-                log.warning("the control socket was removed, renamed or replaced: it is made again")
-            except ConfigError as error:
-                log.warning("commands cannot reach this daemon: %s", error)
-                await anyio.sleep(LONGEST_RETRY)
-
-    def _after_takeover(self, verb: Verb) -> Verb:
-        """The verb, which waits until no former daemon can get the node back."""
-
-        async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
-            await self._takeover.takes_orders.wait()
-            return await verb(request)
-
-        return ordered
-
-    def _then_look(self, verb: Verb) -> Verb:
-        """The verb, followed by a look at the GPUs, so that its effect does not wait for their turn."""
-
-        async def acted(request: Mapping[str, object]) -> Mapping[str, object]:
-            reply = await verb(request)
-            if self._now.monitor is not None:
-                self._now.monitor.look_now()
-            return reply
-
-        return acted
 
     async def _keep_specs(self) -> None:
         try:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.config.settings import Settings
 from gpu_plugin.control import SOCKET
 from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.devices.node import Gpu
@@ -65,6 +64,6 @@ def recall(state: StateDirectory, memory: Memory, events: EventStore) -> Recalle
     return Recalled(memory.gpus(), memory.before(), memory.evidence(), memory.devices())
 
 
-def make_way(settings: Settings) -> None:
+def make_way(state_dir: Path) -> None:
     """Put aside a file in the place of the control socket."""
-    set_aside(Path(settings.state_dir) / SOCKET, stat.S_ISSOCK)
+    set_aside(state_dir / SOCKET, stat.S_ISSOCK)

@@ -128,7 +128,7 @@ async def _state_directory_answers(settings: Settings) -> bool:
         require_directory(Path(settings.state_dir))
         require_apart(Path(settings.state_dir), Path(settings.socket_dir))
         if settings.config_file_srcdir:  # commands are answered while the node's label is awaited
-            make_way(settings)
+            make_way(Path(settings.state_dir))
             with suppress(OSError), opened(Path(settings.state_dir), make=True):
                 pass
 

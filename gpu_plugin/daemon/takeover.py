@@ -8,7 +8,6 @@ from pathlib import Path
 
 import anyio
 
-from gpu_plugin.config.settings import Settings
 from gpu_plugin.control.server import Verb, serve_refusals
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.node_view import Now
@@ -79,11 +78,11 @@ class Takeover:
         views = self._store.current.resources.values()
         return any(device.healthy for view in views for device in view.resource.devices)
 
-    async def wait_for_node(self, settings: Settings, state_call: SlowCall[str], status: Verb, *, claims: bool) -> None:
+    async def wait_for_node(self, state_dir: Path, state_call: SlowCall[str], status: Verb, *, claims: bool) -> None:
         """Wait until no other daemon has this node. Until then nothing is read, written or served.
 
         Args:
-            settings: the settings in force.
+            state_dir: the state directory of this daemon.
             state_call: makes the calls that lock the directories.
             status: answers the command `status` meanwhile.
             claims: whether to ask a running daemon for the node.
@@ -96,9 +95,9 @@ class Takeover:
                 if why != self._now.waits_for:
                     log.warning("waiting: %s", why)
                 if self._lock.has_state and not self._now.waits_for:  # else the other daemon answers there
-                    make_way(settings)
+                    make_way(state_dir)
                     refusals = serve_refusals(
-                        Path(settings.state_dir),
+                        state_dir,
                         lambda: f"this daemon waits: {self._now.waits_for}",
                         {"status": status},
                     )

@@ -1,0 +1,84 @@
+"""The commands of operators, answered on the control socket."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.control.server import Verb, serve
+from gpu_plugin.daemon.event_log import LOGGED_VERBS, EventLog
+from gpu_plugin.daemon.node_view import NodeView, Now
+from gpu_plugin.daemon.opened_state import make_way
+from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.daemon.takeover import Takeover
+from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.supervision import LONGEST_RETRY
+
+log = logging.getLogger(__name__)
+
+
+class Commands:
+    """Answers the commands of operators for as long as `run` runs.
+
+    Attributes:
+        look: rings when the control socket may be gone.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        simulated: Mapping[str, Verb],
+        operations: Operations,
+        view: NodeView,
+        events: EventLog,
+        takeover: Takeover,
+        now: Now,
+    ) -> None:
+        """`simulated` are the commands that only a simulated driver has."""
+        self.look = Pulse()
+        self._state_dir = state_dir
+        self._events = events
+        self._takeover = takeover
+        self._now = now
+        verbs = {name: self._then_look(verb) for name, verb in simulated.items()}
+        verbs |= {**operations.verbs, "explain": view.explain}
+        self._verbs = {
+            name: events.order(name, self._after_takeover(verb)) if name in LOGGED_VERBS else events.resolved(verb)
+            for name, verb in verbs.items()
+        }
+        self._verbs |= {"status": view.status, "topology": view.topology, "events": events.answer}
+
+    async def run(self) -> None:
+        """Serve the control socket, and make it again when it is gone. Never returns."""
+        while True:
+            make_way(self._state_dir)
+            try:
+                async with serve(self._state_dir, self._verbs) as stands:
+                    while stands():
+                        await self.look.wait(LONGEST_RETRY)
+                log.warning("the control socket was removed, renamed or replaced: it is made again")
+            except ConfigError as error:
+                log.warning("commands cannot reach this daemon: %s", error)
+                await anyio.sleep(LONGEST_RETRY)
+
+    def _after_takeover(self, verb: Verb) -> Verb:
+        """The verb, which waits until no former daemon can get the node back."""
+
+        async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
+            await self._takeover.takes_orders.wait()
+            return await verb(request)
+
+        return ordered
+
+    def _then_look(self, verb: Verb) -> Verb:
+        """The verb, followed by a look at the GPUs, so that its effect does not wait for their turn."""
+
+        async def acted(request: Mapping[str, object]) -> Mapping[str, object]:
+            reply = await verb(request)
+            if self._now.monitor is not None:
+                self._now.monitor.look_now()
+            return reply
+
+        return acted
