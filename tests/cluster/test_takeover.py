@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from anyio.from_thread import start_blocking_portal
+
+from gpu_plugin import control
+from gpu_plugin.simulation.hardware import SimulatedNode
+from gpu_plugin.simulation.profile import load
+from tests.unit.daemon.test_process import running
+from tests.unit.daemon.test_takeover import FAULTY, Held
 
 from .conftest import PLUGIN
 from .harness.cluster import Cluster
-from .harness.layout import Layout
-from .harness.plugin import GPUS, Plugin
+from .harness.layout import DEVICE_PLUGINS, Layout
+from .harness.plugin import GPUS, SIMULATED_NODE, Plugin
 from .harness.process import PieceError
 from .harness.wait import NotYet, expect, wait_until
 
@@ -84,3 +91,28 @@ def test_faults_before_a_takeover_and_after_it_reach_pods(cluster: Cluster, new:
     new.stop()
     cluster.wait_allocatable(GPUS - 2)  # the former daemon has waited for its end
     cluster.plugin.heal(2)
+
+
+def test_a_fault_during_a_takeover_reaches_pods_and_the_new_daemon(cluster: Cluster, tmp_path: Path) -> None:
+    """Both daemons run in this process, where they share one simulated node and the test can hold the new daemon."""
+    cluster.plugin.stop()
+    cluster.wait_allocatable(0)
+    node = SimulatedNode(load(SIMULATED_NODE))
+    driver = Held(node)
+    flags = {"state_dir": str(tmp_path), "pod_resources_socket": str(cluster.layout.pod_resources)}
+    with start_blocking_portal() as portal:
+        former = running(DEVICE_PLUGINS, node, **flags)
+        with portal.wrap_async_context_manager(former) as (_, _, status):
+            cluster.wait_allocatable(GPUS)
+            new = running(DEVICE_PLUGINS, node, driver=driver, **flags)
+            with portal.wrap_async_context_manager(new):
+                assert driver.asked.wait(30)
+                node.raise_xid(FAULTY, 48)  # the new daemon has no event set yet
+                cluster.wait_allocatable(GPUS - 1)
+                cluster.pods.run("during", gpus=1)
+                driver.free.set()
+                wait_until(lambda: expect(holds=bool(status), seen=status), "the former daemon has ended", within=30)
+                cluster.pods.run("after", gpus=GPUS - 2)
+                cluster.wait_allocatable(GPUS - 1)
+                (explained,) = control.request(tmp_path, "explain", gpu=FAULTY)["gpus"]
+                assert [signal["name"] for signal in explained["signals"]] == ["xid"]

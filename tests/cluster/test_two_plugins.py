@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from grpclib.exceptions import GRPCError
 
 from tests.unit.simulation.stand_in_kubelet.fake_plugin import FakePlugin, healthy
 
@@ -16,6 +17,73 @@ from .harness.wait import expect, wait_until
 
 PROMOTES = binaries.kubernetes_version() >= "1.37"
 """Whether the kubelet sends requests to the older plugin again after the newer one has ended."""
+
+PLAIN = "test.example/device"
+"""A resource of small plugins, beside the resource of our daemon."""
+
+
+class Plugins:
+    """Small plugins of the resource PLAIN on the real kubelet, each on a socket of its own."""
+
+    def __init__(self, cluster: Cluster, portal: BlockingPortal) -> None:
+        self._cluster = cluster
+        self._portal = portal
+        self._made: list[FakePlugin] = []
+
+    def start(self, endpoint: str, *ids: str) -> FakePlugin:
+        """A plugin that has registered these devices, and whose list the kubelet has."""
+        made = FakePlugin(DEVICE_PLUGINS, endpoint, PLAIN, healthy(*ids))
+        self._made.append(made)
+        self._portal.call(made.serve)
+        self._portal.call(made.register)
+        self.wait_allocatable(len(ids))
+        return made
+
+    def register(self, plugin: FakePlugin) -> None:
+        """Register a plugin that serves."""
+        self._portal.call(plugin.register)
+
+    def send(self, plugin: FakePlugin, *ids: str) -> None:
+        """Send the kubelet a new list."""
+        self._portal.call(plugin.send, healthy(*ids))
+
+    def end(self, plugin: FakePlugin) -> None:
+        """End a plugin as SIGKILL does."""
+        self._portal.call(lambda: plugin.close(orderly=False))
+
+    def end_all(self) -> None:
+        """End every plugin, and remove the sockets."""
+        for made in self._made:
+            self.end(made)
+            (DEVICE_PLUGINS / made.endpoint).unlink(missing_ok=True)
+
+    def wait_allocatable(self, count: int) -> None:
+        """Wait until a new node status offers exactly this many devices."""
+
+        def offered() -> None:
+            capacity, allocatable = self._cluster.node_resources().get(PLAIN, (0, 0))
+            expect(holds=allocatable == count, seen=f"capacity {capacity}, allocatable {allocatable}")
+
+        wait_until(offered, f"{count} devices of {PLAIN} are allocatable", within=30)
+
+    def refused(self, name: str) -> str:
+        """Create a pod with one device, and return why the kubelet refused it."""
+        self._cluster.pods.create(name, gpus=1, resource=PLAIN)
+
+        def failed() -> None:
+            pod = self._cluster.pods.get(name)
+            expect(holds=pod.phase == "Failed", seen=pod)
+
+        wait_until(failed, "the pod is refused", within=30)
+        return self._cluster.pods.get(name).reason
+
+
+@pytest.fixture
+def plugins(cluster: Cluster) -> Iterator[Plugins]:
+    with start_blocking_portal() as portal:
+        made = Plugins(cluster, portal)
+        yield made
+        made.end_all()
 
 
 @contextmanager
@@ -64,3 +132,42 @@ def test_a_sick_gpu_is_unhealthy_again_after_a_plugin_that_listed_it_as_healthy_
         cluster.wait_allocatable(GPUS)
     cluster.pods.run("first", gpus=1)
     cluster.wait_allocatable(GPUS - 1)
+
+
+def test_the_end_of_the_middle_one_of_three_plugins(cluster: Cluster, plugins: Plugins) -> None:
+    oldest = plugins.start("a.sock", "x")
+    middle = plugins.start("b.sock", "x")
+    newest = plugins.start("c.sock", "x")
+    plugins.end(middle)
+    if not PROMOTES:
+        plugins.wait_allocatable(0)
+        assert newest.dropped == 1
+        return
+    cluster.pods.run("pod", gpus=1, resource=PLAIN)
+    assert (oldest.called("allocate"), newest.called("allocate")) == ([{"x"}], [])
+    assert newest.dropped == 0
+
+
+def test_a_plugin_that_registers_the_same_socket_twice(cluster: Cluster, plugins: Plugins) -> None:
+    plugin = plugins.start("a.sock", "x")
+    if PROMOTES:
+        with pytest.raises(GRPCError, match="device plugin already connected"):
+            plugins.register(plugin)
+    else:
+        plugins.register(plugin)
+    cluster.pods.run("pod", gpus=1, resource=PLAIN)
+    assert plugin.called("allocate") == [{"x"}]
+
+
+def test_a_list_of_the_older_plugin_after_the_newer_one_has_ended(cluster: Cluster, plugins: Plugins) -> None:
+    older = plugins.start("a.sock", "x")
+    newer = plugins.start("b.sock", "y")
+    plugins.end(newer)
+    plugins.send(older, "x", "z")
+    plugins.wait_allocatable(2)
+    if PROMOTES:
+        cluster.pods.run("pod", gpus=2, resource=PLAIN)
+        assert older.called("allocate") == [{"x", "z"}]
+    else:
+        assert "has been stopped" in plugins.refused("pod")
+        assert not older.called("allocate")
