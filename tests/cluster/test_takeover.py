@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+import anyio
+import anyio.to_thread
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from gpu_plugin import control
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
 from tests.unit.daemon.test_process import running
-from tests.unit.daemon.test_takeover import FAULTY, Held
+from tests.unit.daemon.test_takeover import FAULTY, Held, until
 
 from .conftest import PLUGIN
 from .harness.cluster import Cluster
@@ -97,22 +99,24 @@ def test_a_fault_during_a_takeover_reaches_pods_and_the_new_daemon(cluster: Clus
     """Both daemons run in this process, where they share one simulated node and the test can hold the new daemon."""
     cluster.plugin.stop()
     cluster.wait_allocatable(0)
+    anyio.run(fault_during_a_takeover, cluster, tmp_path)
+
+
+async def fault_during_a_takeover(cluster: Cluster, state_dir: Path) -> None:
     node = SimulatedNode(load(SIMULATED_NODE))
     driver = Held(node)
-    flags = {"state_dir": str(tmp_path), "pod_resources_socket": str(cluster.layout.pod_resources)}
-    with start_blocking_portal() as portal:
-        former = running(DEVICE_PLUGINS, node, **flags)
-        with portal.wrap_async_context_manager(former) as (_, _, status):
-            cluster.wait_allocatable(GPUS)
-            new = running(DEVICE_PLUGINS, node, driver=driver, **flags)
-            with portal.wrap_async_context_manager(new):
-                assert driver.asked.wait(30)
-                node.raise_xid(FAULTY, 48)  # the new daemon has no event set yet
-                cluster.wait_allocatable(GPUS - 1)
-                cluster.pods.run("during", gpus=1)
-                driver.free.set()
-                wait_until(lambda: expect(holds=bool(status), seen=status), "the former daemon has ended", within=30)
-                cluster.pods.run("after", gpus=GPUS - 2)
-                cluster.wait_allocatable(GPUS - 1)
-                (explained,) = control.request(tmp_path, "explain", gpu=FAULTY)["gpus"]
-                assert [signal["name"] for signal in explained["signals"]] == ["xid"]
+    flags = {"state_dir": str(state_dir), "pod_resources_socket": str(cluster.layout.pod_resources)}
+    beside = anyio.to_thread.run_sync
+    async with running(DEVICE_PLUGINS, node, **flags) as (_, _, status):
+        await beside(cluster.wait_allocatable, GPUS)
+        async with running(DEVICE_PLUGINS, node, driver=driver, **flags):
+            await beside(driver.asked.wait, 30)
+            node.raise_xid(FAULTY, 48)  # the new daemon has no event set yet
+            await beside(cluster.wait_allocatable, GPUS - 1)
+            await beside(partial(cluster.pods.run, "during", gpus=1))
+            driver.free.set()
+            await until(lambda: bool(status))  # the former daemon has ended
+            await beside(partial(cluster.pods.run, "after", gpus=GPUS - 2))
+            await beside(cluster.wait_allocatable, GPUS - 1)
+            reply = await beside(partial(control.request, state_dir, "explain", gpu=FAULTY))
+            assert [signal["name"] for signal in reply["gpus"][0]["signals"]] == ["xid"]
