@@ -163,35 +163,43 @@ def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Rel
 
 
 class Capacity(threading.Thread):
-    """Asks the kubelet all the time how many GPUs it takes for healthy, and notes for how long it had none."""
+    """Requests the kubelet's healthy GPUs all the time, and notes for how long it had none."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(daemon=True)
         self._socket = cluster.layout.pod_resources
         self._over = threading.Event()
-        self.empty: list[float] = []
-        """When an answer had no GPU, in seconds of a steady clock."""
         self.answers = 0
+        self.empty = 0
+        """The number of answers without a GPU."""
+        self.longest_gap = 0.0
+        """Seconds from the last request with a GPU in the answer to the first such answer after it: the gap is no longer."""
 
     def run(self) -> None:
         anyio.run(self._ask)
 
     async def _ask(self) -> None:
+        full, empty = time.monotonic(), False
         while not self._over.is_set():
+            asked = time.monotonic()
             try:
                 healthy = await pod_resources.allocatable(self._socket)
-            except CallError:  # more questions than the kubelet answers in a second
+            except CallError:  # more requests than the kubelet answers in a second
                 continue
             self.answers += 1
-            if not healthy.get(RESOURCE):
-                self.empty.append(time.monotonic())
+            if healthy.get(RESOURCE):
+                if empty:
+                    self.longest_gap = max(self.longest_gap, time.monotonic() - full)
+                full, empty = asked, False
+            else:
+                self.empty += 1
+                empty = True
             await anyio.sleep(0.012)
 
-    def stop(self) -> float:
-        """Stop, and return the seconds from the first to the last answer without a GPU."""
+    def stop(self) -> None:
+        """Stop, and wait for the last answer."""
         self._over.set()
         self.join()
-        return self.empty[-1] - self.empty[0] if self.empty else 0.0
 
 
 def test_every_pod_starts_during_an_upgrade(
@@ -213,19 +221,20 @@ def test_every_pod_starts_during_an_upgrade(
         if len(pods) - len(ended) < GPUS:
             cluster.pods.create(f"short-{created}", gpus=1, shell="true")
             created += 1
-    gap = capacity.stop()
+        time.sleep(0.25)  # more pods at a time starve two processors, and the gap shows this rather than the takeover
+    capacity.stop()
     pods = cluster.pods.all()
     refused = [f"{pod}: {pod.content['status'].get('message')}" for pod in pods if pod.phase == "Failed"]
     assert ready(release).uid != first.uid
     with capsys.disabled():
         print(
             f"\nhelm upgrade on Kubernetes {binaries.kubernetes_version()}: {created} pods created, {len(refused)} refused; "
-            f"{len(capacity.empty)} of {capacity.answers} answers without a GPU, over {gap * 1000:.0f} ms"
+            f"{capacity.empty} of {capacity.answers} answers without a GPU, for at most {capacity.longest_gap * 1000:.0f} ms"
         )
     assert created > GPUS
     if binaries.kubernetes_version().startswith("1.36."):
         assert len(refused) <= 1, refused  # the kubelet drops the new plugin when the former plugin's stream ends
-        assert gap <= 0.2  # about 0.02 s on an idle machine
+        assert capacity.longest_gap <= 0.2  # about 0.03 s on an idle machine
     else:
         assert not refused
         assert not capacity.empty

@@ -26,6 +26,10 @@ def create() -> None:
             # In v1 a new cpuset is empty, and no process can enter it.
             if (top / setting).exists() and (top.parent / "cpuset.cpus").exists():
                 (top / setting).write_text((top.parent / setting).read_text())
+        # Else all containers together have the weight of one process of the control plane, which is on no real node.
+        for weight, value in (("cpu.shares", "8192"), ("cpu.weight", "800")):
+            if (top / weight).exists():
+                (top / weight).write_text(value)
 
 
 def remove() -> None:
