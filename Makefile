@@ -47,13 +47,14 @@ processes-and-units: install # beside lint: these tests wait for half of the tim
 test-all: ## the tests on each of Python 3.11 to 3.14 that this machine has
 	@.ci/every-python
 
-lint: install ## ruff, mypy, import-linter, vulture (dead code), codespell, and generated code as the .proto files give it
+lint: install ## ruff, mypy, import-linter, vulture (dead code), codespell, plain prose, and generated code as the .proto files give it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/vulture
 	$(BIN)/codespell
+	$(BIN)/python -m tests.prose
 	@$(MAKE) --no-print-directory proto-check
 
 proto-check: install
