@@ -289,11 +289,12 @@ class Daemon:
         """Hands the node over to a new daemon that claims it. Ends this daemon when the new daemon serves."""
         while True:
             await self._claim.wait()
-            if not (self._takeover.over and self._takeover.offers_devices):
+            if not self._takeover.serves_pods:
                 log.info(
                     "a new daemon asks for the node, and pods get no device from this daemon: ending for the new one"
                 )
                 break
+            await self._takeover.over.wait()
             if not self._lock.write_leaving(leaving=True):
                 continue
             self._events.daemon("a new daemon takes over")

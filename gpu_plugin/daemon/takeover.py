@@ -14,6 +14,7 @@ from gpu_plugin.daemon.node_view import Now
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, make_way
 from gpu_plugin.health.evidence import Evidence, newer
 from gpu_plugin.inventory.inventory import Inventory
+from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import answered, begin, settled
@@ -47,7 +48,7 @@ class Takeover:
     Attributes:
         may_register: set once the kubelet may have the lists of this daemon.
         takes_orders: set once no former daemon can get the node back, which would not know the orders of operators.
-        over: whether this daemon serves and no former daemon does.
+        over: set once this daemon serves and no former daemon does.
     """
 
     def __init__(
@@ -70,13 +71,22 @@ class Takeover:
         self._recorder = recorder
         self.may_register = anyio.Event()
         self.takes_orders = anyio.Event()
-        self.over = False
+        self.over = anyio.Event()
 
     @property
     def offers_devices(self) -> bool:
-        """Whether the list has a healthy device."""
-        views = self._store.current.resources.values()
-        return any(device.healthy for view in views for device in view.resource.devices)
+        """Whether a list has a healthy device."""
+        return any(map(self._has_healthy_device, self._store.current.resources.values()))
+
+    @property
+    def serves_pods(self) -> bool:
+        """Whether the kubelet has a list with a healthy device."""
+        resources = self._store.current.resources
+        return any(self._registrations.heard(name) and self._has_healthy_device(resources[name]) for name in resources)
+
+    @staticmethod
+    def _has_healthy_device(view: ResourceView) -> bool:
+        return any(device.healthy for device in view.resource.devices)
 
     async def wait_for_node(self, state_dir: Path, state_call: SlowCall[str], status: Verb, *, claims: bool) -> None:
         """Wait until no other daemon has this node. Until then nothing is read, written or served.
@@ -149,7 +159,7 @@ class Takeover:
         late = await answered(begin(self._memory.handed_over, "state"), math.inf)
         self._health.adopt(late)
         self._lock.unclaim()
-        self.over = True
+        self.over.set()
         if late:
             await self._recorder.all_written()
             await settled(begin(self._memory.forget_handover, "state"), STATE_PATIENCE)

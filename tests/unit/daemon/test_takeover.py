@@ -12,6 +12,7 @@ from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.stand_in_kubelet.admission import PodAdmission
+from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from gpu_plugin.state.memory import Memory
 
 from .test_process import GPU, healthy, running
@@ -182,6 +183,28 @@ async def test_evidence_that_could_not_be_written_before_a_takeover_reaches_the_
             assert (directory / "state" / "handover.json").exists()  # nothing else has the fault
             full.clear()
             await until(lambda: not (directory / "state" / "handover.json").exists())
+
+
+async def test_a_claim_just_after_a_registration_does_not_end_the_daemon(kubelet, directory, node, monkeypatch):
+    real, may = Memory.handed_over, threading.Event()
+    registered = set()
+
+    def slow(self):
+        if self in registered:
+            may.wait(30)
+        registered.add(self)
+        return real(self)
+
+    monkeypatch.setattr(Memory, "handed_over", slow)  # the second call of a daemon is after its registration
+    async with running(directory, node) as (_, _, status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        async with running(directory, node) as (_, _, _):
+            await until((directory / "state" / "takeover.lock").exists)
+            may.set()
+            await until(lambda: bool(status))
+            await serves(directory, kubelet, 8)
+    kinds = [event.kind for event in kubelet.events if event.kind in (EventKind.REGISTERED, EventKind.STREAM_ENDED)]
+    assert kinds[:2] == [EventKind.REGISTERED, EventKind.REGISTERED]
 
 
 async def test_a_state_directory_that_hangs_at_a_claim_costs_no_registration(kubelet, directory, node, answers):

@@ -124,7 +124,7 @@ async def test_a_gpu_that_nvml_hides_is_looked_for_a_few_times_and_hides_no_othe
 
 
 async def test_the_driver_is_not_opened_anew_under_a_call():
-    bench = Bench(timeout=0.1)
+    bench = Bench(timeout=0.5)
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
@@ -142,7 +142,7 @@ async def test_the_driver_is_not_opened_anew_under_a_call():
 
 
 async def test_a_gpu_that_hangs_and_is_unbound_has_vanished():
-    bench = Bench(timeout=0.1)
+    bench = Bench(timeout=0.5)
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
