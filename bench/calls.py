@@ -84,10 +84,10 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
         plain = stack.enter_context(serving(directory / "plain"))
         specs = stack.enter_context(serving(directory / "specs", "--pass-device-specs=true"))
         kinds = [
-            (plain, Kind("Allocate 1", wire.ALLOCATE, [allocate([i]) for i in plain.ids], None, 1.5, 1.1)),
+            (plain, Kind("Allocate 1", wire.ALLOCATE, [allocate([i]) for i in plain.ids], None, 1.5, 1.4)),
             (
                 plain,
-                Kind("GetPreferredAllocation 4 of 8", wire.PREFERRED, preferred_requests(plain.ids), None, 1.8, 1.2),
+                Kind("GetPreferredAllocation 4 of 8", wire.PREFERRED, preferred_requests(plain.ids), None, 1.8, 1.7),
             ),
             (specs, Kind("Allocate 1, device specs", wire.ALLOCATE, [allocate([i]) for i in specs.ids])),
             (plain, Kind("Allocate 8", wire.ALLOCATE, [allocate(plain.ids)])),

@@ -1,13 +1,16 @@
-"""What the kubelet's PodResources service answers, read: which devices there are, and which containers hold which. Pure."""
+"""Decode answers of the kubelet's PodResources service: the devices, and the containers that hold them. Pure.
+
+betterproto keeps fields that we do not know as bytes: memory, CPUs and claims cost little. An answer with 110 pods and 660
+devices takes 60 ms.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gpu_plugin.kubelet.fields import Span, last, spans
+from gpu_plugin.kubelet.messages import decode_exactly
 
 MAX_HELD = 200_000
-"""The most devices that a node's pods may hold: three times what the longest list of one resource has. An answer of 16 MiB may
-name millions, at half a KiB of memory each."""
+"""The most devices that a node's pods may hold: three times the longest list of one resource."""
 
 
 class Holder(NamedTuple):
@@ -28,38 +31,32 @@ Pods = Mapping[tuple[str, str], frozenset[str]]
 def decode_holders(data: bytes) -> HoldersByDevice:
     """The containers that hold each device of a ListPodResourcesResponse.
 
-    A device is there once for each of its NUMA nodes, and may be in several containers; here it is once. What one container
-    holds shares one set, and what is of one resource shares its name: 400 devices of 100 pods take 0.1 MiB, 56,000 11.
+    The kubelet lists a device once for each of its NUMA nodes, and several containers may hold it. The result has it once. The
+    devices of a container share one set, and the devices of a resource share its name: 400 devices of 100 pods take 0.1 MiB,
+    56,000 devices 11 MiB.
 
     Raises:
-        ValueError: the bytes are no such message, or name more than `MAX_HELD` devices.
+        ValueError: the bytes are not such a message, or name more than `MAX_HELD` devices.
     """
+    from gpu_plugin.kubelet._api import v1  # noqa: PLC0415 - no pod waits for the first answer
+
     found: dict[tuple[str, str], frozenset[Holder]] = {}
     shared: dict[tuple[str, str], set[Holder]] = {}
-    names: dict[bytes, str] = {}
-    for pod in spans(data, (0, len(data)), 1):
-        namespace, name = last(data, pod, 2).decode(), last(data, pod, 1).decode()
-        for container in spans(data, pod, 3):
-            holder = Holder(namespace, name, last(data, container, 1).decode())
+    names: dict[str, str] = {}
+    for pod in decode_exactly(v1.ListPodResourcesResponse, data).pod_resources:
+        for container in pod.containers:
+            holder = Holder(pod.namespace, pod.name, container.name)
             only_holder = frozenset((holder,))
-            for resource, begin, end in _devices(data, container):
-                key = (names.get(resource) or names.setdefault(resource, resource.decode()), data[begin:end].decode())
-                if found.setdefault(key, only_holder) is not only_holder:
-                    shared.setdefault(key, {*found[key]}).add(holder)
-                elif len(found) > MAX_HELD:
-                    raise ValueError(f"pods would hold more than {MAX_HELD} devices")
+            for devices in container.devices:
+                resource = names.setdefault(devices.resource_name, devices.resource_name)
+                for identifier in devices.device_ids:
+                    key = (resource, identifier)
+                    if found.setdefault(key, only_holder) is not only_holder:
+                        shared.setdefault(key, {*found[key]}).add(holder)
+                    elif len(found) > MAX_HELD:
+                        raise ValueError(f"pods would hold more than {MAX_HELD} devices")
     found.update((key, frozenset(holders)) for key, holders in shared.items())
     return found
-
-
-def _devices(data: bytes, container: Span) -> list[tuple[bytes, int, int]]:
-    """The devices of one ContainerResources: the resource's name, and where the id lies."""
-    return [
-        (resource, begin, end)
-        for devices in spans(data, container, 2)
-        for resource in (last(data, devices, 1),)
-        for begin, end in spans(data, devices, 2)
-    ]
 
 
 def pods(by_device: HoldersByDevice) -> Pods:
@@ -72,9 +69,10 @@ def pods(by_device: HoldersByDevice) -> Pods:
 
 
 def decode_allocatable(data: bytes) -> Mapping[str, frozenset[str]]:
-    """The device ids by resource name in an AllocatableResourcesResponse. Raises ValueError on bytes that are none."""
-    found: dict[bytes, set[bytes]] = {}
-    for devices in spans(data, (0, len(data)), 1):
-        resource = last(data, devices, 1)
-        found.setdefault(resource, set()).update(data[begin:end] for begin, end in spans(data, devices, 2))
-    return {resource.decode(): frozenset(map(bytes.decode, ids)) for resource, ids in found.items()}
+    """The device ids by resource name in an AllocatableResourcesResponse. Raises ValueError if the bytes are not one."""
+    from gpu_plugin.kubelet._api import v1  # noqa: PLC0415 - as above
+
+    found: dict[str, set[str]] = {}
+    for devices in decode_exactly(v1.AllocatableResourcesResponse, data).devices:
+        found.setdefault(devices.resource_name, set()).update(devices.device_ids)
+    return {resource: frozenset(ids) for resource, ids in found.items()}

@@ -25,6 +25,7 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.connection import received
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
 from gpu_plugin.runtime.printable import excerpt
@@ -283,16 +284,23 @@ class DevicePluginService:
             self._tell(containers, answers)
         return wire.encode_preferred(answers)
 
-    def preferred(self, containers: Sequence[wire.PreferredRequest]) -> list[tuple[str, ...]]:
+    def preferred(self, containers: Sequence[ContainerPreferredAllocationRequest]) -> list[tuple[str, ...]]:
         """The ids each container should get, in order; nothing for one that cannot be served or on any trouble of ours."""
         try:
             view = self._view()
             devices = view.resource.devices
-            if not all(_offered(view, identifier) for c in containers for identifier in c.available):
+            if not all(_offered(view, identifier) for c in containers for identifier in c.available_device_ids):
                 self._foreign_list = True
             return [
                 preferred(
-                    c.available, c.must_include, c.size, devices, view.order, view.placement, view.policy, CHOOSING
+                    c.available_device_ids,
+                    c.must_include_device_ids,
+                    c.allocation_size,
+                    devices,
+                    view.order,
+                    view.placement,
+                    view.policy,
+                    CHOOSING,
                 )
                 for c in containers
             ]
@@ -300,16 +308,18 @@ class DevicePluginService:
             log.exception("%s: choosing devices failed; leaving the choice to the kubelet", self.resource)
             return [() for _ in containers]
 
-    def _tell(self, containers: Sequence[wire.PreferredRequest], answers: Sequence[Sequence[str]]) -> None:
+    def _tell(
+        self, containers: Sequence[ContainerPreferredAllocationRequest], answers: Sequence[Sequence[str]]
+    ) -> None:
         """What was asked for and answered, the way `gpu-plugin simulate-allocation` takes it to say why."""
         for asked, answer in zip(containers, answers, strict=True):
             log.debug(
                 "%s: preferred %s of --available %s --size %d%s",
                 self.resource,
                 _joined(answer) or "none",
-                _joined(sorted(asked.available)),
-                asked.size,
-                f" --must {_joined(asked.must_include)}" if asked.must_include else "",
+                _joined(sorted(asked.available_device_ids)),
+                asked.allocation_size,
+                f" --must {_joined(asked.must_include_device_ids)}" if asked.must_include_device_ids else "",
             )
 
     def pre_start_bytes(self, request: bytes) -> bytes:

@@ -16,8 +16,6 @@ class AllocatableResourcesRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class AllocatableResourcesResponse(betterproto.Message):
     devices: "list[ContainerDevices]" = betterproto.message_field(1)
-    cpu_ids: "list[int]" = betterproto.int64_field(2)
-    memory: "list[ContainerMemory]" = betterproto.message_field(3)
 
 
 @dataclass(eq=False, repr=False)
@@ -31,78 +29,23 @@ class ListPodResourcesResponse(betterproto.Message):
 
 
 @dataclass(eq=False, repr=False)
-class GetPodResourcesRequest(betterproto.Message):
-    pod_name: str = betterproto.string_field(1)
-    pod_namespace: str = betterproto.string_field(2)
-
-
-@dataclass(eq=False, repr=False)
-class GetPodResourcesResponse(betterproto.Message):
-    pod_resources: "PodResources" = betterproto.message_field(1)
-
-
-@dataclass(eq=False, repr=False)
 class PodResources(betterproto.Message):
     name: str = betterproto.string_field(1)
     namespace: str = betterproto.string_field(2)
     containers: "list[ContainerResources]" = betterproto.message_field(3)
-    cpu_ids: "list[int]" = betterproto.int64_field(4)
-    memory: "list[ContainerMemory]" = betterproto.message_field(5)
 
 
 @dataclass(eq=False, repr=False)
 class ContainerResources(betterproto.Message):
     name: str = betterproto.string_field(1)
     devices: "list[ContainerDevices]" = betterproto.message_field(2)
-    cpu_ids: "list[int]" = betterproto.int64_field(3)
-    memory: "list[ContainerMemory]" = betterproto.message_field(4)
-    dynamic_resources: "list[DynamicResource]" = betterproto.message_field(5)
-
-
-@dataclass(eq=False, repr=False)
-class ContainerMemory(betterproto.Message):
-    memory_type: str = betterproto.string_field(1)
-    size: int = betterproto.uint64_field(2)
-    topology: "TopologyInfo" = betterproto.message_field(3)
 
 
 @dataclass(eq=False, repr=False)
 class ContainerDevices(betterproto.Message):
     """
-    One entry for each device and NUMA node: add up and de-duplicate the ids of a resource.
+    One entry for each device and NUMA node: the same id comes once for each node.
     """
 
     resource_name: str = betterproto.string_field(1)
     device_ids: "list[str]" = betterproto.string_field(2)
-    topology: "TopologyInfo" = betterproto.message_field(3)
-
-
-@dataclass(eq=False, repr=False)
-class TopologyInfo(betterproto.Message):
-    nodes: "list[NumaNode]" = betterproto.message_field(1)
-
-
-@dataclass(eq=False, repr=False)
-class NumaNode(betterproto.Message):
-    id: int = betterproto.int64_field(1)
-
-
-@dataclass(eq=False, repr=False)
-class DynamicResource(betterproto.Message):
-    claim_name: str = betterproto.string_field(2)
-    claim_namespace: str = betterproto.string_field(3)
-    claim_resources: "list[ClaimResource]" = betterproto.message_field(4)
-
-
-@dataclass(eq=False, repr=False)
-class ClaimResource(betterproto.Message):
-    cdi_devices: "list[CdiDevice]" = betterproto.message_field(1)
-    driver_name: str = betterproto.string_field(2)
-    pool_name: str = betterproto.string_field(3)
-    device_name: str = betterproto.string_field(4)
-    share_id: "str | None" = betterproto.string_field(5, optional=True)
-
-
-@dataclass(eq=False, repr=False)
-class CdiDevice(betterproto.Message):
-    name: str = betterproto.string_field(1)

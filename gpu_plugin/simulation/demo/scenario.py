@@ -313,7 +313,7 @@ class Scenario:
         if given.ask is None:
             return f"NUMA hint: {nodes}, with just as many free, so the kubelet took them without asking the daemon"
         preferred = self._name(given.preferred) if given.preferred else "none"
-        return f"NUMA hint: {nodes}; on offer: {self._name(given.ask.available)}; the daemon preferred {preferred}"
+        return f"NUMA hint: {nodes}; on offer: {self._name(given.ask.available_device_ids)}; the daemon preferred {preferred}"
 
     def _place(self, ids: Iterable[str]) -> str:
         gpus = self._gpus(ids)

@@ -279,11 +279,10 @@ class PodAdmission:
         self.known[pod.uid] = pod
 
     async def _ask_preferred(
-        self, state: ResourceState, endpoint: Endpoint, ask: wire.PreferredRequest
+        self, state: ResourceState, endpoint: Endpoint, ask: messages.ContainerPreferredAllocationRequest
     ) -> tuple[str, ...]:
-        container = messages.ContainerPreferredAllocationRequest(list(ask.available), list(ask.must_include), ask.size)
-        request = bytes(messages.PreferredAllocationRequest([container]))
-        state.requested = set(ask.available)
+        request = bytes(messages.PreferredAllocationRequest([ask]))
+        state.requested = set(ask.available_device_ids)
         try:
             data = await self._call(state, endpoint, wire.PREFERRED, request)
         except CallError as error:

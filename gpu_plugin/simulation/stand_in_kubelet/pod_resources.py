@@ -5,14 +5,17 @@ Sources: pkg/kubelet/apis/podresources/server_v1.go (which pods and containers a
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet import messages, wire
+from gpu_plugin.kubelet._api import v1
 from gpu_plugin.runtime.rates import TokenBucket
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.pods import Pod
@@ -33,6 +36,52 @@ def default_socket(directory: Path) -> Path | None:
     None where the directory is not called device-plugins: what lies above it is then no kubelet's root to write in.
     """
     return directory.parent / DIRECTORY / SOCKET if directory.name == PLUGIN_DIRECTORY else None
+
+
+AllocatedDevice = tuple[str, str, tuple[int, ...]]
+"""A device of a container: its resource, its id, its NUMA node ids (empty: none known)."""
+
+
+class PodListing(msgspec.Struct, frozen=True):
+    """One pod of an answer: the devices of its `containers`, by their names."""
+
+    name: str
+    namespace: str
+    containers: Mapping[str, Sequence[AllocatedDevice]]
+
+
+def encode_pods(pods: Iterable[PodListing]) -> bytes:
+    """A ListPodResourcesResponse."""
+    return b"".join(bytes(v1.ListPodResourcesResponse([_pod(pod)])) for pod in pods)
+
+
+def encode_allocatable(devices: Iterable[AllocatedDevice]) -> bytes:
+    """An AllocatableResourcesResponse."""
+    parts = [entry for device in devices for entry in _entries(device)]
+    return bytes(v1.AllocatableResourcesResponse(parts))
+
+
+def _pod(pod: PodListing) -> v1.PodResources:
+    return v1.PodResources(
+        pod.name,
+        pod.namespace,
+        [
+            v1.ContainerResources(name, [entry for device in devices for entry in _entries(device)])
+            for name, devices in pod.containers.items()
+        ],
+    )
+
+
+@lru_cache(4096)
+def _entries(device: AllocatedDevice) -> tuple[v1.ContainerDevices, ...]:
+    """An entry for each NUMA node of a device; a device without a NUMA node has one entry, without a topology.
+
+    Our .proto has no topology. In the kubelet's, it is field 3, as in the device plugin API's Device.
+    """
+    resource, identifier, numa = device
+    entry = bytes(v1.ContainerDevices(resource, [identifier]))
+    topologies = [bytes(messages.Device(topology=messages.TopologyInfo([messages.NumaNode(node)]))) for node in numa]
+    return tuple(v1.ContainerDevices().parse(entry + topology) for topology in topologies or [b""])
 
 
 class PodResourcesService:
@@ -60,19 +109,18 @@ class PodResourcesService:
         self._calls = TokenBucket(BURST, 1 / CALLS_A_SECOND)
 
     def __mapping__(self) -> dict[str, Handler]:
-        """The three methods, for grpclib's server."""
+        """The methods that a plugin calls, for grpclib's server."""
         unary = Cardinality.UNARY_UNARY
         return {
             wire.POD_RESOURCES_LIST: Handler(self._list, unary, bytes, bytes),
             wire.POD_RESOURCES_ALLOCATABLE: Handler(self._allocatable, unary, bytes, bytes),
-            wire.POD_RESOURCES_GET: Handler(self._get, unary, bytes, bytes),
         }
 
     async def _list(self, stream: Stream[bytes, bytes]) -> None:
         await self._request(stream)
         self.lists += 1
         self._collect()
-        await stream.send_message(wire.encode_pod_resources(map(listing, self._pods().values())))
+        await stream.send_message(encode_pods(map(listing, self._pods().values())))
 
     async def _allocatable(self, stream: Stream[bytes, bytes]) -> None:
         await self._request(stream)
@@ -81,14 +129,7 @@ class PodResourcesService:
             for resource, state in self._tables().items()
             for identifier in sorted(state.healthy)
         ]
-        await stream.send_message(wire.encode_allocatable(healthy))
-
-    async def _get(self, stream: Stream[bytes, bytes]) -> None:
-        name, namespace = wire.decode_pod_request(await self._request(stream))
-        pod = self._pods().get(name)
-        if pod is None or namespace != NAMESPACE:
-            raise GRPCError(Status.UNKNOWN, f"pod {name} in namespace {namespace} not found")
-        await stream.send_message(wire.encode_pod_resources([listing(pod)]))
+        await stream.send_message(encode_allocatable(healthy))
 
     async def _request(self, stream: Stream[bytes, bytes]) -> bytes:
         if not self._calls.take(self._clock()):
@@ -96,10 +137,10 @@ class PodResourcesService:
         return await stream.recv_message() or b""
 
 
-def listing(pod: Pod) -> wire.PodListing:
+def listing(pod: Pod) -> PodListing:
     """A pod as the service tells of it: init containers are not, unless they are sidecars, whatever they hold."""
     order = [c for c in pod.containers if c.kind == "sidecar"] + [c for c in pod.containers if c.kind == "app"]
-    return wire.PodListing(
+    return PodListing(
         pod.name,
         NAMESPACE,
         {

@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.kubelet import messages
-from gpu_plugin.kubelet.wire import PreferredRequest
+from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest
 
 ContainerKind = Literal["init", "sidecar", "app"]
 
@@ -33,7 +33,7 @@ class Allocation(msgspec.Struct, frozen=True):
     resource: str
     ids: tuple[str, ...]
     numa_nodes: frozenset[int] | None
-    ask: PreferredRequest | None
+    ask: ContainerPreferredAllocationRequest | None
     preferred: tuple[str, ...]
     response: ContainerEdits
     encoded: bytes = b""

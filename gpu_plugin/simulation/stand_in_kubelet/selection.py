@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from gpu_plugin.kubelet.wire import PreferredRequest
+from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest
 from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
 from gpu_plugin.simulation.stand_in_kubelet.topology import Hint, aligned
 
@@ -25,7 +25,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     taken: tuple[str, ...]
     wanted: int
-    ask: PreferredRequest | None
+    ask: ContainerPreferredAllocationRequest | None
     preferable: frozenset[str]
     rest: tuple[frozenset[str], ...]
 
@@ -53,12 +53,12 @@ def select(state: ResourceState, wanted: int, reusable: Collection[str], hint: H
         )
     inside, outside, nowhere = aligned(state.numa, free, hint)
     if needed < len(inside):
-        ask = PreferredRequest(_shuffled(inside.union(taken), rng), _shuffled(taken, rng), wanted)
+        ask = _request(inside.union(taken), taken, wanted, rng)
         return Selection(taken, wanted, ask, frozenset(inside), (frozenset(inside),))
     taken += _draw(inside, needed, taken, rng)
     if len(taken) == wanted:
         return Selection(taken, wanted, None, frozenset(), ())
-    ask = PreferredRequest(_shuffled(free.union(taken), rng), _shuffled(taken, rng), wanted)
+    ask = _request(free.union(taken), taken, wanted, rng)
     return Selection(taken, wanted, ask, frozenset(free), (frozenset(outside), frozenset(nowhere)))
 
 
@@ -74,20 +74,26 @@ def complete(selection: Selection, preferred: Sequence[str], rng: random.Random)
     return taken
 
 
-def preferred_breaches(ask: PreferredRequest, answer: Sequence[str]) -> list[str]:
+def preferred_breaches(ask: ContainerPreferredAllocationRequest, answer: Sequence[str]) -> list[str]:
     """What is wrong with a preferred allocation. An empty one is right: the plugin leaves the choice to the kubelet."""
     if not answer:
         return []
     found = []
     if len(set(answer)) != len(answer):
         found.append(f"preferred allocation {list(answer)} names a device twice")
-    if foreign := set(answer).difference(ask.available):
+    if foreign := set(answer).difference(ask.available_device_ids):
         found.append(f"preferred allocation names {sorted(foreign)}, which were not on offer")
-    if left := set(ask.must_include).difference(answer):
+    if left := set(ask.must_include_device_ids).difference(answer):
         found.append(f"preferred allocation leaves out {sorted(left)}, which it had to include")
-    if len(answer) != ask.size:
-        found.append(f"preferred allocation has {len(answer)} devices for a size of {ask.size}")
+    if len(answer) != ask.allocation_size:
+        found.append(f"preferred allocation has {len(answer)} devices for a size of {ask.allocation_size}")
     return found
+
+
+def _request(
+    available: Collection[str], must_include: Collection[str], size: int, rng: random.Random
+) -> ContainerPreferredAllocationRequest:
+    return ContainerPreferredAllocationRequest([*_shuffled(available, rng)], [*_shuffled(must_include, rng)], size)
 
 
 def _draw(source: Collection[str], count: int, but: Collection[str], rng: random.Random) -> tuple[str, ...]:

@@ -20,9 +20,10 @@ def test_there_are_requests_of_every_size(asked):
     for (which, size), questions in asked.items():
         for question in questions:
             [request] = wire.decode_preferred(question.request)
-            assert request.size == len(question.best) == size
-            assert set(request.must_include) <= set(question.best) <= set(request.available)
-            assert which == placement.SOME or (len(request.available) == 8 and not request.must_include)
+            available, required = request.available_device_ids, request.must_include_device_ids
+            assert request.allocation_size == len(question.best) == size
+            assert set(required) <= set(question.best) <= set(available)
+            assert which == placement.SOME or (len(available) == 8 and not required)
         assert len({question.request for question in questions}) > 1
     halves = [question for question in asked[placement.SOME, 4] if len(question.available) < 8 and question.required]
     assert halves, "some availability is partial with something required"

@@ -23,7 +23,7 @@ from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.kubelet.pod_resources import allocated, holders
 from gpu_plugin.simulation.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService
+from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodListing, PodResourcesService, encode_pods
 from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
 from tests.unit.simulation.stand_in_kubelet.fake_plugin import device, healthy, plugin
 
@@ -138,7 +138,7 @@ class TestWithTheStandIn:
             containers = (Container("main", {GPU: 2}), Container("idle", {}))
             admitted[f"p{at}"] = Pod(f"p{at}", containers, {"main": {GPU: given_}}, running=True)
         service = PodResourcesService(lambda: admitted, dict)
-        assert len(wire.encode_pod_resources([])) == 0
+        assert len(encode_pods([])) == 0
         async with serving(path, service):
             told = await allocated(path, 30)
         assert told == {(GPU, i) for pod in admitted.values() for i in pod.ids(GPU)}
@@ -263,11 +263,11 @@ class TestWhereNobodyAnswersRightly:
 
     async def test_an_answer_without_end_is_read_up_to_a_limit(self, path, monkeypatch):
         monkeypatch.setattr(bounded_channel, "MAX_ANSWER_BYTES", 100_000)
-        async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 200_000, "default", {})]))):
+        async with answering(path, sends(encode_pods([PodListing("p" * 200_000, "default", {})]))):
             with pytest.raises(CallError, match="its answer has more than 100000 bytes"):
                 await allocated(path)
         path.unlink()
-        async with answering(path, sends(wire.encode_pod_resources([wire.PodListing("p" * 90_000, "default", {})]))):
+        async with answering(path, sends(encode_pods([PodListing("p" * 90_000, "default", {})]))):
             assert await allocated(path) == frozenset()
 
     async def test_reading_a_long_answer_has_an_end(self, path, monkeypatch):
@@ -303,22 +303,10 @@ class TestWhereNobodyAnswersRightly:
 
 
 texts = st.text(max_size=8)
-resources = st.lists(
-    st.builds(
-        v1.ContainerDevices,
-        texts,
-        st.lists(texts, max_size=3),
-        st.builds(v1.TopologyInfo, st.lists(st.builds(v1.NumaNode, st.integers(-1, 3)), max_size=2)),
-    ),
-    max_size=3,
-)
-memory = st.lists(st.builds(v1.ContainerMemory, texts, st.integers(0, 2**64 - 1)), max_size=2)
-numbers = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3)
-claims = st.lists(st.builds(v1.DynamicResource, texts, texts), max_size=2)
-containers = st.lists(st.builds(v1.ContainerResources, texts, resources, numbers, memory, claims), max_size=3)
+resources = st.lists(st.builds(v1.ContainerDevices, texts, st.lists(texts, max_size=3)), max_size=3)
+containers = st.lists(st.builds(v1.ContainerResources, texts, resources), max_size=3)
 answers = st.builds(
-    v1.ListPodResourcesResponse,
-    st.lists(st.builds(v1.PodResources, texts, texts, containers, numbers, memory), max_size=3),
+    v1.ListPodResourcesResponse, st.lists(st.builds(v1.PodResources, texts, texts, containers), max_size=3)
 )
 
 
@@ -366,11 +354,25 @@ def test_any_bytes_are_read_or_refused(data):
     assert all(isinstance(part, str) for pair in told for part in pair)
 
 
-def test_fields_of_every_kind_that_are_not_ours_are_stepped_over():
+def test_fields_that_are_not_ours_are_skipped():
     varint, fixed64, fixed32, text = b"\x30\x96\x01", b"\x39" + b"8" * 8, b"\x45" + b"4" * 4, b"\x4a\x02ab"
-    devices = varint + b"\x0a\x01r" + fixed64 + b"\x12\x01i" + fixed32 + text
-    container = fixed32 + b"\x12" + bytes([len(devices)]) + devices + varint
-    pod = text + b"\x1a" + bytes([len(container)]) + container + fixed64
-    assert frozenset(pod_listing.decode_holders(fixed64 + b"\x0a" + bytes([len(pod)]) + pod + fixed32)) == {("r", "i")}
-    with pytest.raises(ValueError, match="8 bytes where 7 are left"):
-        frozenset(pod_listing.decode_holders(fixed64[:-1]))
+    devices = b"\x0a\x01r" + b"\x12\x01i" + varint + fixed64 + fixed32 + text
+    container = b"\x12" + bytes([len(devices)]) + devices + varint + fixed32
+    pod = b"\x1a" + bytes([len(container)]) + container + fixed64 + text
+    assert frozenset(pod_listing.decode_holders(b"\x0a" + bytes([len(pod)]) + pod + fixed64)) == {("r", "i")}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x08\x01",  # a number in place of the pods
+        b"\x0a\x05\x0a\x01p",  # a pod that ends too early
+        b"\x0a\x02\x08\x01",  # a number in place of the name of a pod, or of a resource
+        b"\x0a",
+    ],
+)
+def test_a_damaged_answer_never_means_that_no_pod_holds_a_device(answer):
+    with pytest.raises(ValueError, match="message"):
+        pod_listing.decode_holders(answer)
+    with pytest.raises(ValueError, match="message"):
+        pod_listing.decode_allocatable(answer)

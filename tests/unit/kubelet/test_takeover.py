@@ -10,7 +10,7 @@ import pytest
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
-from gpu_plugin.kubelet import pod_resources, takeover, wire
+from gpu_plugin.kubelet import pod_resources, takeover
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.pod_listing import decode_allocatable
 from gpu_plugin.kubelet.registrations import Registrations
@@ -28,6 +28,7 @@ from gpu_plugin.kubelet.takeover import (
 )
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
+from gpu_plugin.simulation.stand_in_kubelet.pod_resources import encode_allocatable
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 OURS = {GPU: frozenset({"GPU-0", "GPU-1"})}
@@ -304,10 +305,10 @@ def test_what_comes_back_by_itself_is_said():
 
 
 def test_allocatable_devices_are_read_as_the_kubelet_writes_them():
-    written = wire.encode_allocatable([(GPU, "GPU-0", (0, 1)), (GPU, "GPU-1", ()), (MIG, "MIG-0", (1,))])
+    written = encode_allocatable([(GPU, "GPU-0", (0, 1)), (GPU, "GPU-1", ()), (MIG, "MIG-0", (1,))])
     assert decode_allocatable(written) == {**OURS, MIG: frozenset({"MIG-0"})}
     assert decode_allocatable(b"") == {}
-    with pytest.raises(ValueError, match="are left"):
+    with pytest.raises(ValueError, match="AllocatableResourcesResponse"):
         decode_allocatable(b"\x0a\x50abc")
 
 
