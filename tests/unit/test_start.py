@@ -10,7 +10,6 @@ import pytest
 from tables.generate import written
 
 LATER = {
-    "betterproto": "the kubelet's side of its API",
     "elftools": "CDI specifications",
     "gpu_plugin.access.cdi.build": "CDI specifications",
     "gpu_plugin.host.cdi.keeper": "CDI specifications",
@@ -27,6 +26,7 @@ LATER = {
     "gpu_plugin.mps": "devices shared by MPS",
     "gpu_plugin.nvml.driver": "the hardware of the node, once it is known which it is",
     "gpu_plugin.simulation": "--simulate",
+    "gpu_plugin.kubelet._api.v1": "the first answer of PodResources",
     "gpu_plugin.telemetry.metrics": "whoever scrapes",
     "h11": "--http-address",
     "hashlib": "configuration from a label, simulated nodes",
