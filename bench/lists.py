@@ -21,13 +21,13 @@ from gpu_plugin.devices.node import Node
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Facts, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy, XidPolicy
+from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
-from gpu_plugin.sources.xid_table import shipped_table
 
 NAME = "nvidia.com/gpu"
 DEVICES = 2_000
@@ -66,7 +66,7 @@ async def _health_change() -> list[Row]:
     uuids = [_uuid(at) for at in range(DEVICES)]
     store = _store([Device(uuid, uuid, uuid, str(at), numa=(at % 2,)) for at, uuid in enumerate(uuids)])
     feed = ListFeed(NAME, store)
-    ledger = HealthLedger(HealthPolicy(XidPolicy(shipped_table())))
+    ledger = HealthLedger(HealthPolicy(XidPolicy(XID_TABLE)))
     for uuid in uuids:
         ledger.watch(uuid, Facts())
         ledger.observe(uuid, Sample(), 0.0)  # seen at work

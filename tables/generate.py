@@ -21,9 +21,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gpu_plugin"
 
 def written() -> Mapping[Path, str]:
     """What each JSON file is to hold, by its path."""
-    table = PACKAGE / "health" / "xids.yaml"
-    tables = {table: yaml.safe_load(table.read_text())}
-    tables |= {profile: _profile(profile) for profile in sorted((PACKAGE / "simulation" / "profiles").glob("*.yaml"))}
+    tables = {profile: _profile(profile) for profile in sorted((PACKAGE / "simulation" / "profiles").glob("*.yaml"))}
     return {source.with_suffix(".json"): _as_json(content) for source, content in tables.items()}
 
 

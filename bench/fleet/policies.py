@@ -9,7 +9,7 @@ from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Facts, Observation, XidEvent
 from gpu_plugin.health.policy import HealthPolicy, XidPolicy
-from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.health.xid_table import XID_TABLE
 
 NVIDIA_SKIPS = frozenset({13, 31, 43, 45, 68, 109})
 """Xids that NVIDIA's plugin v0.20.0 takes for an application's (internal/rm/health.go); any other is held against the GPU."""
@@ -337,7 +337,7 @@ class Ours:
 
 def default_policy() -> HealthPolicy:
     """The shipped table and every default."""
-    return HealthPolicy(XidPolicy(shipped_table()))
+    return HealthPolicy(XidPolicy(XID_TABLE))
 
 
 def _judged(ledger: HealthLedger, uuid: str) -> Verdict:

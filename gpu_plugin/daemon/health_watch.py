@@ -14,8 +14,8 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Observation, Sample, XidEvent, facts
 from gpu_plugin.health.policy import policy
 from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
+from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.sources.xid_table import shipped_table
 from gpu_plugin.telemetry.health_reports import HealthReports, RepeatedXids, tell, whose
 from gpu_plugin.telemetry.readings import Readings
 
@@ -65,7 +65,7 @@ class HealthWatch:
         """
         self._zero = wall() - clock()
         self._clock = clock
-        self.ledger = HealthLedger(policy(settings, shipped_table()), boot_id, self._zero)
+        self.ledger = HealthLedger(policy(settings, XID_TABLE), boot_id, self._zero)
         self.reports = HealthReports()
         self.readings = Readings()
         self.gpus: tuple[Gpu, ...] = ()
@@ -99,7 +99,7 @@ class HealthWatch:
 
     def take(self, settings: Settings) -> None:
         """Judges by other settings from now on, whatever is held against a GPU already included."""
-        for change in self.ledger.judge_by(policy(settings, shipped_table())):
+        for change in self.ledger.judge_by(policy(settings, XID_TABLE)):
             self._report(change)
         self._complain()
         for gpu in self.gpus:

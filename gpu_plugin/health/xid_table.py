@@ -1,11 +1,19 @@
-"""The table of Xids that ships with the package: its rows, read strictly from the JSON that is made of `xids.yaml`."""
+"""The meaning of each Xid for its GPU, and the proof that the fault is over.
+
+Numbers, names, actions and links are those of NVIDIA's catalog of Xid errors for Ampere and later, as of September 2026
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Verdicts and recoveries are ours. The config file
+(health.xid, health.xidClass) and the environment (DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS, XID_CONFIG) override any row.
+
+Other sources:
+    NVSentinel: distros/kubernetes/nvsentinel/charts/gpu-health-monitor/xiderrorsmapping.csv in github.com/NVIDIA/NVSentinel
+    GKE: the Xids after which GKE's device plugin reports a GPU (GoogleCloudPlatform/container-engine-accelerators)
+    SC '25: Cui et al., Story of Two GPUs, https://arxiv.org/abs/2503.11901
+"""
 
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
-
-from gpu_plugin.config.values import duration
 
 Action = Literal[
     "",
@@ -24,67 +32,81 @@ Action = Literal[
     "WORKFLOW_XID_48",
     "XID_154",
 ]
-"""Immediate actions of NVIDIA's catalogue of Xid errors; empty where it has none."""
+"""Immediate actions of NVIDIA's catalog of Xid errors; empty if the catalog has none."""
 
 Link = Literal["never", "always", "R565", "R570", "R575"]
-"""Whether, and from which driver branch on, the driver's recovery action follows an Xid."""
+"""Whether, and from which driver branch on, the driver's recovery action (NVML field 230) follows an Xid.
 
-_seconds = duration(1, 30 * 86400)
+Source: the catalog's column "Xid 154 linkage". `always` is "support with Xid introduction". `never` means that the catalog
+names no link: if a driver asks for no action, this proves nothing about such an Xid.
+"""
+
+HOUR = 3600
+DAY = 24 * HOUR
 
 
-class Seconds(float):
-    """A time that the table has as text, such as 24h, in seconds."""
-
-
-class Escalation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule: so many of an Xid on one GPU `within` a time mean more."""
+class Escalation(msgspec.Struct, frozen=True):
+    """A rule: `count` of an Xid on one GPU within `within` seconds give the verdict `to`. Xids within 5 s count once."""
 
     to: Literal["degraded", "fatal"]
     count: int
-    within: Seconds
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.count <= 64:
-            raise ValueError(f"count {self.count} is not between 2 and 64")
+    within: float
 
 
-class WhileSignalOpen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule: the verdict of an Xid while a signal of this name is open."""
+class WhileSignalOpen(msgspec.Struct, frozen=True):
+    """A rule: the verdict of an Xid while the health signal of this name is open."""
 
     signal: str
     verdict: Literal["degraded", "fatal"]
 
 
-class WithOtherXid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule: the verdict of an Xid where one of these `xids` comes `within` a time of it; with `later` only after it."""
+class WithOtherXid(msgspec.Struct, frozen=True):
+    """A rule: the verdict of an Xid if one of `xids` comes within `within` seconds of it.
+
+    With `later`, the other Xid must come after it, and none may have come in the ten minutes before: such Xids are those of an
+    application that keeps failing. The last second before it does not count, because reports of one instant arrive in any order.
+    """
 
     xids: tuple[int, ...]
     verdict: Literal["degraded", "fatal"]
-    within: Seconds
+    within: float
     later: bool = False
 
-    def __post_init__(self) -> None:
-        if not self.xids:
-            raise ValueError("there are no xids")
 
+class XidRow(msgspec.Struct, frozen=True):
+    """The policy for some Xids.
 
-class XidRow(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    rename={"beside": "with"},
-):
-    """A row of the table; the head of `xids.yaml` says what each of its words means."""
+    Attributes:
+        codes: the Xid numbers.
+        name: the meaning in a few words, printed after the number.
+        verdict: `fatal`: the GPU is not fit for use. `degraded`: an operator should look at it, and pods still get it. `app`: an
+            application's own error, counted. `ignore`: not an error, counted. If a driver requests a recovery, the verdict is
+            fatal for an Xid that is linked or needs a reset. If a linked driver requests nothing for two minutes, a fatal
+            verdict becomes degraded.
+        recovery: the proof that the fault is over. `application`: 10 minutes without another. `quiet`: 24 hours without another,
+            or the proof of a reset. `reset`: the GPU was reset, the driver loaded again or the node booted, and the GPU answers
+            without a fault. `reboot`: the node was booted or the GPU bound again, and the GPU answers without a fault. `rma`: the
+            part must be serviced.
+        linked: whether the driver's recovery action follows it.
+        action: the catalog's immediate action.
+        escalate: a rule for repeated Xids.
+        beside: a rule for an open signal.
+        brings: a rule for other Xids near it.
+        silent: the verdict on a GPU that does not report NVML field 230.
+        repeats: it counts towards a GPU on which applications of several pods fail.
+        whole_gpu: it concerns all MIG devices, whichever instance the driver names.
+        always: no recovery action lowers the verdict.
+        look: the driver has news, so the GPU is read at once.
+        source: the source of the verdict, if that is not the catalog.
+        note: advice to operators.
+    """
 
-    codes: tuple[int | str, ...]
+    codes: tuple[int, ...]
     name: str
     verdict: Literal["ignore", "app", "degraded", "fatal"]
     recovery: Literal["application", "quiet", "reset", "reboot", "rma"]
     linked: Link
     action: Action = ""
-    note: str = ""
-    source: str = ""
     escalate: Escalation | None = None
     beside: WhileSignalOpen | None = None
     brings: WithOtherXid | None = None
@@ -93,16 +115,8 @@ class XidRow(
     whole_gpu: bool = False
     always: bool = False
     look: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("the name is empty")
-        if self.escalate and self.brings:
-            raise ValueError("escalate and brings exclude each other")
-        if self.repeats and self.verdict == "fatal":
-            raise ValueError("repeats is for errors of applications, and a fatal one is not theirs")
-        if not self.numbers:
-            raise ValueError("there are no codes")
+    source: str = ""
+    note: str = ""
 
     @property
     def linked_since(self) -> int | None:
@@ -111,42 +125,295 @@ class XidRow(
             return int(self.linked[1:])
         return 0 if self.linked == "always" else None
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The Xids it is about, ranges written out."""
-        return tuple(number for code in self.codes for number in _numbers(code))
-
 
 XidTable = Mapping[int, XidRow]
 """Rows by Xid."""
 
+ROWS = (
+    # What an application does to itself
+    XidRow((8,), "channel idle timeout", "app", "application", "never", "RESTART_APP", repeats=True),
+    XidRow((11, 25), "invalid or corrupted push buffer", "app", "application", "never", "RESTART_APP", repeats=True),
+    XidRow((13,), "graphics engine exception", "app", "application", "never", "RESTART_APP", repeats=True),
+    XidRow((31,), "GPU memory page fault", "app", "application", "never", "RESTART_APP", repeats=True),
+    XidRow(
+        (*range(39, 42), *range(70, 73), *range(75, 78), 85, *range(126, 136)),
+        "copy engine error",
+        "app",
+        "application",
+        "never",
+        "RESTART_APP",
+        repeats=True,
+        note="a reset where it repeats",
+    ),
+    XidRow((43,), "GPU stopped processing", "app", "application", "never", "IGNORE", repeats=True),
+    XidRow((60,), "security engine video exception", "app", "application", "never", "RESTART_APP", repeats=True),
+    XidRow(
+        (68, *range(82, 85), 86, 88, 89, *range(96, 106), 139),
+        "video processor exception",
+        "app",
+        "application",
+        "never",
+        "RESTART_APP",
+        repeats=True,
+        note="decoders, JPEG and optical flow engines",
+    ),
+    XidRow((69,), "graphics engine class error", "app", "application", "never", "RESTART_APP", repeats=True),
+    # Errors between the driver and the GPU, on the PCIe link: "primarily quality issues on PCI, generally not caused by user
+    # application actions" (of 32). The catalogue has the application restarted, so that one is counted, and a few are worth a
+    # look.
+    XidRow(
+        (32,),
+        "corrupted push buffer stream",
+        "app",
+        "application",
+        "never",
+        "RESTART_APP",
+        escalate=Escalation("degraded", 3, HOUR),
+        note="where it repeats, suspect the PCIe link",
+    ),
+    XidRow(
+        (80,),
+        "corrupted data sent to the GPU",
+        "app",
+        "application",
+        "never",
+        "RESTART_APP",
+        escalate=Escalation("degraded", 3, HOUR),
+        note="where it repeats, suspect the PCIe link",
+    ),
+    # Counted, and no reason to do anything
+    XidRow(
+        (37, 38, 44, 66, 67, 141),
+        "context-switch firmware or register access error",
+        "app",
+        "application",
+        "never",
+        "IGNORE",
+    ),
+    XidRow((106, 107), "SMBPBI test message", "ignore", "application", "never", "IGNORE"),
+    XidRow((138,), "deep learning accelerator error", "app", "application", "never", "CONTACT_SUPPORT"),
+    XidRow((152, 153), "deep learning accelerator message", "ignore", "application", "never", "IGNORE"),
+    XidRow((159,), "CHI non-data error", "app", "application", "always", "CHECK_UVM"),
+    XidRow((162, 163), "power smoothing state", "ignore", "application", "never", whole_gpu=True),
+    # Follows another error, or the end of a process: "Control-C, GPU resets, sigkill are all examples". The catalogue's advice
+    # for one that comes alone, to restart the fabric manager, matters only if the fabric is not ready; a GB200 node has no
+    # fabric manager.
+    XidRow(
+        (45,),
+        "preemptive cleanup",
+        "app",
+        "application",
+        "never",
+        "WORKFLOW_XID_45",
+        beside=WhileSignalOpen("fabric", "degraded"),
+    ),
+    # The driver carries out or announces a recovery: field 230 says which. Without it only the kernel's log has the action,
+    # which may be "None". The catalogue calls it informational, always seen with another Xid: that one decides whether the GPU
+    # is fit.
+    XidRow(
+        (154,),
+        "GPU recovery action changed",
+        "app",
+        "application",
+        "never",
+        "XID_154",
+        silent="degraded",
+        whole_gpu=True,
+        look=True,
+        note="the signal recovery-action judges what the driver asks for",
+    ),
+    # Memory
+    XidRow(
+        (48,),
+        "double-bit ECC error",
+        "fatal",
+        "reset",
+        "R565",
+        "WORKFLOW_XID_48",
+        brings=WithOtherXid((94,), "degraded", 5),
+        note="contained where a 94 comes with it; "
+        "where the SRAM threshold is passed or remapping failed, the part is to be replaced",
+    ),
+    XidRow(
+        (63,),
+        "row remapping or page retirement recorded",
+        "degraded",
+        "reset",
+        "R565",
+        "IGNORE",
+        note="the next reset puts it into effect; work is not affected",
+    ),
+    XidRow(
+        (64,),
+        "row remapping or page retirement failed",
+        "fatal",
+        "reset",
+        "R565",
+        "RESET_GPU",
+        whole_gpu=True,
+        note="where the failure stays after a reset, the part is to be replaced",
+    ),
+    XidRow((92,), "high single-bit ECC error rate", "degraded", "quiet", "never", "IGNORE"),
+    XidRow(
+        (94,),
+        "contained ECC error",
+        "app",
+        "application",
+        "R565",
+        "RESTART_APP",
+        escalate=Escalation("degraded", 3, DAY),
+        note="reset the GPU when it is idle",
+    ),
+    XidRow((95,), "uncontained ECC error", "fatal", "reset", "R565", "RESET_GPU", whole_gpu=True),
+    XidRow((140,), "unrecovered ECC error", "fatal", "reset", "never", "RESET_GPU", whole_gpu=True),
+    XidRow((156,), "resource retirement", "fatal", "reset", "R565", "RESET_GPU"),
+    XidRow(
+        (157,),
+        "resource retirement failed",
+        "degraded",
+        "quiet",
+        "never",
+        "IGNORE",
+        note="nothing is left to repair with; work goes on, and the same may come again",
+    ),
+    XidRow((160,), "channel retirement", "degraded", "quiet", "R575", "IGNORE"),
+    XidRow((161,), "channel retirement failed", "degraded", "quiet", "R575", "IGNORE"),
+    XidRow(
+        (168,),
+        "reduced memory capacity",
+        "fatal",
+        "reset",
+        "never",
+        whole_gpu=True,
+        note="where a reset does not help, have it serviced",
+    ),
+    # Details of a 48: the kind of memory. No source says that a 94 contains them, so that they last until a reset.
+    XidRow((171,), "uncorrectable DRAM error", "fatal", "reset", "never", note="detail of 48"),
+    XidRow((172,), "uncorrectable SRAM error", "fatal", "reset", "never", note="detail of 48"),
+    # Engines and microcontrollers. The power, security and system processors (PMU, SEC2, GSP) serve every MIG device.
+    XidRow((46,), "GPU timeout", "fatal", "reset", "never", "RESET_GPU"),
+    XidRow((47, 65, 73), "video encoder error", "degraded", "quiet", "never", "CONTACT_SUPPORT"),
+    XidRow((61,), "microcontroller breakpoint", "fatal", "reset", "never", "CONTACT_SUPPORT", whole_gpu=True),
+    XidRow((62,), "microcontroller halt", "fatal", "reset", "R565", "RESET_GPU", whole_gpu=True),
+    # An application alone can bring it about, so that neither one nor several make a GPU unfit, but the driver's request.
+    # Without field 230 nothing does: else a tenant whose program hangs takes out one GPU after another. NVIDIA's device plugin
+    # ignores it.
+    XidRow(
+        (109,),
+        "context switch timeout",
+        "degraded",
+        "quiet",
+        "R570",
+        "RESET_GPU",
+        repeats=True,
+        source="catalogue; internal/rm/health.go of NVIDIA's k8s-device-plugin",
+    ),
+    XidRow((110,), "security fault", "fatal", "reset", "R565", "RESET_GPU", whole_gpu=True),
+    XidRow(
+        (119,),
+        "GSP RPC timeout",
+        "fatal",
+        "reset",
+        "never",
+        "RESET_GPU",
+        whole_gpu=True,
+        source="catalogue; NVIDIA/open-gpu-kernel-modules, kernel_gsp.c: "
+        "logged at the first timeout, marked for a reset at the third",
+        note="NVML calls may hang; often a reboot is needed",
+    ),
+    XidRow((120,), "GSP error", "fatal", "reset", "R565", "RESET_GPU", whole_gpu=True),
+    XidRow((142,), "third video encoder error", "degraded", "rma", "never", "CONTACT_SUPPORT"),
+    XidRow((143,), "GPU initialisation error", "fatal", "reset", "R575", "RESET_GPU", whole_gpu=True),
+    XidRow(
+        (151,), "confidential computing key rotation error", "fatal", "reboot", "never", "RESTART_VM", whole_gpu=True
+    ),
+    XidRow((169,), "security engine halt", "fatal", "reset", "never", whole_gpu=True),
+    # The board, its power and its bus: one for all MIG devices
+    XidRow((54,), "auxiliary power missing", "fatal", "reboot", "never", "CHECK_MECHANICALS", whole_gpu=True),
+    XidRow((79,), "GPU has fallen off the bus", "fatal", "reboot", "R565", "RESTART_BM", whole_gpu=True, always=True),
+    XidRow((93,), "InfoROM wear", "degraded", "quiet", "never", "IGNORE", whole_gpu=True),
+    XidRow(
+        (122,),
+        "power management unit cannot read over SPI",
+        "degraded",
+        "quiet",
+        "never",
+        "CONTACT_SUPPORT",
+        brings=WithOtherXid((31,), "fatal", 5, later=True),
+        whole_gpu=True,
+        source="SC '25: page faults of whatever runs follow four of five",
+    ),
+    XidRow(
+        (123,),
+        "power management unit cannot write over SPI",
+        "fatal",
+        "reset",
+        "never",
+        "CONTACT_SUPPORT",
+        whole_gpu=True,
+        source="NVSentinel (FATAL); GKE names it too. The catalogue no longer uses 122 to 125",
+    ),
+    XidRow(
+        (124, 125),
+        "SPI flash or InfoROM failure",
+        "degraded",
+        "quiet",
+        "never",
+        "CONTACT_SUPPORT",
+        whole_gpu=True,
+        source="NVSentinel calls every Xid FATAL that the catalogue does not use; no other source says that the GPU is unfit",
+    ),
+    XidRow((164, 165), "power smoothing failure", "degraded", "quiet", "never", whole_gpu=True),
+    XidRow((167,), "PCIe fatal timeout", "fatal", "reboot", "never", whole_gpu=True),
+    # Links: MIG devices have none of their own
+    XidRow(
+        (74,),
+        "NVLink error",
+        "degraded",
+        "reset",
+        "R565",
+        "WORKFLOW_NVLINK_ERR",
+        escalate=Escalation("fatal", 10, DAY),
+        beside=WhileSignalOpen("nvlink", "fatal"),
+        whole_gpu=True,
+        source="SC '25: two of three come again although the links work",
+        note="a link that stays down is the signal nvlink's",
+    ),
+    XidRow(
+        (108,),
+        "NVLink remote translation error",
+        "degraded",
+        "quiet",
+        "never",
+        "IGNORE",
+        note="often the victim of a peer",
+    ),
+    XidRow((137,), "NVLink privilege error", "degraded", "quiet", "never", "IGNORE", note="often the victim of a peer"),
+    XidRow(
+        (121,),
+        "C2C link error",
+        "degraded",
+        "quiet",
+        "never",
+        "IGNORE",
+        whole_gpu=True,
+        note="corrected errors without operational impact, which may repeat; a reset at the next occasion trains the link again",
+    ),
+    XidRow((136,), "NVLink training failed", "fatal", "reset", "R565", "RESET_GPU", whole_gpu=True),
+    # NVLink 5: their sub-codes, which only the kernel's log has, decide. The catalogue's decode has IGNORE and RESET_GPU for
+    # 144 to 146 and 149, IGNORE alone for 147 and 148, RESET_GPU alone for 150.
+    XidRow((144,), "NVLink SAW error", "degraded", "reset", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
+    XidRow((145,), "NVLink RLW error", "degraded", "reset", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
+    XidRow((146,), "NVLink TLW error", "degraded", "reset", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
+    XidRow((147,), "NVLink TREX error", "app", "application", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
+    XidRow((148,), "NVLink NVLPW_CTRL error", "app", "application", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
+    XidRow((149,), "NVLink link event", "degraded", "reset", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
+    XidRow((150,), "NVLink MSE watchdog", "fatal", "reset", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
+    XidRow((155,), "NVLink software-defined error", "fatal", "reset", "R565", "RESET_GPU", whole_gpu=True),
+    XidRow((158,), "fatal timeout", "fatal", "reset", "always", "RESET_GPU", whole_gpu=True),
+    XidRow((166, 170), "NVLink confidential computing error", "degraded", "quiet", "never", whole_gpu=True),
+    # vGPU
+    XidRow((78,), "vGPU start error", "degraded", "reset", "never", "UPDATE_SWFW", note="update the driver"),
+)
 
-def xid_table(content: object) -> XidTable:
-    """The table of a parsed file: a list of rows.
-
-    Raises:
-        ValueError: a row that cannot be, or an Xid that two rows are about; with the place in the file.
-    """
-    if not isinstance(content, list):
-        raise ValueError("the table is not a list of rows")
-    found: dict[int, XidRow] = {}
-    for at, each in enumerate(content):
-        try:
-            row = msgspec.convert(each, XidRow, dec_hook=lambda _, text: Seconds(_seconds(text)))
-        except msgspec.ValidationError as error:
-            raise ValueError(f"row {at}: {error}") from None
-        for number in row.numbers:
-            if number in found:
-                raise ValueError(f"Xid {number} appears in two rows, {found[number].name!r} and {row.name!r}")
-            found[number] = row
-    return found
-
-
-def _numbers(code: int | str) -> range:
-    first, _, last = (code if isinstance(code, str) else f"{code}").partition("-")
-    if not (first.isascii() and first.isdigit() and (not last or (last.isascii() and last.isdigit()))):
-        raise ValueError(f"{code!r} is neither an Xid nor a range of them such as 39-41")
-    numbers = range(int(first), int(last or first) + 1)
-    if not numbers or len(numbers) > 1000:
-        raise ValueError(f"{code!r} is not a range of Xids")
-    return numbers
+XID_TABLE: XidTable = {xid: row for row in ROWS for xid in row.codes}

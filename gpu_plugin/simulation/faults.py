@@ -9,10 +9,10 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, RecoveryAction, Return
+from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.simulation import device_nodes
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.part_faults import MASK, PART_FAULTS, Fault, change, flag, require, whole
-from gpu_plugin.sources.xid_table import shipped_table
 
 _NONE = "none"
 _EMPTY = "empty"
@@ -46,7 +46,7 @@ def _recovery_after(xid: int) -> int:
     Of Xids whose gravity the driver itself decides (109, 144 to 146), the simulated one says: none. `--recovery-action` has
     it say otherwise.
     """
-    row = shipped_table().get(xid)
+    row = XID_TABLE.get(xid)
     return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict == "fatal" else 0
 
 

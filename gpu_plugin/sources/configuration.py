@@ -198,12 +198,13 @@ class Configuration:
         return content if size <= LONGEST_IN_FULL else {"left_out_bytes": size}
 
     def status(self) -> Mapping[str, object]:
-        """For whoever asks: which settings are in force, and what stands in the way of others.
+        """The settings in force, and the reasons why others are not.
 
-        `file` is the one whose settings are in force, "" for none, `since` when (Unix time in seconds). `wanted` is the file that
-        was asked for last, "" where it is that one. `refused` is why what was asked for is not in force, `unheard` why a change
-        of the node's label would not be heard; both are "" where nothing is wrong. `faults` is all that is wrong with what was
-        refused, a sentence each. `without_effect` has flags and variables that change nothing. `reloads` counts outcomes.
+        `file` is the file of the settings in force, "" for none, `since` its time (Unix time in seconds). `wanted` is the file
+        that was requested last, "" if its settings are in force. `refused` is the reason why the requested settings are not in
+        force, `unheard` the reason why a change of the node's label would be missed; both are "" if nothing is wrong. `faults`
+        has a sentence for each error in the refused settings. `without_effect` has flags and variables that change nothing.
+        `reloads` counts outcomes.
         """
         wanted = self._source.wanted()
         return {
@@ -232,9 +233,9 @@ def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:
 
 
 class Wait(msgspec.Struct):
-    """The wait for a configuration to begin with, for whoever asks meanwhile.
+    """The wait for the first configuration, for commands and probes.
 
-    `tried` says whether the first attempt is over, `failed` why the last one came to nothing, a sentence for each reason.
+    `tried` is set after the first attempt. `failed` has a sentence for each reason why the last attempt failed.
     """
 
     tried: bool = False

@@ -1,8 +1,8 @@
-"""Says that the content of files changed, however they are changed.
+"""Report that the content of files changed, in whichever way.
 
-A file is rewritten in place, or another is renamed over it; a ConfigMap's is reached through `..data`, a link that is made to
-point elsewhere; directories go and come. So nothing that is heard is believed: it is only a reason to look at the content
-again, and to hear more, along the way as it leads now. A look now and then makes up for what is not heard.
+A program rewrites a file in place, or renames another file over it. The file of a ConfigMap is reached through `..data`, a link
+that the kubelet replaces. Directories are removed and created. So a file event is only a reason to read the content again and
+to watch the directories on its present path. A read at intervals covers missed events.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class FileWatcher(Generic[T]):
     async def _look_once(self, threads: Workers, directories: Directories) -> None:
         try:
             seen, places = await threads.run(self._look, PATIENCE)
-            if directories.arm(places):  # what happened there before it was watched was not heard
+            if directories.arm(places):  # a change before the watch began had no event
                 seen, places = await threads.run(self._look, PATIENCE)
                 directories.arm(places)
         except TimeoutError:

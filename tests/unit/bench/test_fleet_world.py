@@ -14,7 +14,7 @@ from bench.fleet.world import simulate
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Fault, Sample, XidEvent
-from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.health.xid_table import XID_TABLE
 
 EVERY = list(POLICIES)
 PARTS = list(Part)
@@ -332,7 +332,7 @@ def test_every_rate_says_where_it_is_from_and_every_incident_is_one_that_is_know
         assert rate.derived
         if any(word in rate.derived for word in ("assumed", "taken to be")):
             assert "assumed" in rate.sources
-    table = shipped_table()
+    table = XID_TABLE
     raised = {emission.xid for kind in KINDS.values() for emission in (*kind.begins, *kind.pods)}
     assert raised | {xid for xid, _ in APPLICATION_XIDS} | set(OTHER_XIDS) <= set(table)
     assert all(kind.silent or kind.otherwise is not Truth.BROKEN for kind in KINDS.values())

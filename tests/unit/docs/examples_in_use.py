@@ -25,8 +25,8 @@ from gpu_plugin.devices.plan import plan
 from gpu_plugin.doctor.checks import CHECKS, examine
 from gpu_plugin.health.observation import Facts, Sample
 from gpu_plugin.health.policy import policy
+from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.simulation.profile import load, names
-from gpu_plugin.sources.xid_table import shipped_table
 from tests.unit.docs.test_docs import ROOT, TABLES, missing_rows
 from tests.unit.health.watching import Watched
 
@@ -57,7 +57,7 @@ def check(state_dir: str) -> str:
 
 def works() -> dict[str, object]:
     """What each of the examples does once it is chosen."""
-    fatal = policy(resolve({}, {}, {"health": {"signals": {"warm-memory": "fatal"}}}), shipped_table())
+    fatal = policy(resolve({}, {}, {"health": {"signals": {"warm-memory": "fatal"}}}), XID_TABLE)
     strategy = resolve({"device_list_strategy": "site-mounts"}, {}).device_list_strategy
     edits = container_edits([Device("a", "a", "GPU-a", "0")], Access(strategy))
     partitioned = Node((Gpu("GPU-a", 0), Gpu("GPU-b", 1, mig_enabled=True)))

@@ -6,9 +6,9 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Facts, Fault, Observation, Sample
 from gpu_plugin.health.policy import HealthPolicy, XidPolicy
 from gpu_plugin.health.record import MigUuids
-from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.health.xid_table import XID_TABLE
 
-GUARDED = HealthPolicy(XidPolicy(shipped_table()))
+GUARDED = HealthPolicy(XidPolicy(XID_TABLE))
 UNGUARDED = HealthPolicy(GUARDED.xids, flap_hold=0)
 H200 = Facts(Thresholds(95, 89, 95, 87), contains_errors=True, says_action=True)
 A, B = "GPU-aaaa", "GPU-bbbb"

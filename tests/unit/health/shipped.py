@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.health.policy import HealthPolicy, policy
-from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.health.xid_table import XID_TABLE
 
 UNGUARDED = {"flags": {"flapGuard": "0s"}}
 """A config file without a flap guard, which would hold back what recovered."""
@@ -12,7 +12,7 @@ UNGUARDED = {"flags": {"flapGuard": "0s"}}
 
 def shipped(environ: Mapping[str, str] | None = None, **sections: object) -> HealthPolicy:
     """The policy of these environment variables and sections of a config file, without a flap guard."""
-    return policy(resolve({}, environ or {}, {**UNGUARDED, **sections}), shipped_table())
+    return policy(resolve({}, environ or {}, {**UNGUARDED, **sections}), XID_TABLE)
 
 
 SHIPPED = shipped()

@@ -11,10 +11,10 @@ from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Order, Sample, XidEvent, facts
 from gpu_plugin.health.policy import policy
+from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.inventory.inventory import Inventory
 from gpu_plugin.inventory.offer import offer
 from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.sources.xid_table import shipped_table
 from tests.unit.health.ledgers import SEEN
 
 GPU, SLICE, PART = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1c.3g.40gb"
@@ -31,7 +31,7 @@ class Plugin:
     def __init__(self, *gpus: Gpu, **settings: Any) -> None:
         asked = msgspec.structs.replace(SETTINGS, **settings)
         self.now = 1_000.0
-        self.ledger = HealthLedger(policy(asked, shipped_table()), "boot-1")
+        self.ledger = HealthLedger(policy(asked, XID_TABLE), "boot-1")
         for gpu in gpus:
             slices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
             self.ledger.watch(gpu.uuid, facts(gpu), slices)

@@ -7,9 +7,9 @@ from gpu_plugin.health import signals
 from gpu_plugin.health.latch import NOTHING, Latch, LatchKey, Proof, Verdict
 from gpu_plugin.health.policy import VERDICTS, HealthPolicy, XidPolicy, policy
 from gpu_plugin.health.signals import standing
-from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.health.xid_table import XID_TABLE
 
-TABLE = shipped_table()
+TABLE = XID_TABLE
 OPEN = [verdict for verdict in Verdict if verdict is not Verdict.OK]
 
 
@@ -17,7 +17,7 @@ def asked(environ: dict[str, str] | None = None, **health: object) -> HealthPoli
     return policy(resolve({}, environ or {}, {"health": health}), TABLE)
 
 
-def test_without_a_word_from_the_operator_the_policy_is_the_shipped_table():
+def test_without_a_word_from_the_operator_the_policy_is_the_table():
     plain = asked()
     assert plain == HealthPolicy(XidPolicy(TABLE))
     assert (plain.temperature_recovery, plain.flap_hold, plain.judging) == (300.0, 3600.0, True)

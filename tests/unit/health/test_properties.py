@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: what health never does."""
+"""Invariants of health under events of any kind in any order."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

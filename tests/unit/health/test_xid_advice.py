@@ -8,12 +8,12 @@ from gpu_plugin.health.observation import Facts
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signal import Case
 from gpu_plugin.health.signals import SIGNALS, xid
-from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.health.xid_table import XID_TABLE
 from tests.unit.health.shipped import SHIPPED, shipped
 
 APP, DEGRADED, FATAL = Verdict.APP, Verdict.DEGRADED, Verdict.FATAL
 BEYOND = 998
-NUMBERS = (*shipped_table(), BEYOND)
+NUMBERS = (*XID_TABLE, BEYOND)
 WORDS = {"app": APP, "degraded": DEGRADED, "fatal": FATAL}
 
 

@@ -8,12 +8,12 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Facts, Fault, Observation, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy
 from gpu_plugin.health.signals import advice
-from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.health.xid_table import XID_TABLE
 from tests.unit.health.shipped import SHIPPED, shipped
 from tests.unit.health.watching import GPU, Watched
 
 APP, DEGRADED, FATAL, OK = Verdict.APP, Verdict.DEGRADED, Verdict.FATAL, Verdict.OK
-TABLE = shipped_table()
+TABLE = XID_TABLE
 VERDICTS = {"ignore": OK, "app": APP, "degraded": DEGRADED, "fatal": FATAL}
 BEYOND = 9999
 

@@ -1,21 +1,17 @@
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.health_section import XID_CLASSES, XID_VERDICTS
 from gpu_plugin.health.latch import Proof, Verdict
 from gpu_plugin.health.policy import VERDICTS, Judgement, XidList, XidPolicy, describe, parse_xid_list
 from gpu_plugin.health.signals import SIGNALS
-from gpu_plugin.health.xid_table import XidRow, xid_table
-from gpu_plugin.sources.xid_table import SHIPPED, shipped_table
+from gpu_plugin.health.xid_table import ROWS, XID_TABLE
 
-TABLE = shipped_table()
+TABLE = XID_TABLE
 BEYOND = 9999
 
-# What the policy is to be: Xids by verdict and by what proves that one is over.
+# The expected policy: Xids by verdict and by the proof that the fault is over.
 POLICY = {
     ("app", "application"): [
         *(8, 11, 13, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 66, 67, 68, 69, 70, 71, 72, 75, 76, 77, 80),
@@ -47,8 +43,7 @@ def test_every_xid_of_the_policy_stands_in_the_table_once_with_its_verdict_and_r
     for xid, row in sorted(TABLE.items()):
         found.setdefault((row.verdict, row.recovery), []).append(xid)
     assert found == POLICY
-    written = [number for row in json.loads(SHIPPED.read_text()) for number in xid_table([row])]
-    assert sorted(written) == sorted(TABLE)
+    assert sorted(xid for row in ROWS for xid in row.codes) == sorted(TABLE)
 
 
 def test_what_the_rules_beyond_a_verdict_are_about():
@@ -115,87 +110,13 @@ def test_an_operator_is_advised_to_do_what_would_end_it(asked, xid, advice):
     assert judged.advised(judged.verdict, judged.proof(judged.verdict)).startswith(advice)
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"codes": [1], "verdict": "app", "recovery": "quiet"}, "row 0: .*missing required field `name`"),
-        ({"codes": [1], "name": "", "verdict": "app", "recovery": "quiet"}, "the name is empty"),
-        ({"codes": [1], "name": "x", "verdict": "mild", "recovery": "quiet"}, r"row 0: .*'mild' - at `\$.verdict`"),
-        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "soon"}, r"row 0: .*'soon' - at `\$.recovery`"),
-        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "ends": 1}, "unknown field `ends`"),
-        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "action": "PRAY"}, r"'PRAY' - at .*action"),
-        ({"codes": [], "name": "x", "verdict": "app", "recovery": "quiet"}, "there are no codes"),
-        ({"codes": ["3-1"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'3-1' is not a range of Xids"),
-        ({"codes": ["x"], "name": "x", "verdict": "app", "recovery": "quiet"}, "'x' is neither an Xid nor a range"),
-        ({"codes": [-1], "name": "x", "verdict": "app", "recovery": "quiet"}, "-1 is neither an Xid nor a range"),
-        ({"codes": [1, 1], "name": "x", "verdict": "app", "recovery": "quiet"}, "Xid 1 appears in two rows"),
-        ({"codes": [1], "name": "x", "verdict": "fatal", "recovery": "reset", "repeats": True}, "repeats is for"),
-        ({"codes": [1], "name": "x", "verdict": "app", "recovery": "quiet", "linked": "R5"}, "'R5' - at .*linked"),
-        (
-            {
-                "codes": [1],
-                "name": "x",
-                "verdict": "app",
-                "recovery": "quiet",
-                "escalate": {"to": "fatal", "count": 2, "within": "1h"},
-                "brings": {"xids": [2], "within": "5s", "verdict": "fatal"},
-            },
-            "exclude each other",
-        ),
-        (
-            {
-                "codes": [1],
-                "name": "x",
-                "verdict": "app",
-                "recovery": "quiet",
-                "brings": {"xids": [], "within": "5s", "verdict": "fatal"},
-            },
-            "there are no xids",
-        ),
-        (
-            {
-                "codes": [1],
-                "name": "x",
-                "verdict": "app",
-                "recovery": "quiet",
-                "escalate": {"to": "fatal", "count": 1, "within": "1h"},
-            },
-            "count 1 is not between 2 and 64",
-        ),
-        (
-            {
-                "codes": [1],
-                "name": "x",
-                "verdict": "app",
-                "recovery": "quiet",
-                "escalate": {"to": "fatal", "count": 2, "within": "soon"},
-            },
-            "'soon' is not a duration",
-        ),
-    ],
-)
-def test_a_row_that_cannot_be_is_refused_with_its_place(row, reason):
-    with pytest.raises(ValueError, match=reason):
-        xid_table([{"linked": "never"} | row])
-
-
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_each_row_says_whether_the_recovery_action_follows_it(verdict):
-    row = {"codes": [1], "name": "x", "verdict": verdict, "recovery": "reset"}
-    with pytest.raises(ValueError, match="missing required field `linked`"):
-        xid_table([row])
-
-
-def test_a_file_that_is_no_table_is_told_with_its_name(tmp_path):
-    broken = tmp_path / "xids.json"
-    for text in ("{}", '[{"codes": [1]}]', "[", "\x00"):
-        broken.write_text(text)
-        with pytest.raises(
-            ConfigError, match=r"xids.json: the table of Xids cannot be read: .*; reinstall the package"
-        ):
-            shipped_table(broken)
-    with pytest.raises(ConfigError, match="No such file"):
-        shipped_table(tmp_path / "none.json")
+def test_the_rows_are_consistent():
+    for row in ROWS:
+        assert row.name
+        assert not (row.escalate and row.brings), row.name  # the signal has room for one of the two
+        assert not (row.repeats and row.verdict == "fatal"), row.name  # repeats is for errors of applications
+        assert row.escalate is None or 2 <= row.escalate.count <= 64, row.name
+        assert row.brings is None or row.brings.xids, row.name
 
 
 def test_an_xid_is_described_in_words_where_there_are_some():
@@ -358,8 +279,3 @@ def test_without_a_table_every_xid_is_one_that_nobody_knows():
 )
 def test_time_alone_closes_nothing_that_made_a_gpu_unfit(recovery, verdict, proof):
     assert Judgement(Verdict.APP, recovery).proof(verdict) is proof
-
-
-def test_a_row_knows_its_numbers():
-    row = XidRow(codes=(3, "7-9"), name="x", verdict="app", recovery="quiet", linked="never")
-    assert row.numbers == (3, 7, 8, 9)

@@ -7,7 +7,7 @@ from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Facts, Fault, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy, XidPolicy
-from gpu_plugin.sources.xid_table import shipped_table
+from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.telemetry.health_reports import REPEAT_LOG, RepeatedXids, tell
 from tests.unit.telemetry.test_logs import documented_fields
 
@@ -106,7 +106,7 @@ def test_a_change_of_verdict_is_one_line_as_loud_as_it_is_bad(caplog, change, le
 )
 def test_the_line_of_a_fault_is_short_and_names_its_gpu_once(caplog, seen):
     uuid = "GPU-6f1c3a52-0d5e-4f0b-9c57-8a1e2b3c4d5e"
-    ledger = HealthLedger(HealthPolicy(XidPolicy(shipped_table())))
+    ledger = HealthLedger(HealthPolicy(XidPolicy(XID_TABLE)))
     ledger.watch(uuid, Facts())
     (change,) = ledger.observe(uuid, seen, 1.0)
     tell(change)
