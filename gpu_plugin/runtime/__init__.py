@@ -1,1 +1,1 @@
-"""What every part runs on: threads, wakening, supervision and back-off, files read and replaced. Knows nothing of GPUs."""
+"""Threads, events, supervision, back-off and files for all other packages. Has no knowledge of GPUs."""

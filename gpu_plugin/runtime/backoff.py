@@ -1,4 +1,4 @@
-"""How long to wait before what failed is tried again: twice as long each time. Pure: takes clock and dice as arguments."""
+"""Delays before the next attempt after a failure: each is twice the last. Pure: takes the clock and a random number."""
 
 import math
 
@@ -8,13 +8,13 @@ EXACT = (1.0, 1.0)
 """The delays as they are."""
 
 ON_NODE = (0.9, 1.0)
-"""Between these multiples of a delay: what is asked serves one node, so that little has to be kept apart."""
+"""Between these multiples of a delay: the server has one node as its client, so a small spread is enough."""
 
 IN_CLUSTER = (0.5, 1.0)
-"""Between these multiples of a delay where every node of a cluster asks one server."""
+"""Between these multiples of a delay if every node of a cluster asks one server."""
 
 NO_SOONER = (1.0, 1.5)
-"""Between these multiples of a delay where that server may have said how long to wait at least."""
+"""Between these multiples of a delay if the server may have named the shortest delay."""
 
 
 START_SPREAD = 10.0
@@ -22,16 +22,16 @@ START_SPREAD = 10.0
 
 
 class Backoff(msgspec.Struct):
-    """The delays between attempts at one thing. Times are in seconds, of any steady clock.
+    """The delays between attempts. Times are in seconds of a steady clock.
 
     Attributes:
         first: the first delay.
-        longest: what they grow to, before they are spread; no spread but `NO_SOONER` makes more of it.
-        spread: the least and the largest multiple of a delay that the dice may make of it.
-        free: so many failures in a row are tried again at once, before the first delay.
-        stable: who has worked for so long fails for the first time again; waiting for work is no work.
-        failures: how many there were in a row.
-        not_before: when the next attempt is due; the past where none has failed.
+        longest: the longest delay, before the spread. Only `NO_SOONER` makes it longer.
+        spread: the smallest and the largest multiple of a delay.
+        free: the number of failures in a row that have no delay.
+        stable: reset the failure count after this many seconds of success. Waiting for work does not count.
+        failures: the number of failures in a row.
+        not_before: the time of the next attempt; in the past if none has failed.
     """
 
     first: float
@@ -43,9 +43,9 @@ class Backoff(msgspec.Struct):
     not_before: float = -math.inf
 
     def failed(self, now: float, dice: float = 0.0, worked_for: float = 0.0) -> float:
-        """Takes in a failure after having worked for `worked_for` seconds; gives the seconds until the next attempt.
+        """Count a failure after `worked_for` seconds of success, and return the seconds until the next attempt.
 
-        `dice` in [0, 1) spreads them.
+        `dice`, a random number in [0, 1), spreads them.
         """
         if worked_for >= self.stable:
             self.failures = 0
@@ -62,5 +62,5 @@ class Backoff(msgspec.Struct):
         return now >= self.not_before
 
     def succeeded(self) -> None:
-        """The attempt did what it is for, or the cause of the failures is gone: what fails next fails for the first time."""
+        """Reset the failure count: the attempt succeeded, or the cause of the failures is gone."""
         self.failures, self.not_before = 0, -math.inf

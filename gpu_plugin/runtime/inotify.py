@@ -1,7 +1,7 @@
-"""Hears what happens in directories, and the door to asyncinotify, whose import has no program run for us.
+"""Watch directories with inotify: the only import of asyncinotify, which here runs no program.
 
-It looks for the C library with `ctypes.util.find_library`, which runs ldconfig, and compilers where there is none. The library is
-in this process already, where asyncinotify looks for it next.
+asyncinotify finds the C library with `ctypes.util.find_library`, which runs ldconfig or a compiler. Without a result, it uses the
+C library that this process has loaded.
 """
 
 import ctypes.util
@@ -33,7 +33,7 @@ finally:
 log = logging.getLogger(__name__)
 
 ANY = ""
-"""Stands for whatever name in a directory."""
+"""Any name in a directory."""
 
 _ENTRIES = (
     Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
@@ -41,11 +41,11 @@ _ENTRIES = (
 _CONTENTS = Mask.MODIFY | Mask.CLOSE_WRITE | Mask.ATTRIB
 
 _MAX_LINKS = 40
-"""Symbolic links followed on one way, as many as Linux does (path_resolution(7))."""
+"""The most symbolic links on one path, as in Linux (path_resolution(7))."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A name in a directory that something depends on; `content` where on what the file holds, not on the name alone."""
+    """A watched name in a directory; `content` if changes of the file's content matter, and not only of the name."""
 
     directory: str
     name: str
@@ -53,7 +53,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def route(path: Path) -> frozenset[Place]:
-    """Every name that is looked up on the way to `path`, through all symbolic links, as far as the way exists."""
+    """Every name that Linux looks up to open `path`, through all symbolic links, as far as they exist."""
     places: set[Place] = set()
     at, links = "/", 0
     whole = path if path.is_absolute() else Path.cwd() / path
@@ -63,14 +63,14 @@ def route(path: Path) -> frozenset[Place]:
         if name in {"", "."}:
             continue
         if name == "..":
-            at = os.path.dirname(at)  # noqa: PTH120 - text, of a way that holds no link any more
+            at = os.path.dirname(at)  # noqa: PTH120 - text: this part of the path has no link
             continue
         places.add(Place(at, name, content=not ahead))
         entry = f"{at.rstrip('/')}/{name}"
         try:
-            target = os.readlink(entry)  # noqa: PTH115 - the text, whatever it may be
+            target = os.readlink(entry)  # noqa: PTH115 - the text alone
         except OSError:
-            if not ahead or not os.path.isdir(entry):  # noqa: PTH112 - the way ends here
+            if not ahead or not os.path.isdir(entry):  # noqa: PTH112 - the path ends here
                 break
             at = entry
             continue
@@ -84,10 +84,10 @@ def route(path: Path) -> frozenset[Place]:
 
 
 class Directories:
-    """Watches directories for what happens to certain names in them. A context manager."""
+    """Watches certain names in directories. A context manager."""
 
     def __init__(self, happened: Callable[[], None], what: str) -> None:
-        """Calls `happened`, on the event loop, after anything that may matter; `what` says what changes are about."""
+        """`happened` is called on the event loop after a change. `what` is for the log: "of configuration files"."""
         self._happened = happened
         self._what = what
         self._inotify: Inotify | None = None
@@ -104,10 +104,10 @@ class Directories:
             self._inotify = None
 
     def arm(self, places: Iterable[Place]) -> bool:
-        """Watches these places and no others. Returns whether any is watched that was not.
+        """Watch these places and no others. Returns whether a directory is watched that was not watched before.
 
-        Where the system refuses (its inotify limits, for one), that is said once; who needs to know must look by himself.
-        A directory that is only on the way is passed over where it may not be read.
+        If the kernel refuses, for example because of its inotify limits, the log has one line, and callers must read the files at
+        intervals. A directory that may not be read is skipped if only its subdirectories matter.
         """
         new = False
         refused: OSError | None = None
@@ -119,7 +119,7 @@ class Directories:
             where = f"{refused.filename}: " if refused.filename else ""
             limits = " (fs.inotify.max_user_watches and max_user_instances may be too low)"
             log.warning(
-                "changes %s are looked for now and then instead of being told of: %s%s%s",
+                "changes %s are found by reading at intervals, since the kernel reports no events: %s%s%s",
                 self._what,
                 where,
                 refused.strerror,
@@ -129,7 +129,7 @@ class Directories:
         return new
 
     def _arm(self, places: Iterable[Place]) -> tuple[bool, PermissionError | None]:
-        """Whether any is new, and why what happens where the way ends is not heard. Raises OSError where the system refuses."""
+        """Whether a directory is new, and why the last one of a path is not watched. Raises OSError if the kernel refuses."""
         if self._inotify is None:
             self._inotify = Inotify()
             self._opened.ring()
@@ -144,7 +144,7 @@ class Directories:
             for directory, (names, mask) in wanted.items():
                 try:
                     names_of.setdefault(self._inotify.add_watch(directory, mask).wd, set()).update(names)
-                except (FileNotFoundError, NotADirectoryError):  # it went this moment: its parent tells of that
+                except (FileNotFoundError, NotADirectoryError):  # it was just removed, which is an event of its parent
                     continue
                 except PermissionError as error:
                     if ANY in names or mask & _CONTENTS:
@@ -160,7 +160,7 @@ class Directories:
         return bool(new), refused
 
     async def listen(self) -> None:
-        """Hears what happens. Never returns."""
+        """Report changes. Never returns."""
         while self._inotify is None:
             await self._opened.wait()
         while True:
@@ -173,5 +173,5 @@ class Directories:
         watch = event.watch
         names = self._names.get(watch.wd) if watch is not None else None
         if names is None:
-            return False  # of a watch that was given up
+            return False  # of a watch that was removed
         return event.name is None or ANY in names or str(event.name) in names

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket."""
+"""The process at the other end of a Unix socket."""
 
 import errno
 import socket
@@ -9,7 +9,7 @@ _UCRED = struct.Struct("3i")
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process id and uid of who connected, or of who called listen(), as the kernel knows them (SO_PEERCRED, unix(7)).
+    """Process id and uid of the peer that connected or called listen(), from the kernel (SO_PEERCRED, unix(7)).
 
     A process of another container has the id 0. Raises OSError.
     """
@@ -18,9 +18,9 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def listening(path: str) -> bool:
-    """Whether somebody takes connections on a socket, or would, were it not too busy. Blocks, but not for long."""
+    """Whether a process listens on a socket, even if its queue is full. Blocks for a moment."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             return probe.connect_ex(path) in (0, errno.EAGAIN)
-        except OSError:  # of a path that is too long for a socket's
+        except OSError:  # the path is too long for a socket
             return False

@@ -9,8 +9,10 @@ CONTROLS: Mapping[int, str] = {
     ord("\r"): "\\r",
     **{code: f"\\u{code:04x}" for code in (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))},
 }
-"""Characters that would begin a line of their own, tell a terminal something or turn the direction of writing, and how they
-are shown: C0 and C1 (ECMA-48) save the tab, the separators U+2028 and U+2029, and Unicode's bidirectional controls (UAX #9)."""
+"""Characters that begin a line, control a terminal or turn the direction of writing, and the text that replaces each.
+
+C0 and C1 (ECMA-48) without the tab, the separators U+2028 and U+2029, and Unicode's bidirectional controls (UAX #9).
+"""
 
 
 LONGEST_FOREIGN = 300
@@ -29,7 +31,7 @@ def excerpts(texts: Sequence[str], shown: int = 3) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text with lone surrogates, which names that are no UTF-8 have and no encoder takes, shown by their hexadecimal code."""
+    """The text with lone surrogates, which come from names that are not UTF-8, replaced by their hexadecimal code."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -38,5 +40,5 @@ def encodable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text as it may be shown to anybody: encodable, and with `CONTROLS` shown instead of obeyed."""
+    """The text, safe for a terminal and a log: encodable, and with `CONTROLS` replaced."""
     return encodable(text).translate(CONTROLS)

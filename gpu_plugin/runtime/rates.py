@@ -1,4 +1,4 @@
-"""How often something may be done, or logged. Pure: takes the clock as an argument."""
+"""Limits on the rate of calls and log lines. Pure: takes the clock as an argument."""
 
 import logging
 
@@ -6,7 +6,7 @@ import msgspec
 
 BURST = 20
 REFILL_SECONDS = 30.0
-"""So many log lines of a kind at once, and one more whenever so many seconds have passed."""
+"""The number of similar log lines at once, and the seconds after which one more may follow."""
 
 
 class TokenBucket(msgspec.Struct):

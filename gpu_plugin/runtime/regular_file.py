@@ -1,4 +1,4 @@
-"""Regular files: ours replaced whole or not at all, those of others read with a bound, whatever may be under their names."""
+"""Regular files: replace our files atomically, and read files of other programs with a bound on size and kind."""
 
 import errno
 import os
@@ -23,21 +23,21 @@ _NULL = os.makedev(1, 3)
 
 
 class UnfitFileError(OSError):
-    """What is there is not a regular file, or larger than any such file is; `strerror` says which, as in "is a directory"."""
+    """The path names no regular file or a file that is too large; `strerror` has the reason, as in "is a directory"."""
 
 
 def kind(mode: int) -> str:
-    """What has this mode (st_mode), in words, as in "is a directory"."""
+    """The kind of a file by its mode (st_mode), in words, as in "is a directory"."""
     return f"is {_KINDS.get(stat.S_IFMT(mode), 'not a regular file')}"
 
 
 def open_file(path: str | Path, *, links: bool = True, null: bool = False) -> BinaryIO:
-    """A regular file, open to be read. Blocks, but never for somebody to write to a pipe.
+    """Open a regular file for reading. Blocks, but never for the writer of a pipe.
 
     Args:
         path: its name.
         links: whether the last part of the name may be a symbolic link.
-        null: whether /dev/null will do as well, which is as an empty file.
+        null: whether /dev/null counts as an empty file.
 
     Raises:
         UnfitFileError: it is not a regular file.
@@ -60,8 +60,8 @@ def open_file(path: str | Path, *, links: bool = True, null: bool = False) -> Bi
 
 
 def content(stream: BinaryIO, most: int) -> bytes:
-    """What a file that is open holds, from where it stands, up to `most` bytes. Raises UnfitFileError where that is more."""
-    # Its size is no proof: it may grow, or be one of /proc or /sys, whose size the kernel does not tell.
+    """The rest of an open file, up to `most` bytes. Raises UnfitFileError if there is more."""
+    # st_size proves nothing: the file may grow, and files of /proc and /sys have the size 0.
     read = stream.read(most + 1)
     if len(read) > most:
         raise _too_large(most)
@@ -69,7 +69,7 @@ def content(stream: BinaryIO, most: int) -> bytes:
 
 
 def read_file(path: str | Path, most: int, *, links: bool = True) -> bytes:
-    """The content of a regular file of up to `most` bytes. Blocks, but never for somebody to write to a pipe.
+    """The content of a regular file of up to `most` bytes. Blocks, but never for the writer of a pipe.
 
     Raises:
         UnfitFileError: it is another kind of file, or larger.
@@ -80,7 +80,7 @@ def read_file(path: str | Path, most: int, *, links: bool = True) -> bytes:
 
 
 def require_file(path: Path, most: int) -> None:
-    """Raises as `read_file` does, without reading the file; OSError where it is not there."""
+    """Raises as `read_file` does, without reading the file; OSError if there is no file."""
     there = path.stat()
     if not stat.S_ISREG(there.st_mode):
         raise UnfitFileError(errno.EINVAL, kind(there.st_mode))
@@ -93,13 +93,14 @@ def _too_large(most: int) -> UnfitFileError:
 
 
 def replace_file(file: Path, content: bytes, mode: int, *, durable: bool = False) -> None:
-    """Gives a file this content and mode; whoever reads it sees all of the old one or all of the new one. Blocks.
+    """Replace a file atomically: a reader gets all of the former content or all of the new content. Blocks.
 
-    The new content is first written beside it, under a name that begins with a dot and the file's own name and has another
-    ending. `durable`: it is on disk when this returns.
+    The new content is first written to another file in the directory. Its name is a dot, the name of the file, and a random
+    ending.
+    `durable`: the content is on disk when this returns.
 
     Raises:
-        OSError: it cannot be written; the old one stays, and nothing lies beside it.
+        OSError: the file cannot be written. The former file stays, and the new file is removed.
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
@@ -117,9 +118,9 @@ def replace_file(file: Path, content: bytes, mode: int, *, durable: bool = False
 
 
 def leftovers(directory: Path, names: Iterable[str]) -> Iterator[Path]:
-    """What processes that were killed while they replaced files of these names left beside them. Blocks.
+    """The temporary files of processes that were killed while they replaced files of these names. Blocks.
 
-    What a process writes that is replacing one now is among them.
+    The temporary file of a process that replaces a file now is one of the results.
 
     Raises:
         OSError: the directory cannot be read.

@@ -1,4 +1,4 @@
-"""Calls that may take long, or never come back: one at a time, and what one brings is collected later."""
+"""Calls that may take long or never return: one at a time, with the result collected later."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -11,73 +11,73 @@ T = TypeVar("T")
 
 
 class SlowCall(Generic[T]):
-    """The one call of its kind. While it is under way no other is begun, however often it is asked for.
+    """The only call of its kind: while it runs, no other begins.
 
-    Calls of which each GPU has one are plain `Job`s by GPU (`nvml.finding`, `nvml.reports`).
+    Calls that each GPU has for itself are plain `Job`s by GPU (`nvml.finding`, `nvml.reports`).
 
-    For the event loop's thread; whoever waits here may be cancelled, and the call goes on.
+    Use it on the event loop's thread. A waiter may be cancelled, and the call runs on.
     """
 
     def __init__(self, begin: Callable[[Callable[[], T]], Job[T]]) -> None:
-        """`begin` hands a call to a thread that nobody waits for at the end of the process."""
+        """`begin` starts a call on a thread that does not hold up the end of the process."""
         self._begin = begin
         self._job: Job[T] | None = None
 
     @property
     def begun(self) -> bool:
-        """Whether there is a call whose outcome nobody has taken yet."""
+        """Whether there is a call whose outcome was not taken yet."""
         return self._job is not None
 
     @property
     def under_way(self) -> bool:
-        """Whether it has not come back yet."""
+        """Whether the call runs."""
         return self._job is not None and not self._job.done.done()
 
     @property
     def back(self) -> bool:
-        """Whether it has come back, and its outcome is there to be taken."""
+        """Whether the call has returned, and its outcome was not taken yet."""
         return self._job is not None and self._job.done.done()
 
     @property
     def started(self) -> float | None:
-        """Event loop time at which it was begun, in seconds; None where there is none."""
+        """Event loop time at which the call began, in seconds; None without a call."""
         return None if self._job is None else self._job.started
 
     def begin(self, call: Callable[[], T]) -> None:
-        """Begins a call, unless there is one."""
+        """Begin a call unless there is a call."""
         if self._job is None:
             self._job = self._begin(call)
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Waits for it, at most so many seconds (None: for as long as it takes). Returns whether it is back."""
+        """Wait for the call, at most `seconds` (None: without a limit). Returns whether the call has returned."""
         return self._job is not None and await settled(self._job, seconds)
 
     def take(self) -> Job[T]:
-        """The call with its outcome, once it is back: from then on there is none."""
+        """Remove the call, which has returned, and return it with its outcome."""
         assert self._job is not None
         job, self._job = self._job, None
         return job
 
     def forget(self) -> None:
-        """Gives up the call under way: nobody takes its outcome, and the next call may begin beside it."""
+        """Drop the call, so that another may begin while it still runs. Its outcome is lost."""
         self._job = None
 
     async def joined(self, call: Callable[[], T], seconds: float) -> T:
-        """What the call brings; where one is under way already, what that one does. Several may wait for the same one.
+        """The result of the call, or of the call that runs already. Several tasks may wait for the same call.
 
         Raises:
-            NoAnswerError: it takes longer. It goes on, and is the one that is asked about the next time.
-            Exception: whatever the call raises.
+            NoAnswerError: it takes longer. It runs on, and the next `joined` waits for it.
+            Exception: the error of the call.
         """
         self.begin(call)
         return (await self._over(anyio.current_time() + seconds, seconds)).done.result()
 
     async def fresh(self, call: Callable[[], T], seconds: float) -> T:
-        """What this very call brings; those that are under way before it are waited for, and what they bring is let go of.
+        """The result of this call, which begins after the calls before it. Their results are dropped.
 
         Raises:
-            NoAnswerError: all together take longer. One of them goes on.
-            Exception: whatever the call raises.
+            NoAnswerError: all together take longer. The present call runs on.
+            Exception: the error of the call.
         """
         until = anyio.current_time() + seconds
         while self.begun:
@@ -86,10 +86,10 @@ class SlowCall(Generic[T]):
         return (await self._over(until, seconds)).done.result()
 
     async def _over(self, until: float, seconds: float) -> Job[T]:
-        """The call that there is, once it is over; from then on there is none, unless another who waited began the next.
+        """Wait for the present call, remove it unless another waiter has replaced it, and return it.
 
-        Raises NoAnswerError where it is not by that event loop time, `seconds` after it was asked for. What has come back counts,
-        however late the loop itself gets to look.
+        Raises NoAnswerError if it runs at event loop time `until`, `seconds` after the request. A call that has returned counts,
+        however late the event loop runs.
         """
         assert self._job is not None
         job = self._job

@@ -1,7 +1,7 @@
-"""Blocking calls on daemon threads of our own, so that one that hangs holds nothing but itself.
+"""Blocking calls on daemon threads, so that a call that hangs holds up nothing else.
 
-A pool's threads would be waited for at exit, and a hung NVML call or disk write cannot be ended: so each thread here is
-a daemon, and one that does not come back is left behind and replaced.
+The interpreter waits at its exit for the threads of a pool, and a hung NVML call or disk write cannot be ended. So each thread
+here is a daemon thread. A thread that does not return is left behind and replaced.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class NoAnswerError(TimeoutError):
-    """A call has not come back within the seconds that it was given. A TimeoutError of the call's own is none of these."""
+    """A call did not return within its seconds. A TimeoutError that the call raises is another error."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer for {seconds:g} s")
@@ -41,39 +41,39 @@ class Job(Generic[T]):
         self.done: asyncio.Future[T] = loop.create_future()
 
     def run(self) -> None:
-        """Makes the call, on the thread that runs this, and hands its outcome to the event loop."""
+        """Make the call on this thread, and pass its outcome to the event loop."""
         outcome: T | None = None
         error: BaseException | None = None
         try:
             outcome = self._call()
         except Exception as raised:  # noqa: BLE001 - it is raised again where the call was asked for
             error = raised
-        with suppress(RuntimeError):  # the loop has closed: the process is leaving, nobody wants the outcome
+        with suppress(RuntimeError):  # the loop has closed, so the process ends and needs no outcome
             self._loop.call_soon_threadsafe(self.settle, outcome, error)
 
     def settle(self, outcome: Any, error: BaseException | None) -> None:
-        """Gives the call its outcome, also one that cannot be made. From the event loop's thread."""
+        """Set the outcome, also of a call that cannot be made. Call it on the event loop's thread."""
         if self.done.done():
             return
         if error is None:
             self.done.set_result(outcome)
         else:
             self.done.set_exception(error)
-            self.done.exception()  # marks it as seen: a call given up on may fail unheard
+            self.done.exception()  # marks it as retrieved: asyncio logs errors of calls that have no waiter
 
 
 def begin(call: Callable[[], T], name: str) -> Job[T]:
-    """Starts a call on a daemon thread of its own, called `name`, which ends with it. From the event loop's thread."""
+    """Start a call on a daemon thread of its own with this name. Call it on the event loop's thread."""
     job = Job(call, asyncio.get_running_loop())
     try:
         threading.Thread(target=job.run, name=name, daemon=True).start()
-    except RuntimeError as error:  # the process may have no more threads: that is the call's outcome
+    except RuntimeError as error:  # the process may have no more threads: the call has this error
         job.settle(None, error)
     return job
 
 
 async def settled(job: "Job[Any]", patience: float | None = None) -> bool:
-    """Waits for a call, at most so many seconds (None: for as long as it takes). Returns whether it has come back."""
+    """Wait for a call, at most `patience` seconds (None: without a limit). Returns whether it has returned."""
     back = anyio.Event()
 
     def tell(_: object) -> None:
@@ -90,25 +90,25 @@ async def settled(job: "Job[Any]", patience: float | None = None) -> bool:
 
 
 async def answered(job: Job[T], patience: float) -> T:
-    """A call's result. Raises what the call raises, and NoAnswerError after `patience` seconds; it goes on then."""
+    """The result of a call. Raises the error of the call, or NoAnswerError after `patience` seconds, while the call runs on."""
     if not await settled(job, patience):
         raise NoAnswerError(patience)
     return job.done.result()
 
 
 STALL = 0.02
-"""Seconds for which every worker stays in its call, while other calls wait, before those get workers of their own."""
+"""Seconds after which waiting calls get workers of their own if every worker is still busy."""
 
 
 OFF_LOOP_DEVICES = 2_000
-"""From so many devices on (2 to 4 µs each) what is told of them is judged on a thread, so that the loop runs on."""
+"""Lists of this many devices or more are judged on a thread (2 to 4 µs each), so that the event loop runs on."""
 
 
 async def computed(call: Callable[[*Ts], T], *args: *Ts, apart: bool) -> T:
-    """What a call brings that computes and waits for nothing, made on a thread where that is `apart`, so that the loop runs on.
+    """The result of a computation, on a thread if `apart`, so that the event loop runs on.
 
-    What it makes there, a tuple for each device and more, goes as it comes; the interpreter would look for cycles among all
-    devices because of so much, which takes 0.1 s in which the event loop stands still. So it does not look meanwhile.
+    A computation creates a tuple and more for each device. That many objects start the search for reference cycles, which stops
+    the event loop for 0.1 s. So the search is off until the computation ends.
     """
     return (
         await anyio.to_thread.run_sync(_without_cycles, call, *args, abandon_on_cancel=True) if apart else call(*args)
@@ -124,11 +124,11 @@ def _without_cycles(call: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 class Workers:
-    """Runs calls at once with as few daemon threads called `name` as will do.
+    """Runs calls at once with as few daemon threads of this name as possible. Call it on the event loop's thread.
 
-    One worker makes quick calls one after the other; each next one is begun once the event loop has the last one's outcome,
-    so that a row of them does not keep the interpreter from the loop. Where none was begun for `STALL` seconds, each that
-    waits gets a worker. Of those that have nothing to do one stays, the others end. For the event loop's thread.
+    One worker makes quick calls one after the other. It begins the next call when the event loop has the outcome of the last,
+    so that the loop gets the interpreter in between. If no call began for `STALL` seconds, each waiting call gets a worker. One
+    idle worker stays, and the others end.
     """
 
     def __init__(self, name: str) -> None:
@@ -141,7 +141,7 @@ class Workers:
         self._watching = False
 
     def begin(self, call: Callable[[], T]) -> Job[T]:
-        """Hands a call over. It goes on whoever stops waiting for it."""
+        """Start a call. It runs on if its waiter is cancelled."""
         loop = asyncio.get_running_loop()
         job = Job(call, loop)
         self._closed = False
@@ -157,11 +157,11 @@ class Workers:
         return job
 
     async def run(self, call: Callable[[], T], patience: float) -> T:
-        """The call's result. Raises what the call raises, and NoAnswerError after `patience` seconds; it goes on then."""
+        """The result of the call. Raises its error, or NoAnswerError after `patience` seconds; then the call runs on."""
         return await answered(self.begin(call), patience)
 
     def close(self) -> None:
-        """Lets every thread end: at once, or after the call that it is in; one that hangs ends with the process."""
+        """End every thread, after its present call if it makes one. A thread that hangs ends with the process."""
         self._closed = True
         for mine in self._busy if self._idle is None else self._busy | {self._idle}:
             mine.put(None)
@@ -195,7 +195,7 @@ class Workers:
 
     def _free(self, mine: "queue.SimpleQueue[Job[Any] | None]") -> None:
         """A worker has nothing to do."""
-        if mine not in self._busy:  # it was told to end
+        if mine not in self._busy:  # `close` has ended it
             return
         self._busy.discard(mine)
         if self._waiting:
@@ -208,8 +208,8 @@ class Workers:
     def _work(self, mine: "queue.SimpleQueue[Job[Any] | None]", loop: asyncio.AbstractEventLoop) -> None:
         while (job := mine.get()) is not None:
             job.run()
-            del job  # its outcome is not to live for as long as the next one is waited for
+            del job  # frees the outcome before the wait for the next call
             try:
                 loop.call_soon_threadsafe(self._free, mine)
-            except RuntimeError:  # the loop has closed: the process is leaving
+            except RuntimeError:  # the loop has closed, so the process ends
                 return
