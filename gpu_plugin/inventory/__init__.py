@@ -1,1 +1,1 @@
-"""What the kubelet is told: offers, health and what pods hold, put together as one immutable snapshot."""
+"""The device lists for the kubelet: offers, health and devices that pods hold, combined into one immutable snapshot."""

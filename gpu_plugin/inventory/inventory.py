@@ -1,4 +1,4 @@
-"""What the kubelet is told: the plan for the node, less what is unfit, plus what is gone and may still be held by a pod."""
+"""The device lists: the plan of the node with health, and retired devices that pods may still hold."""
 
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
@@ -27,9 +27,10 @@ MAX_COMPLAINTS = (
 
 
 class Inventory:
-    """Keeps the store true to an offer, to the health of the hardware and to what pods hold. Does no I/O.
+    """Publishes the offer, the health of the hardware and the devices that pods hold to the store. Does no I/O.
 
-    `health` gives that of a GPU, or of one MIG device of it; it takes both uuids, the second one the GPU's own for a whole GPU.
+    `health` returns the health of a GPU or a MIG device. It takes the uuid of the GPU and the uuid of the device, which are equal
+    for a whole GPU.
     """
 
     def __init__(self, store: SnapshotStore, health: Callable[[str, str], Health]) -> None:
@@ -38,21 +39,21 @@ class Inventory:
         self._health = health
         self._remembered: tuple[Resource, ...] = ()
         self.judged = Judgement()
-        """What the last list was made of; another object after each change."""
+        """The last computed lists; another object after each change."""
         self._held: Allocated | None = None
         self.unpublished = True
         """Whether no offer has been published yet."""
         self._hardware: frozenset[tuple[str, str]] = frozenset()
         self.mps_resources: tuple[MpsShared, ...] = ()
-        """Resources some of whose devices are shared by MPS, with what their daemons should serve."""
+        """The resources with devices that are shared by MPS, as their daemons should serve them."""
         self._mps_down: dict[str, str] = {}
         self._cdi: CdiReadiness | None = None
         self.specs_changed = Pulse()
-        """Rung whenever it is told which devices CDI specifications have."""
+        """Rings after each report on the CDI specifications."""
 
     @property
     def listed(self) -> tuple[Resource, ...]:
-        """The resources as the kubelet is told of them; before there is anything to tell, those of an earlier process."""
+        """The resources in the lists; before the first list, the resources of an earlier process."""
         if self.unpublished:
             return self._remembered
         return tuple(view.resource for view in self.store.current.resources.values())
@@ -66,7 +67,7 @@ class Inventory:
         return tuple(Resource(name, tuple(devices)) for name, devices in found.items())
 
     def found(self, gpus: Iterable[Gpu]) -> None:
-        """Publishes the hardware that the node has now, and its health: also what no resource is made of."""
+        """Publish the hardware of the node and its health, including hardware that is in no resource."""
         present = {gpu.uuid: Hardware(gpu.uuid, str(gpu.index)) for gpu in gpus}
         parts = {mig.uuid: Hardware(gpu.uuid, f"{gpu.index}:{mig.index}") for gpu in gpus for mig in gpu.mig_devices}
         hardware = {
@@ -75,9 +76,9 @@ class Inventory:
         self.store.publish(self.store.current.resources, hardware)
 
     def awaits_specs(self, new: Offer) -> bool:
-        """Whether an offer has the runtime told CDI names from now on, of which it is not known yet whether they are written.
+        """Whether an offer is the first with CDI names, and the state of their specifications is not known yet.
 
-        Published at once, it would have every device unhealthy for a moment, and pods refused.
+        If it were published at once, every device would be unhealthy for a moment, and pods would be refused.
         """
         if self.unpublished or not new.access.by_cdi or self.offer.access.by_cdi:
             return False
@@ -85,11 +86,11 @@ class Inventory:
 
     @property
     def leaving(self) -> bool:
-        """Whether something is still listed that is to go: `settle` is owed now and then."""
+        """True while retired devices are still listed; call `settle` periodically."""
         return bool(self.judged.retirement.since or self.judged.empty_since or self.judged.elsewhere)
 
     def remember(self, resources: Iterable[Resource], foreign: Iterable[Resource] = ()) -> None:
-        """Takes what an earlier process of this boot had listed, and what it knew to be held under `foreign` names.
+        """Restore the lists of an earlier process of this boot, and the devices that pods held under `foreign` names.
 
         Devices for which a list has no room are never listed: their hardware is withheld as if their name were foreign.
         """
@@ -106,13 +107,13 @@ class Inventory:
         self.judged = Judgement(foreign=allocated, foreign_since=since, asked=since)
 
     def record_holders(self, listed: Allocated, allocated: Allocated | None, writing: object, asked: float) -> None:
-        """Record an answer of the kubelet to a question of the time `asked`, in seconds of a steady clock.
+        """Record an answer of the kubelet.
 
         Args:
             listed: the devices that PodResources lists.
             allocated: all devices that pods may hold; None if the answer does not cover all.
             writing: as for `RecentAllocations.seen`.
-            asked: when the kubelet was asked.
+            asked: the time of the question, in seconds of a steady clock.
         """
         self.store.recent.seen(listed, writing, asked)
         if allocated is not None:
@@ -121,12 +122,16 @@ class Inventory:
             self._held |= listed
 
     def apply(self, new: Offer, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
-        """Publishes an offer.
+        """Publish an offer.
 
-        `allocated` is what pods may hold, None where nobody says; `now` is when the kubelet was asked, in seconds of a steady
-        clock. `known` is what pods are known to hold where `allocated` does not say all. What of either is ours and is not
-        listed is listed again. What is held under foreign names keeps its hardware back; where nobody says, as far as it was
-        said before.
+        Our devices in `allocated` or `known` that are not listed are listed again. Devices that pods hold under foreign names
+        withhold their hardware; without an answer, the devices of the last answer do.
+
+        Args:
+            new: the offer.
+            allocated: all devices that pods may hold; None without a complete answer.
+            now: the time of the question to the kubelet, in seconds of a steady clock.
+            known: devices that pods hold according to an incomplete answer.
         """
         self._note_remembered(now)
         self._adopt(new)
@@ -135,21 +140,21 @@ class Inventory:
     def considered(
         self, new: Offer, allocated: Allocated | None, now: float, known: Allocated = frozenset()
     ) -> ListingInput:
-        """How things stand with another offer, which `take` publishes once it is judged; arguments are those of `apply`."""
+        """The input of `judge` with another offer, for `take` later. The arguments are those of `apply`."""
         self._note_remembered(now)
         return self._standing(new, new.hardware, allocated, now, known)
 
     def standing(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> ListingInput:
-        """How things stand; arguments are those of `apply`. Takes no time worth mentioning, however many devices there are."""
+        """The input of `judge`. The arguments are those of `apply`. Fast for any number of devices."""
         return self._standing(self.offer, self._hardware, allocated, now, known)
 
     def former_ended(self, now: float) -> None:
-        """Record that the daemon that handed over may have given away all that it listed until `now`, and answers no longer."""
+        """Record that the daemon that handed over may have given away all of its listed devices until `now`."""
         for resource in self._remembered:
             self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
 
     def _note_remembered(self, now: float) -> None:
-        """Record before the first offer that an earlier process may have given away all that it listed until a moment ago."""
+        """Record before the first offer that an earlier process may just have given away all of its listed devices."""
         if self.unpublished:
             for resource in self._remembered:
                 self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
@@ -159,7 +164,7 @@ class Inventory:
         self.offer, self._hardware, self.mps_resources = new, new.hardware, new.mps_resources
 
     def _mps_down_with(self, offer: Offer) -> dict[str, str]:
-        """Why MPS daemons are down under an offer. A daemon that served something else says nothing."""
+        """The reasons why MPS daemons are down under an offer. A daemon of another offer does not count."""
         if offer is self.offer:
             return dict(self._mps_down)
         others = {shared.name for shared in offer.mps_resources if shared not in self.mps_resources}
@@ -189,12 +194,12 @@ class Inventory:
         )
 
     def take(self, judged: Judgement, standing: ListingInput) -> bool:
-        """Publishes what was judged of `standing`, unless things have changed since. Returns whether it did."""
+        """Publish the result for `standing` unless the input has changed since. Returns whether it was published."""
         current = self.store.current.resources is standing.views and self.judged is standing.before
         if not current or self.store.recent.unconfirmed(judged.unheld):
             return False
-        # The views stay as they are if something changes that none of them has yet: hardware of a new offer or without room in a
-        # list, and CDI names that none uses.
+        # The views stay the same if hardware changes that is in no view yet (the offer is new, or a list has no room), and if the
+        # state of unused CDI names changes.
         now = self._standing(standing.offer, standing.offer.hardware, None, 0, frozenset())
         if (now.reasons, now.mps_down) != (standing.reasons, standing.mps_down) or now.cdi is not standing.cdi:
             return False
@@ -207,17 +212,17 @@ class Inventory:
         self.store.publish(judged.views)
 
     def settle(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
-        """Lets go of what no pod holds any more, as far as the kubelet says; arguments are those of `apply`."""
+        """Remove retired devices that no pod holds according to the kubelet. The arguments are those of `apply`."""
         while True:
             judged = judge(self.standing(allocated, now, known))
             self._take(judged)
-            # A long Allocate is answered on a thread. One that found the former list notes its devices before it reads the list,
-            # and no list is sent before this returns.
+            # A thread answers long Allocate requests. It notes the devices before it reads the list, and no new list is sent
+            # before this returns.
             if not self.store.recent.unconfirmed(judged.unheld):
                 return
 
     def health_changed(self, uuid: str) -> None:
-        """Publishes the health of one GPU and of the MIG devices that it is partitioned into."""
+        """Publish the health of a GPU and its MIG devices."""
         now = self.store.current
         views = now.resources.values()
         seen = {device.visible_id for view in views for device in view.resource.devices if device.gpu == uuid}
@@ -229,9 +234,9 @@ class Inventory:
         self.store.publish({name: view.with_reasons(reasons) for name, view in now.resources.items()}, hardware)
 
     def mps_changed(self, seen: MpsShared, down: str) -> bool:
-        """Publishes whether the MPS daemon of a resource is up; `down` is why it is not. Returns whether that is news.
+        """Publish whether the MPS daemon of a resource is up; `down` is the reason why it is not. Returns whether this is new.
 
-        `seen` is the resource as it was when the daemon was looked at: what is not offered so any more is no news.
+        `seen` is the resource at the time of the probe. A result for a resource that is no longer offered is dropped.
         """
         name = seen.name
         if self._mps_down.get(name) == down or seen not in self.mps_resources:
@@ -244,7 +249,7 @@ class Inventory:
         return True
 
     def cdi_changed(self, state: "CdiReadiness") -> None:
-        """Publishes which devices the container runtime can be told of by CDI name."""
+        """Publish which devices have a CDI name that the container runtime can resolve."""
         self._cdi = state
         self.specs_changed.ring()
         views = self.store.current.resources
@@ -252,16 +257,17 @@ class Inventory:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
 
     def withheld(self, gpu: str) -> tuple[str, ...]:
-        """Why devices of a GPU are withheld although their hardware is healthy, each reason once."""
+        """The reasons why devices of a GPU are withheld although their hardware is healthy, each reason once."""
         listed = (d for view in self.store.current.resources.values() for d in view.resource.devices)
         devices = [d for d in listed if d.gpu == gpu and d.reason and not d.retired]
         reasons = {visible: self._reason(gpu, visible) for visible in {device.visible_id for device in devices}}
         return tuple(dict.fromkeys(device.reason for device in devices if not reasons[device.visible_id]))
 
     def cdi_status(self) -> Mapping[str, object] | None:
-        """The state of the CDI specifications; None where no CDI name is told.
+        """The state of the CDI specifications; None if the runtime gets no CDI names.
 
-        `devices` is how many the specification of GPUs has, `trouble` why none can be used, `complaints` what was left out.
+        `devices` is the number of devices in the specification of GPUs, `trouble` the reason why no device can be used, and
+        `complaints` the omitted files.
         """
         if not self.offer.access.by_cdi:
             return None
@@ -273,7 +279,7 @@ class Inventory:
         }
 
     def status(self) -> Mapping[str, object]:
-        """By resource: how many devices are listed, healthy, and retired, and how they are shared."""
+        """By resource: the number of listed, healthy and retired devices, and the kinds of sharing."""
         return {
             name: {
                 "devices": len(view.resource.devices),
@@ -285,7 +291,7 @@ class Inventory:
         }
 
     def _cdi_readiness(self) -> "CdiReadiness":
-        """The state of the CDI specifications; before anything is known, no device is in one."""
+        """The state of the CDI specifications. Before the first report, no specification has a device."""
         if self._cdi is None:
             from gpu_plugin.access.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
 

@@ -1,7 +1,7 @@
-"""What the kubelet is to be told, from how things stand: the plan, what is gone and still held, and health. No I/O.
+"""Compute the device lists from the plan, the retired devices that pods hold, and the health reasons. No I/O.
 
-All of it is made of values that nobody changes, so that it can be judged on any thread: 56,000 devices take 0.2 s. It goes
-through them in loops: an operation on whole sets of pairs would keep the interpreter from all other threads.
+Input and output are immutable, so a list can be computed on any thread: 56,000 devices take 0.2 s. The code uses loops, because
+an operation on a large set keeps the interpreter from all other threads.
 """
 
 import re
@@ -28,19 +28,27 @@ if TYPE_CHECKING:
     from gpu_plugin.access.cdi.readiness import CdiReadiness
 
 WITHDRAW = 2.0
-"""Seconds that a resource without a device is still served: the kubelet must read the empty list before we leave."""
+"""Seconds for which a resource without a device is served: the kubelet must read the empty list first."""
 
 MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
 
 
 class ListingInput(msgspec.Struct, frozen=True):
-    """How things stand, and what the kubelet said.
+    """The input of `judge`.
 
-    `listed` are the resources as the kubelet is told of them and `views` what is published of them; `before` is what followed
-    the last time. `reasons` says why hardware is unfit, by what containers are told to see, `mps_down` why an MPS daemon is, by
-    resource; `cdi` is what is known of CDI specifications where their names are told. `unconfirmed` tells which of some devices
-    may have been given away without the kubelet having confirmed it. `allocated`, `known` and `now` are as for `Inventory.apply`,
-    `held` is all that pods may hold besides what is unconfirmed, None if that was never known.
+    Attributes:
+        offer: the resources of the node under the settings.
+        listed: the resources in the last lists.
+        views: the published views of `listed`.
+        before: the last result.
+        reasons: the reason why hardware is unfit, by the uuid that containers see.
+        mps_down: the reason why an MPS daemon is down, by resource.
+        cdi: the state of the CDI specifications; None if the runtime gets no CDI names.
+        unconfirmed: returns the devices that were given away without a confirmation by the kubelet.
+        allocated: as for `Inventory.apply`.
+        known: as for `Inventory.apply`.
+        held: all devices that pods may hold, without the unconfirmed devices; None if this was never known.
+        now: as for `Inventory.apply`.
     """
 
     offer: Offer
@@ -58,21 +66,26 @@ class ListingInput(msgspec.Struct, frozen=True):
 
     @property
     def devices(self) -> int:
-        """How many devices are listed or planned: what judging takes goes with them."""
+        """The number of listed and planned devices, which determines the cost of `judge`."""
         return sum(len(resource.devices) for resource in (*self.listed, *self.offer.plan.resources))
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """The new list, and what to remember for the next time.
+    """The new lists, and the state for the next computation. Times are in seconds of a steady clock.
 
-    `views` has the very same objects where nothing changes. `foreign` is what pods hold of NVIDIA's devices under names that are
-    not listed here, or under ids that cannot be; `foreign_since` since when that is known without a break, and `elsewhere` the
-    part of it that is hardware of this offer as far as is known; `mig_gpus` has the GPU's uuid of each MIG device that ever was
-    offered; `empty_since` is since when resources without a device are served empty; `waiting` is how many planned devices of a
-    resource are not listed yet, for lack of room beside retired ones. `unheld` are the devices whose hardware is offered, or
-    replicas of it, because no pod holds them; `awaited` those that keep hardware back until no pod holds them. `asked` is what
-    the kubelet is to be asked about, and since when: what is retired, and what is held under foreign names. `next_leave` is when
-    something may go next though nothing more is learnt, inf for nothing.
+    Attributes:
+        views: the view of each resource; the same object if nothing has changed.
+        retirement: the retired devices.
+        foreign: NVIDIA's devices that pods hold under names that are not listed here, or under ids that cannot be listed.
+        foreign_since: the time since which a foreign device is known without a break.
+        elsewhere: the foreign devices whose hardware is in this offer.
+        mig_gpus: the uuid of the GPU of each MIG device that was ever offered.
+        empty_since: the time since which a resource is served without a device.
+        waiting: the number of planned devices of a resource for which retired devices leave no room in the list.
+        unheld: the devices whose hardware is offered, also as replicas, because no pod holds them.
+        awaited: the devices that withhold hardware until no pod holds them.
+        asked: the retired and foreign devices, which the kubelet must be asked about, with the time of the first question.
+        next_leave: the time at which a device may leave the list without a new answer; inf for none.
     """
 
     views: Mapping[str, ResourceView] = msgspec.field(default_factory=dict)
@@ -99,7 +112,7 @@ def judge(standing: ListingInput) -> Judgement:
     elsewhere = {
         key: device
         for key, device in foreign.items()
-        if device.gpu in gpus or (device.kind == MIG and device.gpu == device.visible_id)  # of a GPU that is not known
+        if device.gpu in gpus or (device.kind == MIG and device.gpu == device.visible_id)  # its GPU is unknown
     }
     recent = standing.unconfirmed([(r.name, d.id) for r in listed for d in r.devices])
     resources, retirement = retire(
@@ -158,8 +171,8 @@ def judge(standing: ListingInput) -> Judgement:
 def _fitted(resource: Resource, listed: Iterable[Device], held: AbstractSet[Key]) -> Resource:
     """The resource, without new devices that make its list longer than a kubelet reads.
 
-    What is listed stays, and after that what pods hold has precedence. The devices left out are listed once retired devices
-    have gone from the list.
+    Listed devices stay, and devices that pods hold come next. The other devices are listed when retired devices have left the
+    list.
     """
     if list_bytes(resource) <= MAX_LIST_BYTES:
         return resource
@@ -187,11 +200,11 @@ def _view(standing: ListingInput, resource: Resource) -> ResourceView:
 def _recalled(
     standing: ListingInput, mig_gpus: Mapping[str, str], gpus: AbstractSet[str]
 ) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
-    """The listed devices with those that are to be listed again, and what pods hold under names that are not listed here.
+    """The listed devices with the devices to list again, and the devices that pods hold under names that are not listed here.
 
-    Only what is held under a name that is listed or planned is listed again: to serve any other name could take a resource from
-    the plugin that gave the device away. A device whose id cannot be listed, or that a list has no room for, counts as held
-    under a foreign name, so that its hardware is withheld all the same.
+    A device is listed again only under a name that is listed or planned: another name may be the resource of the plugin that gave
+    the device away. A device whose id cannot be listed, or for which a list has no room, counts as held under a foreign name, so
+    that its hardware is withheld.
     """
     everything = (*standing.listed, *standing.offer.plan.resources)
     present: dict[str, set[str]] = {}
@@ -220,7 +233,7 @@ def _recalled(
 
 
 def _described(resource: str, identifier: str, alike: Mapping[str, Device], mig_gpus: Mapping[str, str]) -> Device:
-    """A device that a pod holds, as far as it is known. `alike` are devices by the uuid that containers see."""
+    """A device that a pod holds, as far as it is known. `alike` has devices of the offer by the uuid that containers see."""
     uuid, replica, _ = identifier.partition(REPLICA)
     sharing = SharedResource(resource, resource, 2) if replica else None
     same = alike.get(uuid)
@@ -234,9 +247,9 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _lost(allocated: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, str]]:
-    """Those of these that have an id made of one of NVIDIA's uuids and a name that a kubelet takes, in order.
+    """The allocated devices with an id of one of NVIDIA's uuids and a name that a kubelet accepts, sorted.
 
-    `gpus` are those of the offer: under WSL and on Tegra the one that there is has a name in place of a uuid.
+    `gpus` are the uuids of the offer. Under WSL and on Tegra, the only GPU has a name in place of a uuid.
     """
     own = gpus & OWN_NAMES
     return sorted(

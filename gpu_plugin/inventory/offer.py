@@ -1,4 +1,4 @@
-"""The offer: a node's resources under some settings, before health and before what pods hold. Decisions only, no I/O."""
+"""The offer: a node's resources under some settings, without health and without the devices that pods hold. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,10 +26,10 @@ from gpu_plugin.placement.topology import Topology
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The resources of this node under these settings, before health. Where there are many GPUs, `prepared` takes its time.
+    """The resources of this node under these settings, without health. `prepared` is slow on a node with many GPUs.
 
-    `warnings` are sentences on what the settings ask for, besides those of the plan. `mig_gpus` has the GPU's uuid for each MIG
-    device of the node, also of GPUs that are not served.
+    `warnings` are sentences about the settings, in addition to the warnings of the plan. `mig_gpus` has the uuid of the GPU of
+    each MIG device of the node, including GPUs that are not served.
     """
 
     plan: Plan = msgspec.field(default_factory=Plan)
@@ -46,14 +46,14 @@ class Offer(msgspec.Struct, frozen=True):
 
     @property
     def hardware(self) -> frozenset[tuple[str, str]]:
-        """The uuid of the GPU and what containers are told to see, for each piece of hardware in it. Takes 0.1 µs a device."""
+        """The uuid of the GPU, and the uuid that containers see, of each GPU and MIG device. Takes 0.1 µs a device."""
         return frozenset(
             (device.gpu, device.visible_id) for resource in self.plan.resources for device in resource.devices
         )
 
     @property
     def mps_resources(self) -> tuple[MpsShared, ...]:
-        """Resources some of whose devices are shared by MPS, with what their daemons should serve. Takes 0.2 µs a device."""
+        """The resources with devices that are shared by MPS, as their daemons should serve them. Takes 0.2 µs a device."""
         found = []
         for resource in self.plan.resources:
             devices = [device for device in resource.devices if device.shared == MPS]
@@ -65,7 +65,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def require_functions(settings: Settings) -> None:
-    """Raises NoFunctionError where the settings choose what nothing is done for: else it would show when a pod is admitted."""
+    """Raises NoFunctionError for a choice without a function, which the admission of a pod would show otherwise."""
     chosen: tuple[tuple[Registry[Any], Sequence[str]], ...] = (
         (LIST_STRATEGIES, settings.device_list_strategy),
         (MIG_STRATEGIES, (settings.mig_strategy,)),
@@ -74,11 +74,11 @@ def require_functions(settings: Settings) -> None:
     for registry, names in chosen:
         for name in names:
             if name != AUTO:
-                registry[name]  # raises where there is none
+                registry[name]  # raises NoFunctionError
 
 
 def without_gone(old: Offer, node: Node) -> Offer:
-    """The offer with devices withheld whose hardware is not on the node any more."""
+    """The offer, with devices withheld whose hardware has left the node."""
     there = {gpu.uuid for gpu in node.gpus} | {mig.uuid for gpu in node.gpus for mig in gpu.mig_devices}
     resources = tuple(
         Resource(
@@ -94,9 +94,16 @@ def without_gone(old: Offer, node: Node) -> Offer:
 
 
 def offer(node: Node, settings: Settings, dev_root: str | None, before: Placement | None = None) -> Offer:
-    """Makes the offer of a node. `before` is kept as its placement where it still holds; a large node's is not ready then.
+    """Compute the offer of a node.
 
-    Raises ConfigError where the settings ask for what the node cannot do.
+    Args:
+        node: the hardware.
+        settings: the settings in force.
+        dev_root: the root of the device nodes.
+        before: the former placement, which is kept if the links are the same. A new placement of a large node is not ready.
+
+    Raises:
+        ConfigError: the node cannot do what the settings request.
     """
     topology = Topology.of(node)
     planned = plan(node, settings)

@@ -1,6 +1,6 @@
-"""The one truth: an immutable snapshot of the hardware and its health, and of the resources made of it.
+"""An immutable snapshot of the hardware, its health, and the resources.
 
-Whatever serves a request reads the newest snapshot. One writer publishes; who waits is woken.
+Every request is answered from the newest snapshot. One writer publishes, and each waiter wakes.
 """
 
 from collections import Counter
@@ -25,11 +25,16 @@ T = TypeVar("T")
 
 
 class ResourceView(msgspec.Struct, frozen=True):
-    """A resource, ready to be asked about.
+    """A resource with the data for requests.
 
-    `order` is the position of each device id in the list; `placement` knows how the node's GPUs are linked, `policy` says
-    which GPUs shared devices are taken from; `mps_down` is why devices that are shared by MPS cannot be used now, empty where
-    they can. `cdi` is which devices have a name that the container runtime knows, None where it is not told any.
+    Attributes:
+        resource: the devices.
+        order: the position of each device id in the list.
+        access: the settings that containers need.
+        placement: the links between the node's GPUs.
+        policy: the rule that chooses GPUs for shared devices.
+        mps_down: the reason why devices that are shared by MPS cannot be used now; empty if they can.
+        cdi: the devices with a CDI name that the container runtime can resolve; None if the runtime gets no CDI names.
     """
 
     resource: Resource
@@ -44,7 +49,7 @@ class ResourceView(msgspec.Struct, frozen=True):
     def of(cls, resource: Resource, access: Access, placement: Placement) -> "ResourceView":
         """The view of a resource.
 
-        Raises ValueError where a device id occurs twice, which the kubelet would miscount, or is longer than its API allows.
+        Raises ValueError if a device id occurs twice, which the kubelet would count wrong, or is longer than its API allows.
         """
         order = {device.id: at for at, device in enumerate(resource.devices)}
         if len(order) != len(resource.devices):
@@ -60,11 +65,9 @@ class ResourceView(msgspec.Struct, frozen=True):
         return None if at is None else self.resource.devices[at]
 
     def with_reasons(self, reasons: Mapping[str, str]) -> "ResourceView":
-        """The view after hardware got these reasons; the very same one where nothing changes.
+        """The view with these health reasons by the uuid that containers see; "" is healthy. The same object without a change.
 
-        Hardware goes by what containers are told to see: the uuid of a GPU or of a MIG device. "" is healthy.
-
-        A device that the plan holds back, whose MPS daemon is down, or that CDI does not know, is no healthier than that.
+        A device is unhealthy, too, if the plan withholds it, its MPS daemon is down, or CDI has no name for it.
         """
         changed = False
         lacking = "" if self.cdi is None else self.cdi.lacking(self.access.cdi_others)
@@ -79,11 +82,11 @@ class ResourceView(msgspec.Struct, frozen=True):
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
 
     def unreachable(self, device: Device) -> str:
-        """Why no container could use a device now though its hardware were healthy; empty where one could."""
+        """The reason why no container can use a device even with healthy hardware; empty if a container can."""
         return self._unreachable(device) or ("" if self.cdi is None else self.cdi.lacking(self.access.cdi_others))
 
     def _unreachable(self, device: Device) -> str:
-        """Why it cannot be used: its MPS daemon, a missing device node, or its CDI specification. Empty if it can."""
+        """The reason why the device cannot be used: its MPS daemon, a missing device node, or its CDI specification."""
         down = (self.mps_down if device.shared == MPS else "") or self.access.missing_node
         if down or self.cdi is None:
             return down
@@ -91,9 +94,9 @@ class ResourceView(msgspec.Struct, frozen=True):
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """A GPU or a MIG device of the node, whether or not a resource is made of it, and its health.
+    """A GPU or a MIG device of the node and its health, whether or not it is in a resource.
 
-    `gpu` is the GPU's uuid; `index` is such as 0, of a MIG device such as 0:1.
+    `gpu` is the GPU's uuid. `index` is for example 0, and 0:1 for a MIG device.
     """
 
     gpu: str
@@ -109,7 +112,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     hardware: Mapping[str, Hardware] = msgspec.field(default_factory=dict)
 
     def allocated(self, holders: Mapping[tuple[str, str], T]) -> Iterator[tuple[str, Device, T]]:
-        """Resource, device and holders, of those `holders` by resource and device id whose device there is."""
+        """Resource, device and holders of each entry of `holders`, by resource and device id, whose device is listed."""
         for (name, identifier), holding in holders.items():
             view = self.resources.get(name)
             device = None if view is None else view.device(identifier)
@@ -130,10 +133,10 @@ class SnapshotStore:
     def publish(
         self, resources: Mapping[str, ResourceView], hardware: Mapping[str, Hardware] | None = None
     ) -> Snapshot:
-        """Makes these the truth and wakes who waits; without `hardware`, what is known of it stays.
+        """Publish resources and hardware, and wake each waiter. Without `hardware`, the former hardware stays.
 
-        What does not change stays the very same mapping. Nothing happens where the resources are the same objects, and the
-        hardware is equal.
+        A mapping without a change stays the same object. Nothing happens if the resources are the same objects and the hardware
+        is equal.
         """
         old = self.current
         same = old.resources.keys() == resources.keys()
@@ -146,10 +149,10 @@ class SnapshotStore:
         return self.current
 
     def resend(self, resource: str) -> None:
-        """Has the list of a resource sent once more as it is, and wakes who waits."""
+        """Request that the same list of a resource is sent again, and wake each waiter."""
         self._again[resource] += 1
         self.changed.ring()
 
     def resends(self, resource: str) -> int:
-        """How often that was asked for."""
+        """The number of such requests."""
         return self._again[resource]
