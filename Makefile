@@ -75,7 +75,7 @@ e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's l
 	@$(MAKE) --no-print-directory --jobs=2 chart real-and-cluster
 
 chart: install # with the time that the cluster leaves, which waits for much of it
-	nice -n 19 $(BIN)/python -m pytest $(SPREAD) tests/chart
+	nice -n 19 $(BIN)/python -m pytest --timeout 600 $(SPREAD) tests/chart
 
 real-and-cluster: install # one cluster, and files of this machine
 	$(BIN)/python -m pytest tests/real tests/cluster
