@@ -93,6 +93,7 @@ def sound(told: dict[str, Any]) -> bool:
     return (told["health"], told["verdict"]) == ("Healthy", "OK")
 
 
+@pytest.mark.timeout(150)  # the last wait alone may take a minute
 @pytest.mark.parametrize("case", FAULTS, ids=name)
 async def test_a_fault_is_told_outlives_a_kill_and_ends_with_its_proof(kubelet, daemon, case):
     daemon.profile = case.profile
