@@ -12,8 +12,8 @@ from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.threads import computed
 
-OFF_LOOP_BYTES = 64 * 1024
-"""From so many bytes on an answer is read on a thread (30 µs a KiB), so that the loop runs on."""
+OFF_LOOP_BYTES = 4 * 1024
+"""Longer answers are decoded on a thread (some 2 ms a KiB), so that the event loop runs on."""
 
 
 T = TypeVar("T")

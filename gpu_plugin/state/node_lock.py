@@ -219,7 +219,8 @@ class NodeLock:
         if self._handover is not None:
             if self._file is not None:
                 with suppress(OSError):  # the lock of the kubelet's directory shows the same
-                    self._write_owner(self._file, leaving=False)
+                    # If this daemon ends before the handover is unlocked, the former daemon continues and must register again.
+                    self._write_owner(self._file, leaving=False, registers=True)
             os.close(self._handover)
             self._handover = None
 

@@ -421,6 +421,26 @@ def test_the_former_daemon_learns_that_the_new_one_may_have_registered(running, 
     assert running.handed_over() is Outcome.NEVER_REGISTERED  # a takeover later
 
 
+def test_the_former_daemon_learns_that_the_new_one_registered_if_that_ends_as_it_unlocks_the_handover(
+    running, new, monkeypatch
+):
+    assert running.write_leaving(leaving=True)
+    running.hand_over()
+    new.wait()
+    new.registers()
+    real = os.close
+
+    def killed(descriptor):
+        monkeypatch.setattr(os, "close", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "close", killed)
+    with pytest.raises(KeyboardInterrupt):
+        new.serves()
+    new.release()
+    assert running.handed_over() is Outcome.REGISTERED
+
+
 def test_the_former_daemon_learns_that_the_new_one_before_the_last_new_one_may_have_registered(
     tmp_path, directory, running, new
 ):
