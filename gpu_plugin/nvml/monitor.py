@@ -142,6 +142,7 @@ class Monitor:
             if self._session.is_open:  # before anyone is told of a GPU: from then on no event of it goes unheard
                 await self._events.tend(roster.watched(), self.timeout)
                 self._met([watched.gpu for watched in roster.gpus])
+                self._events.report(watched.gpu.uuid for watched in roster.watched())
                 with_handles = [each for each in roster.watched() if each.handle is not None]
                 await self._look_at_all(with_handles, None, min(self.timeout, FIRST_LOOKS))
             await self._publish(opened or AS_BEFORE)
@@ -297,6 +298,7 @@ class Monitor:
         found = await self._look_at_all(gpus, turn.full, min(self.timeout, LOOK_PATIENCE))
         if self._session.is_open and await self._events.tend(roster.watched(), self.timeout, retry=turn.whole):
             self.look_now()  # what happened while the event set was made again was not heard
+        self._events.report(watched.gpu.uuid for watched in roster.watched())
         self._events.listen(self.timeout)
         await self._keep_up(found)
         if turn.whole:

@@ -88,16 +88,16 @@ class EventSubscription:
         self._reported: dict[str, str] = {}
         self._logged: dict[str, str] = {}
 
-    def trouble(self, uuid: str) -> str:
-        """Why no event of a GPU is heard; empty where they are, where there are none, and where it was not asked yet."""
+    def trouble(self, uuid: str) -> str | None:
+        """The reason why the events of a GPU do not arrive; empty if they do or there are none, None if not known yet."""
         if self._unsupported:
             return ""
         mine = self._set
         if mine is None:
-            return self._no_set
+            return self._no_set or None
         member = mine.members.get(uuid)
         if member is None or member.answer is None:
-            return _UNANSWERED if any(each.overdue and each.watched.gpu.uuid == uuid for each in self._asked) else ""
+            return _UNANSWERED if any(each.overdue and each.watched.gpu.uuid == uuid for each in self._asked) else None
         if member.answer.outcome is Outcome.UNSUPPORTED:
             return ""
         if mine.undone or member.answer.outcome is not Outcome.HEARD:
@@ -114,7 +114,7 @@ class EventSubscription:
             self._set.members.pop(uuid, None)
 
     async def tend(self, gpus: Sequence[Watched], patience: float, *, retry: bool = True) -> bool:
-        """Has the events of these GPUs asked for, as far as they are not, and tells what changed for whom.
+        """Has the events of these GPUs asked for, as far as they are not.
 
         Makes the event set where there is none, and makes it again where it is good for nothing any more.
 
@@ -135,7 +135,6 @@ class EventSubscription:
             await self._ask(gpus, patience, retry=retry)
             if self._set is None or not self._set.undone:
                 break
-        self.report(each.gpu.uuid for each in gpus)
         return rebuilt and self._set is not None
 
     def collect(self) -> None:
@@ -181,16 +180,20 @@ class EventSubscription:
         return True
 
     def report(self, uuids: Iterable[str]) -> None:
-        """Tells of those of these GPUs for which it changed whether their events are heard."""
+        """Report the delivery of events of these GPUs where it is not the one reported last.
+
+        The first report says also that nothing is wrong: an earlier process may have had trouble. It is for GPUs whose health
+        is kept already.
+        """
         for uuid in tuple(uuids):
             why = self.trouble(uuid)
-            if why != self._reported.get(uuid, ""):
+            if why is not None and why != self._reported.get(uuid):
                 self._reported[uuid] = why
                 self._report(uuid, EventDelivery(why))
 
     def _report_members(self) -> None:
         if self._set is not None:
-            self.report(self._set.members)
+            self.report(uuid for uuid in self._set.members if uuid in self._reported)
 
     # The set
 

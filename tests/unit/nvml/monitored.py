@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.health.observation import Observation, Sample
+from gpu_plugin.health.observation import EventDelivery, Observation, Sample
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
@@ -37,10 +37,12 @@ class Bench:
         self.uuids = [gpu.uuid for gpu in self.node.profile.gpus]
         self.seen: list[tuple[str, Observation]] = []
         self.first: list[tuple[str, Observation]] = []
+        self.event_deliveries: dict[str, list[str]] = {}
+        """By GPU uuid, each trouble with the delivery of events that was reported, and "" for none."""
         self.nodes: list[Node] = []
         self.boots: list[str] = []
         self.meddle: Callable[[str, Observation], None] | None = None
-        """Called with each observation before it is noted."""
+        """Called with each observation before it is noted in `seen`."""
         self._news = anyio.Event()
         self.monitor = Monitor(
             self.driver,
@@ -55,6 +57,11 @@ class Bench:
         )
 
     def _observe(self, uuid, observation):
+        if isinstance(observation, EventDelivery):
+            deliveries = self.event_deliveries.setdefault(uuid, [])
+            deliveries.append(observation.trouble)
+            if deliveries == [""]:
+                return False  # nothing was wrong before
         if self.meddle is not None:
             self.meddle(uuid, observation)
         self.seen.append((uuid, observation))

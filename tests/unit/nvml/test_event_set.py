@@ -127,6 +127,7 @@ class Alone:
         self.subscription.collect()
         self.subscription.listen(LONG)
         rebuilt = await self.subscription.tend(self.gpus if gpus is None else gpus, patience)
+        self.subscription.report(watched.gpu.uuid for watched in self.gpus)
         self.subscription.listen(LONG)
         return rebuilt
 

@@ -10,7 +10,7 @@ from gpu_plugin.nvml import subscription
 from gpu_plugin.nvml.port import EventSet, Handle, NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 
-from .monitored import LONG, NEVER, Bench
+from .monitored import LONG, NEVER, Bench, remembered
 
 XID = EventType.XID_CRITICAL
 
@@ -203,6 +203,30 @@ async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_aske
     assert "could not be asked" in told[0][1]
     assert f"GPU {bench.uuids[5]}: its events are not received" in caplog.text
     assert "it reports no events" not in caplog.text
+
+
+async def test_the_first_report_says_also_that_nothing_is_wrong_once_the_gpus_health_is_kept():
+    earlier = []
+    bench = Bench(met=lambda gpus: earlier.append(dict(bench.event_deliveries)))
+    bench.node.refuse("supported_event_types", Return.GPU_IS_LOST, gpu=5)
+    await bench.monitor.open()
+    bench.monitor.close()
+    assert earlier == [{}]
+    trouble = bench.event_deliveries.pop(bench.uuids[5])
+    assert len(trouble) == 1
+    assert "could not be asked" in trouble[0]
+    assert bench.event_deliveries == {uuid: [""] for uuid in bench.uuids if uuid != bench.uuids[5]}
+
+
+async def test_nothing_is_reported_of_a_gpu_that_is_missing_until_it_returns():
+    bench = Bench(remembered=remembered())
+    bench.node.vanish(2)
+    await bench.monitor.open()
+    async with bench.running():
+        await bench.rounds(2, [0, 7])
+        assert bench.uuids[2] not in bench.event_deliveries
+        bench.node.bring_back(2)
+        await bench.until_turned(lambda: bench.event_deliveries.get(bench.uuids[2]) == [""])
 
 
 class HoldingOne(ByTheHeader):

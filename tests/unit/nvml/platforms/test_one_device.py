@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpu_plugin.devices.device import whole_gpu
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.health.observation import Sample
+from gpu_plugin.health.observation import EventDelivery, Sample
 from gpu_plugin.host.view import LinuxHost
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.platforms.driver import TegraDriver, WslDriver
@@ -105,9 +105,8 @@ async def test_the_monitor_serves_it_as_healthy_and_says_so_once(driver, uuid, t
         await watching.looks(30)
     assert {seen for seen, _ in watching.seen} == {uuid}
     told = [sample for _, sample in watching.seen if isinstance(sample, Sample)]
-    assert [replace(sample, counting=None, opening=None, asked=None) for sample in told] == [Sample()] * len(
-        watching.seen
-    )
+    assert [replace(sample, counting=None, opening=None, asked=None) for sample in told] == [Sample()] * len(told)
+    assert [seen for _, seen in watching.seen if not isinstance(seen, Sample)] == [EventDelivery()]
     assert len(caplog.records) == said
     assert [record.getMessage() for record in caplog.records] == [
         "the driver reports no events, health relies on polling: nvmlEventSetCreate: not known on this platform (3)"
