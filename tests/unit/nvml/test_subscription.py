@@ -1,9 +1,11 @@
 """Whose events are heard, whatever befalls the event set or one of the GPUs in it."""
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.health.observation import EventDelivery, XidEvent
 from gpu_plugin.nvml import subscription
@@ -206,12 +208,16 @@ async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_aske
 
 
 async def test_the_first_report_says_also_that_nothing_is_wrong_once_the_gpus_health_is_kept():
-    earlier = []
-    bench = Bench(met=lambda gpus: earlier.append(dict(bench.event_deliveries)))
+    reports_before = []
+
+    def met(_: Sequence[Gpu]) -> None:
+        reports_before.append(dict(bench.event_deliveries))
+
+    bench: Bench = Bench(met=met)
     bench.node.refuse("supported_event_types", Return.GPU_IS_LOST, gpu=5)
     await bench.monitor.open()
     bench.monitor.close()
-    assert earlier == [{}]
+    assert reports_before == [{}]
     trouble = bench.event_deliveries.pop(bench.uuids[5])
     assert len(trouble) == 1
     assert "could not be asked" in trouble[0]
