@@ -1,10 +1,15 @@
 """The device plugin API's generated messages. PodResources has its own, which `pod_listing` imports at the first answer."""
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import betterproto
+from betterproto import encode_varint, parse_fields
 
 from gpu_plugin.kubelet._api.v1beta1 import *  # noqa: F403 - every message
+
+FIELD_1 = b"\x0a"
+"""Key of field 1 with a length (protobuf.dev/programming-guides/encoding)."""
 
 M = TypeVar("M", bound=betterproto.Message)
 
@@ -35,3 +40,24 @@ def decode_exactly(kind: type[M], data: bytes) -> M:
     if encoded != data:
         raise ValueError(f"not a {kind.__name__} message: a field has the wrong type or ends too early")
     return message
+
+
+def encoded_parts(data: bytes) -> Iterator[bytes]:
+    """The encoded messages of field 1, of a message whose other fields we do not know.
+
+    Raises:
+        ValueError: the message ends within a field, or field 1 has no message.
+    """
+    try:
+        for field in parse_fields(data):
+            if field.number == 1:
+                if field.wire_type != betterproto.WIRE_LEN_DELIM or field.raw != encoded_part(field.value):
+                    raise ValueError("not a message of repeated parts: a field has the wrong type or ends too early")
+                yield field.value
+    except EOFError:
+        raise ValueError("not a message of repeated parts: it ends within a field") from None
+
+
+def encoded_part(part: bytes) -> bytes:
+    """A message whose field 1 has this encoded message."""
+    return FIELD_1 + encode_varint(len(part)) + part

@@ -13,7 +13,7 @@ from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.threads import computed
 
 OFF_LOOP_BYTES = 4 * 1024
-"""Longer answers are decoded on a thread (some 2 ms a KiB), so that the event loop runs on."""
+"""Longer answers are decoded on a thread, at first some 2 ms a KiB, so that the event loop is not held up."""
 
 
 T = TypeVar("T")

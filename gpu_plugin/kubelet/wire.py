@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 
-from betterproto import ParsedField, encode_varint, parse_fields
+from betterproto import ParsedField, parse_fields
 
 from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import MAX_LIST_BYTES, Device
 from gpu_plugin.kubelet import messages
-from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest, decode
+from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest, decode, encoded_part
 
 VERSION = "v1beta1"
 HEALTHY = "Healthy"
@@ -41,10 +41,6 @@ MAX_CONTAINERS = 64
 
 MAX_IDS = 1 << 18
 """Device ids of one request. A kubelet names each listed device twice at most, and a list has no room for half as many."""
-
-
-_FIELD_1 = b"\x0a"
-"""Key of field 1 with a length (protobuf.dev/programming-guides/encoding)."""
 
 
 class TooLargeError(ValueError):
@@ -184,7 +180,7 @@ class ListEncoder:
 
 def _joined(parts: Iterable[bytes]) -> bytes:
     """A message whose field 1 has these encoded messages, each after its length."""
-    return b"".join([_FIELD_1 + encode_varint(len(part)) + part for part in parts])
+    return b"".join(map(encoded_part, parts))
 
 
 def _device(device: Device) -> bytes:

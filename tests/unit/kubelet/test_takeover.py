@@ -308,7 +308,7 @@ def test_allocatable_devices_are_read_as_the_kubelet_writes_them():
     written = encode_allocatable([(GPU, "GPU-0", (0, 1)), (GPU, "GPU-1", ()), (MIG, "MIG-0", (1,))])
     assert decode_allocatable(written) == {**OURS, MIG: frozenset({"MIG-0"})}
     assert decode_allocatable(b"") == {}
-    with pytest.raises(ValueError, match="AllocatableResourcesResponse"):
+    with pytest.raises(ValueError, match="message"):
         decode_allocatable(b"\x0a\x50abc")
 
 
