@@ -187,12 +187,12 @@ async def test_evidence_that_could_not_be_written_before_a_takeover_reaches_the_
 
 async def test_a_claim_just_after_a_registration_does_not_end_the_daemon(kubelet, directory, node, monkeypatch):
     real, may = Memory.handed_over, threading.Event()
-    registered = set()
+    began = set()
 
     def slow(self):
-        if self in registered:
+        if self in began:
             may.wait(30)
-        registered.add(self)
+        began.add(self)
         return real(self)
 
     monkeypatch.setattr(Memory, "handed_over", slow)  # the second call of a daemon is after its registration
@@ -200,11 +200,31 @@ async def test_a_claim_just_after_a_registration_does_not_end_the_daemon(kubelet
         await kubelet.wait_for(healthy(kubelet, 8))
         async with running(directory, node) as (_, _, _):
             await until((directory / "state" / "takeover.lock").exists)
+            await anyio.sleep(1)
+            assert len(began) == 1  # the new daemon reads no state while the former one still reads
             may.set()
             await until(lambda: bool(status))
             await serves(directory, kubelet, 8)
     kinds = [event.kind for event in kubelet.events if event.kind in (EventKind.REGISTERED, EventKind.STREAM_ENDED)]
     assert kinds[:2] == [EventKind.REGISTERED, EventKind.REGISTERED]
+
+
+async def test_a_daemon_with_healthy_gpus_that_no_kubelet_has_ends_for_a_new_daemon_at_once(directory, node):
+    async with running(directory, node) as (_, _, status):
+        with anyio.fail_after(20):
+            while not await healthy_devices(directory):
+                await anyio.sleep(0.01)
+        async with running(directory, node) as (_, _, _):
+            await until(lambda: bool(status))
+
+
+async def healthy_devices(directory):
+    """The number of healthy devices that the daemon would send to a kubelet; 0 before it takes commands."""
+    try:
+        resources = (await asked(directory, "status"))["resources"]
+    except ControlError:
+        return 0
+    return sum(each["healthy"] for each in resources.values())
 
 
 async def test_a_state_directory_that_hangs_at_a_claim_costs_no_registration(kubelet, directory, node, answers):
