@@ -209,7 +209,11 @@ def _then(ranks: "array[int]", minor: "array[int]") -> "array[int]":
 
 
 def _served(weight: "array[int]", count: int, size: int) -> "array[int]":
-    """By mask, the total weight of the sets that pods of this size get out of it: the best set, the best of the rest..."""
+    """By mask, the total weight of the sets that pods of this size get out of it, one after the other.
+
+    Each pod gets the best set of the GPUs that are left, and of equal sets the set with the lowest positions. Another order
+    of equal sets may leave more for the pods after it.
+    """
     every = (1 << count) - 1
     best = array("q", [each << count | mask if mask.bit_count() == size else -1 for mask, each in enumerate(weight)])
     for bit in range(count):  # afterwards best[mask] is the greatest of all subsets of mask
