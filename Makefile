@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPREAD ?= --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test processes-and-units test-all mutants lint format bench e2e chart real-and-cluster image manifests proto proto-check tables lock clean
+.PHONY: help install demo test processes-and-units test-all mutants lint format bench e2e real-and-chart chart cluster image manifests proto proto-check tables lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -72,13 +72,17 @@ bench: install ## speed and size, one table
 
 e2e: install ## the daemon under a real kubelet and runtime, and with NVIDIA's libraries, and the chart (root; E2E_INSTALL=1 installs what is missing)
 	$(BIN)/python -m tests.tools
-	@$(MAKE) --no-print-directory --jobs=2 chart real-and-cluster
+	@$(MAKE) --no-print-directory --jobs=2 cluster real-and-chart
 
-chart: install # with the time that the cluster leaves, which waits for much of it
+cluster: install
+	$(BIN)/python -m pytest tests/cluster
+
+real-and-chart: install # beside the cluster, which waits for much of the time; one after the other, since `real` has files of this machine
+	$(BIN)/python -m pytest tests/real
+	@$(MAKE) --no-print-directory chart
+
+chart: install # with the processor time that the cluster leaves
 	nice -n 19 $(BIN)/python -m pytest --timeout 600 $(SPREAD) tests/chart
-
-real-and-cluster: install # one cluster, and files of this machine
-	$(BIN)/python -m pytest tests/real tests/cluster
 
 manifests: install ## generate deploy/*.yaml and the chart's dashboard, table of values and choices; HELM=PROGRAM
 	$(BIN)/python -m deploy.generate --helm $(HELM)

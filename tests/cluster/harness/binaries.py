@@ -339,7 +339,9 @@ def _go_install(place: Path, *packages: str) -> None:
 
 def _building(verb: str, *arguments: str) -> list[str]:
     # -p bounds memory as well as load: one compiler at a time for each core, about 1 GiB each at its largest.
-    return [verb, "-trimpath", "-buildvcs=false", "-p", str(os.cpu_count() or 1), *arguments]
+    # Without inlining (-l) a build takes a quarter less time.
+    bounds = ("-p", str(os.cpu_count() or 1), "-gcflags=all=-l")
+    return [verb, "-trimpath", "-buildvcs=false", *bounds, *arguments]
 
 
 def _go(arguments: list[str], directory: str, environment: dict[str, str]) -> str:
