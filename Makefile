@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml requirements/dev.lock
 	@touch $@
 
 demo: install ## the real daemon on a simulated 8-GPU node under a stand-in kubelet: a timeline in under 20 s
-	$(BIN)/gpu-plugin demo
+	$(BIN)/python -m demo
 
 test: install ## lint, types, and every test that needs no cluster
 	@$(MAKE) --no-print-directory --jobs=2 lint processes-and-units
@@ -105,4 +105,4 @@ lock: install ## resolve requirements/*.lock again from pyproject.toml
 
 clean: ## remove virtual environments and caches
 	rm -rf $(VENV) $(VENV)-3.* build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find gpu_plugin tests bench -name __pycache__ -prune -exec rm -rf {} +
+	find gpu_plugin demo tests bench -name __pycache__ -prune -exec rm -rf {} +

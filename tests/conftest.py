@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from demo.stand_in_kubelet import StandInKubelet
 from tests.short_paths import short_directory
 
 # Machines are slow at times, so no example is timed. What a change is judged by is the same every time; a developer's

@@ -47,7 +47,7 @@ RULES: Mapping[str, re.Pattern[str]] = {
             r"\btells?\b(?! (?:you|people|users?|operators?))",
         ),
         "an idiom": (
-            r"\b(?:stands?|comes? (?:to|of)|came (?:to|of)|goes? (?:by|on)|lets? go)\b",
+            r"\b(?:stands?(?!-in)|comes? (?:to|of)|came (?:to|of)|goes? (?:by|on)|lets? go)\b",
             r"\b(?:taken? for|takes? for|held against|(?:is|are) to be|is owed|had (?:by|of))\b",
         ),
         "a comparison without its second part": (r"\b(?:so many|so long|as much as|at most so|than not)\b",),
@@ -127,7 +127,14 @@ def units() -> dict[str, list[Path]]:
     """The files of each package and document, by its path below the root of the repository."""
     found = {str(path.relative_to(ROOT)): [path] for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])}
     for directory in sorted(
-        [*ROOT.glob("gpu_plugin/*/"), *ROOT.glob("tests/*/"), ROOT / "bench", ROOT / "deploy", ROOT / "proto"]
+        [
+            *ROOT.glob("gpu_plugin/*/"),
+            *ROOT.glob("tests/*/"),
+            ROOT / "demo",
+            ROOT / "bench",
+            ROOT / "deploy",
+            ROOT / "proto",
+        ]
     ):
         files = [path for path in sorted(directory.rglob("*.py")) if "_api" not in path.parts]
         if files:

@@ -26,7 +26,6 @@ VERBS = {
     "cleanup": "remove what the daemon left on this node",
     "uninstall": "delete a DaemonSet, and remove what it left on its nodes",
     "fault": "make a GPU of a running simulated node fail, or heal it",
-    "demo": "the real daemon on a simulated 8-GPU node, as a timeline",
 }
 
 

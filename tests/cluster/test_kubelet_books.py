@@ -1,6 +1,6 @@
 """What the real kubelet tells and writes down of its pods, and when: the rules that the stand-in kubelet copies.
 
-Their twins on the stand-in are in tests/unit/simulation/stand_in_kubelet/test_checkpoint.py, with a table of both.
+Their twins on the stand-in are in tests/unit/demo/stand_in_kubelet/test_checkpoint.py, with a table of both.
 """
 
 import base64

@@ -7,7 +7,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from grpclib.exceptions import GRPCError
 
-from tests.unit.simulation.stand_in_kubelet.fake_plugin import FakePlugin, healthy
+from tests.unit.demo.stand_in_kubelet.fake_plugin import FakePlugin, healthy
 
 from .harness import binaries
 from .harness.cluster import Cluster

@@ -12,8 +12,8 @@ import anyio
 import anyio.to_thread
 from asyncinotify import Inotify, Mask
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.control import request
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.forked import Forked, fork
 
 GPU = "nvidia.com/gpu"

@@ -13,12 +13,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from demo.stand_in_kubelet.admission import AdmissionError
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.host.cdi.record import FILE as RECORD
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError
 from tests.node.daemon import GPU, healthy, ids
 from tests.revision import revision
 

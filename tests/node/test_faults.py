@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from demo.stand_in_kubelet import AdmissionError
+from demo.stand_in_kubelet.journal import EventKind
 from gpu_plugin.control import request
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.node.daemon import GPU, healthy, ids
 
 

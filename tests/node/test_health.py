@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
+from demo.stand_in_kubelet.journal import EventKind
 from gpu_plugin.cli import main
 from gpu_plugin.control import request
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.node.daemon import GPU, healthy, ids
 
 SICK = 2

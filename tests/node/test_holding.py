@@ -6,7 +6,7 @@ import time
 import anyio
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container
+from demo.stand_in_kubelet import AdmissionError, Container
 from tests.node.daemon import GPU, healthy, ids
 
 SMALL = "nvidia.com/mig-1g.10gb"

@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
+from demo.stand_in_kubelet import StandInKubelet
+from demo.stand_in_kubelet.journal import EventKind
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
 from tests.node.forked import run
 

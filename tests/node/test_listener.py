@@ -8,9 +8,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin import control
 from gpu_plugin.cli import main
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.node.daemon import GPU, healthy
 from tests.unit.cluster.api_server import NODE, FakeApiServer
 

@@ -6,8 +6,8 @@ import time
 import anyio
 import pytest
 
+from demo.stand_in_kubelet import Container
 from gpu_plugin.cli import main
-from gpu_plugin.simulation.stand_in_kubelet import Container
 from tests.node.daemon import GPU, healthy, ids
 
 SMALL, HALF = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"

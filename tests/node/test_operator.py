@@ -10,7 +10,7 @@ import signal
 import anyio
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.state.node_lock import NodeLock
 from tests.node.daemon import DaemonProcess, healthy
 from tests.node.forked import ran

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from demo.stand_in_kubelet import AdmissionError
 from gpu_plugin.cli import main
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from tests.node.daemon import GPU, healthy, ids
 
 SHARED = "nvidia.com/gpu.shared"

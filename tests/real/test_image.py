@@ -17,8 +17,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin import __version__
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.needed import found
 from tests.node.daemon import healthy
 from tests.real import archive, image_build

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from demo.stand_in_kubelet import StandInKubelet
 from tests.needed import found
 from tests.node.daemon import GPU, DaemonProcess, healthy
 from tests.real import browser as browser_module

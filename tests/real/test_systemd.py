@@ -16,10 +16,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.cli import main
 from gpu_plugin.config.settings import OPTIONS
 from gpu_plugin.mps.control_program import PROGRAM
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.needed import cannot, found
 from tests.node.daemon import GPU, healthy
 from tests.node.mps_process import SHARED

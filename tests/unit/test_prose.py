@@ -11,7 +11,7 @@ HARD = "what is nobody's is told to whomever stands there"
 def root(tmp_path, monkeypatch):
     (tmp_path / "gpu_plugin" / "one").mkdir(parents=True)
     (tmp_path / "limits.toml").write_text('"gpu_plugin/one" = 0.0\n')
-    for name in ("bench", "deploy", "proto"):
+    for name in ("demo", "bench", "deploy", "proto"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(prose, "ROOT", tmp_path)
     monkeypatch.setattr(prose, "LIMITS", tmp_path / "limits.toml")

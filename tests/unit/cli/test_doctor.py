@@ -13,13 +13,13 @@ import pytest
 import yaml
 from anyio import to_thread
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.cli.doctor import lines
 from gpu_plugin.doctor.check import failed, note, ok, skipped, warning
 from gpu_plugin.doctor.checks import CHECKS
 from gpu_plugin.simulation import profile
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.doctor.made_up import status
 
 FOUND = [

@@ -17,6 +17,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from demo.stand_in_kubelet import AdmissionError, Container, StandInKubelet
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.devices.device import Resource
@@ -30,7 +31,6 @@ from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import Job
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container, StandInKubelet
 from tests.unit.daemon.skipping_loop import SkippingLoop
 from tests.unit.inventory.changing_node import (
     LAYOUTS,

@@ -15,6 +15,7 @@ import anyio.to_thread
 import pytest
 from msgspec.structs import replace
 
+from demo.stand_in_kubelet import AdmissionError, StandInKubelet
 from gpu_plugin import control
 from gpu_plugin.access.container import Access
 from gpu_plugin.access.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
@@ -48,7 +49,6 @@ from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, StandInKubelet
 from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.sources.list_strategy import ListStrategy
 from gpu_plugin.sources.source import ConfigSource

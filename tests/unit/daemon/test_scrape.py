@@ -5,11 +5,11 @@ from collections import Counter
 import anyio
 import pytest
 
+from demo.stand_in_kubelet import AdmissionError
 from gpu_plugin.kubelet import attribution
 from gpu_plugin.simulation import faults
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from tests.unit.daemon.test_process import GPU, ask, healthy, running
 from tests.unit.telemetry.test_metrics import read, read_once
 

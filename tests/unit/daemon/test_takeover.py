@@ -5,14 +5,14 @@ import threading
 import anyio
 import pytest
 
+from demo.stand_in_kubelet import StandInKubelet
+from demo.stand_in_kubelet.admission import PodAdmission
+from demo.stand_in_kubelet.journal import EventKind
 from gpu_plugin import control
 from gpu_plugin.control import ControlError
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
-from gpu_plugin.simulation.stand_in_kubelet.admission import PodAdmission
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from gpu_plugin.state.memory import Memory
 
 from .test_process import GPU, healthy, running

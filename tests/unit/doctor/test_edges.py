@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.doctor.edges import api, host, kubelet, sockets
 from gpu_plugin.doctor.edges import clock as clocks
 from gpu_plugin.doctor.edges.directories import directory
 from gpu_plugin.doctor.edges.driver import kernel_module
 from gpu_plugin.doctor.edges.process import process, processes
 from gpu_plugin.doctor.facts import KernelModule, Right
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.cluster.api_server import _INSECURE
 
 VERSION = (

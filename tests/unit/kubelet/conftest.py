@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.kubelet.connection import TrackedProtocol
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 
 from .serving import Plugin, serving
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from demo.stand_in_kubelet import AdmissionError
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.node import Gpu, Link, Node
@@ -35,7 +36,6 @@ from gpu_plugin.kubelet.service import (
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 
 IDS = [d.id for d in devices(8)]

@@ -2,7 +2,9 @@
 
 import anyio
 import pytest
+from tests.unit.demo.stand_in_kubelet.fake_plugin import healthy, plugin
 
+from demo.stand_in_kubelet import Container, StandInKubelet
 from gpu_plugin.kubelet import attribution, pod_resources
 from gpu_plugin.kubelet.attribution import (
     AGE,
@@ -13,8 +15,6 @@ from gpu_plugin.kubelet.attribution import (
 )
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice, pods
-from gpu_plugin.simulation.stand_in_kubelet import Container, StandInKubelet
-from tests.unit.simulation.stand_in_kubelet.fake_plugin import healthy, plugin
 
 GPU = "nvidia.com/gpu"
 ONE: HoldersByDevice = {(GPU, "a"): frozenset({Holder("default", "p", "main")})}

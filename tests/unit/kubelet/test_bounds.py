@@ -21,11 +21,11 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, DataReceived, StreamEnded
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.kubelet import connection, messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.server import Shortages, handle_shortages
 from gpu_plugin.kubelet.service import MAX_STREAMS
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.kubelet.noise import make_noise
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, devices, registered, serving

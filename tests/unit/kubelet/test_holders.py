@@ -8,12 +8,12 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
+from demo.stand_in_kubelet import Container
 from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet import holders as holders_module
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.checkpoint import NAME
 from gpu_plugin.kubelet.holders import Holders
-from gpu_plugin.simulation.stand_in_kubelet import Container
 from tests.unit.kubelet.serving import GPU, registered, serving
 
 A, B = (GPU, "GPU-a"), (GPU, "GPU-b")

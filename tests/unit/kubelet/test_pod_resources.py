@@ -15,17 +15,17 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.demo.stand_in_kubelet.fake_plugin import device, healthy, plugin
 
+from demo.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
+from demo.stand_in_kubelet.pod_resources import PodListing, PodResourcesService, encode_pods
+from demo.stand_in_kubelet.server import SocketServer
 from gpu_plugin.access.container import ContainerEdits
 from gpu_plugin.kubelet import bounded_channel, pod_listing, pod_resources, wire
 from gpu_plugin.kubelet._api import v1
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.kubelet.pod_resources import allocated, holders
-from gpu_plugin.simulation.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodListing, PodResourcesService, encode_pods
-from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
-from tests.unit.simulation.stand_in_kubelet.fake_plugin import device, healthy, plugin
 
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-1g.10gb"

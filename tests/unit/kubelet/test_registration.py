@@ -12,14 +12,14 @@ import pytest
 from grpclib.exceptions import StreamTerminatedError
 from msgspec.structs import replace
 
+from demo.stand_in_kubelet import StandInKubelet
+from demo.stand_in_kubelet.journal import EventKind
 from gpu_plugin.kubelet import endpoint, registration
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.counts import FAILED
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
 from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.server import SocketServer
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.daemon.skipping_loop import SkippingLoop
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream

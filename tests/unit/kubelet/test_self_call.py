@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock
 import anyio
 import pytest
 
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
 from gpu_plugin.kubelet.bounded_channel import BoundedChannel
@@ -19,7 +20,6 @@ from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registration
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 from tests.unit.kubelet.test_list_and_watch import open_stream
 

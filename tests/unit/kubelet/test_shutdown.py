@@ -10,10 +10,10 @@ from grpclib.client import Channel, UnaryUnaryMethod
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, RemoteSettingsChanged
 
+from demo.stand_in_kubelet.journal import EventKind
 from gpu_plugin.kubelet import connection, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.runtime.rates import LogThrottle
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream

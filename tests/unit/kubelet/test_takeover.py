@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.stand_in_kubelet.pod_resources import encode_allocatable
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
@@ -28,7 +29,6 @@ from gpu_plugin.kubelet.takeover import (
 )
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import encode_allocatable
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 OURS = {GPU: frozenset({"GPU-0", "GPU-1"})}

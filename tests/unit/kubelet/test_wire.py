@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from demo.stand_in_kubelet.pod_resources import PodListing, encode_pods
 from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import messages, pod_listing, wire
 from gpu_plugin.kubelet.pod_listing import decode_holders
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodListing, encode_pods
 
 ids = st.lists(st.text(max_size=70), max_size=6)
 

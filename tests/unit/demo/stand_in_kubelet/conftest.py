@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
+from demo.stand_in_kubelet import StandInKubelet
 
 
 def open_descriptors() -> int:

@@ -18,9 +18,9 @@ from h2.config import H2Configuration
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, RemoteSettingsChanged
 
+from demo.stand_in_kubelet.server import close_connection, peer_pid
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.simulation.stand_in_kubelet.server import close_connection, peer_pid
 
 DropKind = Literal["close", "goaway", "rst"]
 """How a stream is taken from a plugin: the connection cut, closed in order, or only the stream reset."""

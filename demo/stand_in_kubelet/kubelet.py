@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError, PodAdmission
-from gpu_plugin.simulation.stand_in_kubelet.checkpoint import CheckpointKeeper, clean, read_checkpoint
-from gpu_plugin.simulation.stand_in_kubelet.client import DropKind
-from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, list_panic
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
-from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Container
-from gpu_plugin.simulation.stand_in_kubelet.registration import Fault, FaultKind, RegistrationService
-from gpu_plugin.simulation.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
-from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
-from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
+from demo.stand_in_kubelet.admission import AdmissionError, PodAdmission
+from demo.stand_in_kubelet.checkpoint import CheckpointKeeper, clean, read_checkpoint
+from demo.stand_in_kubelet.client import DropKind
+from demo.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, list_panic
+from demo.stand_in_kubelet.journal import EventKind, Journal
+from demo.stand_in_kubelet.pod_resources import PodResourcesService, default_socket
+from demo.stand_in_kubelet.pods import Admission, Container
+from demo.stand_in_kubelet.registration import Fault, FaultKind, RegistrationService
+from demo.stand_in_kubelet.registry import DIAL_SECONDS, Generation, PluginRegistry
+from demo.stand_in_kubelet.server import SocketServer
+from demo.stand_in_kubelet.topology import NumaPolicy
 
 SOCKET = "kubelet.sock"
 DIRECTORY_MODE = 0o750

@@ -18,11 +18,11 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from demo.stand_in_kubelet.client import AlreadyConnectedError, CallError, DialError
+from demo.stand_in_kubelet.journal import EventKind, Journal
+from demo.stand_in_kubelet.server import caller_pid
 from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.kubelet import messages, wire
-from gpu_plugin.simulation.stand_in_kubelet.client import AlreadyConnectedError, CallError, DialError
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
-from gpu_plugin.simulation.stand_in_kubelet.server import caller_pid
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")

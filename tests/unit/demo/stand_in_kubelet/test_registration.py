@@ -8,7 +8,7 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, EventKind
+from demo.stand_in_kubelet import AdmissionError, EventKind
 
 from .fake_plugin import FakePlugin, device, healthy, plugin
 

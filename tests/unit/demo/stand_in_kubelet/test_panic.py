@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, EventKind, KubeletPanicError
+from demo.stand_in_kubelet import AdmissionError, EventKind, KubeletPanicError
 
 from .fake_plugin import device, healthy, plugin
 

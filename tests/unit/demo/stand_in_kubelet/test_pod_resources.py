@@ -7,12 +7,12 @@ from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
+from demo.stand_in_kubelet import Container
+from demo.stand_in_kubelet.pod_resources import PodResourcesService
+from demo.stand_in_kubelet.server import SocketServer
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet._api import v1
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.simulation.stand_in_kubelet import Container
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService
-from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
 
 from .fake_plugin import device, healthy, plugin
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError
+from demo.stand_in_kubelet.device_table import KubeletPanicError
 
 T = TypeVar("T")
 

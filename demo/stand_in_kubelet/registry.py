@@ -18,10 +18,10 @@ from typing import Literal
 
 import msgspec
 
+from demo.stand_in_kubelet.client import AlreadyConnectedError, CallError, DropKind, PluginClient
+from demo.stand_in_kubelet.device_table import ListedDevice, ResourceState, list_breaches, parse
+from demo.stand_in_kubelet.journal import EventKind, Journal
 from gpu_plugin.kubelet import messages, wire
-from gpu_plugin.simulation.stand_in_kubelet.client import AlreadyConnectedError, CallError, DropKind, PluginClient
-from gpu_plugin.simulation.stand_in_kubelet.device_table import ListedDevice, ResourceState, list_breaches, parse
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
 
 Generation = Literal["1.36", "1.37"]
 

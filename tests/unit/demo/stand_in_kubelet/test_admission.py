@@ -7,8 +7,8 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
+from demo.stand_in_kubelet import AdmissionError, Container
 from gpu_plugin.kubelet import messages as m
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container
 
 from .fake_plugin import device, healthy, plugin
 

@@ -9,11 +9,11 @@ from typing import Any
 from grpclib.client import Channel
 from grpclib.const import Cardinality, Handler
 
+from demo.stand_in_kubelet import StandInKubelet
+from demo.stand_in_kubelet.server import SocketServer
 from gpu_plugin.kubelet import messages as m
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
-from gpu_plugin.simulation.stand_in_kubelet.server import SocketServer
 
 
 def device(identifier: str, health: str = "Healthy", *numa: int) -> m.Device:

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from gpu_plugin import control
-from gpu_plugin.simulation.demo.daemon_process import DaemonProcess
-from gpu_plugin.simulation.profile import Profile
-from gpu_plugin.simulation.stand_in_kubelet import (
+from demo.daemon_process import DaemonProcess
+from demo.stand_in_kubelet import (
     Admission,
     AdmissionError,
     Allocation,
@@ -19,6 +17,8 @@ from gpu_plugin.simulation.stand_in_kubelet import (
     EventKind,
     StandInKubelet,
 )
+from gpu_plugin import control
+from gpu_plugin.simulation.profile import Profile
 
 T = TypeVar("T")
 

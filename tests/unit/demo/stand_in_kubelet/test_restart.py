@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, EventKind, StandInKubelet
+from demo.stand_in_kubelet import AdmissionError, EventKind, StandInKubelet
 
 from .fake_plugin import device, healthy, plugin
 

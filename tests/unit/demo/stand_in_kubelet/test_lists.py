@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from demo.stand_in_kubelet import EventKind
+from demo.stand_in_kubelet.registration import is_extended_resource_name
 from gpu_plugin.kubelet import checkpoint, pod_resources, wire
-from gpu_plugin.simulation.stand_in_kubelet import EventKind
-from gpu_plugin.simulation.stand_in_kubelet.registration import is_extended_resource_name
 
 from .fake_plugin import device, healthy, plugin
 

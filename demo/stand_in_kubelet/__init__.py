@@ -5,11 +5,11 @@ Allocate and PreStartContainer, tells through PodResources who holds what, resta
 may, and writes down every breach. Tests and the demo run the real plugin under it.
 """
 
-from gpu_plugin.simulation.stand_in_kubelet.admission import AdmissionError
-from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError
-from gpu_plugin.simulation.stand_in_kubelet.journal import Event, EventKind
-from gpu_plugin.simulation.stand_in_kubelet.kubelet import StandInKubelet
-from gpu_plugin.simulation.stand_in_kubelet.pods import Admission, Allocation, Container, Pod
+from demo.stand_in_kubelet.admission import AdmissionError
+from demo.stand_in_kubelet.device_table import KubeletPanicError
+from demo.stand_in_kubelet.journal import Event, EventKind
+from demo.stand_in_kubelet.kubelet import StandInKubelet
+from demo.stand_in_kubelet.pods import Admission, Allocation, Container, Pod
 
 __all__ = [
     "Admission",

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from demo.stand_in_kubelet.topology import NumaPolicy
 from gpu_plugin.kubelet import messages, wire
-from gpu_plugin.simulation.stand_in_kubelet.topology import NumaPolicy
 
 GRACE_SECONDS = 300.0
 """How long after its stream ended a resource keeps its capacity (types.go: endpointStopGracePeriod)."""

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Final, TextIO
 
-from gpu_plugin.simulation.demo import scenario
-from gpu_plugin.simulation.demo.daemon_process import daemon_process
+from demo import scenario
+from demo.daemon_process import daemon_process
+from demo.stand_in_kubelet import StandInKubelet
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.simulation.stand_in_kubelet import StandInKubelet
 
 PROFILE = "hgx-h100"
 GENERATION: Final = "1.36"

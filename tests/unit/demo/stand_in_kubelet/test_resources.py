@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError
+from demo.stand_in_kubelet import AdmissionError
 
 from .fake_plugin import healthy, plugin
 

@@ -27,9 +27,9 @@ import json
 
 import pytest
 
+from demo.stand_in_kubelet import AdmissionError, Container, StandInKubelet
 from gpu_plugin.kubelet import checkpoint, messages, pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
-from gpu_plugin.simulation.stand_in_kubelet import AdmissionError, Container, StandInKubelet
 
 from .fake_plugin import device, healthy, plugin
 

@@ -14,11 +14,11 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from demo.stand_in_kubelet.device_table import ResourceState
+from demo.stand_in_kubelet.pods import Pod
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet._api import v1
 from gpu_plugin.runtime.rates import TokenBucket
-from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
-from gpu_plugin.simulation.stand_in_kubelet.pods import Pod
 
 PLUGIN_DIRECTORY = "device-plugins"
 DIRECTORY = "pod-resources"

@@ -10,13 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from gpu_plugin.access.container import ContainerEdits
-from gpu_plugin.kubelet import messages, wire
-from gpu_plugin.simulation.stand_in_kubelet import topology
-from gpu_plugin.simulation.stand_in_kubelet.client import CallError
-from gpu_plugin.simulation.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, admission_panic
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
-from gpu_plugin.simulation.stand_in_kubelet.pods import (
+from demo.stand_in_kubelet import topology
+from demo.stand_in_kubelet.client import CallError
+from demo.stand_in_kubelet.device_table import KubeletPanicError, ResourceState, admission_panic
+from demo.stand_in_kubelet.journal import EventKind, Journal
+from demo.stand_in_kubelet.pods import (
     Admission,
     Allocation,
     Container,
@@ -26,15 +24,17 @@ from gpu_plugin.simulation.stand_in_kubelet.pods import (
     edits,
     response_breaches,
 )
-from gpu_plugin.simulation.stand_in_kubelet.registry import Endpoint, PluginRegistry
-from gpu_plugin.simulation.stand_in_kubelet.selection import (
+from demo.stand_in_kubelet.registry import Endpoint, PluginRegistry
+from demo.stand_in_kubelet.selection import (
     SelectionError,
     check_serving,
     complete,
     preferred_breaches,
     select,
 )
-from gpu_plugin.simulation.stand_in_kubelet.topology import Hint, NumaPolicy
+from demo.stand_in_kubelet.topology import Hint, NumaPolicy
+from gpu_plugin.access.container import ContainerEdits
+from gpu_plugin.kubelet import messages, wire
 
 PRE_START_SECONDS = 30.0
 UNEXPECTED = "UnexpectedAdmissionError"

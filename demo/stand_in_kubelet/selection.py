@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from demo.stand_in_kubelet.device_table import ResourceState
+from demo.stand_in_kubelet.topology import Hint, aligned
 from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest
-from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
-from gpu_plugin.simulation.stand_in_kubelet.topology import Hint, aligned
 
 
 class SelectionError(Exception):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.simulation.stand_in_kubelet.admission import PodAdmission
-from gpu_plugin.simulation.stand_in_kubelet.device_table import ResourceState
-from gpu_plugin.simulation.stand_in_kubelet.journal import EventKind, Journal
-from gpu_plugin.simulation.stand_in_kubelet.pod_resources import PodResourcesService, listing
-from gpu_plugin.simulation.stand_in_kubelet.pods import Entry
+from demo.stand_in_kubelet.admission import PodAdmission
+from demo.stand_in_kubelet.device_table import ResourceState
+from demo.stand_in_kubelet.journal import EventKind, Journal
+from demo.stand_in_kubelet.pod_resources import PodResourcesService, listing
+from demo.stand_in_kubelet.pods import Entry
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 
