@@ -10,7 +10,7 @@ from bench.plan import Plan
 from bench.process import state_dir
 from bench.quantiles import median, percentile
 from bench.table import Judged, Row
-from gpu_plugin import control
+from gpu_plugin.runtime import control
 
 XID = 79
 APPLICATION_XID = 13

@@ -17,7 +17,7 @@ from demo.stand_in_kubelet import (
     EventKind,
     StandInKubelet,
 )
-from gpu_plugin import control
+from gpu_plugin.runtime import control
 from gpu_plugin.simulation.profile import Profile
 
 T = TypeVar("T")

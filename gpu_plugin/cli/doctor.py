@@ -11,7 +11,7 @@ import anyio
 import click
 import msgspec
 
-from gpu_plugin import __version__, control
+from gpu_plugin import __version__
 from gpu_plugin.cli.options import given_flags, read_written, seconds, settings_without_file, with_hidden_options
 from gpu_plugin.cli.output import PROBLEM_FOUND, SUCCESS, coloured, output_options, structured, width, wrapped
 from gpu_plugin.config import document
@@ -21,6 +21,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.doctor.check import Finding, Status
 from gpu_plugin.doctor.child_process import ChildError, ChildTimeoutError, in_child
 from gpu_plugin.doctor.facts import Known, Unknown
+from gpu_plugin.runtime import control
 from gpu_plugin.runtime.printable import encodable, printable
 
 _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from gpu_plugin import control
 from gpu_plugin.config.places import STATE_DIR
 from gpu_plugin.devices.gpu_names import HOW
+from gpu_plugin.runtime import control
 
 state_dir_option = click.option(
     "--state-dir",

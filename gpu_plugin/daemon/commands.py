@@ -7,12 +7,12 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control.server import Verb, serve
 from gpu_plugin.daemon.event_log import LOGGED_VERBS, EventLog
 from gpu_plugin.daemon.node_view import NodeView, Now
 from gpu_plugin.daemon.opened_state import make_way
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.daemon.takeover import Takeover
+from gpu_plugin.runtime.control.server import Verb, serve
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import LONGEST_RETRY
 

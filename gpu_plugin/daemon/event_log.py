@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control import RefusedError
-from gpu_plugin.control.server import Verb, asking
 from gpu_plugin.devices.gpu_names import called, named, short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, ResourceRegistration
+from gpu_plugin.runtime.control import RefusedError
+from gpu_plugin.runtime.control.server import Verb, asking
 from gpu_plugin.state.event_store import Event, EventStore
 
 LONGEST_REPLY = 900_000

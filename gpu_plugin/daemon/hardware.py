@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.control.server import Verb
 from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.port import Driver
+from gpu_plugin.runtime.control.server import Verb
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin.control import SOCKET
 from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
+from gpu_plugin.runtime.control import SOCKET
 from gpu_plugin.state.directory import StateDirectory, set_aside
 from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.listed_devices import Remembered

@@ -8,8 +8,6 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.words import are
-from gpu_plugin.control import RefusedError
-from gpu_plugin.control.server import Verb
 from gpu_plugin.daemon.health_watch import EVERY_GPU, HealthWatch
 from gpu_plugin.devices import absent
 from gpu_plugin.devices.gpu_names import called, short_bus_id
@@ -19,6 +17,8 @@ from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals import SIGNALS, orders
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.roster import ReleaseError
+from gpu_plugin.runtime.control import RefusedError
+from gpu_plugin.runtime.control.server import Verb
 
 
 class Operations:

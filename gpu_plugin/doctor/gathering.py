@@ -11,7 +11,6 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin import control
 from gpu_plugin.access.container import imex_node
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
@@ -38,6 +37,7 @@ from gpu_plugin.doctor.facts import (
 )
 from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.mps.directories import root_here
+from gpu_plugin.runtime import control
 from gpu_plugin.runtime.threads import begin, settled
 from gpu_plugin.sources.list_strategy import evidence_for
 

@@ -32,8 +32,8 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.times import utc
-from gpu_plugin.control import LOCK
 from gpu_plugin.kubelet.socket import PREFIX
+from gpu_plugin.runtime.control import LOCK
 from gpu_plugin.runtime.peer import peer_of
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.regular_file import open_file

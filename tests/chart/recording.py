@@ -19,8 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from demo.stand_in_kubelet import StandInKubelet
 from demo.stand_in_kubelet.client import CallError, PluginClient
-from gpu_plugin.control import request
 from gpu_plugin.kubelet import messages, wire
+from gpu_plugin.runtime.control import request
 from tests.chart.prometheus import Prometheus
 from tests.node.daemon import GPU, DaemonProcess, healthy
 from tests.short_paths import short_directory

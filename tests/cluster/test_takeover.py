@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from gpu_plugin import control
+from gpu_plugin.runtime import control
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
 from tests.unit.daemon.test_process import running

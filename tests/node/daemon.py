@@ -13,7 +13,7 @@ import anyio.to_thread
 from asyncinotify import Inotify, Mask
 
 from demo.stand_in_kubelet import StandInKubelet
-from gpu_plugin.control import request
+from gpu_plugin.runtime.control import request
 from tests.node.forked import Forked, fork
 
 GPU = "nvidia.com/gpu"

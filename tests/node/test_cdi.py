@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from demo.stand_in_kubelet.admission import AdmissionError
-from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.host.cdi.record import FILE as RECORD
+from gpu_plugin.runtime import control
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.profile import load
 from tests.node.daemon import GPU, healthy, ids

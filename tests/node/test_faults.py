@@ -7,7 +7,7 @@ import pytest
 
 from demo.stand_in_kubelet import AdmissionError
 from demo.stand_in_kubelet.journal import EventKind
-from gpu_plugin.control import request
+from gpu_plugin.runtime.control import request
 from tests.node.daemon import GPU, healthy, ids
 
 

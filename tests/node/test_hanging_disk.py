@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from demo.stand_in_kubelet import AdmissionError
-from gpu_plugin.control import request
+from gpu_plugin.runtime.control import request
 from gpu_plugin.sources.source import CHOICE_FILE
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids

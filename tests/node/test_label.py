@@ -7,7 +7,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from gpu_plugin import control
+from gpu_plugin.runtime import control
 from tests.node.daemon import GPU, healthy
 from tests.node.forked import ran
 from tests.unit.cluster.api_server import NODE, FakeApiServer

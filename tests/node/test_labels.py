@@ -2,7 +2,7 @@
 
 import anyio.to_thread
 
-from gpu_plugin.control import request
+from gpu_plugin.runtime.control import request
 from tests.node.daemon import healthy
 from tests.node.forked import run
 

@@ -9,8 +9,8 @@ import anyio.to_thread
 import pytest
 
 from demo.stand_in_kubelet import StandInKubelet
-from gpu_plugin import control
 from gpu_plugin.cli import main
+from gpu_plugin.runtime import control
 from tests.node.daemon import GPU, healthy
 from tests.unit.cluster.api_server import NODE, FakeApiServer
 

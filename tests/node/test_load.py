@@ -12,9 +12,9 @@ from grpclib.exceptions import GRPCError
 from h2.events import ResponseReceived, TrailersReceived
 
 from demo.stand_in_kubelet import StandInKubelet
-from gpu_plugin.control import request
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
+from gpu_plugin.runtime.control import request
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
 from tests.node.forked import ROOT
 from tests.unit.cluster.api_server import NODE, FakeApiServer

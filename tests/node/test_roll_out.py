@@ -8,8 +8,8 @@ from math import ceil
 import anyio.to_thread
 import pytest
 
-from gpu_plugin import control
 from gpu_plugin.cli import main
+from gpu_plugin.runtime import control
 from tests.node.daemon import DaemonProcess
 from tests.node.test_listener import flags, get, told
 

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import pytest
 
-from gpu_plugin.control import LOCK, request
 from gpu_plugin.daemon.state_files import FILES
+from gpu_plugin.runtime.control import LOCK, request
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
 from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE, JOURNAL_FILE
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids

@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 from demo.stand_in_kubelet import AdmissionError, StandInKubelet
-from gpu_plugin.control import ControlError, request
+from gpu_plugin.runtime.control import ControlError, request
 from gpu_plugin.state.node_lock import CLAIM
 from tests.node.daemon import GPU, DaemonProcess, healthy
 from tests.node.test_listener import flags, get, told

@@ -1,11 +1,11 @@
 """Another plugin registers the daemon's resource and ends, under both generations of the kubelet."""
 
 import pytest
-from tests.unit.demo.stand_in_kubelet.fake_plugin import healthy as fit
-from tests.unit.demo.stand_in_kubelet.fake_plugin import plugin
 
 from demo.stand_in_kubelet import AdmissionError, StandInKubelet
 from tests.node.daemon import GPU, healthy, ids
+from tests.unit.demo.stand_in_kubelet.fake_plugin import healthy as fit
+from tests.unit.demo.stand_in_kubelet.fake_plugin import plugin
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_plugin import __version__, control
+from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
-from gpu_plugin.control import LOCK
 from gpu_plugin.daemon.state_files import FILES as KEPT_FILES
 from gpu_plugin.host.cdi.directory import SpecDirectory, not_ours
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
+from gpu_plugin.runtime import control
+from gpu_plugin.runtime.control import LOCK
 from gpu_plugin.runtime.regular_file import leftovers
 from gpu_plugin.state.directory import CORRUPT, StateDirectory
 from gpu_plugin.state.node_lock import CLAIM, HANDOVER, NodeLock

@@ -1,8 +1,8 @@
 import pytest
 from click.testing import CliRunner
 
-from gpu_plugin import control
 from gpu_plugin.cli.fault import _FLAGS, command
+from gpu_plugin.runtime import control
 from gpu_plugin.simulation import condition, faults, part_faults
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_plugin import control
 from gpu_plugin.cli import main
 from gpu_plugin.cli import status as status_module
 from gpu_plugin.cli.status import _gpus, lines
+from gpu_plugin.runtime import control
 from gpu_plugin.telemetry.metrics.families import metrics
 
 GPU = "nvidia.com/gpu"

@@ -10,11 +10,11 @@ import anyio
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control import server
 from gpu_plugin.daemon.event_log import LONGEST_REASON, LONGEST_REPLY, EventLog
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
+from gpu_plugin.runtime.control import server
 from gpu_plugin.state import event_store
 from gpu_plugin.state.event_store import Event, EventStore
 

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.control import RefusedError
 from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.operations import Operations
@@ -15,6 +14,7 @@ from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.nvml.roster import ReleaseError
+from gpu_plugin.runtime.control import RefusedError
 from gpu_plugin.state.event_store import EventStore
 from tests.unit.health.ledgers import SEEN
 

@@ -16,7 +16,6 @@ import pytest
 from msgspec.structs import replace
 
 from demo.stand_in_kubelet import AdmissionError, StandInKubelet
-from gpu_plugin import control
 from gpu_plugin.access.container import Access
 from gpu_plugin.access.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.config.errors import ConfigError
@@ -42,6 +41,7 @@ from gpu_plugin.kubelet.endpoint import ResourceEndpoint, Shared
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.placement.subsets import Placement
+from gpu_plugin.runtime import control
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.simulation import driver_files

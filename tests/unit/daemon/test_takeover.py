@@ -8,10 +8,10 @@ import pytest
 from demo.stand_in_kubelet import StandInKubelet
 from demo.stand_in_kubelet.admission import PodAdmission
 from demo.stand_in_kubelet.journal import EventKind
-from gpu_plugin import control
-from gpu_plugin.control import ControlError
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.runtime import control
+from gpu_plugin.runtime.control import ControlError
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.state.memory import Memory
 

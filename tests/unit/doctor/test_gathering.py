@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpu_plugin import control
 from gpu_plugin.cli.options import settings_from
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control import server
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.node import Gpu, Node
@@ -27,6 +25,8 @@ from gpu_plugin.health.observation import Fabric
 from gpu_plugin.health.signals.orders import MAINTENANCE, Release
 from gpu_plugin.nvml.platforms.driver import TegraDriver
 from gpu_plugin.nvml.port import NvmlError
+from gpu_plugin.runtime import control
+from gpu_plugin.runtime.control import server
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode

@@ -2,7 +2,6 @@
 
 import anyio
 import pytest
-from tests.unit.demo.stand_in_kubelet.fake_plugin import healthy, plugin
 
 from demo.stand_in_kubelet import Container, StandInKubelet
 from gpu_plugin.kubelet import attribution, pod_resources
@@ -15,6 +14,7 @@ from gpu_plugin.kubelet.attribution import (
 )
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice, pods
+from tests.unit.demo.stand_in_kubelet.fake_plugin import healthy, plugin
 
 GPU = "nvidia.com/gpu"
 ONE: HoldersByDevice = {(GPU, "a"): frozenset({Holder("default", "p", "main")})}

@@ -15,7 +15,6 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.demo.stand_in_kubelet.fake_plugin import device, healthy, plugin
 
 from demo.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
 from demo.stand_in_kubelet.pod_resources import PodListing, PodResourcesService, encode_pods
@@ -26,6 +25,7 @@ from gpu_plugin.kubelet._api import v1
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.kubelet.pod_resources import allocated, holders
+from tests.unit.demo.stand_in_kubelet.fake_plugin import device, healthy, plugin
 
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-1g.10gb"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.control import LOCK
+from gpu_plugin.runtime.control import LOCK
 from gpu_plugin.state import node_lock
 from gpu_plugin.state.directory import CORRUPT
 from gpu_plugin.state.node_lock import NodeLock, Outcome, Owner

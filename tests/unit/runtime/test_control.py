@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from gpu_plugin import cli, control
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control import server
+from gpu_plugin.runtime.control import server
 
 
 async def echo(request):

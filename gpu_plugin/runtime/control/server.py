@@ -13,9 +13,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_plugin import control
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.control import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
+from gpu_plugin.runtime import control
+from gpu_plugin.runtime.control import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
 from gpu_plugin.runtime.peer import peer_of
 
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
