@@ -22,10 +22,10 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import Facts, Sample, XidEvent
 from gpu_plugin.health.policy import HealthPolicy, XidPolicy
 from gpu_plugin.health.xid_table import XID_TABLE
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 

@@ -19,10 +19,10 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.devices.node import Node
 from gpu_plugin.health.latch import Health
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.offer import offer
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.feed import ListFeed
+from gpu_plugin.kubelet.inventory import Inventory
+from gpu_plugin.kubelet.offer import offer
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 
 REPLICAS = 672
 """Times that each of 8 GPUs is given out."""

@@ -20,7 +20,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import SECTIONS
 from gpu_plugin.config.sharing_section import resource_name
 from gpu_plugin.config.written import written
-from gpu_plugin.inventory.offer import require_functions
+from gpu_plugin.kubelet.offer import require_functions
 
 
 @click.command(

@@ -12,7 +12,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.signals import SIGNALS, SignalKind
 from gpu_plugin.health.signals.orders import MAINTENANCE
-from gpu_plugin.inventory.snapshot import Snapshot
+from gpu_plugin.kubelet.snapshot import Snapshot
 from gpu_plugin.runtime.printable import printable
 
 # The reasons of Events; docs/cluster.md says what each means.

@@ -25,8 +25,8 @@ from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.health.latch import Transition
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals.orders import ANNOTATED, ANNOTATION
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.backoff import START_SPREAD
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever

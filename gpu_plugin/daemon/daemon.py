@@ -41,14 +41,14 @@ from gpu_plugin.daemon.takeover import Takeover, TakeoverError
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.host.cdi.watch import CdiWatch
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import Endpoints, Shared
+from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.runtime.pulse import Pulse

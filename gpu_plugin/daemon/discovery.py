@@ -13,7 +13,7 @@ from gpu_plugin.daemon.node_view import Parts
 from gpu_plugin.devices.absent import missing_gpus, named
 from gpu_plugin.devices.device import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.inventory.offer import Offer, offer, without_gone
+from gpu_plugin.kubelet.offer import Offer, offer, without_gone
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import NvmlError

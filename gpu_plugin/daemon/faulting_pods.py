@@ -9,8 +9,8 @@ import anyio
 import msgspec
 
 from gpu_plugin.health.observation import ApplicationError
-from gpu_plugin.inventory.snapshot import Snapshot
 from gpu_plugin.kubelet.pod_listing import Pods
+from gpu_plugin.kubelet.snapshot import Snapshot
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)

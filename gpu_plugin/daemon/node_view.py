@@ -30,12 +30,12 @@ from gpu_plugin.devices.absent import missing_gpus
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.host.cdi.watch import CdiWatch
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
+from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.pod_listing import Pods
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.kubelet.snapshot import ResourceView
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.sources.configuration import Configuration, Wait

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.words import counted
 from gpu_plugin.devices.device import MAX_LIST_BYTES, Device, Resource, device_id_fault, shown_id
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.listing import judge
-from gpu_plugin.inventory.offer import Offer
-from gpu_plugin.inventory.snapshot import ResourceView
 from gpu_plugin.kubelet import checkpoint
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import Holding, ListResend
+from gpu_plugin.kubelet.inventory import Inventory
+from gpu_plugin.kubelet.listing import judge
+from gpu_plugin.kubelet.offer import Offer
+from gpu_plugin.kubelet.snapshot import ResourceView
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.runtime.log_lines import log_together
 from gpu_plugin.runtime.pulse import Pulse

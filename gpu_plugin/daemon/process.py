@@ -19,7 +19,7 @@ from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.node_view import without_configuration
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, make_way
-from gpu_plugin.inventory.offer import require_functions
+from gpu_plugin.kubelet.offer import require_functions
 from gpu_plugin.runtime.control import opened
 from gpu_plugin.runtime.control.server import serve_refusals
 from gpu_plugin.runtime.signals import Signals

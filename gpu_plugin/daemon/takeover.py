@@ -12,9 +12,9 @@ from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.node_view import Now
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, make_way
 from gpu_plugin.health.evidence import Evidence, newer
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import ResourceView
+from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.kubelet.snapshot import ResourceView
 from gpu_plugin.runtime.control.server import Verb, serve_refusals
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import answered, begin, settled

@@ -18,7 +18,6 @@ import msgspec
 
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.names import resource_name_fault
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
@@ -27,6 +26,7 @@ from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse

@@ -6,8 +6,8 @@ import anyio
 import anyio.to_thread
 
 from gpu_plugin.devices.device import Device
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.access.container import ContainerEdits, container_edits
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.sharing import REPLICA
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.connection import received
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest
+from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
 from gpu_plugin.runtime.printable import excerpt

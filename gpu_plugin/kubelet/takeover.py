@@ -15,11 +15,11 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 

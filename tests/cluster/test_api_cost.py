@@ -29,9 +29,9 @@ from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.host.view import LinuxHost
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
+from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
+from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.state.directory import StateDirectory
 

@@ -19,9 +19,9 @@ from gpu_plugin.access.container import (
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import Resource, whole_gpu
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 
 NAME = "nvidia.com/gpu"

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from gpu_plugin import cli, control
+from gpu_plugin import cli
 from gpu_plugin.cli.events import lines, moment
+from gpu_plugin.runtime import control
 from gpu_plugin.state.event_store import FILE, Event
 
 NOW = datetime(2026, 11, 22, 14, 30, tzinfo=UTC).timestamp()

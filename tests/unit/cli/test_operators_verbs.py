@@ -7,8 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gpu_plugin import cli, control
+from gpu_plugin import cli
 from gpu_plugin.cli.explain import lines
+from gpu_plugin.runtime import control
 
 NOW = 1_800_000_000.0
 SICK: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin import cli, control
+from gpu_plugin import cli
 from gpu_plugin.cli.topology_source import simulated_node
 from gpu_plugin.config.choices import ALLOCATION_POLICIES
 from gpu_plugin.config.sharing import SharedResource
@@ -21,6 +21,7 @@ from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views import explain
 from gpu_plugin.placement.views.report import report
 from gpu_plugin.placement.whole import Trace, choose
+from gpu_plugin.runtime import control
 
 DGX1 = "dgx1-v100"
 GPUS, MIGS = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"

@@ -10,11 +10,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from gpu_plugin import cli, control
+from gpu_plugin import cli
 from gpu_plugin.cli.topology_source import simulated_node
 from gpu_plugin.devices.device import Resource, mig_device, whole_gpu, with_reason
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.report import report
+from gpu_plugin.runtime import control
 from gpu_plugin.simulation import profile
 
 MATRICES = Path(__file__).parents[1] / "placement" / "recorded"

@@ -10,8 +10,8 @@ from gpu_plugin.cluster.health_news import concerns_pods, news, pods_on, reason
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
-from gpu_plugin.inventory.snapshot import ResourceView, Snapshot
 from gpu_plugin.kubelet.pod_listing import Holder
+from gpu_plugin.kubelet.snapshot import ResourceView, Snapshot
 from gpu_plugin.placement.subsets import Placement
 
 OK, APP, DEGRADED, FATAL = Verdict.OK, Verdict.APP, Verdict.DEGRADED, Verdict.FATAL

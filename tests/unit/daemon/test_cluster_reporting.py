@@ -18,10 +18,10 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Order, Sample, XidEvent
 from gpu_plugin.health.signals.orders import ANNOTATION
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.offer import Offer
-from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet.inventory import Inventory
+from gpu_plugin.kubelet.offer import Offer
 from gpu_plugin.kubelet.pod_listing import Holder
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
 

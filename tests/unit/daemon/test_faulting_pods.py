@@ -8,7 +8,7 @@ from gpu_plugin.daemon import faulting_pods
 from gpu_plugin.daemon.faulting_pods import MAX_WAITING, SAME_ERROR_SECONDS, Error, FaultingPods
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.observation import ApplicationError
-from gpu_plugin.inventory.snapshot import ResourceView, Snapshot
+from gpu_plugin.kubelet.snapshot import ResourceView, Snapshot
 from gpu_plugin.placement.subsets import Placement
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"

@@ -22,17 +22,17 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.health.latch import Health
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import checkpoint, endpoint, holders
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import Endpoints, Shared
+from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import Job
 from tests.unit.daemon.skipping_loop import SkippingLoop
-from tests.unit.inventory.changing_node import (
+from tests.unit.kubelet.changing_node import (
     LAYOUTS,
     NAMES,
     SHARED,

@@ -21,14 +21,13 @@ from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.health.latch import Health
-from gpu_plugin.inventory import inventory as inventory_module
-from gpu_plugin.inventory import listing
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.offer import offer
-from gpu_plugin.inventory.snapshot import SnapshotStore
-from gpu_plugin.kubelet import checkpoint, pod_resources
+from gpu_plugin.kubelet import checkpoint, listing, pod_resources
+from gpu_plugin.kubelet import inventory as inventory_module
 from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import History, Holding, KubeletReadings, weigh
+from gpu_plugin.kubelet.inventory import Inventory
+from gpu_plugin.kubelet.offer import offer
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, Placement, Subsets
 
 GPU = "nvidia.com/gpu"

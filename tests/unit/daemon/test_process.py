@@ -33,11 +33,10 @@ from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.host.cdi import keeper
 from gpu_plugin.host.cdi import watch as cdi_watch
 from gpu_plugin.host.cdi.source import SpecSource
-from gpu_plugin.inventory import listing
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
-from gpu_plugin.kubelet import takeover
+from gpu_plugin.kubelet import listing, takeover
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint, Shared
+from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.nvml import monitor
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.placement.subsets import Placement

@@ -12,9 +12,9 @@ from gpu_plugin.health.ledger import HealthLedger
 from gpu_plugin.health.observation import DriverEvent, Fault, Observation, Order, Sample, XidEvent, facts
 from gpu_plugin.health.policy import policy
 from gpu_plugin.health.xid_table import XID_TABLE
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.offer import offer
-from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet.inventory import Inventory
+from gpu_plugin.kubelet.offer import offer
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from tests.unit.health.ledgers import SEEN
 
 GPU, SLICE, PART = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1c.3g.40gb"

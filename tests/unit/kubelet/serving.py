@@ -9,9 +9,9 @@ import anyio
 
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint, Shared
+from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 

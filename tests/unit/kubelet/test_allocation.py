@@ -20,7 +20,6 @@ from demo.stand_in_kubelet import AdmissionError
 from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.sharing import SharedResource
 from gpu_plugin.devices.node import Gpu, Link, Node
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet import service as service_module
 from gpu_plugin.kubelet.codec import BytesCodec
@@ -33,6 +32,7 @@ from gpu_plugin.kubelet.service import (
     UnhealthyDeviceError,
     UnknownDeviceError,
 )
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget

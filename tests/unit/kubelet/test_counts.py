@@ -6,13 +6,13 @@ from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.exceptions import GRPCError
 
 from demo.stand_in_kubelet import StandInKubelet
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.counts import ACCEPTED, KubeletCounts
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 

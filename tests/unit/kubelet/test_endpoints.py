@@ -4,12 +4,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint as endpoint_module
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import Endpoints, Shared
 from gpu_plugin.kubelet.registration import register
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.serving import devices, view
 

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from demo.stand_in_kubelet import StandInKubelet
 from demo.stand_in_kubelet.journal import EventKind
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import feed, messages, wire
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 
 

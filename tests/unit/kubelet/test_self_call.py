@@ -12,12 +12,12 @@ import anyio
 import pytest
 
 from demo.stand_in_kubelet import StandInKubelet
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet import endpoint
 from gpu_plugin.kubelet.bounded_channel import BoundedChannel
 from gpu_plugin.kubelet.endpoint import Endpoints, Shared
 from gpu_plugin.kubelet.registrations import UNHEARD, UNREGISTERED, Registrations, ResourceRegistration
 from gpu_plugin.kubelet.self_call import ShortageError, self_call
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view

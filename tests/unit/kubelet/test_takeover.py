@@ -10,11 +10,11 @@ import pytest
 from demo.stand_in_kubelet.pod_resources import encode_allocatable
 from gpu_plugin.access.container import Access
 from gpu_plugin.devices.device import Device, Resource
-from gpu_plugin.inventory.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet import pod_resources, takeover
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.pod_listing import decode_allocatable
 from gpu_plugin.kubelet.registrations import Registrations
+from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.takeover import (
     FIRST_PAUSE,
     LONGEST_PAUSE,

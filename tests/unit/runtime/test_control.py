@@ -14,8 +14,9 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gpu_plugin import cli, control
+from gpu_plugin import cli
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.runtime import control
 from gpu_plugin.runtime.control import server
 
 

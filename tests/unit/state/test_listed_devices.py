@@ -7,8 +7,8 @@ import pytest
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.latch import Health
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet.inventory import Inventory
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.records import DEVICES_FILE, GPUS_FILE, HEALTH_FILE

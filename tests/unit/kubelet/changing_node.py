@@ -10,7 +10,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern, SharedResource
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
-from gpu_plugin.inventory.offer import Offer, offer
+from gpu_plugin.kubelet.offer import Offer, offer
 
 GPU = "nvidia.com/gpu"
 

@@ -15,10 +15,10 @@ import pytest
 from gpu_plugin.daemon.offering import HOLDERS_POLL
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.latch import Health
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.snapshot import SnapshotStore
 from gpu_plugin.kubelet.holding import History, KubeletReadings, ListResend, weigh
-from tests.unit.inventory.changing_node import (
+from gpu_plugin.kubelet.inventory import Inventory
+from gpu_plugin.kubelet.snapshot import SnapshotStore
+from tests.unit.kubelet.changing_node import (
     LATER,
     LATER_SHARED,
     LAYOUTS,

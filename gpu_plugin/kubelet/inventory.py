@@ -12,9 +12,9 @@ from gpu_plugin.devices.plan import fitting
 from gpu_plugin.devices.retirement import Allocated, gone
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.health.latch import Health
-from gpu_plugin.inventory.listing import Judgement, ListingInput, judge
-from gpu_plugin.inventory.offer import Offer
-from gpu_plugin.inventory.snapshot import Hardware, ResourceView, SnapshotStore
+from gpu_plugin.kubelet.listing import Judgement, ListingInput, judge
+from gpu_plugin.kubelet.offer import Offer
+from gpu_plugin.kubelet.snapshot import Hardware, ResourceView, SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:

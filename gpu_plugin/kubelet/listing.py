@@ -21,8 +21,8 @@ from gpu_plugin.devices.plan import fitting, list_bytes
 from gpu_plugin.devices.recent_allocations import Key
 from gpu_plugin.devices.retirement import SETTLE, Allocated, Retirement, gone, retire
 from gpu_plugin.devices.sharing import REPLICA
-from gpu_plugin.inventory.offer import Offer
-from gpu_plugin.inventory.snapshot import ResourceView
+from gpu_plugin.kubelet.offer import Offer
+from gpu_plugin.kubelet.snapshot import ResourceView
 
 if TYPE_CHECKING:
     from gpu_plugin.access.cdi.readiness import CdiReadiness

@@ -15,11 +15,11 @@ from gpu_plugin.devices.recent_allocations import ENTERED
 from gpu_plugin.devices.retirement import SETTLE
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.health.latch import Health
-from gpu_plugin.inventory import inventory as inventory_module
-from gpu_plugin.inventory.inventory import Inventory
-from gpu_plugin.inventory.listing import MPS_UNKNOWN, WITHDRAW, judge
-from gpu_plugin.inventory.offer import offer, without_gone
-from gpu_plugin.inventory.snapshot import SnapshotStore
+from gpu_plugin.kubelet import inventory as inventory_module
+from gpu_plugin.kubelet.inventory import Inventory
+from gpu_plugin.kubelet.listing import MPS_UNKNOWN, WITHDRAW, judge
+from gpu_plugin.kubelet.offer import offer, without_gone
+from gpu_plugin.kubelet.snapshot import SnapshotStore
 
 GPU = "nvidia.com/gpu"
 NONE: frozenset[tuple[str, str]] = frozenset()

@@ -7,7 +7,7 @@ from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import MPS, SharedResource
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.latch import Health, LatchKey, Verdict
-from gpu_plugin.inventory.snapshot import Hardware, ResourceView, Snapshot, SnapshotStore
+from gpu_plugin.kubelet.snapshot import Hardware, ResourceView, Snapshot, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 
 NAME = "nvidia.com/gpu"
