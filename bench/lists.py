@@ -14,8 +14,8 @@ from bench.plan import MeasurementError, Plan
 from bench.probed import probed, whole_gpus
 from bench.quantiles import median, percentile
 from bench.table import Judged, Row
-from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.containers.edits import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Node
 from gpu_plugin.health.ledger import HealthLedger

@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.port import Driver
 
 LOOKS = 200
@@ -28,10 +28,10 @@ def main(directory: Path) -> None:
     node = SimulatedNode(load(str(directory / "node.yaml")))
     gpus = _probed(SimulatedDriver(node), SimulatedHost(node))
     began = time.perf_counter()
-    from gpu_plugin.access.cdi.options import CdiOptions  # noqa: PLC0415 - the daemon, too, imports these at the first look
-    from gpu_plugin.host.cdi.directory import SpecDirectory  # noqa: PLC0415
-    from gpu_plugin.host.cdi.source import Request, SpecSource  # noqa: PLC0415
-    from gpu_plugin.host.driver_root.search import Search  # noqa: PLC0415
+    from gpu_plugin.containers.cdi.options import CdiOptions  # noqa: PLC0415 - the daemon, too, imports these at the first look
+    from gpu_plugin.containers.cdi_files.directory import SpecDirectory  # noqa: PLC0415
+    from gpu_plugin.containers.cdi_files.source import Request, SpecSource  # noqa: PLC0415
+    from gpu_plugin.containers.driver_root.search import Search  # noqa: PLC0415
 
     root = str(directory / "driver")
     source = SpecSource(SimulatedHost(node), lambda: ((root, ""),))

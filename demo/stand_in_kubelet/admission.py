@@ -33,7 +33,7 @@ from demo.stand_in_kubelet.selection import (
     select,
 )
 from demo.stand_in_kubelet.topology import Hint, NumaPolicy
-from gpu_plugin.access.container import ContainerEdits
+from gpu_plugin.containers.edits import ContainerEdits
 from gpu_plugin.kubelet import messages, wire
 
 PRE_START_SECONDS = 30.0

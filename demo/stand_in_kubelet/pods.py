@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.containers.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.kubelet import messages
 from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest
 

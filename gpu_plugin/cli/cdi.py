@@ -8,17 +8,17 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from gpu_plugin.access import cdi_names
-from gpu_plugin.access.cdi import spec as document
-from gpu_plugin.access.cdi.build import Built
-from gpu_plugin.access.cdi.spec import json_schema, to_json
-from gpu_plugin.access.cdi.written import encoded
 from gpu_plugin.cli.cdi_files import gone, judge, judged
 from gpu_plugin.cli.options import given_flags, settings_from, with_hidden_options
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import CDI_DIR
-from gpu_plugin.host.cdi.directory import Outcome, SpecDirectory, not_ours
-from gpu_plugin.host.cdi.files import Judged, found, judge_content
+from gpu_plugin.containers import cdi_names
+from gpu_plugin.containers.cdi import spec as document
+from gpu_plugin.containers.cdi.build import Built
+from gpu_plugin.containers.cdi.spec import json_schema, to_json
+from gpu_plugin.containers.cdi.written import encoded
+from gpu_plugin.containers.cdi_files.directory import Outcome, SpecDirectory, not_ours
+from gpu_plugin.containers.cdi_files.files import Judged, found, judge_content
 from gpu_plugin.runtime.printable import printable
 
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))

@@ -7,16 +7,16 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.access.cdi.build import Built
-from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
-from gpu_plugin.access.cdi.spec import Edits, Spec, minimum_version
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.cdi.build import Built
+from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.containers.cdi.spec import Edits, Spec, minimum_version
+from gpu_plugin.containers.cdi_files.source import Roots, SpecSource
+from gpu_plugin.containers.driver_root.inside import resolve
+from gpu_plugin.containers.driver_root.tegra import TegraSearch
+from gpu_plugin.containers.host_view import HostView, any_partitioned, kernel_driver_version, listed_gpus
 from gpu_plugin.devices.device import TEGRA_GPU, WSL_GPUS
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.host.cdi.source import Roots, SpecSource
-from gpu_plugin.host.driver_root.inside import resolve
-from gpu_plugin.host.driver_root.tegra import TegraSearch
-from gpu_plugin.host.view import HostView, any_partitioned, kernel_driver_version, listed_gpus
 from gpu_plugin.nvml.driver import SONAME
 from gpu_plugin.nvml.platforms.choice import Platform, choose
 from gpu_plugin.nvml.platforms.driver import look

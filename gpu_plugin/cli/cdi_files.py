@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from gpu_plugin.access.cdi.spec import MAX_BYTES
-from gpu_plugin.host.cdi import files
-from gpu_plugin.host.cdi.files import SUFFIXES, Judged, Judgement, judge_content, unread
-from gpu_plugin.host.driver_root.inside import resolve
+from gpu_plugin.containers.cdi.spec import MAX_BYTES
+from gpu_plugin.containers.cdi_files import files
+from gpu_plugin.containers.cdi_files.files import SUFFIXES, Judged, Judgement, judge_content, unread
+from gpu_plugin.containers.driver_root.inside import resolve
 from gpu_plugin.runtime.regular_file import content
 
 

@@ -9,19 +9,19 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.access.cdi.build import Built
-from gpu_plugin.access.cdi.options import cdi_options, ignored_options
-from gpu_plugin.access.container import is_cdi
-from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.cli.cdi_copy import Copy, CopySource, copied_node
 from gpu_plugin.cli.topology_source import simulated_hardware
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.cdi.build import Built
+from gpu_plugin.containers.cdi.options import cdi_options, ignored_options
+from gpu_plugin.containers.cdi_files.directory import said
+from gpu_plugin.containers.cdi_files.source import Request, SpecSource, UnsafeSpecError
+from gpu_plugin.containers.edits import is_cdi
+from gpu_plugin.containers.host_view import HostView, LinuxHost
+from gpu_plugin.containers.plan import access_warnings, plan_access
 from gpu_plugin.daemon.hardware import hardware_for
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan, served_gpus
-from gpu_plugin.host.cdi.directory import said
-from gpu_plugin.host.cdi.source import Request, SpecSource, UnsafeSpecError
-from gpu_plugin.host.view import HostView, LinuxHost
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.traits import probe_gpu

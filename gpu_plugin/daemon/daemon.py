@@ -26,6 +26,7 @@ from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.cdi_files.watch import CdiWatch
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.commands import Commands
 from gpu_plugin.daemon.discovery import Discovery, NoDriverError
@@ -40,7 +41,6 @@ from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.daemon.takeover import Takeover, TakeoverError
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import ApplicationError
-from gpu_plugin.host.cdi.watch import CdiWatch
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.host.view import HostView
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.nvml.port import Driver
 from gpu_plugin.runtime.control.server import Verb
 
@@ -38,7 +38,7 @@ def hardware_for(settings: Settings) -> Hardware:
     """The real driver, or the simulated node that the settings ask for. Raises ConfigError for one that cannot be."""
     if settings.simulate:
         return _simulated(settings)
-    from gpu_plugin.host.view import LinuxHost  # noqa: PLC0415
+    from gpu_plugin.containers.host_view import LinuxHost  # noqa: PLC0415
     from gpu_plugin.nvml.driver import PynvmlDriver  # noqa: PLC0415
     from gpu_plugin.nvml.platforms.driver import PlatformDriver  # noqa: PLC0415
 
@@ -69,7 +69,7 @@ def _driver_roots(settings: Settings) -> list[tuple[str, str]]:
     In a container only what is mounted there for us is the host's: the same path in its own root may have a driver, too, that an
     NVIDIA container runtime put there, under paths that mean nothing on the host.
     """
-    from gpu_plugin.host.node_files.evidence import contained  # noqa: PLC0415 - only CDI specifications need it
+    from gpu_plugin.containers.node_files.evidence import contained  # noqa: PLC0415 - only CDI specifications need it
 
     return [_root(settings, own=not contained())]
 

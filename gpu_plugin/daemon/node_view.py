@@ -19,6 +19,7 @@ from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.cdi_files.watch import CdiWatch
 from gpu_plugin.daemon import node_status
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.event_log import EventLog
@@ -29,7 +30,6 @@ from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.absent import missing_gpus
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.devices.node import Gpu, Node
-from gpu_plugin.host.cdi.watch import CdiWatch
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.inventory import Inventory

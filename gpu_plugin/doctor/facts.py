@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from gpu_plugin.access.strategy_choice import NodeEvidence
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.strategy_choice import NodeEvidence
 from gpu_plugin.devices.absent import no_gpu
 from gpu_plugin.health.observation import Fabric
 

@@ -11,9 +11,9 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.access.container import imex_node
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.containers.edits import imex_node
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.health_watch import EVERY_GPU
 from gpu_plugin.devices.gpu_names import short_bus_id

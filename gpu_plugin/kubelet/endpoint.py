@@ -16,8 +16,8 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.names import resource_name_fault
+from gpu_plugin.containers.conflicts import PairWatch
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import POLL_INTERVAL

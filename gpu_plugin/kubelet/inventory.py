@@ -18,7 +18,7 @@ from gpu_plugin.kubelet.snapshot import Hardware, ResourceView, SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.readiness import CdiReadiness
+    from gpu_plugin.containers.cdi.readiness import CdiReadiness
 
 
 MAX_COMPLAINTS = (
@@ -293,7 +293,7 @@ class Inventory:
     def _cdi_readiness(self) -> "CdiReadiness":
         """The state of the CDI specifications. Before the first report, no specification has a device."""
         if self._cdi is None:
-            from gpu_plugin.access.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
+            from gpu_plugin.containers.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
 
             self._cdi = CdiReadiness()
         return self._cdi

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.access.container import MpsDirectories
 from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.containers.edits import MpsDirectories
 from gpu_plugin.devices.device import GPU, MAX_LIST_BYTES, MIG, OWN_NAMES, Device, Resource, device_id_fault
 from gpu_plugin.devices.plan import fitting, list_bytes
 from gpu_plugin.devices.recent_allocations import Key
@@ -25,7 +25,7 @@ from gpu_plugin.kubelet.offer import Offer
 from gpu_plugin.kubelet.snapshot import ResourceView
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.readiness import CdiReadiness
+    from gpu_plugin.containers.cdi.readiness import CdiReadiness
 
 WITHDRAW = 2.0
 """Seconds for which a resource without a device is served: the kubelet must read the empty list first."""

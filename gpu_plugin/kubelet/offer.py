@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.access.conflicts import pair_warning
-from gpu_plugin.access.container import STRATEGIES as LIST_STRATEGIES
-from gpu_plugin.access.container import Access
-from gpu_plugin.access.plan import access_warnings, plan_access
 from gpu_plugin.config.choices import Registry
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.containers.conflicts import pair_warning
+from gpu_plugin.containers.edits import STRATEGIES as LIST_STRATEGIES
+from gpu_plugin.containers.edits import Access
+from gpu_plugin.containers.plan import access_warnings, plan_access
 from gpu_plugin.devices.device import Resource, withhold
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import STRATEGIES as MIG_STRATEGIES

@@ -16,8 +16,8 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from gpu_plugin.access.conflicts import PairWatch
-from gpu_plugin.access.container import ContainerEdits, container_edits
+from gpu_plugin.containers.conflicts import PairWatch
+from gpu_plugin.containers.edits import ContainerEdits, container_edits
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.kubelet import wire

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import DISTRIBUTED, MPS
+from gpu_plugin.containers.edits import Access
 from gpu_plugin.devices.device import MAX_DEVICE_ID, Device, Resource, with_reason
 from gpu_plugin.devices.recent_allocations import RecentAllocations
 from gpu_plugin.health.latch import Health
@@ -19,7 +19,7 @@ from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.readiness import CdiReadiness
+    from gpu_plugin.containers.cdi.readiness import CdiReadiness
 
 T = TypeVar("T")
 

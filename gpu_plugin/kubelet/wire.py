@@ -12,7 +12,7 @@ from itertools import islice
 
 from betterproto import ParsedField, parse_fields
 
-from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.containers.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import MAX_LIST_BYTES, Device
 from gpu_plugin.kubelet import messages
 from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest, decode, encoded_part

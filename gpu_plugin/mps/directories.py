@@ -7,9 +7,9 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_plugin.access.cdi.host_files import Kind
+from gpu_plugin.containers.cdi.host_files import Kind
+from gpu_plugin.containers.driver_root.safe import judge
 from gpu_plugin.devices.mps_paths import IN_CONTAINERS
-from gpu_plugin.host.driver_root.safe import judge
 from gpu_plugin.mps.errors import MpsError
 
 OPEN_TO_ALL = 0o755

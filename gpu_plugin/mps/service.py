@@ -12,9 +12,9 @@ import anyio.abc
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan
-from gpu_plugin.host.view import HostView
 from gpu_plugin.mps import directories
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.errors import MpsError

@@ -12,8 +12,11 @@ from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
-from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
-from gpu_plugin.access.cdi.host_files import Kind
+from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.containers.cdi.host_files import Kind
+from gpu_plugin.containers.driver_root.loader import loader_directories
+from gpu_plugin.containers.driver_root.safe import judge
+from gpu_plugin.containers.driver_root.tree import Tree
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import (
     AFFINITY_SCOPE_NODE,
@@ -28,9 +31,6 @@ from gpu_plugin.devices.nvml_h import (
     Threshold,
 )
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.host.driver_root.loader import loader_directories
-from gpu_plugin.host.driver_root.safe import judge
-from gpu_plugin.host.driver_root.tree import Tree
 from gpu_plugin.nvml import port, structures
 from gpu_plugin.nvml.plausible import flag
 from gpu_plugin.nvml.port import Event, EventSet, Field, Handle, MigAttributes, NvmlError, PcieLink, RemappedRows

@@ -12,9 +12,9 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.device import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.port import Driver
 from gpu_plugin.nvml.roster import MAINTENANCE, Probed, Released, Watched

@@ -12,10 +12,10 @@ from itertools import combinations, takewhile
 
 import msgspec
 
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import OWN_MESH, Gpu, Link, Pair
 from gpu_plugin.devices.nvml_h import MAX_NVLINKS, FabricState, Return, TopologyLevel
 from gpu_plugin.health.observation import Fabric, Fault
-from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.port import Driver, Handle, NvmlError
 from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.nvml.sample import fault

@@ -17,10 +17,10 @@ from functools import partial
 import anyio
 
 from gpu_plugin.config.times import duration
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.absent import absent_gpus, no_gpu
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
-from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, HostSight, see_host
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.mig import with_caps

@@ -4,9 +4,9 @@ import logging
 
 import anyio
 
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
-from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.finding import probing
 from gpu_plugin.nvml.port import Driver, Handle
 from gpu_plugin.nvml.roster import LookResult, Probed, Roster, Watched

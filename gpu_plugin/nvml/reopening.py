@@ -12,8 +12,8 @@ import anyio
 import msgspec
 
 from gpu_plugin.config.times import utc
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder, in_order, merged, released_gpus, with_remembered
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.reports import Reports

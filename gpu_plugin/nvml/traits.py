@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import astuple, replace
 
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.devices.nvml_h import Return, Threshold
-from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml.mig import GPU_GONE_CODES, read_partition, with_caps, with_partition
 from gpu_plugin.nvml.plausible import MARGIN, THRESHOLD, plausible_limits
 from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, never

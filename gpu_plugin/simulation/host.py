@@ -8,7 +8,7 @@ from gpu_plugin.simulation import condition, mig
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 if TYPE_CHECKING:
-    from gpu_plugin.access.cdi.host_files import HostDevices
+    from gpu_plugin.containers.cdi.host_files import HostDevices
 
 
 class SimulatedHost:
@@ -56,7 +56,7 @@ class SimulatedHost:
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
         """The nodes of `device_roots`, with the numbers that they are made with; no simulated GPU has a DRM node."""
         del pci_bus_ids
-        from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices  # noqa: PLC0415 - only CDI specifications need it
+        from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices  # noqa: PLC0415 - only CDI specifications need it
         from gpu_plugin.simulation.device_nodes import MODE, device_numbers  # noqa: PLC0415
 
         numbers = device_numbers(self._node.device_nodes())

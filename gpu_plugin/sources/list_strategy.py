@@ -17,7 +17,7 @@ from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import NoAnswerError, begin
 
 if TYPE_CHECKING:  # only those who leave the strategy to the node pay for what chooses it
-    from gpu_plugin.access.strategy_choice import Choice, NodeEvidence
+    from gpu_plugin.containers.strategy_choice import Choice, NodeEvidence
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ListStrategy:
         )
 
     async def _choose(self, settings: Settings) -> "Choice":
-        from gpu_plugin.access.strategy_choice import choose  # noqa: PLC0415
+        from gpu_plugin.containers.strategy_choice import choose  # noqa: PLC0415
 
         if self._looking.under_way:
             return self._without_a_look("an earlier look at the node's files still hangs")
@@ -63,7 +63,7 @@ class ListStrategy:
 
     def _without_a_look(self, why: str) -> "Choice":
         """What to use where the node's files say nothing now: a disk that is slow for a moment must not change what pods get."""
-        from gpu_plugin.access.strategy_choice import Choice  # noqa: PLC0415
+        from gpu_plugin.containers.strategy_choice import Choice  # noqa: PLC0415
 
         if self._known is None:
             return Choice("envvar", why)
@@ -73,8 +73,8 @@ class ListStrategy:
 
 def evidence_for(settings: Settings) -> "NodeEvidence":
     """What the files of this node say, seen as these settings say that it is mounted. Blocks."""
-    from gpu_plugin.access.strategy_choice import NodeEvidence  # noqa: PLC0415
-    from gpu_plugin.host.node_files.evidence import host_root, look  # noqa: PLC0415
+    from gpu_plugin.containers.node_files.evidence import host_root, look  # noqa: PLC0415
+    from gpu_plugin.containers.strategy_choice import NodeEvidence  # noqa: PLC0415
 
     root = host_root(settings)
     if root is None:

@@ -14,7 +14,6 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.access.container import Access
 from gpu_plugin.cluster import answers, connection, node_api, node_metadata
 from gpu_plugin.cluster.correlation import BURST, PER, PODS_BURST, PODS_PER
 from gpu_plugin.cluster.labels import keeper
@@ -23,12 +22,13 @@ from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.edits import Access
+from gpu_plugin.containers.host_view import LinuxHost
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Sample, XidEvent
-from gpu_plugin.host.view import LinuxHost
 from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore

@@ -15,7 +15,7 @@ import pytest
 
 from demo.stand_in_kubelet.admission import AdmissionError
 from gpu_plugin.cli import main
-from gpu_plugin.host.cdi.record import FILE as RECORD
+from gpu_plugin.containers.cdi_files.record import FILE as RECORD
 from gpu_plugin.runtime import control
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.profile import load
@@ -264,8 +264,8 @@ opened = []
 sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event in ("open", "os.scandir", "os.mkdir") else None)
 from gpu_plugin.cli import main
 status = main(sys.argv[1:])
-cdi = [name for name in sys.modules if name.startswith(("elftools", "gpu_plugin.host.cdi", "gpu_plugin.host.driver_root"))]
-cdi += [name for name in sys.modules if name.startswith("gpu_plugin.access.cdi.")]
+needless = ("elftools", "gpu_plugin.containers.cdi.", "gpu_plugin.containers.cdi_files", "gpu_plugin.containers.driver_root")
+cdi = [name for name in sys.modules if name.startswith(needless)]
 print(status, sorted(cdi), [path for path in opened if str(path).startswith(os.environ["SPECS"])])
 """
     specs = directory / "cdi"
@@ -282,14 +282,14 @@ print(status, sorted(cdi), [path for path in opened if str(path).startswith(os.e
         env={**os.environ, "SPECS": str(specs)},
         cwd=Path.cwd(),
     )
-    assert done.stdout.strip() == "0 ['gpu_plugin.host.cdi', 'gpu_plugin.host.cdi.watch'] []"
+    assert done.stdout.strip() == "0 ['gpu_plugin.containers.cdi', 'gpu_plugin.containers.cdi_files.watch'] []"
     assert not specs.exists()
 
 
 async def test_a_disk_that_hangs_holds_neither_the_start_nor_the_loop_nor_the_end(kubelet, directory):
     program = """
 import sys, threading
-from gpu_plugin.host.cdi.directory import SpecDirectory
+from gpu_plugin.containers.cdi_files.directory import SpecDirectory
 SpecDirectory.read = lambda *_: threading.Event().wait()
 from gpu_plugin.cli import main
 sys.exit(main(sys.argv[1:]))

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.access.cdi import spec
-from gpu_plugin.access.cdi.build import build
-from gpu_plugin.access.cdi.host_files import DeviceFile, HostDevices
-from gpu_plugin.access.cdi.options import CdiOptions
-from gpu_plugin.access.cdi_names import GDRCOPY, GDS, MOFED
+from gpu_plugin.containers.cdi import spec
+from gpu_plugin.containers.cdi.build import build
+from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices
+from gpu_plugin.containers.cdi.options import CdiOptions
+from gpu_plugin.containers.cdi_names import GDRCOPY, GDS, MOFED
+from gpu_plugin.containers.driver_root.search import Search
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.host.driver_root.search import Search
 from gpu_plugin.nvml.traits import probe_gpu
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.driver import SimulatedDriver

@@ -10,8 +10,8 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.access.container import Access, Mount, MpsDirectories, container_edits
 from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.containers.edits import Access, Mount, MpsDirectories, container_edits
 from gpu_plugin.devices.device import whole_gpu
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.readiness import Counts, read_counts

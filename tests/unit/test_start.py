@@ -11,14 +11,14 @@ from tables.generate import written
 
 LATER = {
     "elftools": "CDI specifications",
-    "gpu_plugin.access.cdi.build": "CDI specifications",
-    "gpu_plugin.host.cdi.keeper": "CDI specifications",
+    "gpu_plugin.containers.cdi.build": "CDI specifications",
+    "gpu_plugin.containers.cdi_files.keeper": "CDI specifications",
     "gpu_plugin.cluster.events": "Events of the Kubernetes API",
     "gpu_plugin.cluster.node_api": "the Kubernetes API",
     "gpu_plugin.cluster.node_metadata": "the Kubernetes API",
     "gpu_plugin.config.schema": "a config file",
     "gpu_plugin.doctor": "another command",
-    "gpu_plugin.host.driver_root": "CDI specifications",
+    "gpu_plugin.containers.driver_root": "CDI specifications",
     "gpu_plugin.cluster.labels.values": "labels of the Node",
     "gpu_plugin.telemetry.listener.page_html": "whoever looks at the status page",
     "gpu_plugin.telemetry.listener.server": "--http-address",

@@ -13,8 +13,8 @@ import msgspec
 
 from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, AwayError, FeaturesFile, WrittenFiles
+from gpu_plugin.containers.cdi_files.directory import SpecDirectory, not_ours
 from gpu_plugin.daemon.state_files import FILES as KEPT_FILES
-from gpu_plugin.host.cdi.directory import SpecDirectory, not_ours
 from gpu_plugin.kubelet.socket import PREFIX, remove_stale
 from gpu_plugin.runtime import control
 from gpu_plugin.runtime.control import LOCK

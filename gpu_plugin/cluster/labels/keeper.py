@@ -25,8 +25,8 @@ from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Node
-from gpu_plugin.host.view import HostView
 from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.slow_call import SlowCall

@@ -1,9 +1,9 @@
 """Whether CDI specifications can be written, where they are."""
 
-from gpu_plugin.access.container import is_cdi
-from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.config.words import counted
+from gpu_plugin.containers.edits import is_cdi
+from gpu_plugin.containers.strategy_choice import choose
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
 

@@ -1,8 +1,8 @@
 """Whether kubelet and container runtime do what the device list strategy needs."""
 
-from gpu_plugin.access.container import is_cdi
-from gpu_plugin.access.strategy_choice import choose
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.containers.edits import is_cdi
+from gpu_plugin.containers.strategy_choice import choose
 from gpu_plugin.doctor.check import Finding, check, note, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import Facts
 

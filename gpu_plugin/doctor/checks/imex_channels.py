@@ -1,7 +1,7 @@
 """Whether the IMEX channels that are asked for exist."""
 
-from gpu_plugin.access.container import imex_node
 from gpu_plugin.config.values import AUTO
+from gpu_plugin.containers.edits import imex_node
 from gpu_plugin.doctor.check import Finding, check, failed, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import Facts
 

@@ -38,7 +38,7 @@ def directory(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Directo
 
 def cdi_conflicts(path: str) -> tuple[str, ...]:
     """A sentence for each device of this plugin that two files of a directory have, so that runtimes refuse its name."""
-    from gpu_plugin.host.cdi.files import NameConflicts  # noqa: PLC0415 - loads what only CDI needs
+    from gpu_plugin.containers.cdi_files.files import NameConflicts  # noqa: PLC0415 - loads what only CDI needs
 
     return tuple(NameConflicts(Path(path)).find().values())
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from gpu_plugin.containers.host_view import kernel_driver_version
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.facts import Driver, Gpu, KernelModule
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.host.view import kernel_driver_version
 from gpu_plugin.nvml.mig import mig_mode
 from gpu_plugin.nvml.platforms.choice import Platform
 from gpu_plugin.nvml.platforms.driver import TegraDriver, WslDriver

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpu_plugin.containers.node_files.evidence import contained
 from gpu_plugin.doctor.facts import Process
-from gpu_plugin.host.node_files.evidence import contained
 
 _INIT = "systemd"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_plugin.access.cdi.build import Built
+from gpu_plugin.containers.cdi.build import Built
 
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
 PROFILES = (
@@ -267,7 +267,7 @@ def test_what_generate_leaves_out_is_said_as_the_daemon_says_it(cdi, tmp_path):
 
 def test_an_invalid_specification_is_neither_printed_nor_written(cdi, tmp_path, monkeypatch):
     from gpu_plugin.cli import cdi_source  # noqa: PLC0415
-    from tests.unit.host.cdi.specs import spec  # noqa: PLC0415
+    from tests.unit.containers.cdi_files.specs import spec  # noqa: PLC0415
 
     whole = Built({GPU_FILE: spec(mount="/", GPU_a=("/dev/nvidia0",))})
     monkeypatch.setattr(cdi_source, "built", lambda *_: whole)

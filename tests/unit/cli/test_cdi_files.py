@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gpu_plugin.access.cdi.spec import Edits, Spec, SpecDevice
-from gpu_plugin.host.cdi.files import Judged, found
+from gpu_plugin.containers.cdi.spec import Edits, Spec, SpecDevice
+from gpu_plugin.containers.cdi_files.files import Judged, found
 
 
 def file(path, *devices, faults=(), priority=0):

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpu_plugin.access.container import Access
 from gpu_plugin.cluster.correlation import Object
 from gpu_plugin.cluster.health_news import concerns_pods, news, pods_on, reason
+from gpu_plugin.containers.edits import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict

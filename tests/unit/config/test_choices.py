@@ -17,7 +17,6 @@ import pytest
 import gpu_plugin.doctor.checks
 import gpu_plugin.health.signals
 from gpu_plugin import cli
-from gpu_plugin.access import container
 from gpu_plugin.config import schema_v1, values
 from gpu_plugin.config.choices import (
     ALLOCATION_POLICIES,
@@ -29,6 +28,7 @@ from gpu_plugin.config.choices import (
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.options import Option
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.containers import edits
 from gpu_plugin.daemon import process
 from gpu_plugin.devices import plan
 from gpu_plugin.devices.device import whole_gpu
@@ -59,11 +59,11 @@ class Kind:
 
 KINDS = {
     "device list strategy": Kind(
-        container.STRATEGIES,
+        edits.STRATEGIES,
         DEVICE_LIST_STRATEGIES,
         "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
-        [container],
-        [*container.STRATEGIES.values()],
+        [edits],
+        [*edits.STRATEGIES.values()],
         '@STRATEGIES("NAME")',
     ),
     "MIG strategy": Kind(
@@ -231,7 +231,7 @@ def test_newer_settings_with_a_choice_without_a_function_are_refused(unwritten):
 def test_no_container_is_admitted_with_less_than_was_chosen(unwritten):
     strategies = ("envvar", unwritten[0]["device_list_strategy"])
     with pytest.raises(LookupError, match=re.escape(unwritten[1])):
-        container.container_edits([whole_gpu(Gpu(uuid="GPU-a", index=0))], container.Access(strategies))
+        edits.container_edits([whole_gpu(Gpu(uuid="GPU-a", index=0))], edits.Access(strategies))
 
 
 def test_a_daemon_does_not_start_with_a_health_signal_that_has_no_function():

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from gpu_plugin.access.container import Access
+from gpu_plugin.containers.edits import Access
 from gpu_plugin.daemon import faulting_pods
 from gpu_plugin.daemon.faulting_pods import MAX_WAITING, SAME_ERROR_SECONDS, Error, FaultingPods
 from gpu_plugin.devices.device import Device, Resource

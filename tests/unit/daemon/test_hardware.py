@@ -11,7 +11,7 @@ def roots(**asked):
 @pytest.fixture
 def outside(monkeypatch):
     """This process is in no container."""
-    monkeypatch.setattr("gpu_plugin.host.node_files.evidence.contained", lambda: False)
+    monkeypatch.setattr("gpu_plugin.containers.node_files.evidence.contained", lambda: False)
 
 
 def test_where_the_driver_root_is_mounted_nothing_else_counts(tmp_path, outside):

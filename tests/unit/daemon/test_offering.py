@@ -11,9 +11,9 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import NamePattern
+from gpu_plugin.containers.cdi.readiness import CdiReadiness
 from gpu_plugin.daemon import offering as offering_module
 from gpu_plugin.daemon.offering import MAX_JUDGEMENTS, Offering
 from gpu_plugin.devices import recent_allocations as given_module

@@ -16,10 +16,13 @@ import pytest
 from msgspec.structs import replace
 
 from demo.stand_in_kubelet import AdmissionError, StandInKubelet
-from gpu_plugin.access.container import Access
-from gpu_plugin.access.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.containers.cdi_files import keeper
+from gpu_plugin.containers.cdi_files import watch as cdi_watch
+from gpu_plugin.containers.cdi_files.source import SpecSource
+from gpu_plugin.containers.edits import Access
+from gpu_plugin.containers.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.daemon import daemon as daemon_module
 from gpu_plugin.daemon import discovery, faulting_pods, process
 from gpu_plugin.daemon.daemon import Daemon
@@ -30,9 +33,6 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import ApplicationError
-from gpu_plugin.host.cdi import keeper
-from gpu_plugin.host.cdi import watch as cdi_watch
-from gpu_plugin.host.cdi.source import SpecSource
 from gpu_plugin.kubelet import listing, takeover
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint, Shared

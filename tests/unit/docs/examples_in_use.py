@@ -14,11 +14,11 @@ from click.testing import CliRunner
 
 import gpu_plugin
 from deploy import choices
-from gpu_plugin.access.container import Access, container_edits
 from gpu_plugin.cli.run import command as run
 from gpu_plugin.cli.simulate_allocation import command as simulate_allocation
 from gpu_plugin.config.json_schema import json_schema
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.containers.edits import Access, container_edits
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.devices.plan import plan

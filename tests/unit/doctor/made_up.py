@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpu_plugin.access.strategy_choice import CONTAINERD, ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.cli.options import settings_from
+from gpu_plugin.containers.strategy_choice import CONTAINERD, ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.doctor.check import Status
 from gpu_plugin.doctor.checks import examine
 from gpu_plugin.doctor.facts import (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.access.strategy_choice import KubeletEvidence, NodeEvidence
+from gpu_plugin.containers.strategy_choice import KubeletEvidence, NodeEvidence
 from gpu_plugin.doctor.edges.api import needed
 from gpu_plugin.doctor.facts import (
     Api,

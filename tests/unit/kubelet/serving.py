@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from gpu_plugin.access.container import Access
+from gpu_plugin.containers.edits import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import ResourceEndpoint, Shared

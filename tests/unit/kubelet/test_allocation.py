@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from demo.stand_in_kubelet import AdmissionError
-from gpu_plugin.access.conflicts import PairWatch
 from gpu_plugin.config.sharing import SharedResource
+from gpu_plugin.containers.conflicts import PairWatch
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.kubelet import messages, wire
 from gpu_plugin.kubelet import service as service_module

@@ -5,9 +5,9 @@ import math
 import msgspec
 import pytest
 
-from gpu_plugin.access.cdi.readiness import CdiReadiness
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, NamePattern, SharedResource
+from gpu_plugin.containers.cdi.readiness import CdiReadiness
 from gpu_plugin.devices.device import MAX_LIST_BYTES, PLACEHOLDER, TEGRA_GPU, WSL_GPUS, Device, Resource
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import list_bytes

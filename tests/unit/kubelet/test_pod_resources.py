@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from demo.stand_in_kubelet import Allocation, Container, Pod, StandInKubelet
 from demo.stand_in_kubelet.pod_resources import PodListing, PodResourcesService, encode_pods
 from demo.stand_in_kubelet.server import SocketServer
-from gpu_plugin.access.container import ContainerEdits
+from gpu_plugin.containers.edits import ContainerEdits
 from gpu_plugin.kubelet import bounded_channel, pod_listing, pod_resources, wire
 from gpu_plugin.kubelet._api import v1
 from gpu_plugin.kubelet.bounded_channel import CallError

@@ -2,9 +2,9 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from gpu_plugin.access.cdi.readiness import CdiReadiness
-from gpu_plugin.access.container import Access
 from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.containers.cdi.readiness import CdiReadiness
+from gpu_plugin.containers.edits import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.latch import Health, LatchKey, Verdict
 from gpu_plugin.kubelet.snapshot import Hardware, ResourceView, Snapshot, SnapshotStore

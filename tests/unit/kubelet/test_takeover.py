@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo.stand_in_kubelet.pod_resources import encode_allocatable
-from gpu_plugin.access.container import Access
+from gpu_plugin.containers.edits import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.kubelet import pod_resources, takeover
 from gpu_plugin.kubelet.counts import KubeletCounts

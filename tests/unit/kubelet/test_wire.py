@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demo.stand_in_kubelet.pod_resources import PodListing, encode_pods
-from gpu_plugin.access.container import ContainerEdits, DeviceSpec, Mount
+from gpu_plugin.containers.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import messages, pod_listing, wire
 from gpu_plugin.kubelet.pod_listing import decode_holders

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_plugin.access.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
+from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES, WSL_LIBRARIES
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.driver import SONAME, Calls, load, unload
 from gpu_plugin.nvml.port import NvmlError
-from tests.unit.host.driver_root.installed import ld_cache_of
+from tests.unit.containers.driver_root.installed import ld_cache_of
 
 GOOD = b"a library"
 

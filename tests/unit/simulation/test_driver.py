@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return, Threshold, TopologyLevel
 from gpu_plugin.health.observation import Fabric
-from gpu_plugin.host.view import HostView
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.simulation import profile

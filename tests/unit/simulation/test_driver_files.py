@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.host.driver_root.search import Search
+from gpu_plugin.containers.driver_root.search import Search
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.device_nodes import device_numbers
 from gpu_plugin.simulation.hardware import SimulatedNode

@@ -7,10 +7,10 @@ import anyio
 import msgspec
 import pytest
 
-from gpu_plugin.access.strategy_choice import ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.containers.strategy_choice import ContainerdEvidence, KubeletEvidence, NodeEvidence
 from gpu_plugin.sources.list_strategy import ListStrategy, evidence_for, tell
-from tests.unit.host.node_files.node import NodeTree
+from tests.unit.containers.node_files.node import NodeTree
 
 pytestmark = pytest.mark.anyio
 

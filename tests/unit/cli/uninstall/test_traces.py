@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from gpu_plugin.access.cdi.spec import to_json
 from gpu_plugin.cli import main
 from gpu_plugin.cli.uninstall.traces import FILES, remove_traces
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile, WrittenFiles
-from gpu_plugin.host.cdi.directory import SpecDirectory
+from gpu_plugin.containers.cdi.spec import to_json
+from gpu_plugin.containers.cdi_files.directory import SpecDirectory
 from gpu_plugin.runtime import control
 from gpu_plugin.runtime.control import server
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.node_lock import NodeLock
-from tests.unit.host.cdi.specs import GPU_FILE, spec
+from tests.unit.containers.cdi_files.specs import GPU_FILE, spec
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile,
 from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, LONGEST_PAUSE, RENEW, NodeLabels
 from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.containers.host_view import LinuxHost
 from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.devices.node import Node
-from gpu_plugin.host.view import LinuxHost
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.directory import StateDirectory
 from tests.unit.cluster.api_server import NODE

@@ -5,11 +5,11 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+from gpu_plugin.containers.host_view import LinuxHost
 from gpu_plugin.devices.device import whole_gpu
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery, Sample
-from gpu_plugin.host.view import LinuxHost
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.platforms.driver import TegraDriver, WslDriver
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Handle, NvmlError

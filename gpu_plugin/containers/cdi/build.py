@@ -1,0 +1,213 @@
+"""The CDI specifications of a node, from what its GPUs are, what the host has, and what the driver's user space is.
+
+Nothing in them needs a program on the host: each library is bound at its SONAME into the directories in which a dynamic
+loader looks without being told to, so that it is found without ldconfig and without a variable. NVIDIA's hooks do that
+instead where the operator names one (`hooks`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from gpu_plugin.containers import cdi_names
+from gpu_plugin.containers.cdi import driver, hooks
+from gpu_plugin.containers.cdi.host_files import DeviceFile, DriverFiles, HostDevices, Library
+from gpu_plugin.containers.cdi.options import NO_GIDS, NO_SOCKETS, CdiOptions
+from gpu_plugin.containers.cdi.spec import DeviceNode, Edits, Mount, Spec, SpecDevice, made
+from gpu_plugin.containers.edits import CONTROL_NODES, VISIBLE_DEVICES, imex_node
+from gpu_plugin.devices.device import is_placeholder, mig_device, whole_gpu
+from gpu_plugin.devices.gpu_names import short_bus_id
+from gpu_plugin.devices.node import Gpu
+
+READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+SOCKET_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
+"""Mount options of files, and of sockets and their directories: NVIDIA's (internal/discover), but read-only throughout.
+
+Clients can connect to sockets and write to FIFOs of a read-only mount. They cannot replace them, nor change their mode.
+"""
+
+# Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own.
+HIDDEN = f"{VISIBLE_DEVICES}=void"
+
+AMBIGUOUS = "the driver gives its name to two devices now"
+
+
+class Built(msgspec.Struct, frozen=True):
+    """The specifications by file name. `trouble` is why there is none of GPUs, or none that works; empty where all is well.
+
+    `missing` says of devices by name why they are in none; `complaints` are sentences about what was left out.
+    """
+
+    specs: Mapping[str, Spec] = msgspec.field(default_factory=dict)
+    trouble: str = ""
+    missing: Mapping[str, str] = msgspec.field(default_factory=dict)
+    complaints: tuple[str, ...] = ()
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """Makes device nodes for containers of the host's."""
+
+    host: HostDevices
+    options: CdiOptions
+
+    def there(self, paths: Iterable[str]) -> list[str]:
+        """The paths of device nodes that the host has, out of those given, each once."""
+        return [path for path in dict.fromkeys(paths) if path in self.host.nodes]
+
+    def of(self, path: str) -> DeviceNode:
+        """The node at a path that the host has."""
+        known = self.host.nodes[path]
+        root = known.root if self.options.dev_root is None else self.options.dev_root
+        return DeviceNode(
+            path=path,
+            host_path=f"{root}{path}" if root else "",
+            type=known.type,
+            major=known.major,
+            minor=known.minor,
+            file_mode=known.mode,
+            permissions="rw",
+            gid=known.gid or None,
+        )
+
+    def edits(self, paths: Iterable[str]) -> Edits:
+        """Container edits with these device nodes, and with the groups that may open them where not everybody may."""
+        given = tuple(self.of(path) for path in paths)
+        groups = {node.gid for node in given if node.gid and ((node.file_mode or 0) & 0o006) != 0o006}
+        gids = () if NO_GIDS in self.options.feature_flags else tuple(sorted(groups))
+        return Edits(device_nodes=given, additional_gids=gids)
+
+
+def gpu_spec(devices: Iterable[SpecDevice], common: Edits) -> dict[str, Spec]:
+    """The specification of the class gpu by its file name; `common` is what every container gets that has one."""
+    return {cdi_names.file_name(cdi_names.GPU): made(cdi_names.kind(cdi_names.GPU), tuple(devices), common)}
+
+
+def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: CdiOptions) -> Built:
+    """The specifications for the GPUs that containers may be given, and all that these are partitioned into."""
+    nodes = Nodes(host, options)
+    described = [gpu for gpu in gpus if not is_placeholder(gpu.uuid)]
+    served: list[tuple[tuple[str, ...], list[str]]] = []
+    missing: dict[str, str] = {}
+    for gpu in sorted(described, key=lambda each: (each.index, each.uuid)):
+        for called, paths, more in _units(gpu, host):
+            gone = [path for path in paths if path not in host.nodes]
+            if gone or not paths:
+                missing |= dict.fromkeys(called, _why_missing(gpu, gone, host.faults))
+            else:
+                served.append((called, nodes.there([*paths, *more])))
+    owners = Counter(name for called, _ in served for name in called)
+    missing = {name: why for name, why in missing.items() if name not in owners}
+    missing |= {name: AMBIGUOUS for name, count in owners.items() if count > 1}
+    devices: list[SpecDevice] = []
+    for called, given in served:
+        edits = nodes.edits(given)
+        devices += [SpecDevice(name=name, container_edits=edits) for name in called if owners[name] == 1]
+    specs: dict[str, Spec] = {}
+    trouble = files.fault
+    if devices and not trouble:
+        if cdi_names.ALL not in owners:
+            every = dict.fromkeys(path for _, given in served for path in given)
+            devices.append(SpecDevice(name=cdi_names.ALL, container_edits=nodes.edits(every)))
+        specs = gpu_spec(devices, _common(nodes, files, options))
+    elif not trouble and gpus and not described:
+        trouble = "the driver could not describe any GPU of this node"
+    elif not trouble and gpus:
+        places = " or ".join(host.searched)
+        trouble = f"no GPU of this node has its device node under {places}: {next(iter(missing.values()), '')}"
+    for device_class, spec in _others(nodes, files, options):
+        specs[cdi_names.file_name(device_class)] = spec
+    unsafe = (f"{path} is left out: {fault}" for path, fault in sorted(host.faults.items()))
+    return Built(specs, trouble, missing, (*files.complaints, *unsafe))
+
+
+def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[str]]]:
+    """A GPU and each of its MIG devices: names, the nodes it must have, and those it has where they exist."""
+    whole = whole_gpu(gpu)
+    drm = [*host.drm.get(gpu.pci_bus_id, ()), *_by_path(gpu.pci_bus_id, host.nodes)]
+    yield (gpu.uuid, whole.index), whole.nodes, drm
+    for mig in gpu.mig_devices:
+        part = mig_device(gpu, mig)
+        known = whole.nodes and None not in (mig.gpu_instance_cap, mig.compute_instance_cap)
+        nodes = part.nodes if known else ()
+        draws = "gfx" in mig.profile.partition("+")[2]  # as 1g.24gb+gfx
+        yield (mig.uuid, part.index), nodes, drm if draws else []
+
+
+def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
+    """udev's links to the DRM nodes of a PCI device; containers get nodes of these names."""
+    prefix = f"/dev/dri/by-path/pci-{short_bus_id(pci_bus_id)}-"
+    return sorted(path for path in nodes if path.startswith(prefix))
+
+
+def _why_missing(gpu: Gpu, gone: Sequence[str], faults: Mapping[str, str]) -> str:
+    if not gone and gpu.minor is None:
+        return "its minor number is not known: the driver could not describe it"
+    if not gone:
+        return "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
+    if gone[0] in faults:
+        return f"containers must not be given its device node {gone[0]}: {faults[gone[0]]}"
+    advice = "nvidia-modprobe -c and -u make those of GPUs"
+    if "/nvidia-caps/" in gone[0]:
+        advice = "nvidia-modprobe -f makes it from the file of the same instance under /proc/driver/nvidia/capabilities"
+    return f"its device node {gone[0]} does not exist on this node ({advice})"
+
+
+def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
+    root = options.driver_root
+    control = tuple(nodes.of(path) for path in nodes.there(CONTROL_NODES))
+    left_out = (driver.STORAGE, driver.SOCKET) if NO_SOCKETS in options.feature_flags else (driver.STORAGE,)
+    placed = [file for file in files.files if file.group not in left_out]
+    as_socket = {driver.SOCKET: SOCKET_OPTIONS}
+    mounts = [bind(root, file.target, file.container_path, as_socket.get(file.group, READ_ONLY)) for file in placed]
+    if not options.hook:
+        bound = loadable(root, files.libraries, files.machine).values()
+        return Edits(env=(HIDDEN,), device_nodes=control, mounts=(*bound, *mounts))
+    targets = [each.target for each in files.libraries]
+    made_hooks = hooks.hooks(
+        options.hook, options.disabled_hooks, hooks.soname_links(files.libraries), targets, files.version
+    )
+    environment = (f"NVIDIA_CTK_LIBCUDA_DIR={hooks.libcuda_directory(files)}", HIDDEN)
+    mounts = [*(bind(root, target, target) for target in dict.fromkeys(targets)), *mounts]
+    return Edits(env=environment, device_nodes=control, hooks=made_hooks, mounts=tuple(mounts))
+
+
+def bind(root: str, target: str, container_path: str, options: tuple[str, ...] = READ_ONLY) -> Mount:
+    """A mount of what lies at `target` below the driver root, by the root's path on the host."""
+    return Mount(host_path=f"{root}{target}", container_path=container_path, options=options)
+
+
+def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str, Mount]:
+    """Mounts of libraries by their paths: each where a container's dynamic loader looks, under every name that it looks for."""
+    paths = [
+        (f"{directory}/{name}", library)
+        for directory in driver.loader_directories(machine)
+        for library in libraries
+        for name in library.names
+    ]
+    return {path: bind(root, library.target, path) for path, library in paths}
+
+
+def _others(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Iterator[tuple[str, Spec]]:
+    channels = [channel for channel in options.imex_channels if imex_node(channel) in nodes.host.nodes]
+    if channels:
+        devices = [_simple(nodes, str(channel), [imex_node(channel)]) for channel in channels]
+        devices.append(_simple(nodes, cdi_names.ALL, map(imex_node, channels)))
+        yield cdi_names.IMEX, made(cdi_names.kind(cdi_names.IMEX), tuple(devices), Edits(env=(HIDDEN,)))
+    for device_class in options.classes:
+        paths = class_nodes(device_class, nodes.host.nodes)
+        if paths:
+            storage = [file for file in files.files if file.group == driver.STORAGE and device_class == cdi_names.GDS]
+            mounts = tuple(bind(options.driver_root, file.target, file.container_path) for file in storage)
+            device = _simple(nodes, cdi_names.ALL, paths)
+            yield device_class, made(cdi_names.kind(device_class), (device,), Edits(env=(HIDDEN,), mounts=mounts))
+
+
+def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
+    return SpecDevice(name=name, container_edits=nodes.edits(paths))
+
+
+def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
+    """The device nodes that belong to a device class, out of those given, in order."""
+    beginnings = cdi_names.CLASS_NODES[device_class]
+    return sorted(path for path in nodes if path.startswith(beginnings))

@@ -1,0 +1,401 @@
+"""Which files of a driver installation containers are given, and under what names they find them there.
+
+Names and places are those that NVIDIA's container toolkit looks for (nvidia-container-toolkit, pkg/nvcdi and
+internal/discover) and that distributions have besides.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+
+from gpu_plugin.containers.cdi.directories import LIBRARY_DIRECTORIES
+from gpu_plugin.containers.cdi.host_files import DriverFiles, Kind, Library, Listing, PlacedFile, Seen, SeenLibrary
+
+BINARY = "binary"
+FIRMWARE = "firmware"
+CONFIG = "config"
+SOCKET = "socket"
+XORG = "xorg"
+STORAGE = "storage"
+"""What a file that is no library for the loader is of."""
+
+MAX_LIBRARIES = 512  # libraries of one driver that containers are given at most; drivers have some 60
+MAX_NAMED_FILES = 3  # files with the same fault that are named one by one
+
+# Directories below those of libraries from which other libraries load drivers of their own.
+SUBDIRECTORIES = ("vdpau", "gbm")
+
+BINARY_DIRECTORIES = (
+    "usr/bin",
+    "usr/sbin",
+    "bin",
+    "sbin",
+    "usr/lib/nvidia/current",
+    "usr/local/nvidia/bin",
+    "opt/nvidia/bin",
+    "usr/local/bin",
+    "run/current-system/sw/bin",
+    "usr/libexec/nvidia/tesla/bin",
+    "var/lib/nvidia/bin",
+    "opt/bin",
+    "opt/nvidia/current/usr/bin",
+    "opt/nvidia/current/bin",
+)
+"""Directories of programs, by the same installers and distributions as `LIBRARY_DIRECTORIES`."""
+
+BINARIES = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-imex",
+    "nvidia-imex-ctl",
+)
+
+COMING_AND_GOING = {
+    "run/nvidia-persistenced/socket": (SOCKET, Kind.SOCKET),
+    "run/nvidia-fabricmanager/socket": (SOCKET, Kind.SOCKET),
+    "tmp/nvidia-mps": (SOCKET, Kind.DIRECTORY),
+    "run/udev": (STORAGE, Kind.DIRECTORY),
+    "etc/cufile.json": (STORAGE, Kind.FILE),
+}
+"""Sockets of the driver's daemons, MPS's own directory of them, and what GPUDirect Storage reads: what each is of, and its kind.
+
+Only a file may be a link: root may have moved cufile.json. A link in the place of a socket or a directory is refused.
+"""
+
+CONFIGS = {
+    "vulkan/icd.d": ("nvidia_icd.json", "nvidia_icd.x86_64.json", "nvidia_icd.aarch64.json", "nvidia_layers.json"),
+    "vulkan/implicit_layer.d": ("nvidia_layers.json",),
+    "vulkansc/icd.d": ("nvidia_icd_vksc.json",),
+    "glvnd/egl_vendor.d": ("10_nvidia.json",),
+    "egl/egl_external_platform.d": (
+        "09_nvidia_wayland2.json",
+        "10_nvidia_wayland.json",
+        "15_nvidia_gbm.json",
+        "20_nvidia_xcb.json",
+        "20_nvidia_xlib.json",
+    ),
+    "OpenCL/vendors": ("nvidia.icd",),
+    "nvidia": ("nvoptix.bin",),
+    "X11/xorg.conf.d": ("10-nvidia.conf", "nvidia.conf", "nvidia-drm-outputclass.conf"),
+}
+"""Files by which loaders find the driver, below each of `CONFIG_DIRECTORIES`: Vulkan, EGL, OpenCL, OptiX, X."""
+
+CONFIG_DIRECTORIES = ("etc", "usr/share", "usr/local/share")
+
+_LOCAL = "/usr/local/share/"  # most loaders never look there, so containers find these files in /usr/share
+
+VULKAN = ("vulkan/icd.d", "vulkan/implicit_layer.d")
+"""Those of `CONFIGS` that GKE's installer puts at the top of its root; containers find them in /etc."""
+
+XORG_DIRECTORIES = (
+    "usr/lib/xorg/modules/drivers",
+    "usr/lib/xorg/modules/extensions",
+    "usr/lib/xorg/modules/updates/drivers",
+    "usr/lib/xorg/modules/updates/extensions",
+    "usr/lib64/xorg/modules/drivers",
+    "usr/lib64/xorg/modules/extensions",
+    "usr/lib64/xorg/modules/updates/drivers",
+    "usr/lib64/xorg/modules/updates/extensions",
+    "usr/lib/x86_64-linux-gnu/nvidia/xorg",
+    "usr/lib/aarch64-linux-gnu/nvidia/xorg",
+)
+
+MULTIARCH = {"EM_X86_64": "x86_64-linux-gnu", "EM_AARCH64": "aarch64-linux-gnu"}
+"""Debian's word in the names of library directories, by processor as ELF has it."""
+
+# At least two digits first: libcuda.so.1.1 belongs to a Tegra or to WSL, and has no driver's version in its name.
+_VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d{2,}\.\d+(?:\.\d+)*)")
+
+_LINKS = ("libcuda.so.1", "libnvidia-ml.so.1")
+
+# How the names of NVIDIA's own libraries begin; those of others do not end in a driver's version.
+_PREFIXES = (
+    "libnvidia-",
+    "libcuda",
+    "libnvcuvid",
+    "libnvoptix",
+    "libEGL_nvidia",
+    "libGL",
+    "libvdpau_nvidia",
+    "nvidia-",
+)
+
+# Libraries of a driver with versions of their own.
+_OWN_VERSION = re.compile(
+    r"libnvidia-egl-(?:gbm|wayland2?|xcb|xlib)\.so\.\d+(?:\.\d+)+|libnvidia-nvvm70\.so\.\d+|libnvidia-api\.so\.1"
+)
+
+_ALIASES = {
+    "libcuda.so.1": ("libcuda.so",),
+    "libGLX_nvidia.so.0": ("libGLX_indirect.so.0",),
+    "libnvidia-opticalflow.so.1": ("libnvidia-opticalflow.so",),
+}
+"""Names under which programs open a library besides its SONAME, as NVIDIA's create-symlinks hook makes them."""
+
+
+def subdirectories(libraries: Iterable[str]) -> Iterator[str]:
+    """The directories below these directories of libraries that may have libraries too."""
+    return (f"{library}/{sub}" for library in libraries for sub in SUBDIRECTORIES)
+
+
+def directories() -> tuple[str, ...]:
+    """Every directory below a root whose names are worth knowing, except those of firmware and `subdirectories`."""
+    configs = [f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS]
+    return (
+        *LIBRARY_DIRECTORIES,
+        *BINARY_DIRECTORIES,
+        *XORG_DIRECTORIES,
+        *configs,
+        *VULKAN,
+    )
+
+
+def firmware_directories(version: str, kernel: str) -> Iterator[str]:
+    """Where the firmware of this driver version lies, for this kernel release, the first that the kernel would look at."""
+    bases = [f"{base}/firmware{updates}" for updates in ("/updates", "") for base in ("lib", "usr/lib")]
+    for base in bases:
+        yield f"{base}/{kernel}/nvidia/{version}"
+        yield f"{base}/nvidia/{version}"
+
+
+class Picked(msgspec.Struct, frozen=True):
+    """Paths below the root that are to be looked at: libraries, and other files by what they are of."""
+
+    version: str
+    libraries: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    complaints: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def linked_libraries(listing: Listing, more: Sequence[str] = ()) -> list[str]:
+    """Links to a driver in a directory of another name, such as Debian's nvidia/tesla-535.
+
+    `more` are further directories of libraries, such as those of the dynamic loader.
+    """
+    places = dict.fromkeys((*LIBRARY_DIRECTORIES, *more))
+    return [f"/{at}/{name}" for at in places for name in _LINKS if name in listing.get(at, ())]
+
+
+def versions(listing: Listing, more: Sequence[str] = ()) -> list[str]:
+    """The driver versions that a root has libraries of, the newest last; `more` are directories beside those known."""
+    names = {name for directory in (*LIBRARY_DIRECTORIES, *more) for name in listing.get(directory, ())}
+    found = {match[1] for match in map(_VERSION.fullmatch, names) if match}
+    return sorted(found, key=lambda version: (_numbers(version), version))
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def pick(listing: Listing, running: str, root: str, more: Sequence[str] = ()) -> Picked:
+    """What to look at below a root with these names in its directories.
+
+    Args:
+        listing: names by directory, those of `directories`.
+        running: the version of the driver that the kernel runs; empty where that is not known.
+        root: what the operator calls the root, for sentences.
+        more: directories of libraries besides those of `directories`, such as those of the dynamic loader.
+    """
+    there = versions(listing, more)
+    if not there:
+        return Picked(
+            "",
+            fault=f"the driver root {root} has no libcuda.so or libnvidia-ml.so with a version: is the driver installed "
+            "there, and is that directory mounted for this process? Say where it is with --nvidia-driver-root, and where "
+            f"it is mounted with --driver-root-ctr-path; searched below it: {', '.join((*LIBRARY_DIRECTORIES, *more))}",
+        )
+    version, complaints = there[-1], []
+    if running and running not in there:
+        return Picked(
+            "",
+            fault=f"the driver that runs is {running} and the driver root {root} has libraries of {', '.join(there)}: "
+            "reload the driver, or install its libraries",
+        )
+    version = running or version
+    if len(there) > 1:
+        why = "which is the one that runs" if running else "the newest: which one runs is not known"
+        complaints.append(
+            f"the driver root {root} has libraries of {', '.join(there)}; containers get {version}, {why}"
+        )
+    # Should there be too many, those that are surely NVIDIA's are not among those that are left out.
+    libraries = sorted(_libraries(listing, version, more), key=_importance)
+    if len(libraries) > MAX_LIBRARIES:
+        complaints.append(
+            f"the driver root {root} has {len(libraries)} libraries of the driver; containers get the first {MAX_LIBRARIES}"
+        )
+    return Picked(version, tuple(libraries[:MAX_LIBRARIES]), tuple(_files(listing, version)), tuple(complaints))
+
+
+def _importance(path: str) -> int:
+    name = path.rpartition("/")[2]
+    return 0 if _VERSION.fullmatch(name) else 1 if name.startswith(_PREFIXES) else 2
+
+
+def _libraries(listing: Listing, version: str, more: Sequence[str]) -> Iterator[str]:
+    ending = f".so.{version}"
+    for directory in (*LIBRARY_DIRECTORIES, *more):
+        for at in (directory, f"{directory}/vdpau"):
+            names = listing.get(at, ())
+            yield from (f"/{at}/{name}" for name in names if name.startswith("lib") and name.endswith(ending))
+            own = [name for name in names if _OWN_VERSION.fullmatch(name) and not name.endswith(ending)]
+            newest_first = sorted(own, key=lambda name: _numbers(name.partition(".so.")[2]), reverse=True)
+            yield from (f"/{at}/{name}" for name in newest_first)
+        if "nvidia-drm_gbm.so" in listing.get(f"{directory}/gbm", ()):
+            yield f"/{directory}/gbm/nvidia-drm_gbm.so"
+
+
+def unversioned(listing: Listing, libraries: Iterable[str]) -> list[str]:
+    """The names without a version of these libraries, such as /usr/lib64/libnvidia-ml.so, in all directories that have them.
+
+    They may be links to another library.
+    """
+    names = {path.rpartition("/")[2].partition(".so.")[0] + ".so" for path in libraries}
+    return [f"/{at}/{name}" for at, there in listing.items() for name in there if name in names]
+
+
+def _files(listing: Listing, version: str) -> Iterator[tuple[str, str]]:
+    for name in BINARIES:
+        yield from ((f"/{at}/{name}", BINARY) for at in BINARY_DIRECTORIES if name in listing.get(at, ()))
+    for at, names in listing.items():
+        if at.endswith(f"/nvidia/{version}"):
+            yield from ((f"/{at}/{name}", FIRMWARE) for name in names if re.fullmatch(r"gsp.*\.bin", name))
+    for base in CONFIG_DIRECTORIES:
+        for directory, names in CONFIGS.items():
+            at = f"{base}/{directory}"
+            yield from ((f"/{at}/{name}", CONFIG) for name in names if name in listing.get(at, ()))
+    for at in VULKAN:
+        yield from ((f"/{at}/{name}", CONFIG) for name in CONFIGS[at] if name in listing.get(at, ()))
+    yield from ((f"/{path}", group) for path, (group, _) in COMING_AND_GOING.items())
+    for at in XORG_DIRECTORIES:
+        wanted = ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}")
+        yield from ((f"/{at}/{name}", XORG) for name in wanted if name in listing.get(at, ()))
+
+
+def chosen(
+    picked: Picked,
+    libraries: Sequence[SeenLibrary],
+    files: Iterable[tuple[Seen, str]],
+    root: str,
+    links: Iterable[Seen] = (),
+) -> DriverFiles:
+    """What containers are given of what was picked and looked at.
+
+    A library has the names of those `links` too that lead to it.
+    Each file once: what several directories have under one name is taken from the first, as the loader would.
+    """
+    if picked.fault:
+        return DriverFiles(fault=picked.fault)
+    faulty = [(each.seen, each.fault) for each in libraries if each.fault]
+    complaints = [*picked.complaints, *all_left_out(faulty, root)]
+    good = [each for each in libraries if not each.fault]
+    machine = next((each.machine for each in good if _named(each, "libcuda.so.") and each.bits == 64), "")
+    placed: dict[str, SeenLibrary] = {}
+    for each in good:
+        if (each.machine, each.bits) == (machine, 64):  # else for 32-bit programs, or for another processor
+            placed.setdefault(_name(each), each)
+    fault = ""
+    if "libcuda.so.1" not in placed:
+        why = _why_no_libcuda(libraries)
+        fault = f"the driver root {root} has no libcuda.so.{picked.version} that programs can load: {why}"
+    more, others = _place(files, root, picked.version)
+    return DriverFiles(
+        picked.version, machine, tuple(named_once(placed.values(), links)), more, (*complaints, *others), fault
+    )
+
+
+def _left_out(seen: Seen, why: str, root: str) -> str:
+    path = seen.path if seen.path.isprintable() else seen.path.encode("unicode_escape").decode()
+    return f"{path} in the driver root {root} is left out: {why}"
+
+
+def all_left_out(faulty: Iterable[tuple[Seen, str]], root: str) -> Iterator[str]:
+    """A sentence for each file that is left out, and one for all beyond the first few with the same fault."""
+    by_fault: dict[str, list[Seen]] = {}
+    for seen, fault in faulty:
+        by_fault.setdefault(fault, []).append(seen)
+    for fault, files in by_fault.items():
+        yield from (_left_out(seen, fault, root) for seen in files[:MAX_NAMED_FILES])
+        if len(files) > MAX_NAMED_FILES:
+            yield f"{len(files) - MAX_NAMED_FILES} more files in the driver root {root} are left out for the same reason: {fault}"
+
+
+def _why_no_libcuda(libraries: Iterable[SeenLibrary]) -> str:
+    found = [each for each in libraries if _named(each, "libcuda.so.")]
+    faults = [each.fault for each in found if each.fault]
+    if not found or faults:
+        return faults[0] if faults else "there is none"
+    return "its SONAME is not libcuda.so.1" if any(each.bits == 64 for each in found) else "it is for 32-bit programs"
+
+
+def _named(each: SeenLibrary, prefix: str) -> bool:
+    return each.seen.path.rpartition("/")[2].startswith(prefix)
+
+
+def named_once(libraries: Collection[SeenLibrary], links: Iterable[Seen] = ()) -> Iterator[Library]:
+    """Libraries, each with those of its names that none before it has, nor any as its own."""
+    own = set(map(_name, libraries))
+    taken: set[str] = set()
+    linked: dict[str, list[str]] = {}
+    for link in links:
+        if link.target:
+            linked.setdefault(link.target, []).append(_relative(link.path))
+    for each in libraries:
+        others = (*_ALIASES.get(_name(each), ()), *linked.get(each.seen.target, ()))
+        aliases = dict.fromkeys(alias for alias in others if alias not in own)
+        free = tuple(name for name in (_name(each), *aliases) if name not in taken)
+        taken.update(free)
+        yield Library(each.seen.target, free, each.seen.path)
+
+
+def _name(each: SeenLibrary) -> str:
+    """The name relative to the loader's directories: the SONAME, or the file's own where that has none."""
+    path = each.seen.path
+    directory = path.rpartition("/")[0]
+    named_by_file = directory.endswith("/gbm") or not each.soname
+    return _relative(path if named_by_file else f"{directory}/{each.soname}")
+
+
+def _relative(path: str) -> str:
+    directory, _, file = path.rpartition("/")
+    parent = directory.rpartition("/")[2]
+    return f"{parent}/{file}" if parent in SUBDIRECTORIES else file
+
+
+def _place(
+    files: Iterable[tuple[Seen, str]], root: str, version: str
+) -> tuple[tuple[PlacedFile, ...], tuple[str, ...]]:
+    placed: dict[str, PlacedFile] = {}
+    complaints = []
+    for seen, group in files:
+        if seen.kind is Kind.MISSING and group in (SOCKET, STORAGE):
+            continue  # that daemon does not run here
+        if seen.fault or seen.kind is Kind.MISSING:
+            complaints.append(_left_out(seen, seen.fault or "it is a link that leads nowhere", root))
+            continue
+        path = _container_path(seen.path, group, version)
+        placed.setdefault(path, PlacedFile(seen.target, path, group))
+    return tuple(placed.values()), tuple(complaints)
+
+
+def _container_path(path: str, group: str, version: str) -> str:
+    directory, _, name = path.rpartition("/")
+    if group == BINARY:
+        return f"/usr/sbin/{name}" if directory in ("/usr/sbin", "/sbin") else f"/usr/bin/{name}"
+    if group == FIRMWARE:
+        return f"/lib/firmware/nvidia/{version}/{name}"
+    if group == XORG:  # X looks for its modules by names without a version
+        return path.removesuffix(f".{version}")
+    if path.startswith(_LOCAL):
+        return f"/usr/share/{path.removeprefix(_LOCAL)}"
+    return f"/etc{path}" if directory[1:] in VULKAN else path
+
+
+def loader_directories(machine: str) -> tuple[str, ...]:
+    """Where a container's dynamic loader looks without being told to: that of Fedora's family, and Debian's (ld.so(8))."""
+    multiarch = MULTIARCH.get(machine)
+    return ("/usr/lib64", *((f"/usr/lib/{multiarch}",) if multiarch else ()))

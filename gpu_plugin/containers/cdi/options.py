@@ -1,0 +1,76 @@
+"""What the operator asks of CDI specifications."""
+
+import msgspec
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.cdi.hooks import ALL, CREATE_SYMLINKS, NAMES, OTHERS, UPDATE_LDCACHE
+from gpu_plugin.containers.edits import Access
+
+NO_GIDS = "no-additional-gids-for-device-nodes"
+NO_SOCKETS = "disable-ipc-discoverer"
+FEATURE_FLAGS = (NO_GIDS, NO_SOCKETS)
+"""Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that mean something here."""
+
+IDLE_FEATURE_FLAGS = (
+    "disable-nvsandboxutils",
+    "disable-multiple-csv-devices",
+    "enable-coherent-annotations",
+    "enable-explicit-driver-libraries",
+)
+"""Those that are accepted and change nothing here."""
+
+
+class CdiOptions(msgspec.Struct, frozen=True):
+    """What the operator asked for: host paths without a slash at the end, empty for /.
+
+    `dev_root` is the directory whose dev/ has all device nodes, None for the root where each was found.
+    `classes` are those beside `gpu` of which containers get all devices (gdrcopy, gds, mofed). `hook` is the path of
+    NVIDIA's hook on the host, empty for specifications without hooks; `disabled_hooks` names those to leave out.
+    """
+
+    driver_root: str = ""
+    dev_root: str | None = None
+    classes: tuple[str, ...] = ()
+    imex_channels: tuple[int, ...] = ()
+    hook: str = ""
+    disabled_hooks: frozenset[str] = frozenset()
+    feature_flags: frozenset[str] = frozenset()
+
+
+def cdi_options(settings: Settings, access: Access) -> CdiOptions:
+    """What the operator wants in the specifications; `access` has what of it the node has."""
+    return CdiOptions(
+        driver_root=settings.driver_root.rstrip("/"),
+        dev_root=None if access.dev_root is None else access.dev_root.rstrip("/"),
+        classes=access.cdi_classes,
+        imex_channels=access.imex_channels,
+        hook="" if ALL in settings.cdi_disable_hooks else settings.nvidia_cdi_hook_path,
+        disabled_hooks=frozenset(settings.cdi_disable_hooks),
+        feature_flags=frozenset(settings.cdi_feature_flags),
+    )
+
+
+def ignored_options(settings: Settings) -> list[str]:
+    """A sentence for each CDI option that changes nothing as it is set."""
+    sentences = []
+    idle = [flag for flag in settings.cdi_feature_flags if flag in IDLE_FEATURE_FLAGS]
+    unknown = [flag for flag in settings.cdi_feature_flags if flag not in (*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS)]
+    if idle:
+        sentences.append(f"--cdi-feature-flags: {', '.join(idle)} is not supported and changes nothing")
+    if unknown:
+        known = ", ".join((*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS))
+        sentences.append(f"--cdi-feature-flags: {', '.join(unknown)} is not known; there are {known}")
+    if settings.cdi_disable_hooks and not settings.nvidia_cdi_hook_path:
+        sentences.append("--cdi-disable-hooks changes nothing: no hook is used without --nvidia-cdi-hook-path")
+    strange = [name for name in settings.cdi_disable_hooks if name not in (ALL, *NAMES, *OTHERS)]
+    if strange:
+        sentences.append(
+            f"--cdi-disable-hooks: {', '.join(strange)} is not a hook; there are {', '.join(NAMES)}, {ALL}"
+        )
+    needed = [name for name in settings.cdi_disable_hooks if name in (CREATE_SYMLINKS, UPDATE_LDCACHE)]
+    if needed and settings.nvidia_cdi_hook_path and ALL not in settings.cdi_disable_hooks:
+        sentences.append(
+            f"--cdi-disable-hooks: without {', '.join(needed)} programs in containers may not find libcuda.so.1; to have no "
+            "hooks, leave out --nvidia-cdi-hook-path, and libraries are bound where they are found"
+        )
+    return sentences

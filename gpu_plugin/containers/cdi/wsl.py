@@ -1,0 +1,183 @@
+"""The CDI specification of a WSL node: all NVIDIA GPUs of the Windows host as one device, with the host driver's own files.
+
+Which files, and that they keep their paths, is NVIDIA's (nvidia-container-toolkit, pkg/nvcdi/driver-wsl.go): what loads the
+driver asks Windows for the driver store and opens them there.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpu_plugin.containers import cdi_names
+from gpu_plugin.containers.cdi import driver, hooks
+from gpu_plugin.containers.cdi.build import HIDDEN, Built, Nodes, bind, gpu_spec, loadable
+from gpu_plugin.containers.cdi.directories import DXCORE, WSL_LIBRARIES
+from gpu_plugin.containers.cdi.host_files import HostDevices, Kind, Library, Seen, SeenLibrary
+from gpu_plugin.containers.cdi.options import CdiOptions
+from gpu_plugin.containers.cdi.spec import Edits, SpecDevice
+from gpu_plugin.devices.device import WSL_GPUS
+
+DXG = "/dev/dxg"  # the device through which Linux reaches the Windows host's GPUs
+
+# The driver store of Windows, of which each driver has a directory named after its INF file.
+STORE = "usr/lib/wsl/drivers"
+
+CUDA = "libcuda.so.1.1"
+CUDA_LOADER = "libcuda_loader.so"
+NVIDIA_SMI = "nvidia-smi"
+
+EXPECTED = (
+    CUDA,
+    CUDA_LOADER,
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-ml_loader.so",
+    "libnvdxgdmal.so.1",
+    "nvcubins.bin",
+    NVIDIA_SMI,
+)
+"""What NVIDIA's driver for Windows has for Linux, as nvcdi lists it; what else there is of libraries and data goes along."""
+
+_OF_NVIDIA = re.compile(r"nv[^/]*\.inf_[^/]+", re.IGNORECASE)
+_LIBRARY = re.compile(r".+\.so(\..+)?")
+_LOADER = re.compile(r".+_loader\.so(\..+)?")
+
+
+class Store(msgspec.Struct, frozen=True):
+    """A driver of NVIDIA's in the driver store: its directory, such as usr/lib/wsl/drivers/nv_dispi.inf_amd64_1f, and names.
+
+    `current` says that what loads CUDA in WSL's own directory is this driver's; `written` is when its libcuda was, in ns.
+    """
+
+    directory: str
+    names: tuple[str, ...]
+    current: bool = False
+    written: int = 0
+
+
+class WslFiles(msgspec.Struct, frozen=True):
+    """What a WSL node has for containers: libdxcore, and the libraries and other files of one driver in the driver store.
+
+    `fault` is why no container could use a GPU, empty where one can; `complaints` are sentences about what is left out.
+    """
+
+    dxcore: SeenLibrary | None = None
+    libraries: tuple[SeenLibrary, ...] = ()
+    files: tuple[Seen, ...] = ()
+    complaints: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def of_nvidia(directories: Iterable[str]) -> list[str]:
+    """Directories of the driver store that can be NVIDIA's display driver: names of its INF files begin with nv."""
+    return [f"{STORE}/{name}" for name in directories if _OF_NVIDIA.fullmatch(name)]
+
+
+def choose(stores: Sequence[Store], root: str) -> tuple[Store, tuple[str, ...]]:
+    """The driver that containers get, and a sentence where there are several.
+
+    Windows keeps former drivers in its store. It puts the loader of the one in use into WSL's own directory, so the store
+    that has the same loader is in use; where that directory is not there, as in a node that is a container, it is likely
+    the one that was written last.
+
+    Args:
+        stores: those that have CUDA for Linux; at least one.
+        root: what the operator calls the driver root, for sentences.
+    """
+    best = max(stores, key=lambda store: (store.current, store.written, store.directory))
+    if len(stores) == 1:
+        return best, ()
+    why = (
+        f"whose {CUDA_LOADER} is the one in /{WSL_LIBRARIES}"
+        if best.current
+        else f"which was written last: no {CUDA_LOADER} of theirs is in /{WSL_LIBRARIES}"
+    )
+    there = ", ".join(sorted(store.directory.rpartition("/")[2] for store in stores))
+    sentence = f"/{STORE} in the driver root {root} has several NVIDIA drivers, {there}; containers get /{best.directory}, {why}"
+    return best, (sentence,)
+
+
+def pick(store: Store, root: str) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """Paths of a store's libraries and of its other files for containers, and a sentence about those that it lacks."""
+    more = [name for name in store.names if _LIBRARY.fullmatch(name) or name.endswith(".bin")]
+    others = [name for name in more if name not in EXPECTED]
+    wanted = [*(name for name in EXPECTED if name in store.names), *others]
+    libraries = [f"/{store.directory}/{name}" for name in wanted if _LIBRARY.fullmatch(name)]
+    files = [f"/{store.directory}/{name}" for name in wanted if not _LIBRARY.fullmatch(name)]
+    lacking = [name for name in EXPECTED if name not in store.names]
+    complaints = (f"/{store.directory} in the driver root {root} has no {', '.join(lacking)}",) if lacking else ()
+    if len(libraries) > driver.MAX_LIBRARIES:
+        too_many = f"/{store.directory} has {len(libraries)} libraries; containers get the first {driver.MAX_LIBRARIES}"
+        complaints = (*complaints, too_many)
+    return libraries[: driver.MAX_LIBRARIES], files[: driver.MAX_LIBRARIES], complaints
+
+
+def no_driver(root: str) -> str:
+    """Why no container can use a GPU below a root without a driver for Linux in its driver store."""
+    return (
+        f"the driver root {root} has no {CUDA} in a directory /{STORE}/nv*.inf_*: install NVIDIA's driver on the Windows "
+        "host, and see that /usr/lib/wsl of the WSL distribution is below that root"
+    )
+
+
+def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
+    """The specification of the one device, by the names `all` and `0`, of what was found below the driver root."""
+    root = options.driver_root
+    libraries, machine, complaints, fault = _libraries(files, root or "/")
+    others = [seen for seen in files.files if not seen.fault and seen.kind is Kind.FILE]
+    complaints += [
+        f"{seen.path} is left out: {seen.fault or f'it is not a regular file ({seen.kind})'}"
+        for seen in files.files
+        if seen not in others
+    ]
+    complaints = [*files.complaints, *complaints]
+    trouble = files.fault or fault
+    if not trouble and DXG not in host.nodes:
+        places = " or ".join(host.searched)
+        trouble = f"there is no device {DXG} under {places}: WSL makes it where Windows has a GPU driver for it"
+    if trouble:
+        return Built(trouble=trouble, complaints=tuple(complaints))
+    mounts = {library.path: bind(root, library.target, library.path) for library in libraries}
+    mounts |= {seen.path: bind(root, seen.target, seen.path) for seen in others}
+    smi = next((seen for seen in others if seen.path.endswith(f"/{NVIDIA_SMI}")), None)
+    if options.hook:
+        links = [link for link in hooks.soname_links(libraries) if link.partition("::")[2] not in mounts]
+        links += [f"{smi.path}::/usr/bin/{NVIDIA_SMI}"] if smi else []
+        made = hooks.hooks(options.hook, options.disabled_hooks, links, [library.path for library in libraries])
+        common = Edits(env=(HIDDEN,), hooks=made, mounts=tuple(mounts.values()))
+    else:
+        placed = loadable(root, libraries, machine)
+        if smi:
+            placed[f"/usr/bin/{NVIDIA_SMI}"] = bind(root, smi.target, f"/usr/bin/{NVIDIA_SMI}")
+        common = Edits(env=(HIDDEN,), mounts=tuple({**placed, **mounts}.values()))
+    node = Nodes(host, options).edits([DXG])
+    devices = tuple(SpecDevice(name=name, container_edits=node) for name in (WSL_GPUS, cdi_names.INDEX))
+    return Built(gpu_spec(devices, common), complaints=tuple(complaints))
+
+
+def _libraries(files: WslFiles, root: str) -> tuple[list[Library], str, list[str], str]:
+    """Libraries for containers, their processor, sentences about those left out, and why they are not enough.
+
+    What loads the driver has its SONAME, and goes under that name before the driver itself: so does Windows' own set-up,
+    which puts libcuda_loader.so into WSL's directory as libcuda.so.1 (`CopyToVmWhenNewer` in NVIDIA's INF files).
+    """
+    seen = [*files.libraries, *([files.dxcore] if files.dxcore else [])]
+    complaints = [
+        f"{each.seen.path} in the driver root {root} is left out: {each.fault}" for each in seen if each.fault
+    ]
+    machine = next((each.machine for each in seen if _file(each) == CUDA and not each.fault), "")
+    good = [each for each in seen if not each.fault and (each.machine, each.bits) == (machine, 64)]
+    loader_first = sorted(good, key=lambda each: _LOADER.fullmatch(_file(each)) is None)
+    named = {library.path: library for library in driver.named_once(loader_first)}
+    fault = ""
+    for name in (CUDA, DXCORE):
+        if not any(_file(each) == name for each in good):
+            fault = f"the driver root {root} has no {name} that programs can load"
+            fault += next((f": {line}" for line in complaints if f"/{name} " in line), "")
+            break
+    return [named[each.seen.path] for each in good], machine, complaints, fault
+
+
+def _file(each: SeenLibrary) -> str:
+    return each.seen.path.rpartition("/")[2]

@@ -1,0 +1,226 @@
+"""The directory of CDI specifications that container runtimes read. Every call blocks for as long as the disk does."""
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.containers import cdi_names
+from gpu_plugin.containers.cdi.host_files import Kind
+from gpu_plugin.containers.cdi.spec import MAX_BYTES, Spec, from_json
+from gpu_plugin.containers.cdi.written import encoded
+from gpu_plugin.containers.cdi_files import record
+from gpu_plugin.containers.driver_root.safe import judge, trusted
+from gpu_plugin.runtime.regular_file import UnfitFileError, leftovers, read_file, replace_file
+
+MODE = 0o644
+DIRECTORY_MODE = 0o755
+
+OURS = tuple(map(cdi_names.file_name, cdi_names.CLASSES))  # every file that this plugin ever writes there
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of one round of writing.
+
+    `changed` has the names of files that were written or removed. `refused` has, by file name, the path and the error of each
+    write or removal that failed. `invalid` has the faults of new specifications by file name; their old files stay. `foreign` has
+    the names of files that stay because another program wrote or changed them.
+    """
+
+    changed: tuple[str, ...] = ()
+    refused: Mapping[str, str] = {}
+    invalid: Mapping[str, str] = {}
+    foreign: tuple[str, ...] = ()
+
+
+class SpecDirectory:
+    """Writes valid specifications below `path`, each only if the file there differs. Safe from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._swept = False
+        self._closed = False
+        self._turn = threading.Lock()
+        self._encoded: dict[str, tuple[Spec, bytes]] = {}  # valid specifications by file name, and their bytes
+
+    def write(self, specs: Mapping[str, Spec]) -> Outcome:
+        """Write these specifications by file name, and remove our other files as far as they are on record (`record`).
+
+        A file that another program changed or removed is written again. A failed write does not stop the other writes. An
+        invalid specification is not written, and its old file stays. The first call also removes the temporary files of
+        killed processes. After `remove`, no call writes.
+        """
+        with self._turn:
+            if self._closed:
+                return Outcome()
+            self._swept = self._swept or self._sweep()
+            return self._replace_all(specs)
+
+    def remove(self) -> Outcome:
+        """Remove the files that this plugin wrote. Later calls of `write` do nothing."""
+        with self._turn:
+            self._closed = True
+            self._sweep()
+            return self._replace_all({})
+
+    def _replace_all(self, specs: Mapping[str, Spec]) -> Outcome:
+        changed, foreign, refused, invalid = [], [], {}, {}
+        contents: dict[str, bytes] = {}
+        for name, spec in specs.items():
+            try:
+                contents[name] = self._content(name, spec)
+            except ValueError as error:
+                invalid[name] = str(error)
+        digests = dict(record.read(self.path))
+        for name, content in contents.items():
+            digests[name] = digests.get(name, frozenset()) | {record.digest(content)}
+        self._record(digests)  # first, so that after a kill at any moment every file of ours is on record
+        for name, content in contents.items():
+            try:
+                changed += [name] if self._put(self.path / name, content) else []
+                digests[name] = frozenset({record.digest(content)})
+            except OSError as error:
+                refused[name] = said(error)
+        for name in (each for each in OURS if each not in specs):
+            try:
+                if _remove(self.path / name, digests.get(name, frozenset())):
+                    changed.append(name)
+                elif os.path.lexists(self.path / name):
+                    foreign.append(name)
+                digests.pop(name, None)
+            except OSError as error:
+                refused[name] = said(error)
+        trouble = self._record(digests)
+        if trouble and not refused:  # else the disk refuses both for one reason
+            refused[record.FILE] = trouble
+        return Outcome(tuple(changed), refused, invalid, tuple(foreign))
+
+    def _record(self, digests: record.Digests) -> str:
+        """Put digests on record if they are not yet. Return why that failed, empty if it did not."""
+        if digests == record.read(self.path):
+            return ""
+        try:
+            if digests:
+                self._make()
+            with _locked(self.path, fcntl.LOCK_SH):
+                record.write(self.path, digests)
+        except OSError as error:
+            return f"{said(error)}; without this record, no cleanup removes the specifications"
+        return ""
+
+    def complaints(self) -> tuple[str, ...]:
+        """A sentence if others than root can replace files in the directory."""
+        seen = judge("", str(self.path.absolute()), (Kind.DIRECTORY,)).seen
+        if seen.kind is not Kind.DIRECTORY or not seen.fault:
+            return ()  # if there is no directory, the next write says why
+        why = "others than root can replace CDI specifications there, and so give containers any file of this node"
+        return (f"{self.path}: {why}: {seen.fault}",)
+
+    def read(self, name: str) -> Spec | None:
+        """The specification in the file of that name, of any program; None if it is missing or not valid."""
+        try:
+            return from_json(read_file(self.path / name, MAX_BYTES))
+        except (OSError, ValueError):
+            return None
+
+    def _content(self, name: str, spec: Spec) -> bytes:
+        """A specification as it is written. Raises ValueError if it must not be."""
+        if name not in self._encoded or self._encoded[name][0] is not spec:
+            self._encoded[name] = (spec, encoded(spec))
+        return self._encoded[name][1]
+
+    def _put(self, file: Path, content: bytes) -> bool:
+        if _says(file, content):
+            return False
+        self._make()
+        with _locked(self.path, fcntl.LOCK_SH):
+            _replace(file, content)
+        return True
+
+    def _make(self) -> None:
+        """Make the directory if it is missing. Every user may read it under any umask."""
+        if self.path.is_dir():
+            return
+        try:
+            self.path.mkdir(mode=DIRECTORY_MODE, parents=True)
+        except FileExistsError:
+            if not self.path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path)) from None
+        else:
+            self.path.chmod(DIRECTORY_MODE)
+
+    def _sweep(self) -> bool:
+        """Remove the temporary files of killed processes. Return False if another process is writing now."""
+        try:
+            with _locked(self.path, fcntl.LOCK_EX) as locked:
+                for path in tuple(leftovers(self.path, (*OURS, record.FILE))) if locked else ():
+                    path.unlink(missing_ok=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # they do no harm; a later call removes them once the directory can be written
+        return locked
+
+
+def not_ours(file: Path) -> str:
+    """Why a file with a name of ours stays."""
+    return (
+        f"{file}: another program, such as NVIDIA's plugin, or an operator wrote or edited it: remove it by hand if no program "
+        "needs it"
+    )
+
+
+def said(error: OSError) -> str:
+    """The system's error text, after the path that it is about."""
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
+
+
+@contextmanager
+def _locked(directory: Path, kind: int) -> Iterator[bool]:
+    """Give whether a directory could be locked: LOCK_SH to write there, LOCK_EX to remove temporary files."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        got = False
+        with suppress(OSError):  # another process holds the lock, or this file system has no locks
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            got = True
+        yield got
+    finally:
+        os.close(descriptor)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Replace a file. Raises OSError, which names the file itself and not the temporary file."""
+    try:
+        replace_file(file, content, MODE)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from None
+
+
+def _remove(file: Path, known: Collection[str]) -> bool:
+    """Remove a regular file if the digest of its content is known. Return False if nothing was removed."""
+    try:
+        if record.digest(read_file(file, MAX_BYTES, links=False)) not in known:
+            return False
+    except (FileNotFoundError, NotADirectoryError, UnfitFileError):
+        return False
+    file.unlink(missing_ok=True)
+    return True
+
+
+def _says(file: Path, content: bytes) -> bool:
+    """Whether there is a regular file of root's, of the right mode, with this content."""
+    try:
+        there = file.lstat()
+        # Another user could change the content later
+        sound = there.st_mode == stat.S_IFREG | MODE and trusted(there)
+        return sound and read_file(file, MAX_BYTES) == content
+    except OSError:
+        return False

@@ -1,0 +1,240 @@
+"""Files of CDI specifications of all programs: their faults, and the devices that runtimes find in a directory. Blocks."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpu_plugin.config import document
+from gpu_plugin.config.document import Limits
+from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.containers import cdi_names
+from gpu_plugin.containers.cdi.spec import MAX_BYTES, TYPED_KEYS, Spec, as_runtimes_read, faults, from_plain
+from gpu_plugin.containers.strategy_choice import DEFAULT_SPEC_DIRS
+from gpu_plugin.runtime.printable import printable
+from gpu_plugin.runtime.regular_file import UnfitFileError, read_file
+
+SUFFIXES = frozenset({".json", ".yaml"})
+"""Suffixes of the files that runtimes read as specifications (CDI's library, pkg/cdi/spec-dirs.go)."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A file by its path as messages show it, its content (None if it cannot be read), and its faults.
+
+    `faults` are by the JSON Schema and the rules of CDI, `refused` are those for which runtimes do not take the file: CDI's
+    library is laxer than the schema. `priority` is the priority of its directory, higher for later directories.
+    """
+
+    file: str
+    spec: Spec | None
+    faults: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    priority: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its devices, such as nvidia.com/gpu=0, if runtimes take the file, which they do whole or not at all."""
+        if self.spec is None or self.refused:
+            return ()
+        return tuple(f"{self.spec.kind}={device.name}" for device in self.spec.devices)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The devices that runtimes find in all files: the file that counts for each name, in the order of the files.
+
+    `conflicts` says of files by name which of their devices no runtime gives to a container, and why. `refused` has the files of
+    each such device, by its name.
+    """
+
+    owners: dict[str, Judged]
+    conflicts: dict[str, tuple[str, ...]]
+    refused: dict[str, tuple[str, ...]] = {}
+
+
+def found(files: Sequence[Judged]) -> Found:
+    """The devices that runtimes find in these files, by the rules of CDI's library (pkg/cdi/cache.go, refresh).
+
+    A name counts in the directory of the highest priority. If two files of one directory have it, runtimes refuse
+    the name, even if a later directory has it too.
+
+    Args:
+        files: in the order in which they are read, directories of the lowest priority first.
+    """
+    owners: dict[str, Judged] = {}
+    refused: dict[str, tuple[str, ...]] = {}
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for file in files:
+        for name in file.names:
+            other = owners.setdefault(name, file)
+            if other is file:
+                continue
+            if other.priority < file.priority:
+                owners[name] = file
+                continue
+            refused[name] = (*refused.get(name, (other.file,)), file.file)
+            for one, another in ((other, file), (file, other)):
+                pairs.setdefault((one.file, another.file), []).append(name)
+    conflicts: dict[str, tuple[str, ...]] = {}
+    for (file_name, another_name), names in pairs.items():
+        sentence = _conflict(another_name, names)
+        conflicts[file_name] = (*conflicts.get(file_name, ()), sentence)
+    counting: dict[str, Judged] = {
+        name: file for file in files for name in file.names if owners[name] is file and name not in refused
+    }
+    return Found(counting, conflicts, refused)
+
+
+def _conflict(other: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    verb = "are" if more else "is"
+    return (
+        f"conflict: {names[0]}{more} {verb} in {printable(other)} too; runtimes refuse a name that two files of one directory "
+        "have: remove one of the files"
+    )
+
+
+YAML_LIMITS = Limits(4 * 1024 * 1024, 200_000, "more than any CDI specification in YAML has")
+"""Less than of JSON, which is read a hundred times as fast: nvidia-ctk's specifications of 8 GPUs have some 60 KiB."""
+
+
+Judgement = tuple[Spec | None, tuple[str, ...], tuple[str, ...]]
+
+
+def judge(file: Path) -> Judgement:
+    """The content of a file, its faults, and those for which runtimes refuse it, as `Judged` has them."""
+    try:
+        content = read_file(file, MAX_BYTES)
+    except UnfitFileError as error:
+        return unread(f"it {error.strerror}")
+    except OSError as error:
+        return unread(error.strerror or str(error))
+    return judge_content(content)
+
+
+def judge_content(content: bytes) -> Judgement:
+    """The same of these bytes, JSON or YAML."""
+    try:
+        plain = _plain(content)
+    except ConfigError as error:
+        return unread(*(_sentence(fault.line, fault.path, fault.reason) for fault in error.faults))
+    except ValueError as error:
+        return unread(str(error))
+    try:
+        spec = from_plain(plain)
+    except UnicodeEncodeError:
+        return unread("an unpaired surrogate is not a character")
+    except ValueError as error:
+        by_schema = printable(str(error))
+    else:
+        reasons = tuple(map(printable, faults(spec)))
+        return spec, reasons, reasons
+    try:
+        spec = as_runtimes_read(_plain(content, TYPED_KEYS))
+    except ValueError:
+        return unread(by_schema)
+    return spec, (by_schema,), tuple(map(printable, faults(spec)))
+
+
+def unread(*reasons: str) -> Judgement:
+    """The judgement of a file that cannot be read, for these reasons."""
+    sentences = tuple(map(printable, reasons))
+    return None, sentences, sentences
+
+
+class _DuplicateKeyError(ValueError):
+    """A key appears twice: which value counts is up to the reader, and CDI's library takes neither."""
+
+
+def _plain(content: bytes, typed_keys: frozenset[str] | None = None) -> object:
+    """JSON or YAML as plain values. Raises ValueError, or ConfigError with line numbers if the bytes are not JSON.
+
+    With `typed_keys`, YAML's scalars under other keys are text as it is written: 010 is no 8.
+    """
+    if content.lstrip()[:1] == b"{":
+        try:
+            return json.loads(content.decode(), object_pairs_hook=_once)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+        except _DuplicateKeyError:
+            raise
+        except ValueError:  # it may be YAML; if not, the YAML reader gives the line of the fault
+            return document.parse(content, "", YAML_LIMITS, typed_keys).content
+    return document.parse(content, "", YAML_LIMITS, typed_keys).content
+
+
+def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise _DuplicateKeyError(f"the key {twice!r} appears twice in one object")
+    return found
+
+
+def _sentence(line: int, path: str, reason: str) -> str:
+    place = ": ".join([*([f"line {line}"] if line else []), *([path] if path else [])])
+    return f"{place}: {reason}" if place else reason
+
+
+class NameConflicts:
+    """The devices of this plugin that runtimes do not take from its files, because of other files."""
+
+    def __init__(self, directory: Path, standard: Sequence[str | Path] = DEFAULT_SPEC_DIRS) -> None:
+        """`directory` has this plugin's files. If it is a `standard` one, runtimes read all of these; the last wins."""
+        known = [Path(each) for each in standard]
+        self._directories = known if directory in known else [directory]
+        self._rank = self._directories.index(directory)
+        self._judged: dict[str, tuple[tuple[int, int, int], Judged]] = {}  # files that name this plugin, by identity
+
+    def find(self) -> Mapping[str, str]:
+        """Why a device of ours does not count, by its qualified name. A file is read again only after a change. Blocks."""
+        looks = {}
+        for rank, directory in enumerate(self._directories):
+            try:
+                paths = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES)
+            except OSError:
+                continue  # a missing directory has no files, and the next write says why ours cannot be read
+            looks.update({str(path): self._look(path, rank) for path in paths})
+        self._judged = looks
+        files = [judged for _, judged in looks.values()]
+        known = found(files)
+        ours = {name for file in files if file.priority == self._rank for name in file.names}
+        overruled = {
+            name: _overruled(name, owner.file)
+            for name, owner in known.owners.items()
+            if name in ours and owner.priority > self._rank
+        }
+        return {name: _refused(name, files) for name, files in known.refused.items()} | overruled
+
+    def _look(self, path: Path, rank: int) -> tuple[tuple[int, int, int], Judged]:
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return (0, 0, 0), Judged(str(path), None, priority=rank)
+        identity = status.st_ino, status.st_mtime_ns, status.st_size
+        before = self._judged.get(str(path))
+        if before is not None and before[0] == identity:
+            return before
+        return identity, Judged(str(path), *_judge_ours(path), priority=rank)
+
+
+def _judge_ours(path: Path) -> Judgement:
+    """The judgement of a file, unread if it does not name this plugin's devices: YAML takes long to read."""
+    try:
+        content = read_file(path, MAX_BYTES)
+    except OSError as error:
+        return unread(error.strerror or str(error))
+    return judge_content(content) if cdi_names.VENDOR.encode() in content else unread("it is of another vendor")
+
+
+def _overruled(name: str, file: str) -> str:
+    return f"runtimes take the CDI device {name} from {printable(file)}, whose directory goes before ours: remove that file"
+
+
+def _refused(name: str, files: Sequence[str]) -> str:
+    return (
+        f"the CDI device {name} is in {' and in '.join(map(printable, files))}; runtimes refuse a name that two files of one "
+        "directory have: remove one of the files"
+    )

@@ -1,0 +1,103 @@
+"""Follows the node and the settings, and keeps CDI specifications while a strategy needs them.
+
+Imports the modules that make specifications only once a strategy names CDI devices.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.edits import Access, is_cdi
+from gpu_plugin.containers.host_view import HostView
+from gpu_plugin.devices.node import Node
+from gpu_plugin.devices.plan import served_gpus
+from gpu_plugin.runtime.pulse import Pulse
+
+if TYPE_CHECKING:
+    from gpu_plugin.containers.cdi.readiness import CdiReadiness
+    from gpu_plugin.containers.cdi_files.keeper import SpecKeeper
+    from gpu_plugin.containers.cdi_files.source import Request
+
+# Seconds that making specifications waits at most for the first registration, which it would hold up by 40 ms.
+FIRST_SPECS = 0.5
+
+
+class CdiWatch:
+    """The CDI specifications of one node, if its settings ask for any."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        host: HostView,
+        driver_roots: Callable[[], Sequence[tuple[str, str]]],
+        changed: "Callable[[CdiReadiness], None]",
+    ) -> None:
+        """`settings` returns the settings in force. `changed` receives which devices are served."""
+        self.registered = anyio.Event()
+        """Set this event once the kubelet has registered the first resource."""
+        self._settings = settings
+        self._host = host
+        self._driver_roots = driver_roots
+        self._changed = changed
+        self._node = Node()
+        self._access: Access | None = None
+        self._asked = Pulse()
+        self._keeper: SpecKeeper | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a strategy in force names CDI devices."""
+        return any(map(is_cdi, self._settings().device_list_strategy))
+
+    def follow(self, node: Node, access: Access | None) -> None:
+        """Make specifications for this node and this access from now on. None keeps the access."""
+        self._node = node
+        self._access = access or self._access
+        self._asked.ring()
+        if self._keeper is not None:
+            self._keeper.ask()
+
+    async def recall(self) -> None:
+        """Use the specifications of an earlier process if they are wanted and still hold. Waits for one second at most."""
+        if self.wanted:
+            await self._make_keeper().recall()
+
+    async def run(self) -> None:
+        """Keep specifications up to date, from the time when they are wanted until cancelled."""
+        while not self.wanted or not self._node.gpus:
+            await self._asked.wait()
+        with anyio.move_on_after(FIRST_SPECS):
+            await self.registered.wait()
+        await self._make_keeper().run()
+
+    async def remove(self) -> None:
+        """Remove the specifications at the end. Waits for a moment, cancelled or not."""
+        if self._keeper is not None:
+            await self._keeper.remove()
+
+    def _make_keeper(self) -> "SpecKeeper":
+        if self._keeper is None:
+            from gpu_plugin.containers.cdi_files.keeper import SpecKeeper  # noqa: PLC0415 - only CDI strategies pay for it
+            from gpu_plugin.containers.cdi_files.source import SpecSource  # noqa: PLC0415
+
+            source = SpecSource(self._host, self._driver_roots)
+            self._keeper = SpecKeeper(source, self._request, Path(self._settings().cdi_dir), self._changed)
+        return self._keeper
+
+    def _request(self) -> "Callable[[], Request] | None":
+        """A function that makes the request; None if no strategy uses CDI names or no GPU is known yet."""
+        if not self.wanted or not self._node.gpus or self._access is None:
+            return None
+        return partial(_request_for, self._node, self._settings(), self._access)
+
+
+def _request_for(node: Node, settings: Settings, access: Access) -> "Request":
+    from gpu_plugin.containers.cdi.options import cdi_options, ignored_options  # noqa: PLC0415 - on the thread that makes specifications
+    from gpu_plugin.containers.cdi_files.source import Request  # noqa: PLC0415
+
+    wanted = cdi_options(settings, access)
+    return Request(served_gpus(node, settings), node.driver_version, wanted, tuple(ignored_options(settings)))

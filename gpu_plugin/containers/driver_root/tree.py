@@ -1,0 +1,219 @@
+"""Reads directories and files below a driver root. Every call blocks for as long as the file system does."""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Listing, Seen, SeenLibrary
+from gpu_plugin.containers.driver_root.inside import Way, resolve, walk
+from gpu_plugin.containers.driver_root.safe import judge
+
+MAX_NAMES = 200_000  # names in one directory that are read at most
+
+Stamp = tuple[int, int, int, int, int] | None
+"""The identity of a file: device, inode, mode, owner, and time of the last change in ns (0 if the time does not count).
+
+None for a missing file.
+"""
+
+LEADS_NOWHERE = "it is a link that leads nowhere"  # why a file is left out whose name is in its directory
+
+Identity = tuple[int, int, int, int]  # device, inode, time of the last change in ns, and size
+
+
+class Tree(msgspec.Struct):
+    """The files below a root as this process sees it, empty for the real one.
+
+    `stamps` has every directory and file that the results depend on. The results stay the same while the stamps do and no
+    missing file appears. `libraries` has the ELF data of libraries by their identity, since most of the time is spent on
+    reading them. `remembered` is the same of an earlier tree.
+    """
+
+    root: str
+    remembered: Mapping[Identity, SeenLibrary] = msgspec.field(default_factory=dict)
+    libraries: dict[Identity, SeenLibrary] = msgspec.field(default_factory=dict)
+    stamps: dict[str, Stamp] = msgspec.field(default_factory=dict)
+    _absent: dict[str, None] = msgspec.field(default_factory=dict)
+    _looked_for: dict[str, tuple[Kind, bool, Seen]] = msgspec.field(default_factory=dict)
+    _faulty: dict[str, SeenLibrary] = msgspec.field(default_factory=dict)  # those that could not be read, by target
+    _listed: set[str] = msgspec.field(default_factory=set)
+
+    def names(self, directories: Iterable[str]) -> Listing:
+        """The names in each existing directory, in alphabetical order. A directory counts under its first path only."""
+        found: dict[str, tuple[str, ...]] = {}
+        for directory in directories:
+            path = self.directory(f"/{directory}")
+            if path is None or path in self._listed:
+                continue  # as lib64 and usr/lib64 are one directory nearly everywhere
+            self._listed.add(path)
+            try:
+                with os.scandir(path or "/") as entries:
+                    found[directory] = tuple(
+                        sorted(entry.name for entry, _ in zip(entries, range(MAX_NAMES), strict=False))
+                    )
+            except (NotADirectoryError, FileNotFoundError):
+                continue  # no directory, or removed just now: the stamp shows a later change
+        return found
+
+    def directory(self, path: str) -> str | None:
+        """The path of a directory without links, None for a missing directory. A change of its names counts."""
+        way = walk(self.root, self.root + path)
+        self._passed(self.root + path, way)
+        if way.path is not None and way.status is not None:
+            self._stamp(way.path, way.status, names=True)
+        return way.path
+
+    def look(self, path: str, kinds: Sequence[Kind] = (Kind.FILE,)) -> Seen:
+        """The file behind a path below the root, and whether containers may be given it (see `judge`)."""
+        judged = judge(self.root, path, kinds)
+        self._passed(self.root + path, judged.way)
+        if judged.way.names:
+            last = judged.way.names[-1]
+            self._stamp(last.directory, last.directory_status, names=True)
+        return judged.seen
+
+    def look_for(self, path: str, kind: Kind = Kind.FILE, *, links: bool = True) -> Seen:
+        """Look as `look` does, for a path in a directory that changes all the time: only a change of the result counts."""
+        seen = judge(self.root, path, (kind,), links=links).seen
+        self._looked_for[path] = (kind, links, seen)
+        return seen
+
+    def library(self, path: str) -> SeenLibrary:
+        """A library with its ELF data, or the reason why it cannot be read."""
+        seen = self.look(path)
+        if seen.fault or seen.kind is Kind.MISSING:
+            return SeenLibrary(seen, fault=seen.fault or LEADS_NOWHERE)
+        read = self._read(seen)
+        if read.fault:
+            self._faulty[seen.target] = read
+        return msgspec.structs.replace(read, seen=seen)
+
+    def _read(self, seen: Seen) -> SeenLibrary:
+        from gpu_plugin.containers.driver_root import elf  # noqa: PLC0415 - 30 ms that only CDI specifications need
+
+        file = self.root + seen.target
+        try:
+            status = os.stat(file)  # noqa: PTH116
+            identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+            known = self.libraries.get(identity) or self.remembered.get(identity)
+            if known is None:
+                read = elf.read(file)
+                known = SeenLibrary(seen, read.soname, read.machine, read.bits)
+            self.libraries[identity] = known
+        except OSError as error:
+            return SeenLibrary(seen, fault=f"it cannot be read: {error.strerror or error}")
+        except ValueError as error:
+            return SeenLibrary(seen, fault=str(error))
+        return known
+
+    def watch(self, path: str) -> None:
+        """Count a change of this file, by its path as this process sees it."""
+        self.stamps[path] = stamp(path)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a file or directory that the results depend on has changed."""
+        return (
+            any(stamp(path, times=then is None or bool(then[-1])) != then for path, then in self.stamps.items())
+            or any(resolve(self.root, path) is not None for path in self._absent)
+            # A file that was being copied becomes whole without a change of its directory, and times are too coarse to tell.
+            or any(self._read(then.seen).fault != then.fault for then in self._faulty.values())
+            or any(
+                judge(self.root, path, (kind,), links=links).seen != then
+                for path, (kind, links, then) in self._looked_for.items()
+            )
+        )
+
+    def _passed(self, path: str, way: Way) -> None:
+        """Count every directory and file on the way, and the names of each directory with a link on the way."""
+        if way.path is None:
+            self._absent[path] = None
+        for name in way.names:
+            self._stamp(name.directory, name.directory_status, names=name.link)
+            self._stamp(name.path, name.status)
+
+    def _stamp(self, path: str, status: os.stat_result, *, names: bool = False) -> None:
+        known = self.stamps.get(path)
+        if known is None or (names and not known[-1]):
+            self.stamps[path] = _stamp(status, times=names)
+
+
+def stamp(path: str, *, times: bool = True) -> Stamp:
+    """A file's stamp now; an empty path is /."""
+    try:
+        return _stamp(os.lstat(path or "/"), times=times)
+    except OSError:
+        return None
+
+
+def _stamp(status: os.stat_result, *, times: bool) -> Stamp:
+    changed = status.st_mtime_ns if times else 0
+    return status.st_dev, status.st_ino, status.st_mode, status.st_uid, changed
+
+
+def device_node(status: os.stat_result) -> DeviceFile | None:
+    """The character or block device with this status, None for another kind of file."""
+    if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
+        return None
+    numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+    return DeviceFile(*numbers, status.st_mode & 0o777, status.st_gid, "b" if stat.S_ISBLK(status.st_mode) else "c")
+
+
+Files = TypeVar("Files")
+
+
+class FirstRoot(Generic[Files]):
+    """Keeps the files found below the first root that serves, until something there changes.
+
+    `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /.
+    """
+
+    def __init__(self, roots: Sequence[tuple[str, str]]) -> None:
+        self.roots = tuple(dict.fromkeys(roots))
+        self.host_root = self.roots[0][1]
+        """The root in use, as the host calls it."""
+        self.searches = 0
+        """The number of searches, so that tests can count needless ones."""
+        self._trees: tuple[Tree, ...] = ()
+        self._last: tuple[str, Files] | None = None
+
+    def files(self, running: str = "") -> Files:
+        """The files of the driver version that runs. `running` is empty if the version is unknown or does not matter. Blocks.
+
+        Raises OSError if a directory cannot be read. The earlier result stays then.
+        """
+        if self._last is None or running != self._last[0] or any(tree.changed for tree in self._trees):
+            self.searches += 1
+            self._last = running, self._search(running)
+        return self._last[1]
+
+    def forget(self) -> None:
+        """Make the next call of `files` search again."""
+        self._last = None
+
+    def _tree(self, root: str) -> Tree:
+        """A new tree of a root, with the known ELF data of its libraries."""
+        return Tree(root, next((tree.libraries for tree in self._trees if tree.root == root), {}))
+
+    def _search(self, running: str) -> Files:
+        """The files below the first root that serves, or below the first root if no root serves."""
+        trees: list[Tree] = []
+        found: list[tuple[Files, str]] = []
+        for seen_at, host in self.roots:
+            trees.append(self._tree(seen_at))
+            files, serves = self._in(trees[-1], host or "/", running)
+            found.append((files, host))
+            if serves:
+                break
+        else:
+            found = found[:1]
+        self._trees = tuple(trees)
+        files, self.host_root = found[-1]
+        return files
+
+    def _in(self, tree: Tree, root: str, running: str) -> tuple[Files, bool]:
+        """The files of a tree whose root the operator calls `root`, and whether they serve. Raises OSError."""
+        raise NotImplementedError
