@@ -48,13 +48,13 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
         if mount_shm:
             return _mount_shm(settings)
 
+        from gpu_plugin.daemon import mps_service  # noqa: PLC0415
         from gpu_plugin.daemon.hardware import hardware_for  # noqa: PLC0415
-        from gpu_plugin.mps import service  # noqa: PLC0415
         from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
 
         with logged_on(signal.SIGUSR2):
             hardware = hardware_for(settings)
-            return service.run(
+            return mps_service.run(
                 settings,
                 lambda path: settings_from(flags, os.environ, path),
                 hardware.driver,

@@ -29,6 +29,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.containers.cdi_files.watch import CdiWatch
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.commands import Commands
+from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.discovery import Discovery, NoDriverError
 from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.faulting_pods import FaultingPods
@@ -56,7 +57,6 @@ from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.supervision import LONGEST_RETRY, PartGroup, forever
 from gpu_plugin.runtime.threads import NoAnswerError, answered, begin
-from gpu_plugin.sources.configuration import Configuration
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.memory import Memory

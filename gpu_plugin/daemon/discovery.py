@@ -9,6 +9,7 @@ import anyio
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.list_strategy import tell
 from gpu_plugin.daemon.node_view import Parts
 from gpu_plugin.devices.absent import missing_gpus, named
 from gpu_plugin.devices.device import is_placeholder
@@ -19,7 +20,6 @@ from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
-from gpu_plugin.sources.list_strategy import tell
 from gpu_plugin.telemetry.logs import configure, know
 
 log = logging.getLogger(__name__)

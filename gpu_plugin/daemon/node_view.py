@@ -22,6 +22,7 @@ from gpu_plugin.config.settings import Settings
 from gpu_plugin.containers.cdi_files.watch import CdiWatch
 from gpu_plugin.daemon import node_status
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.configuration import Configuration, Wait
 from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
@@ -38,7 +39,6 @@ from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import ResourceView
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
-from gpu_plugin.sources.configuration import Configuration, Wait
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.logs import dropped

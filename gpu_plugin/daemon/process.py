@@ -15,8 +15,10 @@ import anyio.abc
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.configuration import Configuration, Resolve, Wait, begin_with, tell_settings
 from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
+from gpu_plugin.daemon.list_strategy import ListStrategy, tell
 from gpu_plugin.daemon.node_view import without_configuration
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, make_way
 from gpu_plugin.kubelet.offer import require_functions
@@ -24,8 +26,6 @@ from gpu_plugin.runtime.control import opened
 from gpu_plugin.runtime.control.server import serve_refusals
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.threads import NoAnswerError, answered, begin
-from gpu_plugin.sources.configuration import Configuration, Resolve, Wait, begin_with, tell_settings
-from gpu_plugin.sources.list_strategy import ListStrategy, tell
 from gpu_plugin.state.directory import require_apart, require_directory
 from gpu_plugin.telemetry.listener.listener import Listener
 from gpu_plugin.telemetry.logs import configure

@@ -2,7 +2,7 @@
 
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE
 from gpu_plugin.cluster.labels.keeper import LABELS_FILE
-from gpu_plugin.sources.source import CHOICE_FILE
+from gpu_plugin.daemon.config_source import CHOICE_FILE
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
 from gpu_plugin.state.records import (
     DEVICES_FILE,

@@ -16,6 +16,7 @@ from gpu_plugin.config.values import AUTO
 from gpu_plugin.containers.edits import imex_node
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
 from gpu_plugin.daemon.health_watch import EVERY_GPU
+from gpu_plugin.daemon.list_strategy import evidence_for
 from gpu_plugin.devices.gpu_names import short_bus_id
 from gpu_plugin.doctor.edges import api, host, kubelet, sockets
 from gpu_plugin.doctor.edges.clock import clock
@@ -39,7 +40,6 @@ from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.mps.directories import root_here
 from gpu_plugin.runtime import control
 from gpu_plugin.runtime.threads import begin, settled
-from gpu_plugin.sources.list_strategy import evidence_for
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from demo.stand_in_kubelet import AdmissionError
+from gpu_plugin.daemon.config_source import CHOICE_FILE
 from gpu_plugin.runtime.control import request
-from gpu_plugin.sources.source import CHOICE_FILE
 from gpu_plugin.state.event_store import FILE as EVENTS_FILE
 from tests.node.daemon import GPU, DaemonProcess, healthy, ids
 from tests.unit.cluster.api_server import NODE, FakeApiServer

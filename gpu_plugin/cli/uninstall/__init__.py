@@ -41,9 +41,9 @@ def command(
     from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError, HelmRelease  # noqa: PLC0415
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
+    from gpu_plugin.daemon.config_source import MAX_KUBECONFIG  # noqa: PLC0415
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
     from gpu_plugin.runtime.signals import Signals  # noqa: PLC0415
-    from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
 
     release = None
     if helm_release is not None:

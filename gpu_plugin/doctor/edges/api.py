@@ -12,8 +12,8 @@ async def rights(kubeconfig: str, asked: Sequence[Right], clock: Callable[[], fl
     from gpu_plugin.cluster.access_review import review  # noqa: PLC0415 - only where an option needs the API
     from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
     from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
+    from gpu_plugin.daemon.config_source import MAX_KUBECONFIG  # noqa: PLC0415
     from gpu_plugin.runtime.regular_file import require_file  # noqa: PLC0415
-    from gpu_plugin.sources.source import MAX_KUBECONFIG  # noqa: PLC0415
 
     began = clock()
     if kubeconfig:

@@ -9,10 +9,10 @@ import pytest
 from gpu_plugin.cli import main
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.simulation import saved
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.sources.source import ConfigSource
 
 HUGE = 300_000_000
 

@@ -25,8 +25,11 @@ from gpu_plugin.containers.edits import Access
 from gpu_plugin.containers.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.daemon import daemon as daemon_module
 from gpu_plugin.daemon import discovery, faulting_pods, process
+from gpu_plugin.daemon.config_source import ConfigSource
+from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware
+from gpu_plugin.daemon.list_strategy import ListStrategy
 from gpu_plugin.daemon.node_status import complaints
 from gpu_plugin.devices import retirement
 from gpu_plugin.devices.device import Resource
@@ -48,9 +51,6 @@ from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
-from gpu_plugin.sources.configuration import Configuration
-from gpu_plugin.sources.list_strategy import ListStrategy
-from gpu_plugin.sources.source import ConfigSource
 from gpu_plugin.state import recorder
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.event_store import EventStore, recollect

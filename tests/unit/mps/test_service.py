@@ -12,17 +12,18 @@ from msgspec.structs import replace
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.sharing import MPS, SharedResource
+from gpu_plugin.daemon import mps_service
+from gpu_plugin.daemon.config_source import ConfigSource
+from gpu_plugin.daemon.configuration import Configuration
+from gpu_plugin.daemon.mps_service import UNCHANGEABLE, MpsService
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.mps import directories, service
+from gpu_plugin.mps import directories
 from gpu_plugin.mps.readiness import ready
-from gpu_plugin.mps.service import UNCHANGEABLE, MpsService
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.host import SimulatedHost
-from gpu_plugin.sources.configuration import Configuration
-from gpu_plugin.sources.source import ConfigSource
 
 from .conftest import GPU, QUICK, marked, until
 
@@ -30,9 +31,9 @@ from .conftest import GPU, QUICK, marked, until
 @pytest.fixture
 def hasty(monkeypatch):
     """Looks for GPUs again soon."""
-    monkeypatch.setattr(service, "FIRST_RETRY", 0.02)
-    monkeypatch.setattr(service, "LONGEST_RETRY", 0.05)
-    monkeypatch.setattr(service, "PROBE_PATIENCE", 0.3)
+    monkeypatch.setattr(mps_service, "FIRST_RETRY", 0.02)
+    monkeypatch.setattr(mps_service, "LONGEST_RETRY", 0.05)
+    monkeypatch.setattr(mps_service, "PROBE_PATIENCE", 0.3)
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ async def test_a_driver_that_comes_late_is_found(mps, settings, caplog, hasty):
 
 
 async def test_after_a_plan_that_stands_the_first_look_again_is_soon(mps, settings, caplog, hasty, monkeypatch):
-    monkeypatch.setattr(service, "LONGEST_RETRY", 10.0)
+    monkeypatch.setattr(mps_service, "LONGEST_RETRY", 10.0)
     caplog.set_level(logging.DEBUG)
     told = "looking again in"
     mps.node.refuse("open", Return.DRIVER_NOT_LOADED, times=4)

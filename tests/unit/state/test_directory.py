@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_plugin.daemon.config_source import CHOICE_FILE, ChosenFile
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
-from gpu_plugin.sources.source import CHOICE_FILE, ChosenFile
 from gpu_plugin.state.directory import MAX_BYTES, StateDirectory
 from gpu_plugin.state.records import (
     DEVICES_FILE,

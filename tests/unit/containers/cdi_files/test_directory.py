@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 from gpu_plugin.containers.cdi.spec import to_json
 from gpu_plugin.containers.cdi_files import directory as directory_module
@@ -20,6 +19,7 @@ from gpu_plugin.containers.cdi_files.directory import OURS, SpecDirectory
 from gpu_plugin.containers.cdi_files.record import FILE as RECORD
 from gpu_plugin.runtime import regular_file
 from tests.revision import revision
+from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
 TWO = {GPU_FILE: spec(GPU_b=("/dev/nvidia1",))}

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.containers.cdi_files.specs import GPU_FILE
 
 from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices
 from gpu_plugin.containers.cdi.options import CdiOptions
@@ -22,6 +21,7 @@ from gpu_plugin.containers.driver_root.search import Search
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.simulation import driver_files
 from tests.short_paths import short_directory
+from tests.unit.containers.cdi_files.specs import GPU_FILE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 

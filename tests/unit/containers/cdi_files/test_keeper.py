@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 from gpu_plugin.containers.cdi.build import Built
 from gpu_plugin.containers.cdi.options import CdiOptions
@@ -21,6 +20,7 @@ from gpu_plugin.containers.cdi_files.keeper import SpecKeeper, readiness
 from gpu_plugin.containers.cdi_files.source import Request, UnsafeSpecError
 from gpu_plugin.runtime.pulse import Pulse
 from tests.revision import revision
+from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
 TWO = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",), GPU_b=("/dev/nvidia1",))}

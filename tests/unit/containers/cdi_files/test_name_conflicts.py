@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, spec
 
 from gpu_plugin.containers.cdi.spec import to_json
 from gpu_plugin.containers.cdi_files import files
 from gpu_plugin.containers.cdi_files.files import NameConflicts
+from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, spec
 
 KIND = "k8s.device-plugin.nvidia.com/gpu"
 OURS = spec(GPU_a=("/dev/nvidia0",), GPU_b=("/dev/nvidia1",))

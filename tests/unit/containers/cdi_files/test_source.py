@@ -5,7 +5,6 @@ import shutil
 
 import msgspec
 import pytest
-from tests.unit.containers.cdi_files.specs import GPU_FILE, spec
 
 from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices
 from gpu_plugin.containers.cdi.options import CdiOptions
@@ -15,6 +14,7 @@ from gpu_plugin.containers.driver_root import elf
 from gpu_plugin.containers.driver_root.search import Search
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.simulation import driver_files
+from tests.unit.containers.cdi_files.specs import GPU_FILE, spec
 
 VERSION = "550.54.15"
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm")

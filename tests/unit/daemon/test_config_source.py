@@ -13,10 +13,10 @@ from gpu_plugin.cluster import node_metadata
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import Choice
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.sources.files import fingerprint
-from gpu_plugin.sources.source import CHOICE_FILE, ConfigSource, LastChoice
+from gpu_plugin.daemon.config_source import CHOICE_FILE, ConfigSource, LastChoice
+from gpu_plugin.daemon.watched_file import fingerprint
 from tests.unit.cluster.api_server import LABEL, NODE, FakeApiServer
-from tests.unit.sources.config_map import ConfigMapVolume, Listener
+from tests.unit.daemon.config_map import ConfigMapVolume, Listener
 
 
 @pytest.fixture

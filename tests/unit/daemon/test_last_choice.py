@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.sources.source import CHOICE_FILE, LastChoice
+from gpu_plugin.daemon.config_source import CHOICE_FILE, LastChoice
 
 
 def choice(state, **other):

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.containers.strategy_choice import ContainerdEvidence, KubeletEvidence, NodeEvidence
-from gpu_plugin.sources.list_strategy import ListStrategy, evidence_for, tell
+from gpu_plugin.daemon.list_strategy import ListStrategy, evidence_for, tell
 from tests.unit.containers.node_files.node import NodeTree
 
 pytestmark = pytest.mark.anyio

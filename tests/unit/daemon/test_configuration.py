@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon import configuration as module
+from gpu_plugin.daemon.config_source import ConfigSource
+from gpu_plugin.daemon.configuration import Configuration, Wait, begin_with
 from gpu_plugin.runtime.signals import Signals
-from gpu_plugin.sources import configuration as module
-from gpu_plugin.sources.configuration import Configuration, Wait, begin_with
-from gpu_plugin.sources.source import ConfigSource
 
 BASE = resolve({}, {})
 

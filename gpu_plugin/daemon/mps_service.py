@@ -13,6 +13,7 @@ import anyio.abc
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.containers.host_view import HostView
+from gpu_plugin.daemon.configuration import Configuration, Resolve, begin_with, tell_remarks
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan
 from gpu_plugin.mps import directories
@@ -28,7 +29,6 @@ from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
-from gpu_plugin.sources.configuration import Configuration, Resolve, begin_with, tell_remarks
 from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import OPTIONS, Settings
 from gpu_plugin.config.words import shortened
 from gpu_plugin.config.written import differing, written
+from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers, begin
-from gpu_plugin.sources.source import ConfigSource
 
 if TYPE_CHECKING:
     from gpu_plugin.cluster.node_metadata import NodeMetadata

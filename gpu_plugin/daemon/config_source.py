@@ -16,9 +16,9 @@ from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.label import NO_FILE, Choice, choose
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.watched_file import ABSENT, FileWatcher, fingerprint, watch_file
 from gpu_plugin.runtime.inotify import ANY, Place, route
 from gpu_plugin.runtime.regular_file import UnfitFileError, require_file
-from gpu_plugin.sources.files import ABSENT, FileWatcher, fingerprint, watch_file
 from gpu_plugin.state.directory import Identity, StateDirectory, identity
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin.config.document import parse
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.sources.configuration import LONGEST_LINE, tell_settings
+from gpu_plugin.daemon.configuration import LONGEST_LINE, tell_settings
 
 FILE = b"""
 flags: {migStrategy: mixed, healthPollInterval: 200ms, plugin: {passDeviceSpecs: true}}

@@ -13,10 +13,10 @@ import anyio.to_thread
 import pytest
 from asyncinotify import Inotify
 
+from gpu_plugin.daemon import watched_file
+from gpu_plugin.daemon.watched_file import ABSENT, MAX_BYTES, fingerprint, watch_file
 from gpu_plugin.runtime import inotify
-from gpu_plugin.sources import files
-from gpu_plugin.sources.files import ABSENT, MAX_BYTES, fingerprint, watch_file
-from tests.unit.sources.config_map import ConfigMapVolume, Listener
+from tests.unit.daemon.config_map import ConfigMapVolume, Listener
 
 
 def warnings_of_inotify(caplog):
@@ -29,9 +29,9 @@ def warnings_of_inotify(caplog):
 def net(request, monkeypatch):
     """Changes are told of and never looked for, or looked for alone because inotify has run out."""
     if request.param == "told":
-        monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
+        monkeypatch.setattr(watched_file, "POLL_INTERVAL", 3600)
     else:
-        monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
+        monkeypatch.setattr(watched_file, "POLL_INTERVAL", 0.02)
         monkeypatch.setattr(inotify, "Inotify", exhausted)
     return request.param
 
@@ -195,9 +195,9 @@ async def test_equal_content_is_no_change(tmp_path, net):
 
 
 async def test_a_burst_is_one_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
-    monkeypatch.setattr(files, "SETTLE", 0.3)
-    monkeypatch.setattr(files, "LONGEST_SETTLE", 30)
+    monkeypatch.setattr(watched_file, "POLL_INTERVAL", 3600)
+    monkeypatch.setattr(watched_file, "SETTLE", 0.3)
+    monkeypatch.setattr(watched_file, "LONGEST_SETTLE", 30)
     path = tmp_path / "config.yaml"
     async with watching(path) as listener:
         for count in range(20):
@@ -206,8 +206,8 @@ async def test_a_burst_is_one_change(tmp_path, monkeypatch):
 
 
 async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "SETTLE", 0.02)
-    monkeypatch.setattr(files, "LONGEST_SETTLE", 0.1)
+    monkeypatch.setattr(watched_file, "SETTLE", 0.02)
+    monkeypatch.setattr(watched_file, "LONGEST_SETTLE", 0.1)
     path = tmp_path / "config.yaml"
     path.write_text("first")
     read = []
@@ -237,11 +237,11 @@ async def test_a_storm_is_followed_and_settles_on_the_last(tmp_path, monkeypatch
         lasted = time.monotonic() - began
         await listener.until(lambda: read[-1][1] == "the last")
         tasks.cancel_scope.cancel()
-    assert 4 <= len(read) <= 5 + lasted / files.SETTLE  # followed while it lasted, and not each write
+    assert 4 <= len(read) <= 5 + lasted / watched_file.SETTLE  # followed while it lasted, and not each write
 
 
 async def test_inotify_that_runs_out_is_said_once_and_used_once_there_is_more(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(watched_file, "POLL_INTERVAL", 0.02)
     monkeypatch.setattr(inotify, "Inotify", exhausted)
     path = tmp_path / "config.yaml"
     async with watching(path) as listener:
@@ -251,7 +251,7 @@ async def test_inotify_that_runs_out_is_said_once_and_used_once_there_is_more(tm
         path.write_text("version: v2")
         await listener.called(3)
         await anyio.sleep(0.1)
-        monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
+        monkeypatch.setattr(watched_file, "POLL_INTERVAL", 3600)
         path.write_text("version: v3")
         await listener.called(4)
     assert len(warnings_of_inotify(caplog)) == 1
@@ -265,7 +265,7 @@ async def test_watches_that_run_out_leave_the_looks(tmp_path, monkeypatch, caplo
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             return super().add_watch(path, mask)
 
-    monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(watched_file, "POLL_INTERVAL", 0.02)
     monkeypatch.setattr(inotify, "Inotify", Small)
     path = tmp_path / "a" / "b" / "config.yaml"
     path.parent.mkdir(parents=True)
@@ -284,7 +284,7 @@ async def test_a_directory_that_may_not_be_watched_is_said_once_where_the_file_l
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
             return super().add_watch(path, mask)
 
-    monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(watched_file, "POLL_INTERVAL", 0.02)
     monkeypatch.setattr(inotify, "Inotify", Refusing)
     path = tmp_path / "a" / "config.yaml"
     path.parent.mkdir()
@@ -298,7 +298,7 @@ async def test_a_directory_that_may_not_be_watched_is_said_once_where_the_file_l
 
 
 async def test_what_happens_before_a_place_is_watched_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "POLL_INTERVAL", 3600)
+    monkeypatch.setattr(watched_file, "POLL_INTERVAL", 3600)
     path = tmp_path / "config.yaml"
     path.write_text("version: v1")
     known = fingerprint(path)
@@ -360,10 +360,10 @@ async def test_a_known_content_is_not_reported_and_another_is(tmp_path, net):
 
 
 async def test_a_file_system_that_hangs_is_said_once_and_holds_up_nothing(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(files, "POLL_INTERVAL", 0.02)
-    monkeypatch.setattr(files, "PATIENCE", 0.05)
+    monkeypatch.setattr(watched_file, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(watched_file, "PATIENCE", 0.05)
     dead = threading.Event()
-    real = files.fingerprint
+    real = watched_file.fingerprint
 
     def hang(path):
         if not dead.is_set():
@@ -372,7 +372,7 @@ async def test_a_file_system_that_hangs_is_said_once_and_holds_up_nothing(tmp_pa
 
     path = tmp_path / "config.yaml"
     path.write_text("version: v1")
-    monkeypatch.setattr(files, "fingerprint", hang)
+    monkeypatch.setattr(watched_file, "fingerprint", hang)
     listener = Listener()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_file, path, listener)

@@ -1,1 +1,0 @@
-"""Where configuration comes from, and how one hears that it changed."""
