@@ -16,12 +16,14 @@ from bench.quantiles import median, percentile
 from bench.table import Row
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.reported_errors import ReportedErrors
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.nvml_h import EventType
 from gpu_plugin.health.observation import Observation, Sample
 from gpu_plugin.nvml import questions
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.port import Event, EventSet
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
@@ -67,7 +69,7 @@ class Watched:
     def __init__(self, profile: str, *, poll: float, latency: Mapping[str, float] | None = None) -> None:
         self.node = SimulatedNode(load(profile))
         self.driver = TimedDriver(self.node, latency=latency)
-        self.health = HealthWatch(resolve({}, {}), self.node.boot_id, lambda: None, lambda _: None)
+        self.health = HealthWatch(resolve({}, {}), self.node.boot_id, Pulse(), ReportedErrors())
         self.samples: dict[str, int] = {gpu.uuid: 0 for gpu in self.node.profile.gpus}
         self.news = asyncio.Event()
         self.others = 0

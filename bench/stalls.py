@@ -15,14 +15,16 @@ from bench.process import PROFILE
 from bench.quantiles import median, percentile
 from bench.table import Judged, Row
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import Settings, SettingsStore
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.devices.node import Node
 from gpu_plugin.health.latch import Health
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.offer import offer
+from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
 
 REPLICAS = 672
 """Times that each of 8 GPUs is given out."""
@@ -61,7 +63,10 @@ async def _once(node: Node, directory: Path) -> dict[str, float]:
     sick: set[str] = set()
     store = SnapshotStore()
     inventory = Inventory(store, lambda gpu, _: Health(reason="Xid 79" if gpu in sick else ""))
-    offering = Offering(inventory, lambda: settings, lambda: None, lambda _: True)
+    registrations = Registrations()
+    for name in (NAME, OTHER):
+        registrations.taken(name)
+    offering = Offering(inventory, SettingsStore(settings), Pulse(), registrations)
     feeds = {name: ListFeed(name, store) for name in (NAME, OTHER)}
     gpu = node.gpus[0].uuid
 

@@ -366,6 +366,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.socket_dir.rstrip('/').rpartition('/')[0]}/pod-resources/kubelet.sock"
 
 
+class SettingsStore:
+    """The settings in force, as `current`. A new configuration replaces them whole."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.current = settings
+
+
 OPTIONS = declared(Settings.__struct_fields__)
 DEFAULTS = Settings()
 

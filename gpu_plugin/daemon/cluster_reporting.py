@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,13 @@ from gpu_plugin.cluster.connection import require_client
 from gpu_plugin.cluster.cordon_annotation import Cordoned, cordoned
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.now import Now
 from gpu_plugin.health.latch import Transition
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals.orders import ANNOTATED, ANNOTATION
-from gpu_plugin.kubelet.pod_listing import HoldersByDevice
+from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.backoff import START_SPREAD
 from gpu_plugin.runtime.pulse import Pulse
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from gpu_plugin.cluster.events import EventWriter
     from gpu_plugin.cluster.node_api import NodeApi
     from gpu_plugin.cluster.node_condition import GpuFitness
-    from gpu_plugin.cluster.node_metadata import NodeMetadata
     from gpu_plugin.cluster.node_state import EnabledReports, NodeStateKeeper
 
 log = logging.getLogger(__name__)
@@ -59,29 +60,27 @@ class ClusterReporting:
     def __init__(
         self,
         *,
-        settings: Callable[[], Settings],
+        configuration: Configuration,
         health: HealthWatch,
         store: SnapshotStore,
-        holders: Callable[[], Awaitable[HoldersByDevice | None]],
-        trouble: Callable[[], str | None],
-        node: "Callable[[], NodeMetadata]",
+        attribution: PodAttribution,
+        now: Now,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes what to report, and how to ask for it.
+        """Takes the parts that know what to report.
 
-        `store` has the hardware and its health as the kubelet is told of it; `holders` asks which containers hold what, None: not
-        known. `trouble` is why no GPU can be reached, empty where one can, None while the first attempt is under way. `wall` is
-        in Unix seconds, `clock` a steady one; `dice` in [0, 1) spreads nodes that begin together.
+        `store` has the hardware and its health as the kubelet knows them, and `attribution` the containers that hold devices.
+        `wall` returns Unix seconds, and `clock` the seconds of a steady clock. `dice`, in [0, 1), spreads nodes that begin
+        together.
         """
-        first = settings()
-        self._settings = settings
+        first = configuration.settings
+        self._configuration = configuration
         self._health = health
         self._store = store
-        self._holders = holders
-        self._trouble = trouble
-        self._node = node
+        self._attribution = attribution
+        self._now = now
         self._wall = wall
         self._state = StateDirectory(Path(first.state_dir))
         self._clock = clock
@@ -97,7 +96,7 @@ class ClusterReporting:
 
     def heard(self, change: Transition) -> None:
         """A change of a signal's verdict: tells it as the settings ask for."""
-        settings, now = self._settings(), self._wall()
+        settings, now = self._configuration.settings, self._wall()
         if settings.node_events or settings.pod_events:
             from gpu_plugin.cluster import health_news  # noqa: PLC0415 - for those alone who report
             from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
@@ -126,7 +125,7 @@ class ClusterReporting:
         `trouble` has a sentence for each thing that does not work, and for each name in the annotation that is no GPU's;
         `cordoned` are uuids; `requests` counts what was asked since the start, and what was in vain, without the watch.
         """
-        settings = self._settings()
+        settings = self._configuration.settings
         if not _reports(settings):
             return None
         trouble = [self._client]
@@ -158,9 +157,9 @@ class ClusterReporting:
 
         marks = marks or OwnMarks()
         try:
-            if not _reports(self._settings()):
+            if not _reports(self._configuration.settings):
                 self._cordons.take(None)
-            while not _reports(self._settings()) and marks == OwnMarks():
+            while not _reports(self._configuration.settings) and marks == OwnMarks():
                 await self._news.wait()
             while not self._has_client():
                 await self._news.wait()
@@ -204,14 +203,14 @@ class ClusterReporting:
     def _asked(self) -> "EnabledReports":
         from gpu_plugin.cluster.node_state import EnabledReports  # noqa: PLC0415 - as above
 
-        settings = self._settings()
+        settings = self._configuration.settings
         effect = "" if settings.node_taint == "none" else settings.node_taint
         return EnabledReports(settings.node_condition, effect, _reports(settings))
 
     def _seen(self) -> "tuple[Sequence[GpuFitness], str | None]":
         from gpu_plugin.cluster.node_condition import fitness_of  # noqa: PLC0415 - as above
 
-        return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._trouble()
+        return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._now.driver_trouble
 
     async def _follow_hardware(self) -> None:
         """Has condition and taint looked at again whenever a verdict on any hardware is published as another.
@@ -237,7 +236,7 @@ class ClusterReporting:
                 await self._unasked.wait()
                 continue
             change, at = self._changes.popleft()
-            allocated = await self._holders()
+            allocated = await self._attribution.newest()
             if allocated is None:
                 continue
             pods = health_news.pods_on(change, allocated, self._store.current)
@@ -249,20 +248,23 @@ class ClusterReporting:
     async def _follow_annotation(self) -> None:
         """Obeys the annotation while the settings ask for that; what it cordoned is lifted once they do not."""
         while True:
-            if not self._settings().cordon_annotation:
+            if not self._follows_annotation():
                 self._cordons.take(None)
                 await self._news.wait()
                 continue
             self._cordons.wait()
             async with anyio.create_task_group() as following:
                 following.start_soon(self._follow_it_soon)
-                while self._settings().cordon_annotation:
+                while self._follows_annotation():
                     await self._news.wait()
                 following.cancel_scope.cancel()
 
+    def _follows_annotation(self) -> bool:
+        return self._configuration.settings.cordon_annotation
+
     async def _follow_it_soon(self) -> None:
         await anyio.sleep(START_SPREAD * self._dice())
-        await self._node().follow_annotation(ANNOTATION, self._cordons.take)
+        await self._configuration.node.follow_annotation(ANNOTATION, self._cordons.take)
 
 
 class AnnotatedCordons:

@@ -8,7 +8,8 @@ import anyio
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.daemon.event_log import LOGGED_VERBS, EventLog
-from gpu_plugin.daemon.node_view import NodeView, Now
+from gpu_plugin.daemon.node_view import NodeView
+from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.opened_state import make_way
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.daemon.takeover import Takeover

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.settings import OPTIONS, Settings
+from gpu_plugin.config.settings import OPTIONS, Settings, SettingsStore
 from gpu_plugin.config.words import shortened
 from gpu_plugin.config.written import differing, written
 from gpu_plugin.daemon.config_source import ConfigSource
@@ -71,11 +71,11 @@ class Configuration:
         unchangeable: Sequence[str],
         settled: Callable[[Settings], Awaitable[Settings]] | None = None,
     ) -> None:
-        """Takes what to begin with, how to resolve newer settings, and the names of those that a restart takes.
+        """Takes the settings of the start, how to resolve newer settings, and the names of settings that a restart takes.
 
         `settled` replaces what newer settings leave to the node.
         """
-        self.settings = settings
+        self.store = SettingsStore(settings)
         self._source = source
         self._resolve = resolve
         self._settled = settled
@@ -91,6 +91,11 @@ class Configuration:
         # While one write hangs no other begins: a disk that does not answer holds one thread.
         self._keeping: SlowCall[bool] = SlowCall(partial(begin, name="chosen-configuration"))
         self._look = False
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self.store.current
 
     @property
     def node(self) -> "NodeMetadata":
@@ -170,7 +175,7 @@ class Configuration:
         mended, self._refused, self._faults = bool(self._refused), "", ()
         self._file = path
         if changed:
-            self.settings = new
+            self.store.current = new
             self._since = time.time()
         await self._keep()
         self._reloads["applied" if changed else "unchanged"] += 1
@@ -178,7 +183,7 @@ class Configuration:
             log.info("configuration: applied")
             tell_settings(new, path)
         elif new.remarks != self.settings.remarks:
-            self.settings = new
+            self.store.current = new
             tell_remarks(new)
         else:
             log.log(logging.INFO if mended else logging.DEBUG, "configuration: valid, and it changes nothing")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 import anyio.lowlevel
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.keeper import NodeLabels
@@ -35,13 +35,14 @@ from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.faulting_pods import FaultingPods
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
-from gpu_plugin.daemon.node_view import NodeView, Now
+from gpu_plugin.daemon.knowledge import NodeKnowledge
+from gpu_plugin.daemon.node_view import NodeView
+from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, OpenedState, Recalled, recall
 from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.daemon.reported_errors import ReportedErrors
 from gpu_plugin.daemon.takeover import Takeover, TakeoverError
-from gpu_plugin.devices.node import Gpu
-from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
@@ -61,7 +62,7 @@ from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.node_lock import RETRY, NodeLock, Outcome
-from gpu_plugin.state.recorder import Known, Recorder
+from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.listener.listener import Listener
 
 if TYPE_CHECKING:
@@ -98,46 +99,46 @@ class Daemon:
         self.configuration = configuration
         self.hardware = hardware
         self._listener = listener
-        events = EventStore(Path(self.settings.state_dir), time.time) if opened is None else opened.events
-        self._events = EventLog(events, lambda: self._health.gpus, self._gone)
-        self._registrations = Registrations(changed=self._events.registration)
+        state_dir, socket_dir = Path(self.settings.state_dir), Path(self.settings.socket_dir)
+        settings, boot_id = configuration.store, hardware.host.boot_id()
+        self._state = StateDirectory(state_dir)
+        self._memory = Memory(self._state, boot_id) if opened is None else opened.memory
+        self._lock = NodeLock(state_dir, socket_dir, __version__) if opened is None else opened.lock
         self._now = Now()
-        self.store = SnapshotStore()
-        self._state = StateDirectory(Path(self.settings.state_dir))
-        self._memory = Memory(self._state, hardware.host.boot_id()) if opened is None else opened.memory
-        self._recorder = Recorder(self._memory, self._known, lambda: self._health.ledger.revision)
-        self._attribution = PodAttribution(lambda: Path(self.settings.effective_pod_resources_socket))
-        self._pods = FaultingPods(self._attribution.newest_pods, lambda: self.store.current, self._observe)
-        self._health = HealthWatch(self.settings, hardware.host.boot_id(), self._recorder.changed, self._pods.heard)
-        self._health.reports.subscribe(self._events.health)
-        self._operations = Operations(self._health, lambda: self._now.monitor, self._recorder.written)
-        self._inventory = Inventory(self.store, self._health.ledger.health)
-        self._offering = Offering(
-            self._inventory, lambda: self.settings, self._recorder.changed, self._registrations.heard
-        )
         self._counts = KubeletCounts()
+        call_times = CallTimes(settings)
+
+        # The kubelet's side: the lists, which pods hold devices, and the registrations.
+        self.store = SnapshotStore()
+        self._registrations = Registrations()
+        self._attribution = PodAttribution(settings)
+
+        # Health and its memory. Whatever changes evidence, hardware or lists rings `unsaved`.
+        unsaved, errors = Pulse(), ReportedErrors()
+        self._health = HealthWatch(self.settings, boot_id, unsaved, errors)
+        self._pods = FaultingPods(errors, self._attribution, self.store, self._health)
+        self._inventory = Inventory(self.store, self._health.ledger.health)
+        self._offering = Offering(self._inventory, settings, unsaved, self._registrations)
+        self._recorder = Recorder(self._memory, NodeKnowledge(self._health, self._inventory, self._now), unsaved)
+
+        # Orders, events, and the reports to the cluster.
+        self._operations = Operations(self._health, self._now, self._recorder)
+        event_store = EventStore(state_dir, time.time) if opened is None else opened.events
+        self._events = EventLog(event_store, self._operations)
         self._cluster = ClusterReporting(
-            settings=lambda: self.settings,
+            configuration=configuration,
             health=self._health,
             store=self.store,
-            holders=self._attribution.newest,
-            trouble=lambda: self._now.driver_trouble,
-            node=lambda: configuration.node,
+            attribution=self._attribution,
+            now=self._now,
         )
+        self._health.reports.subscribe(self._events.health)
         self._health.reports.subscribe(self._cluster.heard)
-        self._told_to_stop = False
-        self._state_call: SlowCall[Any] = SlowCall(partial(begin, name="state"))
-        self._recalled = False
-        self._look = Pulse()
-        self._claim = Pulse()
-        self._state_look = Pulse()
-        directories = Path(self.settings.state_dir), Path(self.settings.socket_dir)
-        self._lock = NodeLock(*directories, __version__) if opened is None else opened.lock
-        self._takeover = Takeover(
-            self._lock, self._now, self._health, self._inventory, self._registrations, self._memory, self._recorder
-        )
-        self._labels = NodeLabels(lambda: self.settings, hardware.host, self._state)
-        self._specs = CdiWatch(lambda: self.settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
+        self._registrations.subscribe(self._events.registration)
+
+        # The parts that follow hardware and settings.
+        self._labels = NodeLabels(settings, hardware.host, self._state)
+        self._specs = CdiWatch(settings, hardware.host, hardware.driver_roots, self._inventory.cdi_changed)
         self._discovery = Discovery(
             now=self._now,
             configuration=configuration,
@@ -151,15 +152,38 @@ class Daemon:
             labels=self._labels,
             events=self._events,
             memory=self._memory,
+            unsaved=unsaved,
+            call_times=call_times,
+        )
+
+        # The life of the daemon, and the commands of operators.
+        self._told_to_stop = False
+        self._state_call: SlowCall[Any] = SlowCall(partial(begin, name="state"))
+        self._recalled = False
+        self._look = Pulse()
+        self._claim = Pulse()
+        self._state_look = Pulse()
+        self._takeover = Takeover(
+            self._lock, self._now, self._health, self._inventory, self._registrations, self._memory, self._recorder
+        )
+        self._view = NodeView(
+            now=self._now,
+            configuration=configuration,
+            health=self._health,
+            operations=self._operations,
+            inventory=self._inventory,
+            offering=self._offering,
+            cluster=self._cluster,
+            labels=self._labels,
+            events=self._events,
             recorder=self._recorder,
             registrations=self._registrations,
             attribution=self._attribution,
             counts=self._counts,
-            call_times=CallTimes(lambda: self.settings.nvml_timeout),
+            call_times=call_times,
         )
-        self._view = NodeView(**asdict(self._discovery))
         self._commands = Commands(
-            Path(self.settings.state_dir),
+            state_dir,
             hardware.verbs,
             self._operations,
             self._view,
@@ -400,10 +424,8 @@ class Daemon:
     async def _watch_plugins(self) -> None:
         from gpu_plugin.kubelet.takeover import TakeoverWatch  # noqa: PLC0415 - pods need not wait for it
 
-        def socket() -> Path:
-            return Path(self.settings.effective_pod_resources_socket)
-
-        await TakeoverWatch(self.store, self._registrations, socket, self._look.ring, self._counts).run()
+        settings = self.configuration.store
+        await TakeoverWatch(self.store, self._registrations, settings, self._look, self._counts).run()
 
     async def _keep_specs(self) -> None:
         try:
@@ -412,9 +434,6 @@ class Daemon:
             in_use = self._lock.former_serves  # by the former daemon, which continues
             if self._told_to_stop and self.settings.cdi_remove_on_exit and not in_use:
                 await self._specs.remove()
-
-    def _observe(self, uuid: str, error: ApplicationError) -> None:
-        self._health.observe(uuid, error)
 
     def _page(self) -> "Source":
         from gpu_plugin.telemetry.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
@@ -432,15 +451,6 @@ class Daemon:
             return None, "naming pods is switched off (--pod-metrics=false)"
         held = await self._attribution.current()
         return held, "" if held is not None else self._attribution.trouble
-
-    def _gone(self) -> tuple[Gpu, ...]:
-        return self._operations.gone()
-
-    def _known(self) -> Known:
-        inventory = self._inventory
-        return Known(
-            self._health.ledger.revision, self._health.evidence(), self._now.node, inventory.listed, inventory.foreign
-        )
 
     async def _configure(self) -> None:
         def was_read() -> None:

@@ -7,19 +7,32 @@ from collections.abc import Sequence
 
 import anyio
 
+from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
+from gpu_plugin.containers.cdi_files.watch import CdiWatch
+from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.configuration import Configuration
+from gpu_plugin.daemon.event_log import EventLog
+from gpu_plugin.daemon.hardware import Hardware
+from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.list_strategy import tell
-from gpu_plugin.daemon.node_view import Parts
+from gpu_plugin.daemon.now import Now
+from gpu_plugin.daemon.offering import Offering
+from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.absent import missing_gpus, named
 from gpu_plugin.devices.device import is_placeholder
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.offer import Offer, offer, without_gone
+from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
+from gpu_plugin.state.memory import Memory
 from gpu_plugin.telemetry.logs import configure, know
 
 log = logging.getLogger(__name__)
@@ -29,16 +42,50 @@ class NoDriverError(Exception):
     """There is nothing to serve and the operator wants to hear of it at once: what to do, then why, a line each."""
 
 
-class Discovery(Parts, frozen=True, kw_only=True):
-    """Finds the GPUs, and has every part follow what is found and what the settings ask for.
+class Discovery:
+    """Finds the GPUs, and has every part follow the hardware and the settings.
 
-    What cannot be offered changes nothing: what was served before is still served.
+    Hardware that cannot be offered changes nothing: the daemon still serves the devices that it served before.
     """
+
+    def __init__(
+        self,
+        *,
+        now: Now,
+        configuration: Configuration,
+        hardware: Hardware,
+        health: HealthWatch,
+        operations: Operations,
+        inventory: Inventory,
+        offering: Offering,
+        cluster: ClusterReporting,
+        specs: CdiWatch,
+        labels: NodeLabels,
+        events: EventLog,
+        memory: Memory,
+        unsaved: Pulse,
+        call_times: CallTimes,
+    ) -> None:
+        """Takes the parts that follow the hardware. `unsaved` rings when a GPU is missing or no longer missing."""
+        self._now = now
+        self._configuration = configuration
+        self._hardware = hardware
+        self._health = health
+        self._operations = operations
+        self._inventory = inventory
+        self._offering = offering
+        self._cluster = cluster
+        self._specs = specs
+        self._labels = labels
+        self._events = events
+        self._memory = memory
+        self._unsaved = unsaved
+        self._call_times = call_times
 
     @property
     def settings(self) -> Settings:
         """The settings in force."""
-        return self.configuration.settings
+        return self._configuration.settings
 
     def monitor(self, remembered: Sequence[Gpu], before: Sequence[Gpu] = ()) -> Monitor:
         """What looks at the hardware; `remembered` are the GPUs that an earlier process of this boot knew.
@@ -46,19 +93,19 @@ class Discovery(Parts, frozen=True, kw_only=True):
         `before` are those that the node had in an earlier boot.
         """
         return Monitor(
-            self.call_times.timed(self.hardware.driver),
-            self.hardware.host,
+            self._call_times.timed(self._hardware.driver),
+            self._hardware.host,
             self.settings.health_poll_interval,
             self.settings.nvml_timeout,
             remembered,
-            self.health.observe,
+            self._health.observe,
             self._found,
             retention=self.settings.vanished_gpu_retention,
-            judging=self.health.ledger.policy.judging,
-            released=self.operations.begin(),
+            judging=self._health.ledger.policy.judging,
+            released=self._operations.begin(),
             booted=self._booted,
-            met=self.health.watch,
-            boot_id=self.health.ledger.boot_id,
+            met=self._health.watch,
+            boot_id=self._health.ledger.boot_id,
             before=before,
         )
 
@@ -84,23 +131,23 @@ class Discovery(Parts, frozen=True, kw_only=True):
                 trouble = f"the NVIDIA driver cannot be used: {error!r}"
             else:
                 if node.gpus:
-                    self.now.driver = self.now.no_gpu = ""
+                    self._now.driver = self._now.no_gpu = ""
                     return
                 trouble = "the NVIDIA driver finds no GPU on this node"
-            self.now.driver, self.now.no_gpu = trouble, monitor.no_gpu
+            self._now.driver, self._now.no_gpu = trouble, monitor.no_gpu
             if self.settings.fail_on_init_error:
                 raise NoDriverError(
                     "no GPU can be served; gpu-plugin doctor says more. On nodes without a GPU, do not run this plugin, or run "
                     "it with --fail-on-init-error=false\n" + trouble,
                 )
-            if self.now.no_gpu:
+            if self._now.no_gpu:
                 log.debug("%s", trouble)
-                trouble = f"{self.now.no_gpu}, so nothing is served"
-            level = logging.INFO if self.now.no_gpu else logging.WARNING
+                trouble = f"{self._now.no_gpu}, so nothing is served"
+            level = logging.INFO if self._now.no_gpu else logging.WARNING
             if trouble == said:  # the same is worth a line once
                 level = logging.DEBUG
             else:
-                self.events.daemon(trouble)
+                self._events.daemon(trouble)
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
             log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
             said = trouble
@@ -112,76 +159,76 @@ class Discovery(Parts, frozen=True, kw_only=True):
         Raises:
             ConfigError: at the first time, where the settings ask for what the node does not have.
         """
-        first = not self.now.node.gpus
+        first = not self._now.node.gpus
         know(node.gpus)
         if first and node.gpus:
-            _tell_hardware(node, self.hardware.library())
-        for old, new in _named(self.now.node, node):
-            self.health.ledger.rename(old, new)
+            _tell_hardware(node, self._hardware.library())
+        for old, new in _named(self._now.node, node):
+            self._health.ledger.rename(old, new)
         found: Offer | None
-        self.now.unoffered = ""
+        self._now.unoffered = ""
         try:
-            found = offer(node, self.settings, self.hardware.dev_root, self.inventory.offer.placement)
+            found = offer(node, self.settings, self._hardware.dev_root, self._inventory.offer.placement)
         except ConfigError as error:
             if first and not self.settings.config_file_srcdir:
                 raise
             log.error("%s; what was served before is still served, except what is gone", error)  # noqa: TRY400
-            self.now.unoffered = str(error)
-            found = None if first else without_gone(self.inventory.offer, node)
-        if self.now.node.links and node.links != self.now.node.links:
+            self._now.unoffered = str(error)
+            found = None if first else without_gone(self._inventory.offer, node)
+        if self._now.node.links and node.links != self._now.node.links:
             from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
 
-            if changed := changed_links(self.now.node, node):
+            if changed := changed_links(self._now.node, node):
                 log.info("links between GPUs have changed: %s", changed)
         self._report_missing(node)
-        self.now.node = node
-        self.health.watch(node.gpus, node.driver_version)
-        self.inventory.found(node.gpus)
-        self.operations.found()
-        self.cluster.changed()
+        self._now.node = node
+        self._health.watch(node.gpus, node.driver_version)
+        self._inventory.found(node.gpus)
+        self._operations.found()
+        self._cluster.changed()
         if found is not None:
-            self.offering.take(found)
-        self.specs.follow(self.now.node, None if found is None else found.access)
-        self.labels.follow(self.now.node)
+            self._offering.take(found)
+        self._specs.follow(self._now.node, None if found is None else found.access)
+        self._labels.follow(self._now.node)
 
     def _report_missing(self, node: Node) -> None:
         """Logs which GPUs are missing now and were not before, and which are missing no more."""
-        if node.absent != self.now.node.absent:
-            self.recorder.changed()
-        before, now = (missing_gpus(each.absent, self.settings) for each in (self.now.node, node))
+        if node.absent != self._now.node.absent:
+            self._unsaved.ring()
+        before, now = (missing_gpus(each.absent, self.settings) for each in (self._now.node, node))
         for gpu in now:
             if gpu not in before:
                 words = f"{named(gpu)} is missing: {gpu.unreadable}"
                 log.warning("%s", words, extra={"uuid": gpu.uuid})
-                self.events.daemon(words)
+                self._events.daemon(words)
         for gpu in before:
             if gpu.uuid in {each.uuid for each in node.gpus}:
                 log.info("%s is there again", named(gpu), extra={"uuid": gpu.uuid})
 
     def _booted(self, boot_id: str) -> None:
-        self.memory.booted(boot_id)
-        self.operations.booted()
-        self.health.booted(boot_id)
+        self._memory.booted(boot_id)
+        self._operations.booted()
+        self._health.booted(boot_id)
 
     def take(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
-        placement = self.inventory.offer.placement
-        found = offer(self.now.node, new, self.hardware.dev_root, placement) if self.now.node.gpus else None
+        placement = self._inventory.offer.placement
+        found = offer(self._now.node, new, self._hardware.dev_root, placement) if self._now.node.gpus else None
         if found is not None:
-            self.now.unoffered = ""
+            self._now.unoffered = ""
         if new.device_list_strategy_reason != self.settings.device_list_strategy_reason:
             tell(new)
-        self.health.take(new)
+        self._health.take(new)
         configure(new.log_format, new.log_level)
-        if self.now.monitor is not None:
-            judging = self.health.ledger.policy.judging
-            self.now.monitor.retune(
+        if self._now.monitor is not None:
+            judging = self._health.ledger.policy.judging
+            self._now.monitor.retune(
                 new.health_poll_interval, new.nvml_timeout, new.vanished_gpu_retention, judging=judging
             )
         if found is not None:
-            self.offering.take(found)
-        self.specs.follow(self.now.node, None if found is None else found.access)
-        self.labels.follow(self.now.node)
+            self._offering.take(found)
+        self._specs.follow(self._now.node, None if found is None else found.access)
+        self._labels.follow(self._now.node)
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:

@@ -1,12 +1,13 @@
 """Makes events of what the parts report, and answers `gpu-plugin events`: the edges around `event_store`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.gpu_names import called, named, short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
@@ -39,11 +40,10 @@ _STATES = {
 class EventLog:
     """Takes in what happens, on the event loop. Only the reply to an order waits, until the order is written down."""
 
-    def __init__(self, store: EventStore, gpus: Callable[[], Sequence[Gpu]], gone: Callable[[], Sequence[Gpu]]) -> None:
-        """Takes where events go, and how to learn which GPUs the node has and which are gone (`Operations.gone`)."""
+    def __init__(self, store: EventStore, operations: Operations) -> None:
+        """`store` keeps the events. `operations` has the GPUs that orders may name."""
         self.store = store
-        self._gpus = gpus
-        self._gone = gone
+        self._operations = operations
         self._refused = ""
         self._applied = 0
 
@@ -156,8 +156,8 @@ class EventLog:
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise ConfigError(f"gpu: {name!r} is neither an index, a uuid nor a PCI bus id")
         gone = {event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in self.store.events}
-        found = named(name, self._gpus()) or named(name, [gpu for uuid, gpu in gone.items() if uuid])
-        if found is None and not self._gpus():
+        found = named(name, self._operations.gpus) or named(name, [gpu for uuid, gpu in gone.items() if uuid])
+        if found is None and not self._operations.gpus:
             raise RefusedError(f"GPU {name}: no GPU of this node is known yet, and nothing is remembered of this one")
         if found is None:
             raise ConfigError(f"GPU {name}: no GPU of this node has this name, and nothing is remembered of one")
@@ -167,22 +167,26 @@ class EventLog:
         name = request.get("gpu")
         if isinstance(name, bool) or not isinstance(name, str | int):
             return request
-        found = named(name, (*self._gpus(), *self._gone()))
+        found = named(name, (*self._operations.gpus, *self._operations.gone()))
         if found is None or name == found.index:  # an index that two GPUs have is refused where it is obeyed
             return request
         return {**request, "gpu": found.uuid or short_bus_id(found.pci_bus_id)}
 
     def _about_order(self, request: Mapping[str, object]) -> dict[str, Any]:
         asked = request.get("gpu")
-        uuid = asked if isinstance(asked, str) else next((gpu.uuid for gpu in self._gpus() if gpu.index == asked), "")
+        uuid = (
+            asked
+            if isinstance(asked, str)
+            else next((gpu.uuid for gpu in self._operations.gpus if gpu.index == asked), "")
+        )
         return self._about(uuid)
 
     def _of(self, uuid: str) -> Gpu | None:
-        return next((gpu for gpu in self._gpus() if gpu.uuid == uuid), None)
+        return next((gpu for gpu in self._operations.gpus if gpu.uuid == uuid), None)
 
     def _about(self, uuid: str) -> dict[str, Any]:
         found = self._of(uuid)
         if found is not None:
             return {"uuid": uuid, "index": found.index, "bus_id": short_bus_id(found.pci_bus_id)}
-        bus_ids = (short_bus_id(gpu.pci_bus_id) for gpu in self._gone() if gpu.uuid == uuid != "")
+        bus_ids = (short_bus_id(gpu.pci_bus_id) for gpu in self._operations.gone() if gpu.uuid == uuid != "")
         return {"uuid": uuid, "bus_id": next(bus_ids, "")}

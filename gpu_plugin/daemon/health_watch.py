@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.daemon.faulting_pods import Error
+from gpu_plugin.daemon.reported_errors import Error, ReportedErrors
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import LatchKey, Transition, Verdict
@@ -50,13 +50,13 @@ class HealthWatch:
         self,
         settings: Settings,
         boot_id: str,
-        record: Callable[[], None],
-        application_error: Callable[[Error], None],
+        unsaved: Pulse,
+        errors: ReportedErrors,
         *,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = since_boot,
     ) -> None:
-        """Takes what has changes of health written down soon, and where errors of pods go.
+        """Takes `unsaved`, which rings when evidence has changed, and the queue for errors that applications may have made.
 
         `wall` is the wall clock, in Unix seconds; `clock` gives the seconds since the node was booted, which nobody can set.
 
@@ -70,9 +70,9 @@ class HealthWatch:
         self.readings = Readings()
         self.gpus: tuple[Gpu, ...] = ()
         self.past: tuple[Evidence, ...] = ()
-        self._record = record
-        self._application_error = application_error
-        self._repeated = RepeatedXids(gpus=lambda: self.gpus)
+        self._unsaved = unsaved
+        self._errors = errors
+        self._repeated = RepeatedXids()
         self._complained: frozenset[str] = frozenset()
         self._changed_gpus: set[str] = set()
         self._news = Pulse()
@@ -196,7 +196,7 @@ class HealthWatch:
 
     def _changed(self, uuid: str) -> None:
         self._changed_gpus.add(uuid)
-        self._record()
+        self._unsaved.ring()
         self._news.ring()
 
     def _take_in(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
@@ -216,9 +216,9 @@ class HealthWatch:
         if any(change.xid == seen.xid for change in changes):
             self._repeated.told(uuid, seen.xid)
         else:
-            self._repeated.count(uuid, seen.xid, judged.name, judged.verdict)
+            self._repeated.count(uuid, seen.xid, judged.name, judged.verdict, self.gpus)
         if judged.repeats:
-            self._application_error(Error(uuid, seen.xid, self._instances(uuid, seen)))
+            self._errors.add(Error(uuid, seen.xid, self._instances(uuid, seen)))
 
     def _instances(self, uuid: str, seen: XidEvent) -> frozenset[str]:
         """The MIG devices that an event is about; none where it is about the whole GPU, or an instance nobody knows."""

@@ -19,13 +19,12 @@ from gpu_plugin import __version__
 from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.containers.cdi_files.watch import CdiWatch
 from gpu_plugin.daemon import node_status
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
 from gpu_plugin.daemon.configuration import Configuration, Wait
 from gpu_plugin.daemon.event_log import EventLog
-from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.absent import missing_gpus
@@ -38,8 +37,6 @@ from gpu_plugin.kubelet.pod_listing import Pods
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import ResourceView
 from gpu_plugin.nvml.call_times import CallTimes
-from gpu_plugin.nvml.monitor import Monitor
-from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.logs import dropped
 
@@ -50,63 +47,6 @@ if TYPE_CHECKING:
 
 DEVICES_PER_PIECE = 500
 """Devices that are told of before others have a turn: 1 ms."""
-
-
-class Now(msgspec.Struct):
-    """What the daemon and its discovery have found out so far.
-
-    Attributes:
-        waits_for: which other daemon this one waits for, in a sentence; empty while it has the node to itself.
-        memory: why it is not known what earlier processes remembered, in a sentence; empty once it is.
-        driver: why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way.
-        no_gpu: the reason why no GPU is to be expected on this node; empty if there may be one.
-        unoffered: why what was found is not offered as the settings ask; empty where it is.
-        takes_over: whether a former daemon still answers the kubelet, until this one has registered.
-        node: the hardware, as it was found last.
-        monitor: looks at the hardware; None until the daemon has the node.
-        started: Unix time in seconds of the process's start.
-    """
-
-    waits_for: str = ""
-    memory: str = ""
-    driver: str | None = None
-    no_gpu: str = ""
-    unoffered: str = ""
-    node: Node = msgspec.field(default_factory=Node)
-    standby: bool = False
-    """Whether the daemon that is waited for uses the same state directory."""
-    takes_over: bool = False
-    monitor: Monitor | None = None
-    started: float = msgspec.field(default_factory=time.time)
-
-    @property
-    def driver_trouble(self) -> str | None:
-        """Why no GPU can be reached now; empty if one can or none is expected, None while the first attempt is under way."""
-        if self.no_gpu:
-            return ""
-        return self.monitor.trouble if self.monitor is not None and self.driver == "" else self.driver
-
-
-class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon is made of, for those of its parts that have to do with most of the others."""
-
-    now: Now
-    configuration: Configuration
-    hardware: Hardware
-    health: HealthWatch
-    operations: Operations
-    inventory: Inventory
-    offering: Offering
-    cluster: ClusterReporting
-    specs: CdiWatch
-    labels: NodeLabels
-    events: EventLog
-    memory: Memory
-    recorder: Recorder
-    registrations: Registrations
-    attribution: PodAttribution
-    counts: KubeletCounts
-    call_times: CallTimes
 
 
 def _process(started: float, now: float) -> Mapping[str, object]:
@@ -173,9 +113,23 @@ class Made(msgspec.Struct):
     topology: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
-class NodeView(Parts, frozen=True, kw_only=True):
-    """The daemon's status and its views, made of what the parts know."""
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon's status and its views, made of the state of its parts."""
 
+    now: Now
+    configuration: Configuration
+    health: HealthWatch
+    operations: Operations
+    inventory: Inventory
+    offering: Offering
+    cluster: ClusterReporting
+    labels: NodeLabels
+    events: EventLog
+    recorder: Recorder
+    registrations: Registrations
+    attribution: PodAttribution
+    counts: KubeletCounts
+    call_times: CallTimes
     made: Made = msgspec.field(default_factory=Made)
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
 from pathlib import Path
@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.config.words import counted
 from gpu_plugin.devices.device import MAX_LIST_BYTES, Device, Resource, device_id_fault, shown_id
 from gpu_plugin.kubelet import checkpoint
@@ -21,6 +21,7 @@ from gpu_plugin.kubelet.holding import Holding, ListResend
 from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.listing import judge
 from gpu_plugin.kubelet.offer import Offer
+from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import ResourceView
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.runtime.log_lines import log_together
@@ -64,18 +65,15 @@ class Offering:
     def __init__(
         self,
         inventory: Inventory,
-        settings: Callable[[], Settings],
-        published: Callable[[], None],
-        heard: Callable[[str], bool],
+        settings: SettingsStore,
+        unsaved: Pulse,
+        registrations: Registrations,
     ) -> None:
-        """Takes how to learn the settings in force (which sockets to ask), and what to call when the lists may be others.
-
-        `heard` is whether the kubelet hears the lists of a resource.
-        """
+        """Takes the settings in force, which name the sockets to ask, and `unsaved`, which rings when a list has changed."""
         self._inventory = inventory
         self._settings = settings
-        self._published = published
-        self._heard = heard
+        self._unsaved = unsaved
+        self._registrations = registrations
         self._unanswered: Counter[str] = Counter()
         self._writes = False
         self._unsettled = Pulse()
@@ -87,7 +85,7 @@ class Offering:
         """Devices that pods hold under ids which cannot be listed."""
         self.mps_counts: Mapping[str, Mapping[str, int]] = {}
         """Counts of gpu-plugin mps by resource: `limits_restored` and `probes_failed`."""
-        self._holders = Holders(Path(settings().socket_dir))
+        self._holders = Holders(Path(settings.current.socket_dir))
         self._again = ListResend()
 
     def take(self, new: Offer) -> None:
@@ -160,7 +158,7 @@ class Offering:
                 extra={"resource": name},
             )
         self._waiting = waiting.keys()
-        self._published()
+        self._unsaved.ring()
 
     def _tell_unlistable(self, holding: Holding) -> None:
         """Log once which devices pods hold, by what the kubelet says, under ids that a list must not have."""
@@ -170,7 +168,7 @@ class Offering:
         if new := sorted(odd - self._unlistable):
             resource, identifier = new[0]
             by_pod_resources = new[0] in holding.listed
-            settings = self._settings()
+            settings = self._settings.current
             log.warning(
                 "%s says that a pod holds %s of %s%s: %s. It is not listed; its hardware is withheld until no pod holds it",
                 settings.effective_pod_resources_socket
@@ -267,7 +265,7 @@ class Offering:
                 self._tell_unlistable(holding)
                 self._have_written(holding, asked, before)
                 if self._inventory.foreign != foreign:
-                    self._published()  # it is to be written down
+                    self._unsaved.ring()  # it is to be written down
                 return
 
     def _have_written(self, holding: Holding, asked: float, before: Mapping[str, ResourceView]) -> None:
@@ -283,7 +281,7 @@ class Offering:
         else:
             # What was given away less than a second ago needs a list of its own later, which does for all.
             later = asked < store.recent.worth_asking(kept) < inf
-            heard = () if later else filter(self._heard, store.current.resources)
+            heard = () if later else filter(self._registrations.heard, store.current.resources)
             begun = store.recent.begun(kept)
             again = self._again.due(kept, heard, asked, ready=begun, answered=holding.answered)
         if again:
@@ -296,7 +294,7 @@ class Offering:
             log.warning(
                 "hardware is kept back for pods that may have ended: the kubelet's checkpoint %s cannot be read: %s. "
                 "It comes back once that can be read: PodResources does not list what plain init containers have",
-                Path(self._settings().socket_dir) / checkpoint.NAME,
+                Path(self._settings.current.socket_dir) / checkpoint.NAME,
                 self._holders.unread,
             )
         if self._lasts("PodResources", waits=bool(awaited) and not holding.answered):
@@ -305,8 +303,8 @@ class Offering:
                 "It comes back once PodResources answers at %s. Otherwise it does once the kubelet has admitted another pod "
                 "that is given devices of any plugin, which cannot be where all are kept back: have PodResources mounted, or "
                 "drain the node, stop the kubelet, remove its checkpoint %s and start it",
-                self._settings().effective_pod_resources_socket,
-                Path(self._settings().socket_dir) / checkpoint.NAME,
+                self._settings.current.effective_pod_resources_socket,
+                Path(self._settings.current.socket_dir) / checkpoint.NAME,
             )
 
     def _lasts(self, witness: str, *, waits: bool) -> bool:
@@ -334,7 +332,7 @@ class Offering:
             await anyio.sleep(HOLDERS_SOON)
 
     async def _ask(self) -> Holding:
-        socket = Path(self._settings().effective_pod_resources_socket)
+        socket = Path(self._settings.current.effective_pod_resources_socket)
         return await self._holders.ask(socket, self._inventory.judged.asked)
 
     async def watch_mps(self) -> None:
@@ -350,7 +348,7 @@ class Offering:
                 if not shared:
                     await self._inventory.store.changed.wait()
                     continue
-                found = await watch.look(self._settings(), shared)
+                found = await watch.look(self._settings.current, shared)
                 self.mps_counts = msgspec.to_builtins(watch.counts)
                 for resource in shared:
                     if self._inventory.mps_changed(resource, down := found[resource.name]):

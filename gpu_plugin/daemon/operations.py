@@ -1,6 +1,6 @@
 """What operators ask of the running daemon about its GPUs: why they are as they are, held back, or let go of for a while."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -9,16 +9,17 @@ from msgspec.structs import replace
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.words import are
 from gpu_plugin.daemon.health_watch import EVERY_GPU, HealthWatch
+from gpu_plugin.daemon.now import Now
 from gpu_plugin.devices import absent
 from gpu_plugin.devices.gpu_names import called, short_bus_id
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.observation import Order
 from gpu_plugin.health.signals import SIGNALS, orders
-from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.roster import ReleaseError
 from gpu_plugin.runtime.control import RefusedError
 from gpu_plugin.runtime.control.server import Verb
+from gpu_plugin.state.recorder import Recorder
 
 
 class Operations:
@@ -29,13 +30,10 @@ class Operations:
     refused with RefusedError: a restart of the daemon would forget it.
     """
 
-    def __init__(
-        self, health: HealthWatch, monitor: Callable[[], Monitor | None], saved: Callable[[], Awaitable[bool]]
-    ) -> None:
-        """Takes the monitor once there is one, and how to wait for a moment until what is known is on disk."""
+    def __init__(self, health: HealthWatch, now: Now, recorder: Recorder) -> None:
         self._health = health
-        self._monitor = monitor
-        self._saved = saved
+        self._now = now
+        self._recorder = recorder
         self._all_released = False
 
     @property
@@ -48,6 +46,11 @@ class Operations:
             "release": self.release,
             "resume": self.resume,
         }
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs of the node, as they were found last."""
+        return self._health.gpus
 
     def begin(self) -> frozenset[str] | None:
         """The uuids of GPUs that an earlier process had released, as the monitor takes them: None for all of the node."""
@@ -64,7 +67,7 @@ class Operations:
 
         `unreadable` is the reason why a GPU is missing. The index is -1: other GPUs may have the former index now.
         """
-        monitor = self._monitor()
+        monitor = self._now.monitor
         missing, former = ((), ()) if monitor is None else (monitor.node.absent, monitor.former)
         remembered = (gpu.uuid for gpu in former), (entry.uuid for entry in self._health.past)
         taken = {EVERY_GPU, *(gpu.uuid for gpu in (*self._health.gpus, *missing))}
@@ -84,7 +87,7 @@ class Operations:
 
         What is told outlives a kill of this process, where it can be written down at all.
         """
-        await self._saved()
+        await self._recorder.written()
         if (gone := self._missing(request)) is not None:
             from gpu_plugin.health.explain import missing  # noqa: PLC0415 - as below
 
@@ -131,7 +134,7 @@ class Operations:
                     f"{called(gpu)}: nothing was overridden: {'; '.join(fatal)} cannot be. What to do: "
                     f"gpu-plugin explain --gpu {gpu.index}"
                 )
-        if done and (monitor := self._monitor()) is not None:
+        if done and (monitor := self._now.monitor) is not None:
             monitor.look_now()
         text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
         standing = self._held_against(gpu)
@@ -153,7 +156,7 @@ class Operations:
             self._health.release_all()
         self._released()
         try:
-            if (monitor := self._monitor()) is not None:
+            if (monitor := self._now.monitor) is not None:
                 await monitor.release(None if self._all_released else frozenset(gpu.uuid for gpu in gpus))
         except ReleaseError as error:
             raise RefusedError(f"{_names(gpus)}: held back for maintenance, but {error}") from None
@@ -173,7 +176,7 @@ class Operations:
             self._health.observe(gpu.uuid, Order("resume"))
         self._all_released = False
         self._health.forget(EVERY_GPU)
-        if (monitor := self._monitor()) is not None:
+        if (monitor := self._now.monitor) is not None:
             await monitor.resume(None if request.get("gpu") is None else frozenset(gpu.uuid for gpu in gpus))
         resumed = [gpu for gpu in gpus if gpu.uuid in released]
         if not resumed and EVERY_GPU not in released:
@@ -193,7 +196,7 @@ class Operations:
         """
         told = self.explained()
         explained = cast("list[Mapping[str, Any]]", told["gpus"])
-        monitor = self._monitor()
+        monitor = self._now.monitor
         unsupported = monitor.unsupported() if monitor is not None else {}
         return {
             "gpus": [_state(gpu) for gpu in explained],
@@ -269,7 +272,7 @@ class Operations:
 
         Raises RefusedError if nothing is.
         """
-        monitor = self._monitor()
+        monitor = self._now.monitor
         dismissed = bool(gone.uuid) and monitor is not None and monitor.dismiss(gone.uuid)
         if not self._health.forget(gone.uuid) and not dismissed:
             raise RefusedError(f"{_state_of(gone)}: {gone.unreadable}. To forget: nothing is written down of it")
@@ -313,7 +316,7 @@ class Operations:
 
         Raises RefusedError where it would not outlive the process.
         """
-        if await self._saved():
+        if await self._recorder.written():
             return {"done": outcome + advice, "outcome": outcome}
         raise RefusedError(
             f"{outcome.removesuffix('.')}. But this could not be written down, and a restart of the daemon forgets it: "

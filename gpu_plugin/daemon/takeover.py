@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 
 from gpu_plugin.daemon.health_watch import HealthWatch
-from gpu_plugin.daemon.node_view import Now
+from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, make_way
 from gpu_plugin.health.evidence import Evidence, newer
 from gpu_plugin.kubelet.inventory import Inventory

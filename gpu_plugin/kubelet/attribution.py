@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyio
 
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice, Pods, pods
@@ -59,15 +60,15 @@ class PodAttribution:
 
     def __init__(
         self,
-        socket: Callable[[], Path],
+        settings: SettingsStore,
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes where PodResources answers, a steady clock in seconds, and a throw of dice in [0, 1)."""
+        """Takes the settings, which name the PodResources socket, a steady clock in seconds, and a throw of dice in [0, 1)."""
         self.trouble = ""
         self.questions = 0
         self.failures = 0
-        self._socket = socket
+        self._settings = settings
         self._clock = clock
         self._dice = dice
         self._holders: HoldersByDevice | None = None
@@ -115,7 +116,7 @@ class PodAttribution:
     def _due(self) -> bool:
         if self._good():
             return False
-        socket = identity(self._socket())  # a new one tells that another kubelet has begun to listen
+        socket = identity(self._socket())  # another kubelet listens on a new socket
         return self._backoff.due(self._clock()) or (socket is not None and socket != self._silent)
 
     def _known(self) -> HoldersByDevice | None:
@@ -135,6 +136,9 @@ class PodAttribution:
         """The pods that hold each (resource, device id), asked as `newest` does."""
         held = await self.newest()
         return None if held is None else pods(held)
+
+    def _socket(self) -> Path:
+        return Path(self._settings.current.effective_pod_resources_socket)
 
     def _good(self) -> bool:
         return self._holders is not None and not self.trouble and self._clock() - self._answer_of < AGE

@@ -29,22 +29,29 @@ class ResourceRegistration(msgspec.Struct, frozen=True):  # made while pods wait
     why: str = UNREGISTERED
 
 
+Subscriber = Callable[[str, ResourceRegistration, ResourceRegistration], None]
+"""Receives the name of a resource, and its state before and after a change."""
+
+
 class Registrations:
     """The standing of every resource that has an endpoint, by name."""
 
     def __init__(
         self,
         clock: Callable[[], float] = anyio.current_time,
-        changed: Callable[[str, ResourceRegistration, ResourceRegistration], None] | None = None,
     ) -> None:
-        """`clock` is steady, in seconds; `changed` is told each resource's standing before and after."""
+        """`clock` is steady, in seconds."""
         self.current: dict[str, ResourceRegistration] = {}
         self.changes = Pulse()
         """Rings after each change."""
         self._again: dict[str, str] = {}
         self._overtaken: dict[str, ResourceRegistration] = {}
         self._clock = clock
-        self._changed = changed
+        self._subscribers: list[Subscriber] = []
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Have each change sent to this subscriber from now on."""
+        self._subscribers.append(subscriber)
 
     def of(self, resource: str) -> ResourceRegistration:
         """How a resource stands; one that has no endpoint yet has not been registered."""
@@ -113,5 +120,5 @@ class Registrations:
         before = self.of(resource)
         self.current[resource] = after
         self.changes.ring()
-        if self._changed is not None:
-            self._changed(resource, before, after)
+        for subscriber in self._subscribers:
+            subscriber(resource, before, after)

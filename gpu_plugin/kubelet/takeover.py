@@ -8,19 +8,21 @@ devices that the kubelet counts as healthy.
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import anyio
 import msgspec
 
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 
 log = logging.getLogger(__name__)
@@ -185,14 +187,14 @@ class TakeoverWatch:
         self,
         store: SnapshotStore,
         registrations: Registrations,
-        socket: Callable[[], Path],
-        look: Callable[[], object],
+        settings: SettingsStore,
+        look: Pulse,
         counts: KubeletCounts,
     ) -> None:
-        """`socket` returns the PodResources socket, `look` wakes the endpoints, and `counts` has the kubelet's requests."""
+        """`settings` names the PodResources socket, `look` wakes the endpoints, and `counts` has the kubelet's requests."""
         self._store = store
         self._registrations = registrations
-        self._socket = socket
+        self._settings = settings
         self._look = look
         self._counts = counts
         self._takeovers = Takeovers()
@@ -210,7 +212,9 @@ class TakeoverWatch:
         if not before:
             return
         try:
-            allocatable = await pod_resources.allocatable(self._socket(), PATIENCE)
+            allocatable = await pod_resources.allocatable(
+                Path(self._settings.current.effective_pod_resources_socket), PATIENCE
+            )
         except CallError as error:
             log.debug("whether the kubelet still has our devices is not known: %s", error)
             return
@@ -229,7 +233,7 @@ class TakeoverWatch:
         for name, why in outcome.again.items():
             self._registrations.register_again(name, why)
         if outcome.again:
-            self._look()
+            self._look.ring()
         for name in sorted(outcome.kept):
             log.warning("%s: %s", name, KEPT, extra={"resource": name})
         for name in sorted(outcome.resend):

@@ -185,7 +185,7 @@ def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mappi
 
 
 def limit_commands(gpus: tuple[Gpu, ...], replicas: int, limits: MpsLimits) -> tuple[str, ...]:
-    """What a daemon of these GPUs is told before it has clients: what each of them may use at most.
+    """The commands for a daemon of these GPUs before it has clients: the limits of each client.
 
     A GPU is named by its place in the daemon's CUDA_VISIBLE_DEVICES, not by its NVML index: the daemon counts only the
     devices that this variable leaves it, in its order, whatever CUDA_DEVICE_ORDER says. Memory is in MiB, rounded down,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, NvmlError
 from gpu_plugin.runtime.histogram import Histogram
@@ -29,9 +30,9 @@ _KNOWN = frozenset(Return)
 class CallTimes:
     """Takes down every call. Safe between threads."""
 
-    def __init__(self, timeout: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes after how many seconds a call is said to hang, and a steady clock in seconds."""
-        self._timeout = timeout
+    def __init__(self, settings: SettingsStore, clock: Callable[[], float] = time.monotonic) -> None:
+        """Takes the settings, which say after how many seconds a call counts as hanging, and a steady clock in seconds."""
+        self._settings = settings
         self._clock = clock
         self._durations: dict[str, Histogram] = {}
         self._errors: Counter[tuple[str, str]] = Counter()
@@ -51,7 +52,7 @@ class CallTimes:
 
         Calls that were never made are not there. Of `wait`, which is meant to wait, there are no `seconds`.
         """
-        now, timeout = self._clock(), self._timeout()
+        now, timeout = self._clock(), self._settings.current.nvml_timeout
         with self._lock:
             hanging = Counter(call for call, began, allowed in self._out.values() if now - began >= timeout + allowed)
             return {
@@ -81,7 +82,7 @@ class CallTimes:
                         self._errors[name, label] += 1
                 raise
             finally:
-                now, timeout = self._clock(), self._timeout()
+                now, timeout = self._clock(), self._settings.current.nvml_timeout
                 with self._lock:
                     _, began, _ = self._out.pop(ticket)
                     self._durations[name].observe(now - began)

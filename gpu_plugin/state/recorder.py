@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -38,18 +39,28 @@ class Known(msgspec.Struct, frozen=True):
         return not (self.node.gpus or self.evidence or self.revision)
 
 
+class Knowledge(Protocol):
+    """The source of everything that a restart must remember."""
+
+    @property
+    def revision(self) -> int:
+        """`Known.revision`, at less cost."""
+
+    def known(self) -> Known:
+        """Everything as of now."""
+
+
 class Recorder:
     """Writes down what changed, on threads that nobody waits for long; the newest alone where changes come fast.
 
     What is held against GPUs is written on a thread of its own: it comes before others are told, and waits for no disk.
     """
 
-    def __init__(self, memory: Memory, known: Callable[[], Known], revision: Callable[[], int]) -> None:
-        """Takes where to write, and how to learn at any time what is known, and of which `revision` that is alone."""
+    def __init__(self, memory: Memory, knowledge: Knowledge, unsaved: Pulse) -> None:
+        """`unsaved` rings when there is something new to write. Only on the event loop's thread."""
         self._memory = memory
-        self._known = known
-        self._revision = revision
-        self._unsaved = Pulse()
+        self._knowledge = knowledge
+        self._unsaved = unsaved
         self._turned = Pulse()
         self._tried = 0
         self._saved = 0
@@ -57,10 +68,6 @@ class Recorder:
         self._runs = False
         self._threads = Workers("health-file"), Workers("state-files")
         self._evidence, self._hardware = (SlowCall[bool](threads.begin) for threads in self._threads)
-
-    def changed(self) -> None:
-        """Has what is known written down soon. From the event loop's thread."""
-        self._unsaved.ring()
 
     async def run(self) -> None:
         """Writes until cancelled, and once more then: what was learnt last is worth a moment of the exit, and no more."""
@@ -72,7 +79,7 @@ class Recorder:
         finally:
             self._runs = False
             with anyio.CancelScope(shield=True):
-                known = self._known()
+                known = self._knowledge.known()
                 if not known.nothing:
                     with anyio.move_on_after(LAST_WRITE):  # none of this is taken from the time for the last writes
                         await self.hanging_writes()
@@ -101,9 +108,9 @@ class Recorder:
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
         """Whether what is held against GPUs now outlives this process; waits `seconds` at most, not at all unless `run` runs."""
-        revision = self._revision()
+        revision = self._knowledge.revision
         if self._saved < revision and self._runs:
-            self.changed()
+            self._unsaved.ring()
             with anyio.move_on_after(seconds):
                 while self._tried < revision:
                     await self._turned.wait()
@@ -111,7 +118,7 @@ class Recorder:
 
     async def all_written(self) -> None:
         """Wait until what is held against GPUs now outlives this process."""
-        revision = self._revision()
+        revision = self._knowledge.revision
         while self._saved < revision:
             await self._turned.wait()
 
@@ -122,19 +129,19 @@ class Recorder:
 
     async def _keep_evidence(self) -> None:
         while True:
-            known = self._known()
+            known = self._knowledge.known()
             saved = known.nothing or await _done(
                 self._evidence, partial(self._memory.write_evidence, known.evidence), PATIENCE
             )
             self._tried = known.revision
             self._saved = known.revision if saved else self._saved
             self._turned.ring()
-            if self._revision() == known.revision:
+            if self._knowledge.revision == known.revision:
                 await self._unsaved.wait(None if saved else RETRY)
 
     async def _keep_hardware(self) -> None:
         while True:
-            known = self._known()
+            known = self._knowledge.known()
             if self._tried < known.revision:
                 self._unsaved.ring()
             while self._tried < known.revision:  # what the journal has of it is what is written here
@@ -142,7 +149,7 @@ class Recorder:
             journaled = self._saved >= known.revision
             saved = known.nothing or await _done(self._hardware, partial(self._write_durably, known), PATIENCE)
             self._durable = saved
-            now = self._known()
+            now = self._knowledge.known()
             same = (now.listed, now.foreign) == (known.listed, known.foreign)
             if not (saved and journaled):
                 await self._unsaved.wait(RETRY)

@@ -77,20 +77,17 @@ class RepeatedXids:
     A failing pod raises hundreds.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, gpus: Callable[[], Iterable[Gpu]] = lambda: ()
-    ) -> None:
-        """Takes a steady clock in seconds, and how to learn which GPUs the node has."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Takes a steady clock in seconds."""
         self._clock = clock
-        self._gpus = gpus
         self._said: dict[tuple[str, int], tuple[float, int]] = {}
 
     def told(self, uuid: str, xid: int) -> None:
         """Takes in that a change of verdict told of one just now."""
         self._said[uuid, xid] = self._clock(), 0
 
-    def count(self, uuid: str, xid: int, name: str, verdict: Verdict) -> None:
-        """Takes in one that changed nothing; `name` is what it is called, `verdict` what the policy makes of it."""
+    def count(self, uuid: str, xid: int, name: str, verdict: Verdict, gpus: Iterable[Gpu] = ()) -> None:
+        """Count an Xid that changed no verdict. `name` is the Xid's, `verdict` the policy's, and `gpus` are those of the node."""
         now = self._clock()
         said, since = self._said.get((uuid, xid), (float("-inf"), 0))
         if now - said < REPEAT_LOG:
@@ -104,7 +101,7 @@ class RepeatedXids:
             words = "is an application's own error; the GPU stays as it is"
         else:
             words = "was raised again; what is held against the GPU stands"
-        level, which = min(_LEVELS[verdict], logging.WARNING), whose(uuid, self._gpus())
+        level, which = min(_LEVELS[verdict], logging.WARNING), whose(uuid, gpus)
         fields = _fields(uuid=uuid, signal=xid_signal.NAME, verdict=verdict.name, xid=xid)
         log.log(level, "%s: %s %s%s", which, describe(xid, name), words, more, extra=fields)
 

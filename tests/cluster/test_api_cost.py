@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -21,18 +22,23 @@ from gpu_plugin.cluster.labels.keeper import NodeLabels
 from gpu_plugin.cluster.node_api import NodeApi
 from gpu_plugin.cluster.node_metadata import NodeMetadata
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import Settings, SettingsStore
 from gpu_plugin.containers.edits import Access
 from gpu_plugin.containers.host_view import LinuxHost
 from gpu_plugin.daemon.cluster_reporting import ClusterReporting
+from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.now import Now
+from gpu_plugin.daemon.reported_errors import ReportedErrors
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Sample, XidEvent
+from gpu_plugin.kubelet.attribution import PodAttribution
 from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.pod_listing import Holder, HoldersByDevice
 from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.directory import StateDirectory
 
 from .harness.cluster import NODE_PATH, Cluster
@@ -217,7 +223,7 @@ def measure_reporting(
         clock = anyio.current_time
         began, zero = clock(), 1_800_000_000.0
         health = HealthWatch(
-            settings, "boot", lambda: None, lambda _: None, wall=lambda: zero, clock=lambda: clock() - began
+            settings, "boot", Pulse(), ReportedErrors(), wall=lambda: zero, clock=lambda: clock() - began
         )
         health.watch(GPUS)
         for gpu in GPUS:
@@ -231,12 +237,11 @@ def measure_reporting(
 
         ends = Ends(NODE, settings.kubeconfig)
         reporting = ClusterReporting(
-            settings=lambda: settings,
+            configuration=cast("Configuration", SimpleNamespace(settings=settings, node=ends)),
             health=health,
             store=inventory.store,
-            holders=pods.held,
-            trouble=lambda: "",
-            node=lambda: ends,
+            attribution=cast("PodAttribution", SimpleNamespace(newest=pods.held)),
+            now=cast("Now", SimpleNamespace(driver_trouble="")),
             wall=lambda: zero + clock() - began,
             clock=clock,
         )
@@ -334,7 +339,7 @@ def test_an_hour_of_labels_by_the_api(
     seen = []
 
     async def hour(settings: Settings) -> None:
-        labels = NodeLabels(lambda: settings, LinuxHost(), StateDirectory(tmp_path), dice=lambda: 0.0)
+        labels = NodeLabels(SettingsStore(settings), LinuxHost(), StateDirectory(tmp_path), dice=lambda: 0.0)
         async with anyio.create_task_group() as tasks:
             labels.follow(Node(described, driver_version="580.159.04", cuda_version=(13, 0)))
             tasks.start_soon(labels.run)

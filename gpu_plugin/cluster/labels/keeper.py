@@ -24,7 +24,7 @@ import msgspec
 from gpu_plugin.cluster.connection import UnreachableError, require_client
 from gpu_plugin.cluster.labels.features_file import AwayError, FeaturesFile, WrittenFiles, same
 from gpu_plugin.config.errors import ConfigError
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import Settings, SettingsStore
 from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
@@ -98,7 +98,7 @@ class NodeLabels:
 
     def __init__(
         self,
-        settings: Callable[[], Settings],
+        settings: SettingsStore,
         host: HostView,
         state: StateDirectory,
         *,
@@ -139,7 +139,7 @@ class NodeLabels:
 
     async def run(self) -> None:
         """Keeps the Node labelled. Never returns."""
-        self._directories.add(self._settings().features_dir)
+        self._directories.add(self._settings.current.features_dir)
         self._read_again()
         try:
             while True:
@@ -166,7 +166,7 @@ class NodeLabels:
 
         What cannot be done in one way keeps nothing from being done in another.
         """
-        settings, troubles, pauses = self._settings(), [], []
+        settings, troubles, pauses = self._settings.current, [], []
         steps = (
             self._recall,
             self._remove_files,

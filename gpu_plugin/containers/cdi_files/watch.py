@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from gpu_plugin.config.settings import Settings
+from gpu_plugin.config.settings import Settings, SettingsStore
 from gpu_plugin.containers.edits import Access, is_cdi
 from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Node
@@ -31,12 +31,12 @@ class CdiWatch:
 
     def __init__(
         self,
-        settings: Callable[[], Settings],
+        settings: SettingsStore,
         host: HostView,
         driver_roots: Callable[[], Sequence[tuple[str, str]]],
         changed: "Callable[[CdiReadiness], None]",
     ) -> None:
-        """`settings` returns the settings in force. `changed` receives which devices are served."""
+        """`changed` receives which devices are served."""
         self.registered = anyio.Event()
         """Set this event once the kubelet has registered the first resource."""
         self._settings = settings
@@ -51,7 +51,7 @@ class CdiWatch:
     @property
     def wanted(self) -> bool:
         """Whether a strategy in force names CDI devices."""
-        return any(map(is_cdi, self._settings().device_list_strategy))
+        return any(map(is_cdi, self._settings.current.device_list_strategy))
 
     def follow(self, node: Node, access: Access | None) -> None:
         """Make specifications for this node and this access from now on. None keeps the access."""
@@ -85,14 +85,14 @@ class CdiWatch:
             from gpu_plugin.containers.cdi_files.source import SpecSource  # noqa: PLC0415
 
             source = SpecSource(self._host, self._driver_roots)
-            self._keeper = SpecKeeper(source, self._request, Path(self._settings().cdi_dir), self._changed)
+            self._keeper = SpecKeeper(source, self._request, Path(self._settings.current.cdi_dir), self._changed)
         return self._keeper
 
     def _request(self) -> "Callable[[], Request] | None":
         """A function that makes the request; None if no strategy uses CDI names or no GPU is known yet."""
         if not self.wanted or not self._node.gpus or self._access is None:
             return None
-        return partial(_request_for, self._node, self._settings(), self._access)
+        return partial(_request_for, self._node, self._settings.current, self._access)
 
 
 def _request_for(node: Node, settings: Settings, access: Access) -> "Request":

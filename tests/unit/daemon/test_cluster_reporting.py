@@ -1,6 +1,7 @@
 """How health reaches the cluster, and the cluster's word reaches the ledger: with the real ledger, and no API."""
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -11,6 +12,7 @@ from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon import cluster_reporting
 from gpu_plugin.daemon.cluster_reporting import MAX_PODS, AnnotatedCordons, ClusterReporting
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.reported_errors import ReportedErrors
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.plan import Plan
@@ -22,6 +24,7 @@ from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.offer import Offer
 from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.kubelet.snapshot import SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
 
@@ -35,7 +38,7 @@ def settings(tmp_path, **asked):
 
 
 def watching(tmp_path, gpus=GPUS, past: tuple[Evidence, ...] = ()):
-    health = HealthWatch(settings(tmp_path), "boot-1", lambda: None, lambda _: None)
+    health = HealthWatch(settings(tmp_path), "boot-1", Pulse(), ReportedErrors())
     health.remember(past)
     health.watch(gpus)
     for gpu in gpus:
@@ -140,18 +143,21 @@ class World:
         self.inventory = Inventory(SnapshotStore(), self.health.ledger.health)
         self.inventory.found(GPUS)
         parts: Any = {
-            "settings": lambda: self.settings,
+            "configuration": self,
             "health": self.health,
             "store": self.inventory.store,
-            "holders": self.holders,
-            "trouble": lambda: "",
-            "node": lambda: self,
+            "attribution": self,
+            "now": SimpleNamespace(driver_trouble=""),
             "dice": lambda: 0.0,
         }
         self.reporting: Any = ClusterReporting(**parts)
         self.health.reports.subscribe(self.reporting.heard)
 
-    async def holders(self):
+    @property
+    def node(self):
+        return self
+
+    async def newest(self):
         return self.held
 
     async def written(self, _):

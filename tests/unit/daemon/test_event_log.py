@@ -4,13 +4,15 @@ import asyncio
 import errno
 import json
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.daemon.event_log import LONGEST_REASON, LONGEST_REPLY, EventLog
+from gpu_plugin.daemon.operations import Operations
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
@@ -24,7 +26,7 @@ WHICH: dict[str, Any] = {"uuid": "GPU-6f1c", "index": 3, "bus_id": "0000:1b:00.0
 
 @pytest.fixture
 def log(tmp_path):
-    return EventLog(EventStore(tmp_path, lambda: 7.0), lambda: [GPU], list)
+    return EventLog(EventStore(tmp_path, lambda: 7.0), cast("Operations", SimpleNamespace(gpus=(GPU,), gone=tuple)))
 
 
 def texts(log):
@@ -56,7 +58,8 @@ def test_orders_are_told_in_the_kubelet_s_word_too(log):
 
 
 def test_registrations_are_told_when_they_come_and_when_they_go(log):
-    registrations = Registrations(lambda: 1.0, log.registration)
+    registrations = Registrations(lambda: 1.0)
+    registrations.subscribe(log.registration)
     registrations.away("r", "waiting for the kubelet")
     registrations.away("r", "waiting for the kubelet")
     registrations.away("r", UNHEARD)

@@ -1,11 +1,15 @@
 """Which pods an application's error is told of: asked for one question at a time, and never in a flood."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import anyio
 import pytest
 
 from gpu_plugin.containers.edits import Access
 from gpu_plugin.daemon import faulting_pods
-from gpu_plugin.daemon.faulting_pods import MAX_WAITING, SAME_ERROR_SECONDS, Error, FaultingPods
+from gpu_plugin.daemon.faulting_pods import FaultingPods
+from gpu_plugin.daemon.reported_errors import MAX_WAITING, SAME_ERROR_SECONDS, Error, ReportedErrors
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.observation import ApplicationError
 from gpu_plugin.kubelet.snapshot import ResourceView, Snapshot
@@ -42,16 +46,21 @@ class Bench:
         self.seen: list[tuple[str, ApplicationError]] = []
         self.gate = anyio.Event()
         self.gate.set()
-        self.pods = FaultingPods(self.ask, lambda: SNAPSHOT, lambda *seen: self.seen.append(seen), lambda: self.now)
+        self.errors = ReportedErrors(lambda: self.now)
+        parts: Any = self, SimpleNamespace(current=SNAPSHOT), self
+        self.pods = FaultingPods(self.errors, *parts)
 
-    async def ask(self):
+    def observe(self, uuid, seen):
+        self.seen.append((uuid, seen))
+
+    async def newest_pods(self):
         self.asked += 1
         await self.gate.wait()
         return self.held
 
     def heard(self, *error, after=2 * SAME_ERROR_SECONDS):
         self.now += after
-        self.pods.heard(Error(*error))
+        self.errors.add(Error(*error))
 
     async def until(self, expected):
         with anyio.fail_after(10):
@@ -120,9 +129,9 @@ async def test_a_burst_is_one_error_and_what_comes_later_another(bench):
 async def test_what_was_heard_is_remembered_no_longer_than_a_burst(bench):
     for xid in range(100):
         bench.heard("GPU-0", xid, after=SAME_ERROR_SECONDS / 10)
-    assert len(bench.pods._burst) <= 11
+    assert len(bench.errors._burst) <= 11
     bench.heard("GPU-0", 1, after=2 * SAME_ERROR_SECONDS)
-    assert len(bench.pods._burst) == 1
+    assert len(bench.errors._burst) == 1
     await bench.until(lambda: len(bench.seen) == 101)
 
 

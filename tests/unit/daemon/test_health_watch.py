@@ -7,12 +7,13 @@ import anyio
 import pytest
 
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.daemon.faulting_pods import Error
 from gpu_plugin.daemon.health_watch import UNLISTED, HealthWatch
+from gpu_plugin.daemon.reported_errors import Error, ReportedErrors
 from gpu_plugin.devices.node import Gpu, MigDevice
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.observation import ApplicationError, Fault, Order, Sample, XidEvent
+from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.health.ledgers import SEEN
 
 GPU = Gpu("GPU-0", 0)
@@ -29,14 +30,37 @@ def settings(disabled=""):
     return resolve({}, {"DP_DISABLE_HEALTHCHECKS": disabled})
 
 
+class Noted(Pulse):
+    """Notes each ring."""
+
+    def __init__(self, acts):
+        super().__init__()
+        self.acts = acts
+
+    def ring(self):
+        super().ring()
+        self.acts.append("record")
+
+
+class NotedErrors(ReportedErrors):
+    """Notes each error."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+
+    def add(self, error):
+        self.found.append(error)
+
+
 class Watch(HealthWatch):
     """A health watch of two GPUs, with what it told."""
 
     def __init__(self):
         self.changed: list[str] = []
-        self.errors: list[Error] = []
+        self.found: list[Error] = []
         self.acts: list[str] = []
-        super().__init__(settings(), "one", lambda: self.acts.append("record"), self.errors.append)
+        super().__init__(settings(), "one", Noted(self.acts), NotedErrors(self.found))
         self.watch((GPU, CUT))
         for gpu in (GPU, CUT):
             self.ledger.observe(gpu.uuid, SEEN, 0.0)
@@ -127,12 +151,12 @@ class TestObservations:
     )
     def test_pods_are_asked_for_where_an_error_may_be_theirs(self, watch, uuid, seen, devices):
         watch.observe(uuid, seen)
-        assert watch.errors == [Error(uuid, 31, frozenset(devices))]
+        assert watch.found == [Error(uuid, 31, frozenset(devices))]
 
     def test_nobody_is_asked_for_what_is_no_application_s_error(self, watch):
         for xid in (48, 79, 154, 999):
             watch.observe("GPU-0", XidEvent(xid))
-        assert watch.errors == []
+        assert watch.found == []
 
     def test_errors_of_several_pods_make_a_gpu_suspect(self, watch):
         for at in range(10):
@@ -269,7 +293,7 @@ def test_a_wall_clock_that_was_corrected_between_two_processes_changes_nothing_o
     def process(wall: float, clock: float) -> HealthWatch:
         ticks = itertools.count(step=6)  # seconds, each time that it is asked
         made = HealthWatch(
-            settings(), "one", lambda: None, lambda _: None, wall=lambda: wall, clock=lambda: clock + next(ticks)
+            settings(), "one", Pulse(), ReportedErrors(), wall=lambda: wall, clock=lambda: clock + next(ticks)
         )
         made.watch((GPU,))
         made.observe("GPU-0", GOOD)

@@ -19,6 +19,7 @@ import pytest
 
 from demo.stand_in_kubelet import AdmissionError, Container, StandInKubelet
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.devices.device import Resource
 from gpu_plugin.health.latch import Health
@@ -57,6 +58,18 @@ UNREADABLE = 4.0
 
 SLOW = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.7), (0.7, 0.0))
 """Seconds that a reading of the checkpoint may take before the file is read and after."""
+
+
+class Rung(Pulse):
+    """A pulse that makes a call at each ring."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()
+        self._call = call
+
+    def ring(self) -> None:
+        super().ring()
+        self._call()
 
 
 class OnTheLoop:
@@ -127,7 +140,7 @@ class Life:
         self.inventory = Inventory(store, lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in self.remembered))
         registrations = Registrations()
-        self.offering = Offering(self.inventory, lambda: self.settings, self.published, registrations.heard)
+        self.offering = Offering(self.inventory, SettingsStore(self.settings), Rung(self.published), registrations)
         endpoints = Endpoints(
             Shared(store, self.kubelet.socket, self.kubelet.directory, look, look.ring, registrations)
         )

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from gpu_plugin.daemon import node_status
-from gpu_plugin.daemon.node_view import Made, NodeView, Now
+from gpu_plugin.daemon.node_view import Made, NodeView
+from gpu_plugin.daemon.now import Now
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.latch import NOTHING, AnyLatch, Latch, LatchKey, Proof, Verdict

@@ -2,8 +2,10 @@
 
 import gc
 import threading
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import anyio
 import anyio.from_thread
@@ -12,6 +14,7 @@ import msgspec
 import pytest
 
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.config.sharing import NamePattern
 from gpu_plugin.containers.cdi.readiness import CdiReadiness
 from gpu_plugin.daemon import offering as offering_module
@@ -27,8 +30,10 @@ from gpu_plugin.kubelet.holders import Holders
 from gpu_plugin.kubelet.holding import History, Holding, KubeletReadings, weigh
 from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.offer import offer
+from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, Placement, Subsets
+from gpu_plugin.runtime.pulse import Pulse
 
 GPU = "nvidia.com/gpu"
 
@@ -47,6 +52,18 @@ def node(count: int, *bridged: tuple[int, int]) -> Node:
     return Node(gpus, {(gpus[one].uuid, gpus[other].uuid): Link(2) for one, other in bridged})
 
 
+class Rung(Pulse):
+    """A pulse that makes a call at each ring."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()
+        self._call = call
+
+    def ring(self) -> None:
+        super().ring()
+        self._call()
+
+
 class Served:
     """An offering at work, with what it has published."""
 
@@ -55,9 +72,10 @@ class Served:
         self.published: list[Placement] = []
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.unheard: set[str] = set()
-        self.offering = Offering(
-            self.inventory, lambda: settings, self._note, lambda resource: resource not in self.unheard
-        )
+        self.offering = Offering(self.inventory, SettingsStore(settings), Rung(self._note), cast("Registrations", self))
+
+    def heard(self, resource: str) -> bool:
+        return resource not in self.unheard
 
     def _note(self) -> None:
         self.published.append(self.view.placement)

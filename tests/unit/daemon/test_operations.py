@@ -1,5 +1,7 @@
 """What operators ask of the daemon, and the sentences that they are answered with."""
 
+from typing import cast
+
 import pytest
 from msgspec.structs import replace
 
@@ -7,7 +9,9 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.health_watch import HealthWatch
+from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.operations import Operations
+from gpu_plugin.daemon.reported_errors import ReportedErrors
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Verdict
@@ -15,7 +19,9 @@ from gpu_plugin.health.observation import Fault, Order, Sample, XidEvent
 from gpu_plugin.health.signals import SIGNALS
 from gpu_plugin.nvml.roster import ReleaseError
 from gpu_plugin.runtime.control import RefusedError
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.event_store import EventStore
+from gpu_plugin.state.recorder import Recorder
 from tests.unit.health.ledgers import SEEN
 
 GPUS = (
@@ -66,15 +72,15 @@ class Desk:
     """Operations over three GPUs, with a stand-in for the monitor."""
 
     def __init__(self):
-        self.health = HealthWatch(resolve({}, {}), "one", lambda: None, lambda _: None)
+        self.health = HealthWatch(resolve({}, {}), "one", Pulse(), ReportedErrors())
         self.health.watch(GPUS)
         for gpu in GPUS:
             self.health.observe(gpu.uuid, SEEN)
         self.monitor: StandIn | None = StandIn(self.health)
         self.on_disk = True
-        self.operations = Operations(self.health, lambda: self.monitor, self.saved)  # type: ignore[arg-type, return-value]
+        self.operations = Operations(self.health, cast("Now", self), cast("Recorder", self))
 
-    async def saved(self):
+    async def written(self):
         return self.on_disk
 
     async def ask(self, verb, **request):
@@ -274,7 +280,7 @@ class LoggedDesk(Desk):
         assert self.monitor is not None
         self.monitor.former = (LOST,)
         self.monitor.node = Node(GPUS, absent=(LOST, STRANGER))
-        self.log = EventLog(EventStore(directory, lambda: 1.0), lambda: self.health.gpus, self.operations.gone)
+        self.log = EventLog(EventStore(directory, lambda: 1.0), self.operations)
 
     async def ask(self, verb, **request):
         return await self.log.order(verb, self.operations.verbs[verb])(request)

@@ -24,7 +24,7 @@ from gpu_plugin.containers.cdi_files.source import SpecSource
 from gpu_plugin.containers.edits import Access
 from gpu_plugin.containers.strategy_choice import ContainerdEvidence, CriSection, KubeletEvidence, NodeEvidence
 from gpu_plugin.daemon import daemon as daemon_module
-from gpu_plugin.daemon import discovery, faulting_pods, process
+from gpu_plugin.daemon import discovery, faulting_pods, process, reported_errors
 from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.daemon import Daemon
@@ -478,7 +478,7 @@ async def test_what_the_node_cannot_do_ends_a_start_unless_the_label_can_choose_
     monkeypatch.setattr(discovery, "offer", refused)
     async with running(directory, node) as (daemon, _driver, status):
         if chosen_by_label:
-            daemon.configuration.settings = replace(daemon.settings, config_file_srcdir=str(directory / "configs"))
+            daemon.configuration.store.current = replace(daemon.settings, config_file_srcdir=str(directory / "configs"))
 
         async def known():
             if status or not chosen_by_label:
@@ -648,7 +648,7 @@ async def test_a_gpu_in_no_resource_that_fails_is_told_and_nothing_is_sent_to_th
 
 async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):
     monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 0.01)
-    monkeypatch.setattr(faulting_pods, "SAME_ERROR_SECONDS", 0.0)
+    monkeypatch.setattr(reported_errors, "SAME_ERROR_SECONDS", 0.0)
     node, plugins = SimulatedNode(load("h200")), directory / "device-plugins"
     (uuid,) = (gpu.uuid for gpu in node.profile.gpus)
     async with StandInKubelet(plugins) as kubelet:

@@ -4,6 +4,8 @@ import anyio
 import pytest
 
 from demo.stand_in_kubelet import Container, StandInKubelet
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.kubelet import attribution, pod_resources
 from gpu_plugin.kubelet.attribution import (
     AGE,
@@ -20,6 +22,11 @@ GPU = "nvidia.com/gpu"
 ONE: HoldersByDevice = {(GPU, "a"): frozenset({Holder("default", "p", "main")})}
 
 
+def at(socket) -> SettingsStore:
+    """Settings with this PodResources socket."""
+    return SettingsStore(resolve({"pod_resources_socket": str(socket)}, {}))
+
+
 class Kubelet:
     """Answers as it is told to, and counts; its socket is any file's."""
 
@@ -29,7 +36,7 @@ class Kubelet:
         self.socket: tuple[int, int, int] | None = (1, 1, 1)
         self.began, self.gate = anyio.Event(), anyio.Event()
         self.gate.set()
-        self.attribution = PodAttribution(lambda: path, lambda: self.now, lambda: 0.999999)
+        self.attribution = PodAttribution(at(path), lambda: self.now, lambda: 0.999999)
         monkeypatch.setattr(pod_resources, "holders", self._holders)
         monkeypatch.setattr(attribution, "identity", lambda _: self.socket)
         monkeypatch.setattr(anyio, "sleep", self._sleep)
@@ -223,7 +230,7 @@ async def test_with_the_stand_in_over_a_restart(directory):
         where = kubelet.pod_resources_socket
         assert where is not None
         now = 0.0
-        told = PodAttribution(lambda: where, lambda: now)
+        told = PodAttribution(at(where), lambda: now)
         assert await told.current() == {}
         async with plugin(kubelet, "a.sock", healthy("m", "n")):
             both = await kubelet.admit("p", containers=[Container("x", {GPU: 1}), Container("y", {GPU: 1})])

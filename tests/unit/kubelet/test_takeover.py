@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from demo.stand_in_kubelet.pod_resources import encode_allocatable
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.containers.edits import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.kubelet import pod_resources, takeover
@@ -28,6 +30,7 @@ from gpu_plugin.kubelet.takeover import (
     steady,
 )
 from gpu_plugin.placement.subsets import Placement
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
@@ -121,7 +124,7 @@ async def ask_while(monkeypatch, change, first, then, answer):
 
     monkeypatch.setattr(pod_resources, "allocatable", allocatable)
     registrations.taken(GPU)
-    watch = TakeoverWatch(store, registrations, lambda: Path("/none"), lambda: None, KubeletCounts())
+    watch = TakeoverWatch(store, registrations, SettingsStore(resolve({}, {})), Pulse(), KubeletCounts())
     for _ in range(2):
         published(store, **first)
         await watch.ask()
@@ -231,7 +234,7 @@ class Watched:
 
         monkeypatch.setattr(pod_resources, "allocatable", allocatable)
         self.counts = KubeletCounts()
-        self.watch = TakeoverWatch(self.store, self.registrations, lambda: Path("/none"), lambda: None, self.counts)
+        self.watch = TakeoverWatch(self.store, self.registrations, SettingsStore(resolve({}, {})), Pulse(), self.counts)
 
     def served(self, socket):
         self.registrations.served(GPU, Path(socket))

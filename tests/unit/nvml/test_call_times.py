@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, EventSet, Handle, NvmlError
@@ -12,6 +14,8 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.profile import load
 
 H = Handle(1)
+
+SETTINGS = SettingsStore(resolve({"nvml_timeout": "5s"}, {}))
 
 
 class Scripted:
@@ -43,7 +47,7 @@ def scripted():
 
 @pytest.fixture
 def times(scripted):
-    return CallTimes(lambda: 5.0, lambda: scripted.now)
+    return CallTimes(SETTINGS, lambda: scripted.now)
 
 
 def test_a_call_is_timed_and_its_answer_passed_on(scripted, times):
@@ -59,7 +63,7 @@ def test_a_call_is_timed_and_its_answer_passed_on(scripted, times):
 
 def test_every_call_of_the_port_is_taken_down():
     node = SimulatedNode(load("t4-4"))
-    times = CallTimes(lambda: 5.0)
+    times = CallTimes(SETTINGS)
     driver = times.timed(SimulatedDriver(node))
     assert all(callable(getattr(driver, call)) for call in NVML_FUNCTIONS)
     driver.open()

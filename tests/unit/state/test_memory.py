@@ -18,6 +18,7 @@ from gpu_plugin.health.latch import Verdict
 from gpu_plugin.health.signals.clocks import SlowMinutes
 from gpu_plugin.health.signals.recovery_action import RequestedAction
 from gpu_plugin.health.signals.xid import Occurrences
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state import recorder as recorder_module
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.journal import Journal
@@ -187,6 +188,20 @@ class TestJournal:
         assert memory(state).evidence() == (XID,)
 
 
+class Fixed:
+    """Knows `now`."""
+
+    def __init__(self, now: Known) -> None:
+        self.now = now
+
+    @property
+    def revision(self) -> int:
+        return self.now.revision
+
+    def known(self) -> Known:
+        return self.now
+
+
 class Disk:
     """A memory that is asked to write; what is known is `at`, what was written is `writes`."""
 
@@ -194,7 +209,8 @@ class Disk:
         self.at = Known(0, (), Node(), ())
         self.writes: list[tuple[Evidence, ...]] = []
         self.fails = False
-        self.recorder = Recorder(Memory(StateDirectory(directory), "one"), lambda: self.at, lambda: self.at.revision)
+        self.unsaved = Pulse()
+        self.recorder = Recorder(Memory(StateDirectory(directory), "one"), self, self.unsaved)
         monkeypatch.setattr(Memory, "write_evidence", self.write)
         monkeypatch.setattr(Memory, "write_durably", lambda *_: True)
 
@@ -204,9 +220,16 @@ class Disk:
         self.writes.append(evidence)
         return True
 
+    @property
+    def revision(self):
+        return self.at.revision
+
+    def known(self):
+        return self.at
+
     def learn(self, *evidence):
         self.at = Known(self.at.revision + 1, evidence, NODE, LISTED)
-        self.recorder.changed()
+        self.unsaved.ring()
 
     async def until(self, *writes):
         with anyio.fail_after(10):
@@ -226,7 +249,7 @@ async def disk(monkeypatch, tmp_path):
 
 class TestRecorder:
     async def test_where_nothing_is_known_nothing_is_written(self, disk):
-        disk.recorder.changed()
+        disk.unsaved.ring()
         await anyio.wait_all_tasks_blocked()
         assert disk.writes == []
         assert await disk.recorder.written()
@@ -318,8 +341,8 @@ async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypat
 
     monkeypatch.setattr(Journal, "append", slow)
     monkeypatch.setattr(Memory, "write_durably", watched)
-    known = Known(1, (XID,), NODE, LISTED)
-    recorder = Recorder(memory(state), lambda: known, lambda: known.revision)
+    recorder_knows, unsaved = Fixed(Known(1, (XID,), NODE, LISTED)), Pulse()
+    recorder = Recorder(memory(state), recorder_knows, unsaved)
 
     async def until(signal):
         with anyio.fail_after(10):
@@ -329,8 +352,8 @@ async def test_what_the_journal_has_late_is_written_durably_too(state, monkeypat
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
         await until("xid")
-        known = Known(2, (XID, CORDON), NODE, LISTED)
-        recorder.changed()
+        recorder_knows.now = Known(2, (XID, CORDON), NODE, LISTED)
+        unsaved.ring()
         await until("cordon")
         tasks.cancel_scope.cancel()
 
@@ -425,7 +448,7 @@ def test_a_file_that_is_removed_before_its_identity_is_read_counts_as_gone(state
 
 async def test_a_recorder_that_is_told_to_look_writes_what_went_and_nothing_else(state):
     made = memory(state)
-    recorder = Recorder(made, lambda: Known(1, EVERYTHING, NODE, LISTED), lambda: 1)
+    recorder = Recorder(made, Fixed(Known(1, EVERYTHING, NODE, LISTED)), Pulse())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
         with anyio.fail_after(10):

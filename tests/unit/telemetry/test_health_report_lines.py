@@ -122,7 +122,7 @@ def test_a_line_names_the_gpu_as_everywhere_and_says_what_it_is_about_as_fields(
     gpus = (Gpu("GPU-0", 0), Gpu("GPU-1", 3, pci_bus_id="00000000:1B:00.0"))
     tell(Transition("GPU-1", "xid", FATAL, OK, "Xid 48", 1.0, "MIG-1", 48), gpus)
     tell(Transition("GPU-1", "temperature", DEGRADED, OK, "94 °C", 1.0), gpus)
-    RepeatedXids(Clock(), lambda: gpus).count("GPU-1", 31, "page fault", APP)
+    RepeatedXids(Clock()).count("GPU-1", 31, "page fault", APP, gpus)
     names = ("uuid", "mig_device", "signal", "verdict", "xid")
     assert [tuple(getattr(record, name, None) for name in names) for record in caplog.records] == [
         ("GPU-1", "MIG-1", "xid", "FATAL", 48),

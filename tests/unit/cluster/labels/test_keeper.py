@@ -17,6 +17,7 @@ from gpu_plugin.cluster.labels.features_file import FEATURES_FILE, FeaturesFile,
 from gpu_plugin.cluster.labels.keeper import CHECK, FIRST_PAUSE, LABELS_FILE, LONGEST_PAUSE, RENEW, NodeLabels
 from gpu_plugin.config.names import TIMESTAMP
 from gpu_plugin.config.resolve import resolve
+from gpu_plugin.config.settings import SettingsStore
 from gpu_plugin.containers.host_view import LinuxHost
 from gpu_plugin.daemon.state_files import FILES
 from gpu_plugin.devices.node import Node
@@ -64,19 +65,21 @@ class Bench:
         self.now = 1_600_000_000.0
         self.steady = 100.0
         self.api = Api()
-        self.settings = replace(
-            resolve({}, {}),
-            node_labels="file",
-            features_dir=str(self.features),
-            node_name="node-a",
-            kubeconfig="/kubeconfig",
+        self.store = SettingsStore(
+            replace(
+                resolve({}, {}),
+                node_labels="file",
+                features_dir=str(self.features),
+                node_name="node-a",
+                kubeconfig="/kubeconfig",
+            )
         )
         monkeypatch.setattr(anyio, "current_time", lambda: self.steady)
         self.labels = self.restarted()
 
     def restarted(self):
         self.labels = NodeLabels(
-            lambda: self.settings,
+            self.store,
             self.host,
             StateDirectory(self.state),
             api=self.api,
@@ -88,7 +91,7 @@ class Bench:
 
     async def keep(self, node=None, **settings):
         """Does what `run` does once, and gives how long it would wait."""
-        self.settings = replace(self.settings, **settings)
+        self.store.current = replace(self.store.current, **settings)
         if node is not None:
             self.labels.follow(node)
         return await self.labels._keep()
@@ -505,7 +508,7 @@ async def test_it_runs_for_ever_and_takes_news_of_the_node(tmp_path, monkeypatch
 
     monkeypatch.setattr(FeaturesFile, "write", write)
     settings = replace(resolve({}, {}), node_labels="file", features_dir=str(tmp_path))
-    labels = NodeLabels(lambda: settings, LinuxHost(sysfs="/nowhere"), StateDirectory(tmp_path / "state"))
+    labels = NodeLabels(SettingsStore(settings), LinuxHost(sysfs="/nowhere"), StateDirectory(tmp_path / "state"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(labels.run)
         for node in (ONE, TWO):
@@ -538,12 +541,12 @@ async def test_labels_of_another_daemon_that_ran_meanwhile_are_replaced(bench, t
     """The other daemon took the node over, and gave it back."""
     former, other = bench.labels, tmp_path / "other.d"
     other.mkdir()
-    bench.settings = replace(bench.settings, node_labels=way)
+    bench.store.current = replace(bench.store.current, node_labels=way)
     former.follow(ONE)
     await run_briefly(former)
     bench.restarted()
     assert await bench.keep(TWO, features_dir=str(other)) is not None
-    bench.settings = replace(bench.settings, features_dir=str(bench.features))
+    bench.store.current = replace(bench.store.current, features_dir=str(bench.features))
     await run_briefly(former)
     if way == "api":
         assert bench.api.labels["node-a"][COUNT] == "1"
