@@ -14,7 +14,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
     each["layers"] for each in CONTRACTS if each.get("containers") == ["gpu_plugin"] and each["type"] == "layers"
 ]
 LEVEL = {room: level for level, layer in enumerate(LAYERS) for room in re.split(r" [|:] ", layer)}
-TABLE = (ROOT / "docs/architecture.md").read_text().split("## Rooms", 1)[1].split("\n## ", 1)[0]
+TABLE = (ROOT / "docs/architecture.md").read_text().split("## Packages", 1)[1].split("\n## ", 1)[0]
 ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if line.startswith("| `")]
 
 
@@ -22,7 +22,7 @@ def test_every_room_is_in_the_table_and_in_the_layers_once():
     rooms = Counter(room for row in ROWS for room in re.findall(r"`(\w+)`", row[0]))
     layered = Counter(room for layer in LAYERS for room in re.split(r" [|:] ", layer))
     packages = Counter(path.parent.name for path in (ROOT / "gpu_plugin").glob("*/__init__.py"))
-    for place, named in (("docs/architecture.md, Rooms", rooms), ("pyproject.toml, tool.importlinter", layered)):
+    for place, named in (("docs/architecture.md, Packages", rooms), ("pyproject.toml, tool.importlinter", layered)):
         assert not packages - named, f"{place}: nothing of {', '.join(packages - named)}"
         assert not named - packages, f"{place}: {', '.join(named - packages)} stands there twice, or is no package"
 
@@ -45,7 +45,7 @@ def test_the_table_says_what_each_room_imports():
             if "." in found  # the package itself has no more than the version
         }
         named = set(re.findall(r"\w+", said)) - {"nothing"}
-        assert named == imported - {room} - everyones, f"docs/architecture.md, Rooms: what {room} imports"
+        assert named == imported - {room} - everyones, f"docs/architecture.md, Packages: what {room} imports"
 
 
 def test_who_says_that_it_is_pure_is_held_to_it():
