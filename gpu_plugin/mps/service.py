@@ -158,7 +158,7 @@ class MpsService:
         if all(gpu.unreadable for gpu in found):
             # It counts GPUs when it is opened: a later attempt then finds what has come since.
             if await self._session.close(self.settings.nvml_timeout):
-                self._finder.forget()
+                self._finder.reset()
             raise _NoGpusError(
                 f"the NVIDIA driver cannot read GPU {found[0].index}: {found[0].unreadable}"
                 if found
