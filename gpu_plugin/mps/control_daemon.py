@@ -168,9 +168,9 @@ async def end_leftovers(root: Path, resource: str = "") -> None:
         log.warning("processes of MPS daemons under %s may be left: %s", root, error)
         return
     if left and resource:
-        log.warning("%s: killed what an MPS daemon of it left: processes %s", resource, left)
+        log.warning("%s: killed processes that its MPS daemon had left: %s", resource, left)
     elif left:
-        log.warning("killed what an earlier gpu-plugin mps left: processes %s", left)
+        log.warning("killed processes that an earlier gpu-plugin mps had left: %s", left)
 
 
 def mark(root: Path, resource: str = "") -> str:

@@ -131,4 +131,4 @@ def _why_unusable(signs: Signs, unable: str) -> str:
         if signs.locked
         else ("no process holds the lock of a control daemon in its pipe directory", RESTART_OTHER)
     )
-    return f"{_DOWN} the daemon of another program cannot be asked ({unable}), and {missing}{TO_DO}{remedy}"
+    return f"{_DOWN} the daemon of another program cannot be queried ({unable}), and {missing}{TO_DO}{remedy}"

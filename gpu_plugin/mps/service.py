@@ -116,12 +116,12 @@ class MpsService:
             except ConfigError as error:
                 if self._supervisor is None:
                     raise
-                log.error("%s; the MPS daemons of before continue", error)  # noqa: TRY400
+                log.error("%s; the present MPS daemons continue to run", error)  # noqa: TRY400
                 again = False
             except Exception:
                 if self._supervisor is None:
                     raise
-                log.exception("planning the MPS daemons failed; the MPS daemons of before continue")
+                log.exception("planning the MPS daemons failed; the present MPS daemons continue to run")
                 again = True
             if self.settings is not settings:
                 continue  # the configuration was reloaded in between

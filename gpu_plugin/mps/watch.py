@@ -90,7 +90,7 @@ class MpsWatch:
         answer = self._last_answer(kept)
         if (began := kept.question.started) is not None:
             if now - began > 2 * ANSWER:
-                kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; nothing can be asked")
+                kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; no query is possible")
         elif foreign.settled(signs, time.time()) and foreign.due(signs, answer, now):
             roots = (settings.driver_root_ctr_path, settings.driver_root)
             pipe = pipe_directory(root, resource.name)

@@ -56,7 +56,7 @@ class EventBatch(msgspec.Struct):
     credit: float = BURST
     _at: float = 0.0
 
-    def take(self, event: Event, now: float) -> None:
+    def add(self, event: Event, now: float) -> None:
         """Add an event."""
         self.credit, self._at = min(BURST, self.credit + (now - self._at) * REFILL), now
         if not self.events:
@@ -122,7 +122,7 @@ class EventWaiter:
         except RuntimeError as error:  # the process may start no more threads; the subscription tries again
             self.ended = True
             self._left.set()
-            self._report_trouble(f"no thread can wait for them: {error}")
+            self._report_trouble(f"no thread for them can be started: {error}")
 
     def stop(self) -> None:
         """Request the end of the thread, which ends within a second. Does not wait for it."""
@@ -171,7 +171,7 @@ class EventWaiter:
                     trouble = error
             self._since = None
             if event is not None:
-                batch.take(event, time.monotonic())
+                batch.add(event, time.monotonic())
             if batch.events and (trouble or time.monotonic() >= batch.due):
                 self._hand_over(partial(self._deliver_all, batch.take_all()))
             if trouble is None:
@@ -319,7 +319,7 @@ def _refused(error: NvmlError, otherwise: Outcome) -> Registered:
 
 
 def _registration_error(error: NvmlError) -> str:
-    return f"it could not be asked for them: {error}"
+    return f"registering for them failed: {error}"
 
 
 STABLE_AFTER = 180.0  # seconds of use after which the end of an event set does not delay the next event set

@@ -99,7 +99,7 @@ class _Reading:
         for words, count in self._unreported.items():
             those = "a pair" if count == 1 else f"{count} pairs"
             self._troubles.append(
-                f"the common PCIe ancestor of {those} of GPUs is taken from sysfs, as NVML does not tell: {words}"
+                f"the common PCIe ancestor of {those} of GPUs is taken from sysfs, as NVML does not report it: {words}"
             )
         return LinkReading(
             links,
@@ -330,7 +330,7 @@ class Links:
         self._reading.begin(lambda: probe_links(driver, host, handles, described))
         await self._reading.wait(patience)
         if not self.store_finished():
-            log.error("the links between GPUs are not known yet; pods get GPUs without regard to what is unknown")
+            log.error("the links between GPUs are not known yet; until then pods get GPUs without regard to them")
 
     def _store(self, found: LinkReading) -> None:
         read = self._asked - found.lost

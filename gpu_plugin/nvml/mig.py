@@ -147,7 +147,7 @@ def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: 
         raise refusal
     profile = profile_of(name, attributes, memory_bytes)
     if not profile:
-        raise refusal or NvmlError(Return.UNKNOWN, "nvmlDeviceGetName", f"names no MIG profile: {name!r}")
+        raise refusal or NvmlError(Return.UNKNOWN, "nvmlDeviceGetName", f"the name has no MIG profile: {name!r}")
     whole = "c." not in profile
     if attributes is not None:
         whole = attributes.compute_instance_slices == attributes.gpu_instance_slices

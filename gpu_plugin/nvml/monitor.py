@@ -238,7 +238,9 @@ class Monitor:
         roster.wanted = roster.wanted.plus(uuids)
         if not await self._wait_until(lambda: self._reopening.released):
             words = self._reopening.blocked_by or self._reopening.holder or "the GPUs' turn has not come yet"
-            raise ReleaseError(f"the driver's handles are not dropped yet, and are as soon as this is over: {words}")
+            raise ReleaseError(
+                f"the driver's handles are not closed yet; they will be closed when this is over: {words}"
+            )
 
     async def resume(self, uuids: frozenset[str] | None) -> None:
         """Find and monitor these GPUs (None: all) again, and wait a few seconds for the first look at them."""
@@ -401,7 +403,7 @@ class Monitor:
                 partial(read_host, self.host, sliced=sliced), min(self.timeout, patience)
             )
         except Exception as error:  # noqa: BLE001 - after any error, the last state of the host is kept
-            log.debug("the host cannot be asked: %r", error)
+            log.debug("the host's state cannot be read: %r", error)
             return
         self._device_roots, self._pci_gpus = seen.device_roots, seen.pci_gpus
         roster.bus.bindings = roster.bus.bindings if seen.bindings is None else seen.bindings
@@ -411,7 +413,7 @@ class Monitor:
         if seen.boot_id and seen.boot_id != self.boot_id:
             before, self.boot_id = self.boot_id, seen.boot_id
             if before:
-                log.warning("the node was booted: every GPU was reset, and is looked for again")
+                log.warning("the node was booted: all GPUs were reset; finding them again")
                 self._reopening.rebooted = True
                 roster.wanted = Released()  # maintenance ends with the boot in which it began
                 self._booted(seen.boot_id)

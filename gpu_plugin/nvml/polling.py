@@ -123,7 +123,7 @@ class Poller:
 
     def _probed(self, watched: Watched, handle: Handle, gpu: Gpu, now: float) -> LookResult:
         if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._roster.gpus if other is not watched):
-            sample = Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU answers for it")
+            sample = Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU has its uuid")
             return watched.set_out_of_reach(sample, now)
         log.info("GPU %d (%s) can be read now", gpu.index, gpu.uuid)
         watched.update_description(handle, gpu)

@@ -51,8 +51,8 @@ class Blocked(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return (
             f"a restart of the plugin is needed (delete its pod, or restart its service): a call about GPU {self.gpu.index} "
-            f"({self.gpu.uuid}) has not come back, and has kept the driver from being reopened since {utc(self.since)}, which is "
-            f"wanted because {self.wanted}"
+            f"({self.gpu.uuid}) has not returned, and has prevented reopening the driver since {utc(self.since)}. Reopening it "
+            f"is needed because {self.wanted}"
         )
 
 
@@ -97,7 +97,7 @@ class Reopening:
         if not self._calls.under_way:
             return ""
         about = f", about GPU {gpu.uuid}" if (gpu := self._hung) is not None else ""
-        return self._session.hanging or f"a call to it has not come back{about}"
+        return self._session.hanging or f"a call to it has not returned{about}"
 
     @property
     def _hung(self) -> Gpu | None:
@@ -158,7 +158,7 @@ class Reopening:
             blocked_by = await self.shut(min(timeout, PROBE_PATIENCE))
         if blocked_by and blocked_by != self.blocked_by:
             able = "reopened" if in_use else "closed"
-            wanted = f"will be tried again; wanted because {why.words}"
+            wanted = f"will be tried again; needed because {why.words}"
             log.warning("the driver cannot be %s now: %s; %s", able, blocked_by, wanted)
         self.blocked_by = blocked_by
         self._note_blocked(why)
@@ -195,7 +195,7 @@ class Reopening:
     async def shut(self, patience: float) -> str:
         """Free the event set and close the driver. Return the reason if that failed; empty if it is closed."""
         if not await self._events.leave(patience):
-            return "it holds the wait for its events"
+            return "the wait for its events has not returned"
         return "" if await self._session.close_at_last(patience) else NOT_CLOSING
 
     async def _find_again(self, opened: Opened, rounds: int, timeout: float) -> None:

@@ -153,7 +153,7 @@ class DriverSession:
     async def _open(self, left: float, timeout: float) -> None:
         """Make or continue one attempt to open the driver, with `left` seconds of `timeout` remaining."""
         if self._closing.begun and not await self.close(timeout):
-            raise TimeoutError("the call that closes it has not come back")
+            raise TimeoutError("the call that closes it has not returned")
         if not self._opening.begun:
             self.opening = max(self.opening + 1, time.time_ns())
             self._opening.begin(self._driver.open)

@@ -45,7 +45,7 @@ arrives; until then the GPU gets no other call."""
 MAX_ABANDONED_SETS = 3
 """Largest number of event sets that are not freed yet. With that many, no set is made, since each may keep threads blocked."""
 
-_UNANSWERED = "the driver has not answered the request for them"
+_UNANSWERED = "the driver has not answered the registration for them"
 
 
 class _PendingRequest(msgspec.Struct):
@@ -105,7 +105,7 @@ class EventSubscription:
         if mine.unusable or member.answer.outcome is not Outcome.REGISTERED:
             return mine.unusable or member.answer.why
         if self._stuck:
-            return "the call that waits for them does not come back"
+            return "the call that waits for them has not returned"
         if self._rebuilds.failures > FREE_REBUILDS and anyio.current_time() - mine.born < STABLE_AFTER:
             return "the wait for them keeps failing"
         return ""

@@ -144,6 +144,6 @@ def _writing_to(stream: TextIO) -> Callable[[bytes], None]:
 
 
 def _dropped_line(count: int) -> str:
-    words = f"{counted(count, 'log line')} {'was' if count == 1 else 'were'} dropped: standard error did not take them"
+    words = f"{counted(count, 'log line')} {'was' if count == 1 else 'were'} dropped: they could not be written to standard error"
     record = logging.LogRecord(__name__, logging.WARNING, "", 0, words, None, None)
     return next((handler.format(record) for handler in logging.root.handlers if isinstance(handler, _Queued)), words)

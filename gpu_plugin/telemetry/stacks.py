@@ -46,7 +46,7 @@ def logged_on(number: int) -> Iterator[None]:
 
     def answer(loop: asyncio.AbstractEventLoop | None) -> None:
         try:
-            log.info("%s: what each task and thread does", signal.Signals(number).name)
+            log.info("%s: stacks of all tasks and threads", signal.Signals(number).name)
             for line in told(() if loop is None else asyncio.all_tasks(loop)):
                 log.info("%s", line)
         except Exception:

@@ -49,16 +49,16 @@ def choose(strategy: str, traces: Traces, models: Callable[[], Sequence[str] | N
     NVML library; it is called only if the result matters.
     """
     if strategy == Platform.TEGRA:
-        return Choice(Platform.TEGRA, "--device-discovery-strategy says so")
+        return Choice(Platform.TEGRA, "set by --device-discovery-strategy")
     if traces.dxcore and traces.dxg:
         return Choice(Platform.WSL, f"{traces.dxcore} and {traces.dxg} exist")
     if strategy != AUTO:
-        return Choice(Platform.NVML, "--device-discovery-strategy says so")
+        return Choice(Platform.NVML, "set by --device-discovery-strategy")
     known = models()
     if known is None:
         if traces.tegra:
-            return Choice(Platform.TEGRA, f"{traces.tegra} says so and there is no NVML library")
-        return Choice(Platform.NVML, "nothing says that it is another, though there is no NVML library")
+            return Choice(Platform.TEGRA, f"{traces.tegra} exists and there is no NVML library")
+        return Choice(Platform.NVML, "no file shows another platform, and there is no NVML library")
     integrated = next((name for name in known if any(part in name for part in INTEGRATED)), "")
     if integrated:
         return Choice(Platform.TEGRA, f"NVML knows an integrated GPU, {integrated}")

@@ -137,8 +137,8 @@ def _family(roots: Iterable[str]) -> str:
 log = logging.getLogger(__name__)
 
 _NO_TEGRA = (
-    "this machine is no Tegra system: its processor is not ARM, and neither /etc/nv_tegra_release nor "
-    "/sys/devices/soc0/family says so"
+    "this machine is not a Tegra system: its processor is not ARM, and neither /etc/nv_tegra_release nor "
+    "/sys/devices/soc0/family shows one"
 )
 _MOUNT_WSL = "if the node is WSL, mount its directory /usr/lib/wsl into the container at the same path"
 

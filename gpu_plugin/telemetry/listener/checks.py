@@ -189,12 +189,12 @@ def _configuration(facts: Facts) -> Check:
 def _resources(facts: Facts) -> Check:
     """Check the served resources. Serving nothing, or nothing healthy, may be intended: it is a note, not a fault."""
     if not facts.offered and facts.driver:
-        return Check("resources", note="none is served, since no GPU can be reached")
+        return Check("resources", note="no resource is served, since no GPU can be reached")
     if not facts.offered:
         why = "; ".join(facts.unserved)
-        return Check("resources", f"none is served{f': {why}' if why else ' yet'}")
+        return Check("resources", f"no resource is served{f': {why}' if why else ' yet'}")
     if not facts.resources:
-        return Check("resources", note="; ".join(("none is served", *facts.unserved)))
+        return Check("resources", note="; ".join(("no resource is served", *facts.unserved)))
     idle = {name: _idle(resource) for name, resource in facts.resources.items()}
     notes = (_by_resource({name: why for name, why in idle.items() if why}), *facts.unserved)
     return Check("resources", note="; ".join(filter(None, notes)))

@@ -172,7 +172,11 @@ class Server:
     async def _wait_for_resources(self, error: OSError) -> None:
         now = anyio.current_time()
         news = now - self._exhausted >= self._limits.episode
-        log.log(logging.ERROR if news else logging.DEBUG, "connections for probes and metrics wait: %s", error.strerror)
+        log.log(
+            logging.ERROR if news else logging.DEBUG,
+            "connections for probes and metrics cannot be accepted now: %s",
+            error.strerror,
+        )
         self._exhausted = now
         await anyio.sleep(self._limits.pause)
 

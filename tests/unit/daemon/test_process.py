@@ -873,7 +873,7 @@ async def test_without_a_driver_it_has_started_is_alive_and_ready_and_says_so(di
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         assert await until_told(pages["/startupz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
         assert await until_told(pages["/readyz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
-        assert await until_told(pages["/readyz"], "[+]resources ok: none is served") == 200
+        assert await until_told(pages["/readyz"], "[+]resources ok: no resource is served") == 200
         assert (await pages["/livez"]()).status == 200
         assert (await pages["/metrics"]()).status == 200
 

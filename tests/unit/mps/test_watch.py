@@ -151,7 +151,7 @@ async def test_without_a_control_program_the_kernels_word_counts_and_that_is_tol
     monkeypatch.setattr(foreign, "SET_UP", 0.0)
     await other.start(started=False)
     other.program.unlink()
-    why = await other.until("cannot be asked")
+    why = await other.until("cannot be queried")
     assert f"no {PROGRAM} at {other.driver}/usr/bin/{PROGRAM}, $PATH" in why
     other.started.touch()
     await other.until("")
@@ -237,6 +237,6 @@ async def test_a_question_that_never_ends_is_not_asked_a_second_time_and_said_on
     skipped = watch.ANSWER
     assert "hangs" not in await other.look()
     skipped = 2 * watch.ANSWER + 0.1
-    assert f"{PROGRAM} hangs; nothing can be asked" in await other.look()
+    assert f"{PROGRAM} hangs; no query is possible" in await other.look()
     assert len(began) == 1
     os.close(hung)

@@ -95,7 +95,7 @@ def test_a_part_without_any_health_event_is_not_asked(supported):
 def test_nothing_but_a_want_of_support_settles_anything(refused, outcome):
     answer = register(Registering(**refused), GPU, SET)  # type: ignore[arg-type]
     assert answer.outcome is outcome
-    assert ("could not be asked" in answer.why) is (outcome is not Outcome.UNSUPPORTED)
+    assert ("registering for them failed" in answer.why) is (outcome is not Outcome.UNSUPPORTED)
 
 
 def test_where_one_type_too_many_is_asked_for_xids_alone_are():

@@ -131,7 +131,7 @@ def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_tha
             waits += [batch.due - at for at in held]
             batches.append(len(batch.take_all()))
             held = []
-        batch.take(event(31), now)
+        batch.add(event(31), now)
         held.append(now)
         if batch.due <= now:
             waits += [0.0 for _ in held]
@@ -142,7 +142,7 @@ def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_tha
     assert len(batches) < len(arrived) / 2
     batch = EventBatch()
     for number in range(1, 200):  # none of these is in a storm
-        batch.take(event(31), number / 30)
+        batch.add(event(31), number / 30)
         assert batch.due == number / 30
         batch.take_all()
 

@@ -209,7 +209,7 @@ async def test_a_gpu_that_answers_for_another_is_not_taken_for_two():
     bench.driver.handle_by_index = lambda index: real(4 if index == 3 else index)
     async with bench.running():
         await bench.until(
-            lambda: (f"{PLACEHOLDER}3", Sample(fault=Fault.ERROR, detail="another GPU answers for it")) in bench.seen
+            lambda: (f"{PLACEHOLDER}3", Sample(fault=Fault.ERROR, detail="another GPU has its uuid")) in bench.seen
         )
     assert len(bench.nodes) == 1
 

@@ -268,6 +268,6 @@ async def test_a_wait_that_does_not_come_back_makes_deaf_too():
         bench.driver.free.set()
         await bench.until(lambda: bench.of(7).count(EventDelivery()) == 1)
     assert [seen.trouble for gpu, seen in told(bench) if gpu == 0] == [
-        "the call that waits for them does not come back",
+        "the call that waits for them has not returned",
         "",
     ]

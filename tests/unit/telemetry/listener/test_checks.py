@@ -129,10 +129,10 @@ def test_pauses_are_not_kept_for_longer_than_they_are_told():
     [
         ({"awaited": "waiting for the label", "driver": None}, "[-]configuration failed: waiting for the label"),
         ({"driver": None}, "[-]driver failed: the first attempt to find GPUs is not over yet"),
-        ({"offered": False, "resources": {}}, "[-]resources failed: none is served yet"),
+        ({"offered": False, "resources": {}}, "[-]resources failed: no resource is served yet"),
         (
             {"offered": False, "resources": {}, "unserved": ["two entries share nvidia.com/gpu"]},
-            "[-]resources failed: none is served: two entries share nvidia.com/gpu",
+            "[-]resources failed: no resource is served: two entries share nvidia.com/gpu",
         ),
         (
             {"standings": {}},
@@ -174,7 +174,7 @@ def test_a_driver_that_cannot_be_used_is_a_note(changed):
 def test_resources_that_are_served_stay_so_while_the_driver_is_away():
     verdict = ready(facts(driver="the driver is not open"), NOW)
     assert verdict.status == 200
-    assert "none is served" not in verdict.text
+    assert "no resource is served" not in verdict.text
 
 
 def test_without_a_configuration_nothing_is_said_of_what_nobody_has_asked():
@@ -204,7 +204,7 @@ def test_nobody_asks_for_a_registration_where_none_is_wanted():
 def test_a_node_that_serves_nothing_on_purpose_is_ready_and_says_why():
     verdict = ready(facts(resources={}, standings={}, unserved=["no GPU is served: all are excluded"]), NOW)
     assert verdict.status == 200
-    assert "[+]resources ok: none is served; no GPU is served: all are excluded" in verdict.text
+    assert "[+]resources ok: no resource is served; no GPU is served: all are excluded" in verdict.text
 
 
 def test_a_resource_of_which_nothing_is_handed_out_is_ready_and_says_why():

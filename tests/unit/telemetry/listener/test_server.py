@@ -420,7 +420,7 @@ async def test_out_of_descriptors_is_one_line_and_a_pause(caplog, monkeypatch):
     async with serving(Limits(pause=0.01)) as (_, port):
         assert body(await ask(port, GET)) == "all is well\n"
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
-        "connections for probes and metrics wait: Too many open files"
+        "connections for probes and metrics cannot be accepted now: Too many open files"
     ]
 
 
