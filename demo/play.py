@@ -1,7 +1,7 @@
-"""The demo: a day in the life of the daemon on a simulated 8-GPU node, in a few seconds.
+"""The demo: typical events for the daemon on a simulated 8-GPU node, in a few seconds.
 
-The daemon is the real one, in a process of its own; the node under it is simulated and the kubelet over it is the
-stand-in. A step that does not happen ends the demo.
+The daemon is the real daemon in a process of its own. The node is simulated, and the kubelet is the stand-in. The demo ends
+with an error if a step does not happen.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ GENERATION: Final = "1.36"
 NUMA_POLICY: Final = "best-effort"
 
 LONGEST_TEMPORARY = 50
-"""Characters of the temporary directory's parent that leave room for socket names: a socket's path has 107 bytes."""
+"""Longest path of the temporary directory's parent, in characters: a socket's path may have only 107 bytes."""
 
 
 async def play(out: TextIO) -> int:
-    """Plays the demo onto `out`. Returns the exit status: 0 when every step happened and no rule was broken."""
+    """Play the demo and write it to `out`. Return the exit status: 0 if all steps happened and no rule was broken."""
     timeline, profile = scenario.Timeline(out), load(PROFILE)
     parent = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix="gpd-", dir=parent if len(parent) <= LONGEST_TEMPORARY else "/tmp") as made:  # noqa: S108
@@ -73,11 +73,11 @@ async def play(out: TextIO) -> int:
 
 
 def run(out: TextIO) -> int:
-    """`play` on an event loop of its own; on SIGTERM the daemon is ended, too, and the status is 143."""
-    return asyncio.run(_until_told(out))
+    """Run `play` on an event loop of its own. After SIGTERM the daemon is ended too, and the status is 143."""
+    return asyncio.run(_until_sigterm(out))
 
 
-async def _until_told(out: TextIO) -> int:
+async def _until_sigterm(out: TextIO) -> int:
     playing = asyncio.create_task(play(out))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
     await asyncio.wait([playing])

@@ -1,4 +1,4 @@
-"""What happens in the demo, and how it is printed. Every number shown was measured and every outcome received."""
+"""The steps of the demo, and how they are printed. All numbers shown are measured and all outcomes are received."""
 
 import asyncio
 import os
@@ -27,10 +27,10 @@ HEALTH_POLL = "200ms"
 TEMPERATURE_RECOVERY = "1s"
 
 STEP_SECONDS = 8.0
-"""Longest wait for one thing to happen: several times what a busy machine needs."""
+"""Longest wait for a step: several times the duration on a busy machine."""
 
 KUBELET_AWAY = 0.5
-"""Seconds between the death of a kubelet and the next one."""
+"""Seconds between the end of a kubelet and the start of the next."""
 
 _APPLICATION_XID = 31  # MMU fault: an application's own error
 _FATAL_XID = 79  # the GPU has fallen off the bus
@@ -43,11 +43,11 @@ BAD = "31;1"
 GOOD = "32;1"
 DIM = "2"
 BOLD = "1"
-"""Colours, as ANSI's select graphic rendition takes them."""
+"""Colours, as parameters of ANSI's select graphic rendition."""
 
 
 class Timeline:
-    """One line for each thing that happened: when, how long it took, what. Colours on a terminal only."""
+    """A line for each step with its time, its duration and a text. Colours only on a terminal."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -57,16 +57,16 @@ class Timeline:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.perf_counter() - self._begun
 
     def say(self, text: str = "", colour: str = "") -> None:
-        """Prints lines as they are."""
+        """Print lines without changes."""
         self._out.write(self._paint(text, colour) + "\n")
         self._out.flush()
 
     def step(self, what: str, text: str, took: float | None = None, colour: str = "") -> None:
-        """Prints what just happened; `took` in seconds."""
+        """Print the step that has just happened; `took` in seconds."""
         self.steps += 1
         duration = "" if took is None else milliseconds(took)
         first, *more = text.split("\n")
@@ -79,11 +79,11 @@ class Timeline:
 
 
 class StepFailedError(Exception):
-    """Something the demo promises did not happen; the text says what."""
+    """A step of the demo did not happen; the text is the expected result."""
 
 
 class Scenario:
-    """The steps, in order; each one prints what it saw or raises StepFailedError."""
+    """The steps, in order. Each prints its result or raises StepFailedError."""
 
     def __init__(
         self, timeline: Timeline, kubelet: StandInKubelet, daemon: DaemonProcess, profile: Profile, state: Path
@@ -96,7 +96,7 @@ class Scenario:
         self._index = {gpu.uuid: index for index, gpu in enumerate(self._profile.gpus)}
 
     async def play(self, started: float) -> None:
-        """Plays the whole scenario; `started` is time.perf_counter() at the daemon's start."""
+        """Play all steps; `started` is time.perf_counter() at the daemon's start."""
         await self._register(started)
         for name, count in (("notebook", 1), ("finetune", 2), ("train", 4)):
             await self._admit(name, count)
@@ -140,7 +140,9 @@ class Scenario:
         given = admission.only
         visible = given.response.envs.get("NVIDIA_VISIBLE_DEVICES", "")
         if set(visible.split(",")) != set(given.ids):
-            raise StepFailedError(f"the container of {name} sees GPUs {list(given.ids)}: it is told {visible!r}")
+            raise StepFailedError(
+                f"the container of {name} sees GPUs {list(given.ids)}: its environment has {visible!r}"
+            )
         shown = f"={visible}" if count == 1 else f" names the {count}"
         self._timeline.step(
             f"pod of {count}",
@@ -159,12 +161,12 @@ class Scenario:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
         took = time.perf_counter() - begun
         if process.returncode:
-            raise StepFailedError(f"`gpu-plugin {' '.join(command)}` works: it says {said.decode().strip()!r}")
+            raise StepFailedError(f"`gpu-plugin {' '.join(command)}` works: it says {output.decode().strip()!r}")
         uuid = self._profile.gpus[gpu].uuid
-        heard = await self._until(
+        message = await self._until(
             lambda: next((m for m in self._daemon.messages if uuid in m and f"Xid {_APPLICATION_XID}" in m), ""),
             f"the daemon says that it counted Xid {_APPLICATION_XID}",
         )
@@ -173,7 +175,7 @@ class Scenario:
         self._timeline.step(
             f"Xid {_APPLICATION_XID}",
             f"`gpu-plugin fault --gpu {gpu} --xid {_APPLICATION_XID}` changes nothing: no list was sent\n"
-            f"the daemon says: {self._short(heard)}\nthe time is the whole command's, Python's start included",
+            f"the daemon says: {self._short(message)}\nthe time is the whole command's, Python's start included",
             took,
         )
 
@@ -182,7 +184,7 @@ class Scenario:
         self._timeline.step(
             f"Xid {_FATAL_XID}",
             f"GPU {gpu} Unhealthy at the kubelet, the other {len(self._profile.gpus) - len(event.changed)} as before; "
-            f"timed from telling the daemon\nthe daemon says: {await self._said(gpu)}\n{self._status(gpu)}",
+            f"timed from telling the daemon\nthe daemon says: {await self._log_line_about(gpu)}\n{self._status(gpu)}",
             took,
             BAD,
         )
@@ -194,7 +196,7 @@ class Scenario:
             "overheated",
             f"GPU {gpu} at {_TOO_HOT} °C, which shuts down at {limit} °C: Unhealthy, the other "
             f"{len(self._profile.gpus) - len(event.changed)} as before\n"
-            f"the daemon looks every {HEALTH_POLL}, and says: {await self._said(gpu)}",
+            f"the daemon looks every {HEALTH_POLL}, and says: {await self._log_line_about(gpu)}",
             took,
             BAD,
         )
@@ -262,13 +264,13 @@ class Scenario:
             took,
         )
 
-    # What steps share
+    # Helpers of steps
 
     async def _fault(self, gpu: int, health: str, **fault: object) -> tuple[Event, float]:
-        """Tells the daemon, as `gpu-plugin fault` does; gives the list that shows `health` and its seconds from then."""
+        """Send a fault like `gpu-plugin fault`. Return the list that shows `health`, and the seconds from request to list."""
         mark = len(self._kubelet.events)
         uuid = self._profile.gpus[gpu].uuid
-        told = time.perf_counter()
+        requested_at = time.perf_counter()
         try:
             await asyncio.to_thread(control.request, self._state, "fault", gpu=gpu, **fault)
         except control.ControlError as error:
@@ -276,7 +278,7 @@ class Scenario:
         event = await self._until(lambda: self._event(EventKind.LIST, mark), f"GPU {gpu} becomes {health} on {fault}")
         if event.changed != {uuid: health}:
             raise StepFailedError(f"{fault} makes GPU {gpu} {health} and no other: the list changed {event.changed}")
-        return event, event.at - told
+        return event, event.at - requested_at
 
     async def _admitted(self, name: str, count: int) -> Admission:
         try:
@@ -328,14 +330,14 @@ class Scenario:
             return f"{place}, {count} NVLinks each into the same NVSwitches"
         return place
 
-    async def _said(self, gpu: int) -> str:
-        """The line by which the daemon said first why a GPU became unfit: what follows from the fault is told after it."""
+    async def _log_line_about(self, gpu: int) -> str:
+        """Return the daemon's first log line about why a GPU became unfit; lines about consequences follow."""
         uuid = self._profile.gpus[gpu].uuid
-        said = await self._until(
+        line = await self._until(
             lambda: next((each for each in self._daemon.messages if uuid in each and _UNFIT in each), None),
             f"the daemon says of GPU {gpu} that it {_UNFIT}",
         )
-        return self._short(said)
+        return self._short(line)
 
     def _short(self, message: str) -> str:
         for uuid, index in self._index.items():
@@ -353,6 +355,6 @@ class Scenario:
 
 
 def milliseconds(seconds: float) -> str:
-    """A duration for people: three digits or so."""
+    """Format a duration for people, with about three digits."""
     value = seconds * 1000
     return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"

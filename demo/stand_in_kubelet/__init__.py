@@ -1,8 +1,8 @@
-"""A stand-in for the kubelet's device manager, strict about every rule of its contract with device plugins.
+"""A substitute for the kubelet's device manager, strict about all rules of its contract with device plugins.
 
-It serves Registration on kubelet.sock, dials plugins back, keeps their lists, admits pods through GetPreferredAllocation,
-Allocate and PreStartContainer, tells through PodResources who holds what, restarts, drops streams, panics where a real one
-may, and writes down every breach. Tests and the demo run the real plugin under it.
+It serves Registration on kubelet.sock, connects to plugins, stores their lists, admits pods through GetPreferredAllocation,
+Allocate and PreStartContainer, and reports devices of pods through PodResources. It can restart, drop streams, and panic where
+a real kubelet may. It records each breach of the contract. Tests and the demo run the real plugin with it.
 """
 
 from demo.stand_in_kubelet.admission import AdmissionError

@@ -42,7 +42,7 @@ TOPOLOGY = "TopologyAffinityError"
 
 
 class AdmissionError(Exception):
-    """A pod was not admitted or not started: the kubelet's message, and its `reason` as pod.status.reason shows it."""
+    """A pod was not admitted or not started. The text is the kubelet's message, and `reason` is as in pod.status.reason."""
 
     def __init__(self, message: str, reason: str = UNEXPECTED) -> None:
         self.reason = reason
@@ -50,16 +50,16 @@ class AdmissionError(Exception):
 
 
 class PodAdmission:
-    """The pods of one kubelet and how they get their devices.
+    """The pods of one kubelet and the allocation of their devices.
 
-    What runs on the node is one thing, what the device manager knows of it another: it learns of pods from its own admissions
-    and, at its start, from its checkpoint, and goes on counting the devices of a pod that has ended until it collects.
+    The pods on the node can differ from the pods that the device manager has. It learns of pods from its own admissions and, at
+    its start, from its checkpoint, and it counts the devices of an ended pod until `collect`.
 
     Attributes:
-        pods: by name, what runs; they outlive restarts of the kubelet.
-        known: by uid, the pods that the device manager counts devices of.
+        pods: running pods by name; they survive restarts of the kubelet.
+        known: by uid, the pods whose devices the device manager counts.
         in_flight: device ids of each resource with an Allocate under way.
-        sources_ready: whether the kubelet has been told its pods since its start.
+        sources_ready: whether the kubelet has got the list of its pods since its start.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class PodAdmission:
         self._serial = asyncio.Lock()
 
     async def admit(self, name: str, containers: Sequence[Container], *, start: bool) -> Admission:
-        """Admits a pod, or admits again one that is known, and starts its containers if `start`.
+        """Admit a pod, or admit a known pod again, and start its containers if `start`.
 
-        Raises AdmissionError; the pod then holds nothing and is not known any more.
+        Raises AdmissionError; then the pod holds nothing and is not known any more.
         """
         begun = time.perf_counter()
         self.sources_ready = True
@@ -94,7 +94,7 @@ class PodAdmission:
         pod.containers = tuple(containers)
         try:
             async with self._serial:
-                if not pod.running:  # a running pod has what it needs; nothing is asked of the plugin
+                if not pod.running:  # a running pod has its devices already, so the plugin is not called
                     await self._allocate_pod(pod)
             if start:
                 await self._start(pod)
@@ -102,7 +102,7 @@ class PodAdmission:
             self._journal.note(EventKind.REJECTED, text=f"{name}: {error}")
             self.pods.pop(name, None)
             raise
-        except KubeletPanicError:  # the pod and what it holds outlive this kubelet
+        except KubeletPanicError:  # the pod and its devices survive this kubelet
             raise
         except BaseException:
             self.pods.pop(name, None)
@@ -112,20 +112,20 @@ class PodAdmission:
         return Admission(name, done, time.perf_counter() - begun)
 
     def release(self, name: str) -> None:
-        """The pod ended: PodResources has it no more, and no plugin is told. Raises KeyError for an unknown one.
+        """End a pod: PodResources no longer reports it, and no plugin is notified. Raises KeyError for an unknown pod.
 
-        Its devices are counted, and stay in the checkpoint, until the kubelet collects them and writes it again: at an
-        admission that asks for devices, or when PodResources was asked and a list came.
+        Its devices still count, and stay in the checkpoint, until the kubelet collects them and writes it again: at an
+        admission that requests devices, or when PodResources was called and a list came.
         """
         del self.pods[name]
         self._journal.note(EventKind.RELEASED, text=name)
 
     def allocated(self, resource: str) -> set[str]:
-        """Every device id of a resource that a pod which has not ended holds."""
+        """Return all device ids of a resource that pods hold which have not ended."""
         return {identifier for pod in self.pods.values() for identifier in pod.ids(resource)}
 
     def active(self) -> dict[str, Pod]:
-        """The pods as the kubelet knows them, by name: none before its sources told it, and without devices it does not count."""
+        """Return the pods that the kubelet knows, by name: none before `sources_ready`; uncounted devices are left out."""
         if not self.sources_ready:
             return {}
         return {
@@ -134,19 +134,19 @@ class PodAdmission:
         }
 
     def collect(self) -> None:
-        """Forgets what pods that have ended held, once the pods are known (manager.go: UpdateAllocatedDevices)."""
+        """Drop devices of ended pods, if the pods are known (manager.go: UpdateAllocatedDevices)."""
         active = {pod.uid for pod in self.pods.values()}
         if self.sources_ready and self.known.keys() - active:
             self.known = {uid: pod for uid, pod in self.known.items() if uid in active}
             self.recount()
 
     def recount(self) -> None:
-        """Counts as taken what known pods hold, and nothing else."""
+        """Count exactly the devices of known pods as allocated."""
         for resource, state in self._registry().tables.items():
             state.allocated = {identifier for pod in self.known.values() for identifier in pod.ids(resource)}
 
     def entries(self) -> list[Entry]:
-        """What goes into the checkpoint."""
+        """Return the entries of the checkpoint."""
         return [
             Entry(uid, container, resource, each.by_numa, each.encoded)
             for uid, pod in self.known.items()
@@ -155,14 +155,14 @@ class PodAdmission:
         ]
 
     def restart(self, entries: Sequence[Entry]) -> None:
-        """Begins with what a checkpoint has."""
+        """Start with the entries of a checkpoint."""
         self.sources_ready = False
         running = {pod.uid: pod for pod in self.pods.values()}
         self.known = {}
         for entry in entries:
             pod = running.get(entry.uid) or self.known.get(entry.uid) or Pod(entry.uid, (), uid=entry.uid)
             self.known[entry.uid] = pod
-            if entry.uid not in running:  # it ended, and the file was not written since
+            if entry.uid not in running:  # the pod has ended, and the file was not written since
                 ids = tuple(dict.fromkeys(identifier for some in entry.ids.values() for identifier in some))
                 numa = {identifier: (node,) for node, some in entry.ids.items() for identifier in some if node >= 0}
                 ended = Allocation(
@@ -194,7 +194,7 @@ class PodAdmission:
                 )
         hint = self._hint(pod, container, limits, reusable)
         wanted = list(limits.items())
-        self._rng.shuffle(wanted)  # a Go map has no order
+        self._rng.shuffle(wanted)  # the order of a Go map is random
         before = dict(pod.allocated.get(container.name, {}))
         for resource, count in wanted:
             try:
@@ -260,7 +260,7 @@ class PodAdmission:
         if not responses:
             raise SelectionError(
                 "no containers return in allocation response "
-            )  # its ids stay taken, as in the kubelet
+            )  # its ids stay allocated, as in the kubelet
         response = edits(responses[0])
         for breach in response_breaches(response):
             self._journal.breach(resource, breach)
@@ -306,7 +306,7 @@ class PodAdmission:
             raise
         finally:
             self.in_flight.subtract(keys)
-            self.in_flight += Counter()  # drops what fell to zero
+            self.in_flight += Counter()  # removes zeros
 
     async def _call(
         self, state: ResourceState, endpoint: Endpoint, method: str, request: bytes, timeout: float | None = None

@@ -1,4 +1,4 @@
-"""What a kubelet does in its device plugin directory besides listening: it removes sockets, and writes a checkpoint.
+"""The kubelet's files in its device plugin directory: it removes sockets at its start, and writes a checkpoint.
 
 Sources: pkg/kubelet/cm/devicemanager/manager.go (CleanupPluginDirectory, writeCheckpoint, readCheckpoint) and
 checkpoint/checkpoint.go.
@@ -29,7 +29,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 def read_checkpoint(directory: Path) -> tuple[Sequence[Entry], list[str]]:
-    """What pods have, and which resources there were. A file that is damaged or missing is an empty one, as to a kubelet."""
+    """Read the devices of pods, and the resources. As in a kubelet, a damaged or missing file counts as an empty file."""
     try:
         content = msgspec.json.decode((directory / CHECKPOINT).read_bytes(), type=_Checkpoint)
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def _checksum(data: _Data) -> int:
 
 
 def clean(directory: Path) -> None:
-    """Removes the sockets directly in `directory`, also through links; files, pipes and folders stay."""
+    """Remove the sockets directly in `directory`, also through links. Files, pipes and folders stay."""
     for entry in list(directory.iterdir()):
         if entry.is_socket():
             entry.unlink(missing_ok=True)
@@ -68,10 +68,10 @@ class CheckpointKeeper:
         self._repeated_after = 0
 
     def write(self, tables: Mapping[str, ResourceState]) -> None:
-        """Writes the file by renaming: what pods have, and the healthy device ids of each resource.
+        """Write the file and rename it into place: the devices of pods, and the healthy device ids of each resource.
 
-        The form is that of 1.20 and later (checkpoint/checkpoint.go: PodDevicesEntry, checkpointData, Data). A kubelet's checksum
-        is FNV-1a, 32 bits, of Go's rendering of its structures; here it is that of the data as JSON.
+        The format is that of 1.20 and later (checkpoint/checkpoint.go: PodDevicesEntry, checkpointData, Data). A kubelet's
+        checksum is the 32-bit FNV-1a of Go's text for its structures; here it is that of the data as JSON.
         """
         healthy = {name: sorted(state.healthy) for name, state in tables.items()}
         data = _Data(self._admission.entries() or None, healthy)
@@ -82,18 +82,18 @@ class CheckpointKeeper:
         self.note()
 
     def note(self) -> None:
-        """Remembers what the file has by now."""
+        """Store the present content of the file, for `wants_list`."""
         entries = self._admission.entries()
         self._lists_when_written = self._pod_resources.lists
         self._written = frozenset((e.resource, each) for e in entries for ids in e.ids.values() for each in ids)
 
     def wants_list(self, tables: Mapping[str, ResourceState]) -> bool:
-        """Whether an unchanged list has a purpose, which is that the file is written: a real kubelet does that for each.
+        """Return whether an unchanged list has a purpose: to have the file written, as a real kubelet does for each list.
 
-        It has one while the file names what PodResources does not, since it was asked, which is when a kubelet forgets pods that
-        have ended, or never was. And while a device is unhealthy, which may wait for its pod's end, once after each stream's
-        beginning and each admission: a plugin cannot know whether the file has them already. Any other tells nobody anything,
-        and costs the kubelet a file.
+        It has a purpose while the file has devices that PodResources does not report: a kubelet drops ended pods when
+        PodResources is called, or PodResources was never called. It also has a purpose once after each start of a stream and
+        each admission while a device is unhealthy, since that device may wait for the end of its pod, and a plugin cannot know
+        whether the file has them already. Other lists have no effect but the cost of writing the file.
         """
         lists = self._pod_resources.lists
         listed = {

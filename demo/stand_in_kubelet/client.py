@@ -1,4 +1,4 @@
-"""One connection from the kubelet to a plugin, behaving as grpc-go's client does where a plugin can tell.
+"""A connection from the kubelet to a plugin, which behaves like grpc-go's client as far as a plugin can notice.
 
 Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go (dial, Run) and grpc-go's error texts.
 """
@@ -23,17 +23,17 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
 
 DropKind = Literal["close", "goaway", "rst"]
-"""How a stream is taken from a plugin: the connection cut, closed in order, or only the stream reset."""
+"""How a stream is ended: the connection is cut, closed in order, or only the stream is reset."""
 
 _FAILURES = (GRPCError, OSError, StreamTerminatedError, ProtocolError, AssertionError)
-"""What grpclib raises where a call fails, or loses its connection."""
+"""Errors of grpclib for a call that fails or loses its connection."""
 
 _BACKOFF_FACTOR = 1.6
 _BACKOFF_JITTER = 0.2
 
 
 class CallError(Exception):
-    """How a call to a plugin ended: `code` is grpc-go's name; the text is its, too: `rpc error: code = X desc = Y`."""
+    """The result of a call to a plugin: `code` and text are those of grpc-go, `rpc error: code = X desc = Y`."""
 
     def __init__(self, code: str, description: str) -> None:
         self.code = code
@@ -42,15 +42,15 @@ class CallError(Exception):
 
 
 class DialError(Exception):
-    """Nobody answered at the endpoint in time."""
+    """There was no answer at the endpoint in time."""
 
 
 class AlreadyConnectedError(Exception):
-    """A plugin registers a socket path that is connected already (1.37); the text is the kubelet's."""
+    """A plugin registers a socket path that is already connected (1.37). The text is the kubelet's."""
 
 
 class _Protocol(H2Protocol):
-    """A connection that knows whether the peer's SETTINGS came, and outlives a GOAWAY until the peer closes."""
+    """A connection that records the peer's SETTINGS, and stays open after a GOAWAY until the peer closes it."""
 
     def __init__(self, handler: Handler, config: Configuration, h2_config: H2Configuration) -> None:
         super().__init__(handler, config, h2_config)
@@ -74,7 +74,7 @@ class _Protocol(H2Protocol):
         self._answer(connected=True)
 
     def _terminated(self, event: ConnectionTerminated) -> None:
-        # grpclib would fail every stream here, also one whose last message and status came in the same segment.
+        # grpclib would fail all streams here, even a stream whose last message and status are in the same segment.
         code = ErrorCodes(event.error_code or 0).name
         self.goaway = f", received prior goaway: code: {code}"
         self._state.connection_lost = True  # the channel opens another connection for new calls
@@ -102,9 +102,9 @@ class PluginClient:
     """The kubelet's client of one registration of one resource.
 
     Attributes:
-        connected: between a successful dial and our own close.
-        watching: while its ListAndWatch runs.
-        lingering: its stream was reset by `drop_stream` and the connection is to stay open.
+        connected: True between a successful dial and our own close.
+        watching: True while its ListAndWatch runs.
+        lingering: its stream was reset by `drop_stream` and the connection must stay open.
     """
 
     def __init__(self, resource: str, path: str) -> None:
@@ -118,11 +118,11 @@ class PluginClient:
 
     @property
     def pid(self) -> int:
-        """Process id of who listens at the endpoint; 0 before the first connection."""
+        """Process id of the listener at the endpoint; 0 before the first connection."""
         return self._channel.opened[-1].pid if self._channel.opened else 0
 
     async def dial(self, timeout: float, backoff: float, rng: random.Random) -> None:
-        """Connects and waits for the peer's SETTINGS, trying again after `backoff` seconds, then longer.
+        """Connect and wait for the peer's SETTINGS. Try again after `backoff` seconds, then with longer pauses.
 
         Raises DialError after `timeout` seconds.
         """
@@ -143,9 +143,9 @@ class PluginClient:
         return await self._channel.opened[-1].ready
 
     async def call(self, method: str, request: bytes, *, timeout: float | None = None) -> bytes:
-        """The answer to a unary call, without a deadline unless `timeout` seconds are given. Raises CallError."""
-        # In a task of its own: grpclib wakes a call that lost its connection by cancelling the task it runs in, which
-        # would leave a mark on a caller's task.
+        """Return the answer to a unary call. There is no deadline unless `timeout` (seconds) is given. Raises CallError."""
+        # In a task of its own: if the connection is lost, grpclib cancels the task of the call, and the cancellation would
+        # remain visible in the caller's task.
         return await asyncio.create_task(self._call(method, request, timeout))
 
     async def _call(self, method: str, request: bytes, timeout: float | None) -> bytes:
@@ -160,7 +160,7 @@ class PluginClient:
         return reply
 
     async def watch(self, receive: Callable[[bytes, float], None]) -> CallError:
-        """Runs ListAndWatch and gives its end, OK for one without error.
+        """Run ListAndWatch and return its result, OK if it ended without an error.
 
         `receive` gets each list's bytes and time.perf_counter() at its arrival.
         """
@@ -168,7 +168,7 @@ class PluginClient:
         try:
             async with self._channel.request(wire.LIST_AND_WATCH, Cardinality.UNARY_STREAM, bytes, bytes) as stream:
                 await stream.send_message(wire.EMPTY, end=True)
-                h2_stream = stream._stream  # noqa: SLF001 - grpclib has no way to reset from another task
+                h2_stream = stream._stream  # noqa: SLF001 - grpclib has no function to reset it from another task
 
                 def reset() -> None:
                     if h2_stream.closable:
@@ -194,7 +194,7 @@ class PluginClient:
         return CallError("OK", "EOF")
 
     def drop_stream(self, how: DropKind) -> None:
-        """Ends the ListAndWatch from our side; after "rst" the connection stays open."""
+        """End the ListAndWatch from this side. After "rst" the connection stays open."""
         if how == "rst":
             self.lingering = True
             if self._stream_ends is not None:
@@ -203,7 +203,7 @@ class PluginClient:
         self.close(goaway=how == "goaway")
 
     def close(self, *, goaway: bool = True) -> None:
-        """Closes every connection of this client, with GOAWAY as grpc-go's ClientConn.Close does, or cut."""
+        """Close all connections of this client: with GOAWAY, like grpc-go's ClientConn.Close, or cut."""
         self.connected = False
         for protocol in self._channel.opened:
             close_connection(protocol, goaway=goaway)
@@ -212,7 +212,7 @@ class PluginClient:
     def _end(self, error: Exception) -> CallError:
         if isinstance(error, GRPCError):
             name = "".join(part.capitalize() for part in error.status.name.split("_")).replace("Cancelled", "Canceled")
-            return CallError(name, error.message or "")  # as grpc-go spells it
+            return CallError(name, error.message or "")  # in grpc-go's spelling
         if isinstance(error, TimeoutError):
             return CallError("DeadlineExceeded", "context deadline exceeded")
         if isinstance(error, OSError):

@@ -1,9 +1,9 @@
-"""The kubelet's table of one resource's devices, as the newest list fills it, and when a list ends the kubelet. No I/O.
+"""The kubelet's table of one resource's devices from the newest list, and the lists that make the kubelet panic. No I/O.
 
 Sources: pkg/kubelet/cm/devicemanager/manager.go (genericDeviceUpdateCallback, markResourceUnhealthy, GetCapacity,
-allocateContainerResources) and topology_hints.go (generateDeviceTopologyHints). The last two look devices up in the newest list
-and do not ask whether they are there: kubelets from 1.34 to 1.36 dereference nil. A strict stand-in goes further, since nobody
-knows when such a pod is admitted again.
+allocateContainerResources) and topology_hints.go (generateDeviceTopologyHints). The last two search for devices in the newest
+list without checking that they exist: kubelets from 1.34 to 1.36 dereference nil. A strict stand-in panics earlier, since it is
+not known when such a pod is admitted again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,13 +14,13 @@ from demo.stand_in_kubelet.topology import NumaPolicy
 from gpu_plugin.kubelet import messages, wire
 
 GRACE_SECONDS = 300.0
-"""How long after its stream ended a resource keeps its capacity (types.go: endpointStopGracePeriod)."""
+"""Seconds for which a resource keeps its capacity after its stream ended (types.go: endpointStopGracePeriod)."""
 
 MAX_ID_LENGTH = 63
 
 
 class ListedDevice(msgspec.Struct, frozen=True):
-    """One device of a list: `health` as sent, `numa` the NUMA node ids sent (empty: no topology)."""
+    """One device of a list: `health` as sent, and in `numa` the NUMA node ids as sent (empty: no topology)."""
 
     id: str
     health: str
@@ -28,13 +28,13 @@ class ListedDevice(msgspec.Struct, frozen=True):
 
 
 class ResourceState(msgspec.Struct):
-    """What the kubelet knows of one resource.
+    """The kubelet's state of one resource.
 
-    `healthy` and `unhealthy` are sets of device ids; `devices` the newest list by id, kept when the plugin goes;
-    `allocated` the ids it counts as taken; `endpoint` the socket path requests go to, "" for one that is stopped since
-    the kubelet's start; `stopped_at` the injected clock's time of the stream's end, None while it lives; `streams` how
-    many ListAndWatch streams feed this table now; `lists` how many lists came since the kubelet started; `requested` the ids
-    that the latest request named, if no list came since.
+    `healthy` and `unhealthy` are sets of device ids. `devices` is the newest list by id, kept after the plugin disconnects.
+    `allocated` are the ids that count as allocated. `endpoint` is the socket path for requests; "" if it has been stopped since
+    the kubelet's start. `stopped_at` is the time of the stream's end on the injected clock; None while the stream is open.
+    `streams` is the number of ListAndWatch streams for this table now, `lists` the number of lists since the kubelet's start.
+    `requested` are the ids in the latest request, if no list has arrived since.
     """
 
     resource: str
@@ -50,17 +50,17 @@ class ResourceState(msgspec.Struct):
 
     @property
     def capacity(self) -> int:
-        """Devices the node reports, healthy or not."""
+        """Number of devices that the node reports, healthy or not."""
         return len(self.healthy) + len(self.unhealthy)
 
     @property
     def allocatable(self) -> int:
-        """Devices pods may be given."""
+        """Number of devices that pods may get."""
         return len(self.healthy)
 
     @property
     def free(self) -> set[str]:
-        """Healthy devices no pod holds."""
+        """Healthy devices that no pod holds."""
         return self.healthy - self.allocated
 
     @property
@@ -69,14 +69,14 @@ class ResourceState(msgspec.Struct):
         return {device.id: device.numa for device in self.devices.values()}
 
     def grace_over(self, now: float) -> bool:
-        """Whether the plugin has been gone for so long that the kubelet forgets the resource."""
+        """Return whether the plugin has been disconnected for so long that the kubelet removes the resource."""
         return self.stopped_at is not None and now - self.stopped_at > GRACE_SECONDS
 
     def replace(self, devices: Sequence[ListedDevice]) -> dict[str, str]:
-        """Takes a list in place of the table. Gives the ids that are new or changed health, with their health."""
+        """Replace the table by a list. Return the ids that are new or have other health, with their health."""
         before = self.devices
         self.devices = {device.id: device for device in devices}
-        # From the list and not from the table: an id sent twice with two healths sits in both sets, as in the kubelet.
+        # Computed from the list: an id that was sent twice with different health is in both sets, as in the kubelet.
         self.healthy = {device.id for device in devices if device.health == wire.HEALTHY}
         self.unhealthy = {device.id for device in devices if device.health != wire.HEALTHY}
         self.lists += 1
@@ -87,19 +87,19 @@ class ResourceState(msgspec.Struct):
         }
 
     def mark_unhealthy(self, now: float) -> None:
-        """The plugin is gone: nothing may be allocated, capacity stays for the grace period."""
+        """Mark all devices unhealthy after the plugin disconnected. The capacity stays for the grace period."""
         self.unhealthy |= self.healthy
         self.healthy = set()
         self.stopped_at = now
 
     def health_of(self, identifier: str) -> str:
-        """What a pod that holds the device shows: Healthy also for an id that no list carries."""
+        """Return the health that a pod with the device shows: Healthy also for an id that no list has."""
         device = self.devices.get(identifier)
         return wire.UNHEALTHY if device is not None and device.health != wire.HEALTHY else wire.HEALTHY
 
 
 def parse(data: bytes) -> list[ListedDevice]:
-    """The devices of a ListAndWatchResponse, in the order sent. Raises ValueError on bytes that are none."""
+    """Return the devices of a ListAndWatchResponse, in the order sent. Raises ValueError for invalid bytes."""
     sent = messages.decode(messages.ListAndWatchResponse, data).devices
     return [ListedDevice(d.id, d.health, tuple(node.id for node in d.topology.nodes)) for d in sent]
 
@@ -110,10 +110,10 @@ def list_breaches(
     table: Mapping[str, ListedDevice],
     again: Callable[[], bool],
 ) -> list[str]:
-    """What is wrong with a list; `before` is the one that came before it on the same stream, `table` the newest of any stream.
+    """Return the breaches of a list. `before` is the list before it on the same stream, `table` the newest of all streams.
 
-    The same list once more has a purpose if another plugin's list came between, or if `again` returns true: the kubelet writes
-    its checkpoint when a list comes.
+    A repeated list has a purpose if another plugin's list came in between, or if `again` returns True: the kubelet writes its
+    checkpoint when it receives a list.
     """
     found: list[str] = []
     seen: dict[str, ListedDevice] = {}
@@ -140,16 +140,16 @@ def _device_breaches(device: ListedDevice) -> Iterable[str]:
 
 
 class KubeletPanicError(AssertionError):
-    """The stand-in kubelet panicked over what a plugin did; the text is the cause. Only a new start helps."""
+    """The stand-in kubelet panicked because of a plugin; the text is the cause. It must be started again."""
 
 
 def list_panic(
     state: ResourceState, gone: set[str], allocated: set[str], in_flight: set[str], policy: NumaPolicy, *, strict: bool
 ) -> str:
-    """What the newest list, which is in `state` already, makes of the kubelet: the cause of a panic, or nothing.
+    """Return why the newest list, which is in `state` already, makes the kubelet panic; empty if it does not.
 
-    `gone` are the ids that the list before had, `allocated` those that pods hold, `in_flight` those with an Allocate under way;
-    `strict` makes every list a fatal one that lacks what a pod holds.
+    `gone` are the ids of the last list that this list lacks, `allocated` are ids held by pods, and `in_flight` are ids with an
+    Allocate under way. With `strict`, each list that lacks an id held by a pod is a panic.
     """
     lost = allocated - state.devices.keys()
     if torn := in_flight & gone:
@@ -162,7 +162,7 @@ def list_panic(
 
 
 def admission_panic(state: ResourceState, ids: Collection[str]) -> str:
-    """What admitting a pod again makes of the kubelet, by a policy that asks for hints; `ids` are those the pod has."""
+    """Return why admitting a pod with `ids` again, by a policy with hints, makes the kubelet panic; empty if it does not."""
     lost = set(ids) - state.devices.keys()
     if not lost or not any(state.numa.values()):
         return ""

@@ -1,4 +1,4 @@
-"""Pods, what their containers hold, and the answers a plugin gave for them, as plain data."""
+"""Pods, the devices of their containers, and the plugins' answers for them, as plain data."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ class Container(msgspec.Struct, frozen=True):
 class Allocation(msgspec.Struct, frozen=True):
     """Devices of one resource given to one container.
 
-    `numa_nodes` is the NUMA hint (None: no preference); `ask` the GetPreferredAllocation request, None where the kubelet
-    did not ask, and `preferred` its answer as sent; `response` the plugin's answer and `encoded` its bytes; `numa` the NUMA
+    `numa_nodes` is the NUMA hint (None: no preference). `ask` is the GetPreferredAllocation request, None if there was no
+    request, and `preferred` its answer as sent. `response` is the plugin's answer and `encoded` its bytes. `numa` has the NUMA
     nodes of each id as listed at the time.
     """
 
@@ -41,7 +41,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
     @property
     def by_numa(self) -> Mapping[int, Sequence[str]]:
-        """The ids under each of their NUMA nodes, -1 for none: as a kubelet keeps them (checkpoint.go: DevicesPerNUMA)."""
+        """The ids by each of their NUMA nodes, -1 for no node, as in a kubelet (checkpoint.go: DevicesPerNUMA)."""
         found: dict[int, list[str]] = {}
         for identifier in self.ids:
             for node in self.numa.get(identifier) or (-1,):
@@ -50,7 +50,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """An admitted pod: one allocation for each container and resource, in order; `seconds` from asking to the end."""
+    """An admitted pod: one allocation for each container and resource, in order; `seconds` is the whole duration."""
 
     pod: str
     allocations: tuple[Allocation, ...]
@@ -58,20 +58,20 @@ class Admission(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Every device id the pod holds, each once."""
+        """All device ids that the pod holds, without duplicates."""
         return tuple(dict.fromkeys(identifier for each in self.allocations for identifier in each.ids))
 
     @property
     def only(self) -> Allocation:
-        """The one allocation of a pod with one container and one resource. Raises ValueError for any other."""
+        """The only allocation of a pod with one container and one resource. Raises ValueError for other pods."""
         (allocation,) = self.allocations
         return allocation
 
 
 class Pod(msgspec.Struct):
-    """A pod the kubelet runs. `allocated` is by container name, then resource name; `running` whether containers run.
+    """A pod of the kubelet. `allocated` is by container name, then resource name; `running` is whether its containers run.
 
-    No two pods ever have one `uid`, whatever their names.
+    A `uid` is never reused, whatever the pod's name.
     """
 
     name: str
@@ -81,12 +81,12 @@ class Pod(msgspec.Struct):
     uid: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
 
     def ids(self, resource: str) -> set[str]:
-        """Device ids of a resource that any container of the pod holds."""
+        """Return the device ids of a resource that the pod's containers hold."""
         return {i for allocated in self.allocated.values() if resource in allocated for i in allocated[resource].ids}
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What one container of a pod has of one resource: ids by NUMA node (-1: none known), and the plugin's answer, encoded."""
+    """The devices of one resource of a pod's container: ids by NUMA node (-1: not known), and the plugin's encoded answer."""
 
     uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
@@ -96,7 +96,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:
-    """A container response as plain data."""
+    """Convert a container response to plain data."""
     return ContainerEdits(
         dict(response.envs),
         tuple(Mount(m.container_path, m.host_path, m.read_only) for m in response.mounts),
@@ -107,7 +107,7 @@ def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:
 
 
 def response_breaches(answer: ContainerEdits) -> list[str]:
-    """What a runtime or the kubelet's merge would trip over in one container's answer."""
+    """Return the parts of a container's answer that would fail in a runtime or in the kubelet's merge."""
     found = []
     paths = [spec.container_path for spec in answer.devices]
     mounts = [mount.container_path for mount in answer.mounts]
@@ -133,7 +133,7 @@ def response_breaches(answer: ContainerEdits) -> list[str]:
 
 
 def conflicts(answers: Sequence[ContainerEdits]) -> list[str]:
-    """Environment variables that two resources of one container set differently: the kubelet keeps one at random."""
+    """Return environment variables that two resources of one container set differently: the kubelet keeps a random value."""
     first: dict[str, str] = {}
     found = []
     for answer in answers:

@@ -1,4 +1,4 @@
-"""The kubelet's Registration service, with the ways in which a kubelet can let a plugin down.
+"""The kubelet's Registration service, with injected failures.
 
 Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go (Register): its order of steps and its error texts, which
 are plain Go errors and reach the plugin with status UNKNOWN. Names: pkg/apis/core/v1/helper (IsExtendedResourceName,
@@ -33,9 +33,10 @@ FaultKind = Literal["refuse", "hang", "reset"]
 
 
 class RegistrationCount(msgspec.Struct):
-    """Registers of one resource over all lives of a kubelet.
+    """Registers of one resource over all restarts of a kubelet.
 
-    `total` received, `accepted` answered without error, `in_flight` being served, `most_in_flight` the most at once.
+    `total` were received, `accepted` were answered without error, `in_flight` are being served, and `most_in_flight` is the
+    largest number at once.
     """
 
     total: int = 0
@@ -45,7 +46,7 @@ class RegistrationCount(msgspec.Struct):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What happens to one Register: refused with `message`, never answered, or its connection cut."""
+    """A failure of one Register: it is refused with `message`, never answered, or its connection is cut."""
 
     kind: FaultKind
     message: str = ""
@@ -60,9 +61,9 @@ class RegistrationService:
 
     Attributes:
         counts: by resource name.
-        faults: for the next Registers, one each, in order.
-        delay: seconds every Register waits before it is looked at.
-        late: seconds every answer waits after all is done.
+        faults: failures of the next Registers, one each, in order.
+        delay: seconds by which each Register is delayed before it is processed.
+        late: seconds by which each answer is delayed after the processing.
     """
 
     def __init__(self, journal: Journal, directory: Path, connect: Connect) -> None:
@@ -76,7 +77,7 @@ class RegistrationService:
         self._in_flight: list[tuple[str, int | str]] = []
 
     def __mapping__(self) -> dict[str, Handler]:
-        """The one method, for grpclib's server."""
+        """Return the only method, for grpclib's server."""
         return {wire.REGISTER: Handler(self._register, Cardinality.UNARY_UNARY, bytes, bytes)}
 
     async def _register(self, stream: Stream[bytes, bytes]) -> None:
@@ -89,7 +90,7 @@ class RegistrationService:
         count.total += 1
         count.in_flight += 1
         count.most_in_flight = max(count.most_in_flight, count.in_flight)
-        path = self._directory / request.endpoint.lstrip("/")  # Go's filepath.Join keeps an absolute one below, too
+        path = self._directory / request.endpoint.lstrip("/")  # Go's filepath.Join keeps absolute paths below it too
         self._journal.note(EventKind.REGISTER, name, endpoint=str(path), pid=pid)
         if caller in self._in_flight:
             self._journal.breach(name, f"process {pid} has two Registers in flight")
@@ -113,7 +114,7 @@ class RegistrationService:
     async def _serve(self, stream: Stream[bytes, bytes], request: Any, path: Path) -> None:
         if self.delay:
             await asyncio.sleep(self.delay)
-        await self._misbehave(stream)
+        await self._apply_fault(stream)
         name = request.resource_name
         if request.version != wire.VERSION:
             self._journal.breach(name, f"Register with API version {request.version!r}, not {wire.VERSION!r}")
@@ -131,7 +132,7 @@ class RegistrationService:
         if self.late:
             await asyncio.sleep(self.late)
 
-    async def _misbehave(self, stream: Stream[bytes, bytes]) -> None:
+    async def _apply_fault(self, stream: Stream[bytes, bytes]) -> None:
         if not self.faults:
             return
         fault = self.faults.popleft()
@@ -139,14 +140,14 @@ class RegistrationService:
             raise GRPCError(Status.UNKNOWN, fault.message)
         if fault.kind == "reset":
             stream._stream.connection._transport.abort()  # noqa: SLF001 - grpclib cannot cut a connection
-        await asyncio.get_running_loop().create_future()  # until the caller, or this kubelet, goes away
+        await asyncio.get_running_loop().create_future()  # until the caller or this kubelet ends
 
 
 def is_extended_resource_name(name: str) -> bool:
-    """Whether the kubelet lets a device plugin register `name`."""
+    """Return whether the kubelet lets a device plugin register `name`."""
     if "/" not in name or "kubernetes.io/" in name or name.startswith("requests."):
         return False
-    prefix, _, rest = f"requests.{name}".partition("/")  # quota keys carry this prefix, so it counts in the length
+    prefix, _, rest = f"requests.{name}".partition("/")  # quota keys have this prefix, so it counts in the length
     return (
         len(prefix) <= _MAX_PREFIX
         and _SUBDOMAIN.fullmatch(prefix) is not None
@@ -156,7 +157,7 @@ def is_extended_resource_name(name: str) -> bool:
 
 
 def endpoint_breaches(endpoint: str, path: str) -> list[str]:
-    """What is wrong with a Register's `endpoint`, whose socket is to be at `path`; empty when nothing is."""
+    """Return the faults of a Register's `endpoint`, whose socket should be at `path`; empty if there are no faults."""
     found = []
     if not endpoint:
         found.append("Register without an endpoint")

@@ -1,12 +1,12 @@
-"""Plugins by resource: who is connected, whose stream feeds which table, and what an ending stream takes with it.
+"""Plugins by resource: the connections, the table for each stream, and the effects of the end of a stream.
 
 Sources: pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go (connectClient, runClient, disconnectClient) and
 devicemanager/manager.go (PluginConnected, PluginDisconnected), of 1.36.3 and 1.37.2.
 
 Up to 1.36 the kubelet finds clients by resource name, so the end of an old stream disconnects the newer client. From 1.37 on it
 finds them by resource name and socket path, and each resource has all of its connected endpoints: when an endpoint ends,
-requests go to one of the others, and the device list stays as it was. Go picks any of the others, the stand-in the oldest,
-which takes the requests away even from an endpoint that goes on.
+requests go to another endpoint, and the device list stays as it was. Go picks a random endpoint; the stand-in picks the oldest,
+so that the requests move even from an endpoint that continues.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ DIAL_BACKOFF_SECONDS = 1.0
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where requests for a resource go, and the options the plugin gave when it registered."""
+    """The client for requests for a resource, and the plugin's options from its registration."""
 
     client: PluginClient
     pre_start_required: bool
@@ -38,11 +38,11 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class PluginRegistry:
-    """All plugins of one running kubelet. Made again at each start, like the process it stands for.
+    """All plugins of one running kubelet. It is made again at each start, like the kubelet's process.
 
     Attributes:
-        tables: what the kubelet knows, by resource name.
-        endpoints: who serves a resource; the entry stays when the plugin goes, and its table says it stopped.
+        tables: the state of each resource, by resource name.
+        endpoints: the endpoint of each resource. It stays after the plugin disconnects; then its table is marked as stopped.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class PluginRegistry:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    def remember(self, resource: str) -> None:
-        """Takes a resource from the checkpoint: known, stopped, without devices."""
+    def add_stopped(self, resource: str) -> None:
+        """Add a resource from the checkpoint: known, stopped, without devices."""
         self.tables[resource] = ResourceState(resource, stopped_at=self._clock())
 
     async def connect(self, resource: str, path: Path) -> None:
-        """Dials a plugin that registers, asks its options and starts its ListAndWatch.
+        """Connect to a plugin that registers, read its options and start its ListAndWatch.
 
-        Raises client.DialError, client.CallError when the options cannot be had, or AlreadyConnectedError. Then the kubelet
-        knows no client under that name (from 1.37 on, at that path) any more, not even one that it knew before.
+        Raises client.DialError, client.CallError if the options cannot be read, or AlreadyConnectedError. Then the kubelet has
+        no client of that name (from 1.37 on, at that path) any more, not even a client from before.
         """
         client = PluginClient(resource, str(path))
         key = self._key(client)
@@ -94,7 +94,7 @@ class PluginRegistry:
             self._refuse_connected(client)
         except BaseException as error:
             self._clients.pop(key, None)
-            # The kubelet leaves the connection open if the plugin answered but was not taken.
+            # The kubelet leaves the connection open if the plugin answered but was refused.
             if not isinstance(error, (CallError, AlreadyConnectedError)):
                 client.close()
                 self._every_client.discard(client)
@@ -103,36 +103,36 @@ class PluginRegistry:
         self.endpoints[resource] = Endpoint(client, required, available)
         if self._generation != "1.36":
             self._connected.setdefault(resource, {})[client.path] = self.endpoints[resource]
-        if resource in self.tables:  # a new one appears with its first list
+        if resource in self.tables:  # a new resource appears with its first list
             self._serve_from(self.endpoints[resource])
         self._spawn(client)
 
     def drop_stream(self, resource: str, how: DropKind) -> None:
-        """Ends every ListAndWatch of a resource from our side. Raises KeyError where there is none."""
+        """End all ListAndWatch streams of a resource from this side. Raises KeyError if there is no stream."""
         clients = self._watching(resource)
         if not clients:
             raise KeyError(f"no ListAndWatch stream of {resource} is open")
         for client in clients:
             client.drop_stream(how)
 
-    def forget_expired(self) -> bool:
-        """What a node status update does: resources without a plugin for over five minutes are forgotten. Whether any was."""
+    def remove_expired(self) -> bool:
+        """Remove resources without a plugin for over five minutes, as a node status update does. Return whether any was."""
         now = self._clock()
         expired = [name for name, state in self.tables.items() if state.grace_over(now)]
         for resource in expired:
             del self.tables[resource]
             self.endpoints.pop(resource, None)
-            self._journal.note(EventKind.FORGOTTEN, resource, text="no plugin for over five minutes: capacity 0")
+            self._journal.note(EventKind.REMOVED, resource, text="no plugin for over five minutes: capacity 0")
         return bool(expired)
 
     def drop(self, *, orderly: bool) -> None:
-        """Closes every connection to a plugin now, with GOAWAY if `orderly`."""
+        """Close all connections to plugins now, with GOAWAY if `orderly`."""
         self._stopping = True
         for client in self._every_client:
             client.close(goaway=orderly)
 
     async def wait_dropped(self) -> None:
-        """Returns when the tasks of what `drop` closed have ended."""
+        """Wait until the tasks of the closed connections have ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -194,7 +194,7 @@ class PluginRegistry:
             self._disconnect(client)
 
     def _disconnect(self, ended: PluginClient) -> None:
-        """The client found under the ended one's key goes, and its resource stops; an orphan's end is not noticed."""
+        """Remove the client with the ended client's key and stop its resource. Without such a client nothing happens."""
         client = self._clients.pop(self._key(ended), None)
         if client is None:
             return
@@ -225,7 +225,7 @@ class PluginRegistry:
             self._journal.breach(resource, f"a list that cannot be read: {error}")
             return []
         state = self._table(resource)
-        # A request for a device that the newest list has not as healthy is a reason to send that list again.
+        # If a request had a device that is not healthy in the newest list, there is a reason to send that list again.
         table = {} if state.requested - state.healthy else state.devices
         state.requested = set()
         for breach in list_breaches(devices, before, table, self._list_again):
@@ -237,7 +237,7 @@ class PluginRegistry:
             EventKind.LIST, resource, endpoint=client.path, pid=client.pid, text=text, changed=changed, at=arrived
         )
         gone = had.keys() - state.devices.keys()
-        if before is not None:  # a plugin refuses what only another plugin has listed, so nothing breaks without it
+        if before is not None:  # a plugin refuses devices that only another plugin has listed, so these may disappear
             gone &= {device.id for device in before}
         self._list_received(resource, gone)
         return devices
@@ -259,5 +259,5 @@ class PluginRegistry:
 
 
 def _process(client: PluginClient) -> int | str:
-    """Which process a client talks to; endpoints of this very process stand for processes of their own."""
+    """Identify the process of a client. Endpoints of this process itself count as separate processes."""
     return client.path if client.pid in (0, os.getpid()) else client.pid

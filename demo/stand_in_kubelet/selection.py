@@ -1,4 +1,4 @@
-"""Which devices a container gets: the kubelet's order of steps around GetPreferredAllocation. Decisions only, no I/O.
+"""Selects a container's devices, with the kubelet's steps before and after GetPreferredAllocation. No I/O.
 
 Source: pkg/kubelet/cm/devicemanager/manager.go (devicesToAllocate).
 """
@@ -14,13 +14,13 @@ from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest
 
 
 class SelectionError(Exception):
-    """The kubelet cannot serve the request; the text is its own."""
+    """The kubelet cannot serve the request; the text is the kubelet's."""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Devices taken so far (`taken`), the question for the plugin if there is one, and where the rest comes from.
+    """The devices selected so far (`taken`), the request to the plugin if needed, and the sources of further devices.
 
-    `preferable` are the ids an answer may choose from; `rest` are tried in turn after the answer.
+    `preferable` are the ids that the answer may contain; `rest` are used in turn after the answer.
     """
 
     taken: tuple[str, ...]
@@ -31,7 +31,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def check_serving(state: ResourceState, allocated: Collection[str] = ()) -> None:
-    """What must hold before devices are counted. Raises SelectionError; `allocated` are ids the container has already."""
+    """Check the conditions for an allocation. Raises SelectionError. `allocated` are ids that the container has already."""
     if not state.healthy:
         raise SelectionError(f"no healthy devices present; cannot allocate unhealthy devices {state.resource}")
     if not state.healthy.issuperset(allocated):
@@ -41,7 +41,7 @@ def check_serving(state: ResourceState, allocated: Collection[str] = ()) -> None
 
 
 def select(state: ResourceState, wanted: int, reusable: Collection[str], hint: Hint, rng: random.Random) -> Selection:
-    """The steps up to the question. Raises SelectionError when too few devices are free."""
+    """Do the steps before the request to the plugin. Raises SelectionError if too few devices are free."""
     taken = _draw(reusable, wanted, (), rng)
     needed = wanted - len(taken)
     if needed == 0:
@@ -63,7 +63,7 @@ def select(state: ResourceState, wanted: int, reusable: Collection[str], hint: H
 
 
 def complete(selection: Selection, preferred: Sequence[str], rng: random.Random) -> tuple[str, ...]:
-    """All ids for the container, once the plugin answered `preferred` (empty: no preference)."""
+    """Return all ids for the container, given the plugin's answer `preferred` (empty: no preference)."""
     taken = selection.taken
     for source in (selection.preferable.intersection(preferred), *selection.rest):
         taken += _draw(source, selection.wanted - len(taken), taken, rng)
@@ -75,7 +75,7 @@ def complete(selection: Selection, preferred: Sequence[str], rng: random.Random)
 
 
 def preferred_breaches(ask: ContainerPreferredAllocationRequest, answer: Sequence[str]) -> list[str]:
-    """What is wrong with a preferred allocation. An empty one is right: the plugin leaves the choice to the kubelet."""
+    """Return the faults of a preferred allocation. An empty one is correct: the kubelet chooses then."""
     if not answer:
         return []
     found = []
@@ -101,7 +101,7 @@ def _draw(source: Collection[str], count: int, but: Collection[str], rng: random
 
 
 def _shuffled(ids: Collection[str], rng: random.Random) -> tuple[str, ...]:
-    """In random order, as Go gives a set; sorted first so that one seed gives one order."""
+    """Return the ids in random order, like a set in Go; sorted first, so that a seed determines the order."""
     ordered = sorted(ids)
     rng.shuffle(ordered)
     return tuple(ordered)

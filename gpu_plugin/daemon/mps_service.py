@@ -1,4 +1,4 @@
-"""The MPS side of a node as a process: finds its GPUs, plans its resources, and supervises the daemons they need."""
+"""Runs `gpu-plugin mps`: finds the node's GPUs, plans its resources, and supervises the daemons that they need."""
 
 import logging
 import os
@@ -34,14 +34,14 @@ from gpu_plugin.state.directory import StateDirectory
 log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
-"""Where MPS servers and their clients share memory, each in its own container."""
+"""The directory in which MPS servers and their clients share memory, each in its own container."""
 
 # Settings that a running process cannot change.
 UNCHANGEABLE = ("state_dir", "simulate", "driver_root", "driver_root_ctr_path")
 
 
 class NothingToServeError(Exception):
-    """There is no driver or no GPU and the operator wants to hear of it at once: what is wrong, then what to do, a line each."""
+    """There is no driver or no GPU, and the operator wants to fail at once. Lines: the problem, then what to do."""
 
 
 class MpsService:
@@ -55,9 +55,9 @@ class MpsService:
         control: Callable[[], Sequence[str]],
         tempo: Tempo | None = None,
     ) -> None:
-        """Takes the configuration to follow, and the hardware.
+        """Store the configuration to follow, and the hardware.
 
-        `control` gives the control program with the arguments it always gets; it raises MpsError while there is none.
+        `control` returns the control program with its constant arguments; it raises MpsError while there is no program.
         """
         self.settings = configuration.settings
         self._configuration = configuration
@@ -73,11 +73,11 @@ class MpsService:
         self._calls = DriverCalls()
         self._session = DriverSession(driver, self._calls)
         self._finder = Finder(driver, host, self._calls)
-        self._said = ""
+        self._logged_trouble = ""
         self._parts: anyio.abc.TaskGroup
 
     async def run(self, signals: Signals) -> int:
-        """Runs until a signal ends it. Returns the exit status."""
+        """Run until a signal. Return the exit status."""
         status = 0
         try:
             async with anyio.create_task_group() as self._parts:
@@ -85,25 +85,25 @@ class MpsService:
                 signals.on_reload(self._configuration.ask)
                 self._parts.start_soon(forever, "the configuration watch", self._configuration.watch)
                 self._parts.start_soon(
-                    forever, "the configuration", partial(self._configuration.run, self._take_settings)
+                    forever, "the configuration", partial(self._configuration.run, self._apply_settings)
                 )
                 self._parts.start_soon(self._serve)
         except* (NothingToServeError, ConfigError, MpsError) as group:
             for error in group.exceptions:
                 for line in str(error).splitlines():
-                    log.error("%s", line)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+                    log.error("%s", line)  # noqa: TRY400 - the sentence is for people; a trace would hide it
             status = 2 if group.subgroup(ConfigError) else 1
         finally:
             self._calls.close()
         log.info("stopped")
         return status if signals.stopped_by or status else 1
 
-    def _take_settings(self, new: Settings) -> None:
+    def _apply_settings(self, new: Settings) -> None:
         self.settings = new
         self._look.ring()
 
     async def _serve(self) -> None:
-        """Finds the GPUs and has their daemons run; again after each reload, and for as long as no GPU can be read."""
+        """Find the GPUs and apply the plan; repeat after each reload, and while no GPU can be read."""
         backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE)
         while True:
             settings, trouble = self.settings, ""
@@ -116,38 +116,39 @@ class MpsService:
             except ConfigError as error:
                 if self._supervisor is None:
                     raise
-                log.error("%s; what was served before is still served", error)  # noqa: TRY400
+                log.error("%s; the present MPS daemons continue to run", error)  # noqa: TRY400
                 again = False
             except Exception:
                 if self._supervisor is None:
                     raise
-                log.exception("planning the MPS daemons failed; what was served before is still served")
+                log.exception("planning the MPS daemons failed; the present MPS daemons continue to run")
                 again = True
             if self.settings is not settings:
-                continue  # it was reloaded meanwhile
+                continue  # the configuration was reloaded in between
             if again:
                 pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries
                 if trouble:
-                    self._complain(trouble, pause)
+                    self._report_trouble(trouble, pause)
                 await self._look.wait(pause)
             else:
                 await self._look.wait()
                 backoff.succeeded()
 
-    def _complain(self, trouble: str, pause: float) -> None:
-        """Says why there is nothing to serve. Raises NothingToServeError where the operator wants no waiting for it."""
+    def _report_trouble(self, trouble: str, pause: float) -> None:
+        """Log why there is nothing to serve. Raises NothingToServeError if the operator wants to fail at once."""
         if self.settings.fail_on_init_error and self._supervisor is None:
             raise NothingToServeError(
                 f"no MPS daemon can be run: {trouble}\n"
                 "gpu-plugin doctor says more. On nodes without a GPU, do not run gpu-plugin mps, or run it with "
                 "--fail-on-init-error=false"
             )
-        level = logging.DEBUG if trouble == self._said else logging.WARNING  # the same is worth a line once
+        # Warn about the same trouble only once.
+        level = logging.DEBUG if trouble == self._logged_trouble else logging.WARNING
         log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
-        self._said = trouble
+        self._logged_trouble = trouble
 
     async def _find_gpus(self) -> Node:
-        """The node's GPUs, as the driver describes them now. Raises _NoGpusError where there are none to be had."""
+        """Return the node's GPUs as the driver describes them now. Raises _NoGpusError if there is no usable GPU."""
         try:
             version, count, _ = await self._session.open(self.settings.nvml_timeout)
         except NvmlError as error:
@@ -156,15 +157,15 @@ class MpsService:
             raise _NoGpusError(f"the NVIDIA driver cannot be used: {error}") from None
         found = tuple(watched.gpu for watched in await self._finder.by_index(count, PROBE_PATIENCE))
         if all(gpu.unreadable for gpu in found):
-            # It counts GPUs when it is opened: a later attempt then finds what has come since.
+            # NVML counts GPUs when it is opened: after a close, the next attempt finds GPUs that were added since.
             if await self._session.close(self.settings.nvml_timeout):
-                self._finder.forget()
+                self._finder.reset()
             raise _NoGpusError(
                 f"the NVIDIA driver cannot read GPU {found[0].index}: {found[0].unreadable}"
                 if found
                 else "the NVIDIA driver finds no GPU on this node"
             )
-        self._said = ""
+        self._logged_trouble = ""
         return Node(found, driver_version=version)
 
     async def _supervise(self, supervisor: Supervisor, scope: anyio.CancelScope, over: anyio.Event) -> None:
@@ -175,7 +176,7 @@ class MpsService:
             over.set()
 
     async def _leave_root(self, settings: Settings) -> None:
-        """Ends the daemons under another MPS root than is wanted now, and gives their GPUs their compute modes back."""
+        """Stop the daemons if the MPS root has changed, and restore the compute modes of their GPUs."""
         if self._supervisor is not None and self._root != settings.mps_root:
             log.info("leaving the MPS root %s for %s", self._root, settings.mps_root or "none")
             self._supervising.cancel()
@@ -183,9 +184,9 @@ class MpsService:
             self._supervisor = None
 
     def _plan(self, node: Node, settings: Settings) -> bool:
-        """Has the daemons run that the settings ask for on this node. Returns whether looking again would serve more.
+        """Apply the settings' plan for this node. Return whether another attempt could serve more resources.
 
-        Raises ConfigError where the settings ask for what the node cannot do.
+        Raises ConfigError if the node cannot do what the settings request.
         """
         resources = mps_resources(plan(node, settings).resources, node)
         if resources and not settings.mps_root:
@@ -198,7 +199,7 @@ class MpsService:
                 log.info("the MPS root %s is mounted at %s here", settings.mps_root, root)
             memory, boot_id = StateDirectory(root), self._host.boot_id()
             modes = ComputeModes(self._driver, self._calls, memory, boot_id, settings.nvml_timeout)
-            shm = None if settings.simulate else SHM  # the stand-in starts no servers
+            shm = None if settings.simulate else SHM  # the simulated control program starts no servers
             self._supervisor = Supervisor(root, self._control, modes, self._tempo, shm)
             self._root, self._supervising, self._left = settings.mps_root, anyio.CancelScope(), anyio.Event()
             self._parts.start_soon(self._supervise, self._supervisor, self._supervising, self._left)
@@ -208,7 +209,7 @@ class MpsService:
 
 
 class _NoGpusError(Exception):
-    """No GPU can be had now; the text says why."""
+    """No GPU is available now; the text is the reason."""
 
 
 def run(
@@ -218,7 +219,7 @@ def run(
     host: HostView,
     control: Callable[[], Sequence[str]],
 ) -> int:
-    """Runs an `MpsService` on an event loop of its own until a signal ends it. Returns the exit status."""
+    """Run an `MpsService` on an event loop of its own until a signal. Return the exit status."""
 
     async def serve() -> int:
         signals = Signals()

@@ -1,1 +1,1 @@
-"""Sharing by MPS: what its daemons must be, running them, and telling the device plugin which of them are up."""
+"""Sharing GPUs by MPS: plans and runs MPS control daemons, and reports to the device plugin which daemons are up."""

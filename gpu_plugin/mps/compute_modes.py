@@ -1,7 +1,7 @@
-"""The compute modes of GPUs that MPS shares: EXCLUSIVE_PROCESS while it does, and afterwards what they were before.
+"""Sets the GPUs that MPS shares to compute mode EXCLUSIVE_PROCESS, and restores their former modes afterwards.
 
-What they were before is written down before it is changed, so that the successor of a supervisor that was killed still
-knows. A mode does not outlive the driver, so what another boot wrote down is void.
+Former modes are written to a file before they are changed, so that they can be restored even after this process was killed.
+The driver resets all modes when it is loaded, so a file of an earlier boot is ignored.
 """
 
 import logging
@@ -33,14 +33,15 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeModes:
-    """Sets and restores compute modes. One call to the driver that hangs holds no other."""
+    """Sets and restores compute modes. If one driver call hangs, other calls continue."""
 
     def __init__(
         self, driver: Driver, calls: DriverCalls, memory: StateDirectory, boot_id: str, timeout: float
     ) -> None:
-        """Nothing is read before `recall`.
+        """Read nothing before `recall`.
 
-        `calls` makes those to the driver, which whoever closes it must know of. `timeout` is in seconds, for each call.
+        `calls` makes the driver calls, so that the code that closes the driver can wait for them. `timeout` is in seconds, for
+        each call.
         """
         self._driver = driver
         self._calls = calls
@@ -53,31 +54,31 @@ class ComputeModes:
 
     @property
     def changed(self) -> frozenset[str]:
-        """Uuids of the GPUs whose mode is to be restored some day."""
+        """The uuids of the GPUs whose modes have to be restored later."""
         return frozenset(self._before)
 
     def recall(self) -> None:
-        """Takes up what an earlier supervisor of this boot wrote down. Blocks for as long as the disk does."""
+        """Read the file of an earlier process of this boot. Blocks for as long as the disk does."""
         saved = self._memory.read(FILE, _Saved)
         if saved is not None and saved.boot_id == self._boot_id:
             self._before = dict(saved.modes)
 
     async def make_exclusive(self, uuid: str) -> None:
-        """Sets a GPU to EXCLUSIVE_PROCESS: only one process, the MPS server, may use it from here on.
+        """Set a GPU to EXCLUSIVE_PROCESS, so that only one process, the MPS server, can use it.
 
-        A part that has no compute modes stays as it is. Raises MpsError where the driver refuses, or does not answer in time.
+        A GPU without compute modes stays as it is. Raises MpsError if the driver refuses, or does not answer in time.
         """
         try:
             reading = self._calls.begin(lambda: self._driver.compute_mode(self._driver.handle_by_uuid(uuid)))
             mode = await answered(reading, self._timeout)
             if mode == ComputeMode.EXCLUSIVE_PROCESS:
-                return  # set by an earlier supervisor, whose record holds, or by the operator, who wants it so
+                return  # an earlier process set and recorded it, or the operator set it
             self._before[uuid] = mode
             await self._save()
             await self._set(uuid, ComputeMode.EXCLUSIVE_PROCESS, self._timeout)
         except (NvmlError, TimeoutError) as error:
             if isinstance(error, NvmlError) and error.code == Return.NOT_SUPPORTED:
-                log.warning("GPU %s has no compute modes: nothing keeps processes from using it beside MPS", uuid)
+                log.warning("GPU %s has no compute modes: nothing keeps processes from using it without MPS", uuid)
                 if self._before.pop(uuid, None) is not None:
                     await self._save()
                 return
@@ -85,7 +86,7 @@ class ComputeModes:
             raise MpsError(f"GPU {uuid} cannot be put into compute mode EXCLUSIVE_PROCESS: {error}{advice}") from None
 
     async def restore(self, uuids: Iterable[str], timeout: float) -> None:
-        """Gives these GPUs their modes back, all at once; what cannot be done now is said and stays written down."""
+        """Restore the modes of these GPUs, all at once. A mode that cannot be restored now is logged and stays in the file."""
         changed = [uuid for uuid in uuids if uuid in self._before]
         async with anyio.create_task_group() as group:
             for uuid in changed:
@@ -107,16 +108,16 @@ class ComputeModes:
         await answered(setting, timeout)
 
     async def _save(self) -> None:
-        """Writes down what is to be restored, also when everything ends; a disk that takes long is waited for no longer."""
+        """Write the file, even if the process is ending. Wait only a short time for a slow disk."""
         with anyio.CancelScope(shield=True):
             written = await settled(self._files.begin(self._write), _DISK_PATIENCE)
         if not written:
             log.warning("%s has not been written for %g s", FILE, _DISK_PATIENCE)
 
     def _write(self) -> None:
-        with self._writing:  # each what holds by then: one that comes late puts nothing older in the place of another's
+        with self._writing:  # each write has the present modes, so a late write does not restore older content
             self._memory.write(FILE, _Saved(boot_id=self._boot_id, modes=dict(self._before)))
 
     def close(self) -> None:
-        """Lets the thread that writes end."""
+        """End the thread that writes the file."""
         self._files.close()

@@ -1,7 +1,7 @@
-"""One nvidia-cuda-mps-control as a child process: started, asked, and ended with all that it started.
+"""An nvidia-cuda-mps-control daemon as a child process: starts it, sends it commands, and ends it with all its servers.
 
-A control daemon starts servers, and those outlive it if it is killed. All of them carry the mark that it was started with in
-their environment, which no client in a pod does: a process id can be another's by now, this cannot.
+A control daemon starts server processes, which survive if the daemon is killed. To find them, the daemon is started with a mark
+in its environment, which its servers inherit. No client in a pod has this mark. Unlike a process id, it is never reused.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from gpu_plugin.runtime.threads import Job, answered, begin, settled
 log = logging.getLogger(__name__)
 
 MARK = "GPU_PLUGIN_MPS_DAEMON"
-"""The environment variable that marks a daemon and its servers as those of one resource under one MPS root."""
+"""The environment variable that marks a daemon and its servers, with the MPS root and the resource in its value."""
 
 _PROC = Path("/proc")
 
-# Seconds that a killed process may take to be gone; one stuck in the driver takes longer and is left behind.
+# Seconds to wait until a killed process has ended. A process that is stuck in the driver takes longer and is left running.
 _KILL_PATIENCE = 2.0
 
 _LONGEST_LINE = 1000
 _MAX_CHUNKS = 64
-"""Reads in a row: a daemon that talks without end holds up nobody."""
+"""Number of reads in a row, so that a daemon with endless output blocks nothing."""
 
 _SWEEP_PATIENCE = 5.0
 
@@ -45,7 +45,7 @@ class ControlDaemon:
     """One control daemon and its servers, from start to end."""
 
     def __init__(self, daemon: MpsDaemon, root: Path, control: Sequence[str]) -> None:
-        """Takes what the daemon is to be, the MPS root, and the control program with what arguments it always gets."""
+        """Store the daemon's description, the MPS root, and the control program with its constant arguments."""
         self.daemon = daemon
         self._root = root
         self._control = tuple(control)
@@ -57,16 +57,16 @@ class ControlDaemon:
 
     @property
     def pid(self) -> int:
-        """The daemon's process id; 0 before it was started."""
+        """The daemon's process id; 0 before the start."""
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Starts it in the foreground, in a process group of its own; it dies with this process.
+        """Start the daemon in the foreground, in a process group of its own. It is killed if this process ends.
 
-        Raises MpsError where it cannot be started.
+        Raises MpsError if it cannot be started.
         """
         marked = {MARK: mark(self._root, self.daemon.resource)}
-        # asyncio's own processes count as running for as long as a child of theirs holds their output open, as servers do.
+        # For asyncio's processes, exit is only reported once all children that inherited the output, such as servers, close it.
         output, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(theirs, True)
         try:
@@ -88,7 +88,7 @@ class ControlDaemon:
         self._exit = begin(self._process.wait, "mps-daemon-exit")
 
     async def exited(self) -> str:
-        """Waits until it has exited by itself, and gives a sentence that says how."""
+        """Wait until the daemon has exited by itself, and return a sentence with its exit status or signal."""
         assert self._exit is not None
         await asyncio.wait([self._exit.done])
         self._read()
@@ -100,7 +100,7 @@ class ControlDaemon:
         """Give the daemon commands on one connection. Return its answers in one line; some commands have an empty answer.
 
         Raises:
-            MpsError: it is not there, or does not answer within `patience` seconds.
+            MpsError: the daemon is not there, or does not answer within `patience` seconds.
         """
         process = control_program.start_client(self._control, self.daemon.environment)
         command = "\n".join(commands)
@@ -116,7 +116,7 @@ class ControlDaemon:
         return job.done.result()
 
     async def end(self, patience: float) -> None:
-        """Lets it quit, for at most `patience` seconds, then kills it; nothing of it is left when this returns."""
+        """Send quit, wait up to `patience` seconds, then kill the daemon. Then kill all processes that it has left."""
         if self._process is not None and self._exit is not None and not self._exit.done.done():
             with anyio.move_on_after(patience):
                 with suppress(MpsError):
@@ -132,7 +132,7 @@ class ControlDaemon:
         self._close_output()
 
     def _read(self) -> None:
-        """Passes on what it says, a line at a time, as debugging; the last line is kept for the reason of its end."""
+        """Log the daemon's output at level debug, line by line, and keep the last line for the message about its exit."""
         for _ in range(_MAX_CHUNKS):
             if self._output is None:
                 return
@@ -143,7 +143,7 @@ class ControlDaemon:
             *lines, rest = (self._rest + chunk).split(b"\n")
             self._rest = rest[-_LONGEST_LINE:]
             for line in lines if chunk else [rest]:
-                self._say(line)
+                self._log_line(line)
             if not chunk:
                 self._close_output()
 
@@ -153,7 +153,7 @@ class ControlDaemon:
             os.close(self._output)
             self._output = None
 
-    def _say(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         text = line[:_LONGEST_LINE].decode(errors="replace").strip()
         if text:
             self._last_line = text
@@ -161,31 +161,31 @@ class ControlDaemon:
 
 
 async def end_leftovers(root: Path, resource: str = "") -> None:
-    """Kills what daemons under this root have left, of one resource or of all, and says so."""
+    """Kill and log processes that daemons under this root have left, of one resource or of all resources."""
     try:
         left = await answered(begin(lambda: _end(mark(root, resource)), "mps-processes"), _SWEEP_PATIENCE)
     except (OSError, TimeoutError) as error:
         log.warning("processes of MPS daemons under %s may be left: %s", root, error)
         return
     if left and resource:
-        log.warning("%s: killed what an MPS daemon of it left: processes %s", resource, left)
+        log.warning("%s: killed processes that its MPS daemon had left: %s", resource, left)
     elif left:
-        log.warning("killed what an earlier gpu-plugin mps left: processes %s", left)
+        log.warning("killed processes that an earlier gpu-plugin mps had left: %s", left)
 
 
 def mark(root: Path, resource: str = "") -> str:
-    """The value of the variable for a resource; without one, what the values of all under this root begin with.
+    """Return the variable's value for a resource; without a resource, the common prefix of all values under this root.
 
-    The root is named by what it is, since each container may have it at another path.
+    The value has the root's device and inode, since each container may have the root at another path.
     """
     status = root.stat()
     return f"{status.st_dev}:{status.st_ino}:{resource}"
 
 
 def _end(value: str) -> list[int]:
-    """Kills every process that carries this mark, and waits until they are gone. Gives their ids.
+    """Kill all processes with this mark, and wait until they have ended. Return their ids.
 
-    A mark without a resource is that of all resources under its root.
+    A mark without a resource matches all resources under its root.
     """
     ended: list[int] = []
     until = time.monotonic() + _KILL_PATIENCE
@@ -204,11 +204,11 @@ def _marked(value: str) -> list[int]:
 
 
 def _carries(process: Path, value: str) -> bool:
-    """Whether a process carries the mark; a zombie carries nothing."""
+    """Return whether a process has the mark. A zombie has no environment and no mark."""
     wanted = f"{MARK}={value}".encode()
     try:
         variables = (process / "environ").read_bytes().split(b"\0")
-    except OSError:  # gone, or another user's and thus none of ours
+    except OSError:  # the process has ended, or belongs to another user and so is not an MPS process of ours
         return False
     return any(variable == wanted or (value.endswith(":") and variable.startswith(wanted)) for variable in variables)
 
@@ -218,18 +218,18 @@ def _kill(pid: int, value: str, until: float) -> None:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except OSError:  # kernels before 5.3 have no such descriptors
+    except OSError:  # kernels before 5.3 have no pidfd
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
         return
     try:
         if not _carries(_PROC / str(pid), value):
-            return  # the id is another's already
+            return  # another process has the id already
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
-        with suppress(OSError):  # only a process that fell to us, as to process 1 of a container, is ours to reap
+        with suppress(OSError):  # works only for child processes, such as orphans if this is process 1 of a container
             os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
     finally:
         os.close(descriptor)

@@ -1,12 +1,12 @@
-"""NVIDIA's control program, nvidia-cuda-mps-control, as a client: where it is, how a daemon is asked with it, what it answers.
+"""Runs NVIDIA's control program nvidia-cuda-mps-control as a client: finds it, sends commands to a daemon, reads answers.
 
-A daemon is asked through this program and never by a connection of our own. What the program and the daemon say to each
-other (sequenced packets: a greeting, credentials, lengths, commands) is documented nowhere, and a daemon that has accepted a
-connection waits for its first packet: one that is opened and says nothing keeps every client of the daemon out (seen with
-driver 535). The program is of the daemon's own driver, speaks as it does, and is what NVIDIA's plugin asks with.
+A daemon is only contacted through this program, never through a connection of our own. The protocol between program and daemon
+(sequenced packets: a greeting, credentials, lengths, commands) is undocumented. After accepting a connection the daemon waits
+for its first packet, so an open connection without packets blocks all clients of the daemon (seen with driver 535). The
+program belongs to the daemon's driver and so uses its protocol; NVIDIA's plugin uses it too.
 
-An exit status of 0 means that the daemon was there, not that it did what it was told: a limit that it refuses, or a command
-that it does not know, is answered with status 0 too, and so may one that meets another client's. So limits are read back.
+Exit status 0 only means that the daemon was reached. The status is also 0 if the daemon refuses a limit or does not know a
+command, and possibly if another client is connected at the same time. So limits are read back.
 """
 
 import os
@@ -21,19 +21,19 @@ from gpu_plugin.mps.errors import MpsError, NotStartedError
 
 PROGRAM = "nvidia-cuda-mps-control"
 
-LONGEST_ANSWER = 1000  # characters of an answer that are passed on
+LONGEST_ANSWER = 1000  # longer answers are cut to this number of characters
 
 _MAX_READ = 64 * 1024
 
 
 def find_program(roots: Sequence[str], path: str | None = None, more: str = "") -> str:
-    """The control program: under one of these driver roots, else on `path` (None: $PATH).
+    """Find the control program below one of these driver roots, else on `path` (None: $PATH).
 
-    Raises NotStartedError where it is nowhere, with the places that were looked at; `more` is what else can be done about it.
+    Raises NotStartedError if it is not found, with the searched places; `more` is an additional remedy for the message.
     """
     places = [f"{root.rstrip('/')}/usr/bin/{PROGRAM}" for root in roots if root.rstrip("/")]
     for place in places:
-        if os.path.isfile(place) and os.access(place, os.X_OK):  # noqa: PTH113 - Path's raises where it may not look
+        if os.path.isfile(place) and os.access(place, os.X_OK):  # noqa: PTH113 - Path's raises without search permission
             return place
     found = shutil.which(PROGRAM, path=path)
     if found is None:
@@ -44,20 +44,20 @@ def find_program(roots: Sequence[str], path: str | None = None, more: str = "") 
 
 
 def environment(program: str, *variables: Mapping[str, str]) -> dict[str, str]:
-    """What the program is run with: our own environment without CUDA's variables, and `variables`.
+    """Return the environment for the program: that of this process without CUDA's variables, plus `variables`.
 
-    Its directory comes first on the search path: the server that a daemon starts lies beside it, under a driver root too.
+    The program's directory comes first in PATH: the server program that a daemon starts is in the same directory.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-    directory = os.path.dirname(program)  # noqa: PTH120 - a string, as everything on a search path
+    directory = os.path.dirname(program)  # noqa: PTH120 - a string, as all parts of PATH
     path = os.pathsep.join(part for part in (directory, inherited.get("PATH", os.defpath)) if part)
     return {**inherited, **{name: value for each in variables for name, value in each.items()}, "PATH": path}
 
 
 def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts the program as a client, which reads commands from its standard input.
+    """Start the program as a client, which reads commands from its standard input.
 
-    Raises NotStartedError where it cannot be started.
+    Raises NotStartedError if it cannot be started.
     """
     try:
         return subprocess.Popen(  # noqa: S603 - no shell
@@ -73,22 +73,22 @@ def start_client(control: Sequence[str], variables: Mapping[str, str]) -> subpro
 
 
 def unanswered(command: str, patience: float) -> MpsError:
-    """The error for a daemon that has not answered a command within `patience` seconds."""
+    """Return the error for a daemon that has not answered a command within `patience` seconds."""
     return MpsError(f"its control has not answered {_first(command)!r} for {patience:g} s")
 
 
 def _first(commands: str) -> str:
-    """The first of several lines of commands, for messages."""
+    """Return the first line of a command, for messages."""
     return commands.partition("\n")[0]
 
 
 def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) -> str:
-    """What a client that was just started answers to a command, or to several lines of commands, in one line.
+    """Send one or more lines of commands to a client that was just started, and return its answer in one line.
 
-    Blocks for up to `patience` seconds, then kills it.
+    Blocks for up to `patience` seconds, then kills the client.
 
-    Pods have the pipe directory too, so what answers there is read with care: no more than an answer can be. Raises MpsError
-    where the daemon is not there, which is another status than 0, or does not answer in time.
+    Pods have the pipe directory too, so another process may answer: the length of the answer is limited. Raises MpsError if
+    the daemon is not there (a status other than 0), or does not answer in time.
     """
     until = time.monotonic() + patience
     with client as process:
@@ -104,14 +104,14 @@ def answer_of(client: subprocess.Popen[bytes], command: str, patience: float) ->
             raise unanswered(command, patience) from None
         finally:
             process.kill()
-    said = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
+    output_text = " ".join(output.decode(errors="replace").split())[:LONGEST_ANSWER]
     if status:
-        raise MpsError(f"its control answers {_first(command)!r} with status {status}: {said or 'no word'}")
-    return said
+        raise MpsError(f"its control answers {_first(command)!r} with status {status}: {output_text or 'no word'}")
+    return output_text
 
 
 def _read(descriptor: int, until: float) -> bytes:
-    """What comes until the other end closes, or enough of it. Raises TimeoutError at `until`, of the monotonic clock."""
+    """Read until the other end closes, up to a limit. Raises TimeoutError at time `until` of the monotonic clock."""
     received = b""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)

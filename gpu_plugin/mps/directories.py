@@ -1,4 +1,4 @@
-"""The directories of MPS daemons on this node, and the memory that all of them and their clients share. Every call blocks."""
+"""The directories of MPS daemons on this node, and the memory that daemons share with clients. All functions block."""
 
 import ctypes
 import errno
@@ -13,16 +13,16 @@ from gpu_plugin.devices.mps_paths import IN_CONTAINERS
 from gpu_plugin.mps.errors import MpsError
 
 OPEN_TO_ALL = 0o755
-"""Containers of any user enter and find the daemon's sockets, whose own modes let them connect; only root puts any there.
+"""Containers of any user can enter and find the daemon's sockets, whose own modes let them connect. Only root can write.
 
-A pipe directory that all may write to would let one pod stand in for the daemon of the others.
+If all users could write to a pipe directory, one pod could pretend to be the daemon of the other pods.
 """
 
-SHM_MODE = 0o1777  # as /dev/shm, whose place it takes in containers
+SHM_MODE = 0o1777  # as /dev/shm, which it replaces in containers
 MAX_LOG_BYTES = 16 * 1024 * 1024  # bytes that a log may occupy; the MPS root is often on a tmpfs
 
 SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
-"""What containers may touch under SELinux's targeted policy (NVIDIA's daemon sets the same)."""
+"""The SELinux label of files that containers may use under the targeted policy. NVIDIA's daemon sets the same label."""
 
 _SELINUX = "security.selinux"
 _SELINUX_FILESYSTEM = Path("/sys/fs/selinux/enforce")
@@ -38,20 +38,19 @@ MOUNT = Path(IN_CONTAINERS)
 
 
 def root_here(configured: str) -> Path:
-    """Where the MPS root is found by this process. Blocks.
+    """Return the path of the MPS root in this process. Blocks.
 
-    `configured` (--mps-root) is the root's path on the host, which pods' mounts name. A process that has it under that path
-    looks there; else, one that has a volume mounted at `MOUNT` has it there. A directory at `MOUNT` that is no mount point
-    is somebody else's.
+    `configured` (--mps-root) is the root's path on the host, which the mounts of pods use. If this process has that path, use
+    it; else use `MOUNT` if a volume is mounted there. If `MOUNT` is a directory without a mount, it belongs to another program.
     """
     here = Path(configured)
     return MOUNT if not here.is_dir() and os.path.ismount(MOUNT) else here
 
 
 def shm_fault(shm: Path, mine: Path) -> str:
-    """Why clients in pods would not share memory with the servers that this process starts; empty if they would. Blocks.
+    """Return why clients in pods would not share memory with servers of this process; empty if they would. Blocks.
 
-    Pods get `shm` as their /dev/shm, and servers have that of this process, `mine`: the two must be one directory.
+    Pods have `shm` as their /dev/shm, and servers have this process's /dev/shm, `mine`: both must be the same directory.
     """
     try:
         if os.path.samefile(shm, mine):  # noqa: PTH121 - as ismount
@@ -68,7 +67,7 @@ def shm_fault(shm: Path, mine: Path) -> str:
 def make(root: Path, pipe: Path, log: Path, shm: Path) -> None:
     """Make the directories that one daemon needs below `root`, with their parents, and correct the modes of existing ones.
 
-    Each directory is checked before the next one is made in it: the daemon runs as root and follows links.
+    Each directory is checked before the next directory is made in it: the daemon runs as root and follows links.
 
     Raises:
         MpsError: a directory cannot be made, or others than root can write to it or to a directory above it.
@@ -85,13 +84,13 @@ def make(root: Path, pipe: Path, log: Path, shm: Path) -> None:
 
 
 def _require_safe(directory: Path, *, links: bool) -> None:
-    fault = judge("", os.path.abspath(directory), (Kind.DIRECTORY,), links=links).seen.fault  # noqa: PTH100 - it follows no link
+    fault = judge("", os.path.abspath(directory), (Kind.DIRECTORY,), links=links).seen.fault  # noqa: PTH100 - follows no link
     if fault:
         raise MpsError(f"{directory} is not safe for MPS daemons, which run as root: {fault}")
 
 
 def make_directory(directory: Path, mode: int = OPEN_TO_ALL) -> None:
-    """Make a directory, or correct its mode. The mode of a directory that a link leads to stays: it may be anybody's link.
+    """Make a directory, or correct its mode. If the path is a link, keep the mode: any user may have made the link.
 
     Raises:
         MpsError: the directory cannot be made.
@@ -103,7 +102,7 @@ def make_directory(directory: Path, mode: int = OPEN_TO_ALL) -> None:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_mode & 0o7777 != mode:
-                os.fchmod(descriptor, mode)  # mkdir heeds the umask
+                os.fchmod(descriptor, mode)  # mkdir applies the umask
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -114,35 +113,36 @@ def _label(directory: Path) -> None:
     try:
         os.setxattr(directory, _SELINUX, SELINUX_LABEL)
     except OSError as error:
-        if error.errno not in (errno.ENOTSUP, errno.EINVAL):  # no labels on this file system, or no such type here
+        # The file system may have no labels, or the policy may lack this type.
+        if error.errno not in (errno.ENOTSUP, errno.EINVAL):
             raise MpsError(
                 f"{directory} cannot be labelled for containers (SELinux is on): {error.strerror}; run as root, privileged"
             ) from None
 
 
 def is_socket(path: Path) -> bool:
-    """Whether a path itself is a socket."""
+    """Return whether the path is a socket, without following links."""
     with suppress(OSError):
         return stat.S_ISSOCK(path.lstat().st_mode)
     return False
 
 
 def trim_logs(log: Path) -> None:
-    """Empties logs that have grown past `MAX_LOG_BYTES`: the daemon writes lines for every command and client, for ever.
+    """Empty logs that are larger than `MAX_LOG_BYTES`: the daemon logs each command and client and never rotates logs.
 
-    What it occupies counts, not its size: one that is not written at its end keeps its size when it is emptied.
+    The occupied blocks count, not the size: a program that does not append keeps its offset, and so the file keeps its size.
     """
     for file in log.glob("*.log"):
-        with suppress(OSError):  # a log is not worth a daemon
+        with suppress(OSError):  # an error with a log must not stop a daemon
             if file.stat().st_blocks * 512 > MAX_LOG_BYTES:
                 os.truncate(file, 0)
 
 
 def mount_shm(shm: Path, bytes_in_all: int) -> bool:
-    """Mounts a tmpfs of so many bytes at `shm`, made if need be; False where something is mounted there already.
+    """Mount a tmpfs of this size at `shm`, which is made if missing. Return False if a file system is mounted there already.
 
     Raises:
-        MpsError: it cannot be mounted, as without the capability SYS_ADMIN, or others than root can write to the MPS root.
+        MpsError: it cannot be mounted, as without the capability SYS_ADMIN, or users other than root can write to the MPS root.
     """
     make_directory(shm.parent)
     _require_safe(shm.parent, links=True)

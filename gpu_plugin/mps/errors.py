@@ -1,9 +1,9 @@
-"""What goes wrong with an MPS daemon."""
+"""Errors of MPS daemons."""
 
 
 class MpsError(Exception):
-    """A daemon cannot be started, reached or kept; `str()` is a sentence that says why."""
+    """A daemon cannot be started, reached or kept running. The text is a sentence with the reason."""
 
 
 class NotStartedError(MpsError):
-    """A program is not there or cannot be started, which says nothing of the daemon that it was to ask."""
+    """A program is missing or cannot be started. So the state of the daemon that it should query is unknown."""

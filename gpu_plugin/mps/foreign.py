@@ -1,18 +1,18 @@
 """Whether an MPS daemon that another program runs can be used, such as the mps-control-daemon of NVIDIA's DaemonSet. Pure.
 
-Such a daemon holds no lock of ours. Two things tell of it: what the kernel and the file system say, which is looked at every
-second, and what the daemon answers when it is asked for its threads' percentage, which costs a process, and the daemon five
-lines of its log, and is therefore asked seldom (`due`).
+Such a daemon does not hold the lock that `readiness` uses. There are two other sources: its files and the kernel's locks,
+which are read every second, and its answer to a query for its thread percentage. A query starts a process and adds five lines
+to the daemon's log, so it is rare (`due`).
 
-Nor is it asked while whoever started it may still be setting its limits (`settled`): a control daemon has one client at a time,
-and of two at once, one is refused, gets an empty answer, or waits for ever (seen with driver 535). NVIDIA's mps-control-daemon
-gives up where a command of its own is refused.
+It is not queried while its program may still be setting its limits (`settled`). A control daemon accepts one client at a time;
+a second client is refused, gets an empty answer, or waits forever (seen with driver 535). NVIDIA's mps-control-daemon gives up
+if one of its commands is refused.
 
-The kernel's word is the lock that a control daemon keeps on `control_lock` in its pipe directory for as long as it lives (seen
-with driver 535). Its other files stay when it ends, however it ends.
+A running control daemon holds a lock on `control_lock` in its pipe directory (seen with driver 535). Its other files
+remain when it ends for any reason.
 
-Of what the daemon was told, only the percentage can be verified. NVIDIA's daemon sets it last, so one that has it has its
-memory limits too. Which GPUs the daemon serves cannot be asked; NVIDIA's serves all of the node.
+Of the daemon's limits only the percentage can be verified. NVIDIA's program sets it last, so a daemon with the right percentage
+has its memory limits too. A daemon cannot be queried for its GPUs; NVIDIA's serves all GPUs of the node.
 """
 
 import msgspec
@@ -22,21 +22,21 @@ from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.plan import same_threads, thread_percentage
 from gpu_plugin.mps.remedies import ASK_OTHER, RESTART_OTHER, TO_DO, WAIT_FOR_OTHER
 
-CONFIRM = 30.0  # seconds between two questions to a daemon that is up and holds its lock: these find one that hangs
-LOOK_AGAIN = 3.0  # seconds between two questions to one that is down, or that holds no lock
-SET_UP = 10.0  # seconds that a daemon is given for being told its limits, where no .started tells that it has been
+CONFIRM = 30.0  # seconds between two queries of a daemon that is up and holds its lock, to find a daemon that hangs
+LOOK_AGAIN = 3.0  # seconds between two queries of a daemon that is down or holds no lock
+SET_UP = 10.0  # seconds for setting a daemon's limits, if no file .started shows that they are set
 
 Identity = tuple[int, ...]
-"""Which file it is: device, inode, when it was made or written last in nanoseconds of Unix time. Empty where there is none."""
+"""Identifies a file: device, inode, time of creation or last write in nanoseconds of Unix time. Empty if it does not exist."""
 
 
 _DOWN = "its MPS daemon is down: gpu-plugin mps does not run on this node, and"
 
 
 class Signs(msgspec.Struct, frozen=True):
-    """What can be seen of a daemon without asking it.
+    """The state of a daemon's files and lock.
 
-    `control` is its socket, `started` the file .started that NVIDIA's makes once it has told the daemon its limits, `locked`
+    `control` is its socket, `started` the file .started that NVIDIA's program makes after setting the limits, and `locked`
     whether a process holds the lock of a control daemon in the pipe directory.
     """
 
@@ -46,10 +46,10 @@ class Signs(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How a question at the time `asked` (seconds of a steady clock) ended, and the signs that were seen just before.
+    """The result of a query at the time `asked` (seconds of a steady clock), with the signs just before the query.
 
-    `threads` is the percentage that the daemon answered. Without one, `trouble` says why it cannot be used, or `unable` why
-    it cannot be asked here at all. `misses` counts what it has not answered since it last did.
+    `threads` is the percentage that the daemon returned. If it is None, `trouble` says why the daemon cannot be used, or
+    `unable` why no query is possible here. `misses` is the number of queries without an answer since the last answer.
     """
 
     signs: Signs
@@ -60,8 +60,8 @@ class Answer(msgspec.Struct, frozen=True):
     misses: int = 0
 
 
-def weighed(new: Answer, last: Answer | None) -> Answer:
-    """The answer to go by: a daemon that lives, and answered before, may leave one question unanswered, on a busy node."""
+def answer_to_use(new: Answer, last: Answer | None) -> Answer:
+    """Return the answer to use: one unanswered query is ignored if the daemon lives and answered before (a busy node)."""
     if last is None or last.threads is None or last.misses or not (new.trouble or new.unable):
         return new
     if new.signs.locked and new.signs.control == last.signs.control:
@@ -70,9 +70,9 @@ def weighed(new: Answer, last: Answer | None) -> Answer:
 
 
 def settled(signs: Signs, clock: float) -> bool:
-    """Whether the daemon has been told its limits, as far as can be seen. `clock` is Unix time in seconds.
+    """Return whether the daemon's limits seem to be set. `clock` is Unix time in seconds.
 
-    A .started that is older than the socket tells of a daemon before this one.
+    A file .started that is older than the socket is from an earlier daemon.
     """
     return _started(signs) or not 0 <= clock - signs.control[2] / 1e9 < SET_UP
 
@@ -82,7 +82,7 @@ def _started(signs: Signs) -> bool:
 
 
 def due(signs: Signs, last: Answer | None, now: float) -> bool:
-    """Whether the daemon is to be asked (again): at once if its signs are others than when it was asked last."""
+    """Return whether to query the daemon now: at once if its signs have changed since the last query."""
     if last is None or last.signs != signs:
         return True
     steady = signs.locked and not last.misses and not why_down(signs, last)
@@ -90,31 +90,28 @@ def due(signs: Signs, last: Answer | None, now: float) -> bool:
 
 
 def why_down(signs: Signs, last: Answer | None) -> str:
-    """Why the daemon cannot be used by its signs now and its last answer (None: not asked yet); empty where it can.
+    """Return why the daemon cannot be used, from its signs now and its last answer (None: no query yet); empty if it can.
 
-    Its limits do not matter: any client can change them, and one client must not take the devices from all others.
+    Its limits have no effect: any client can change them, and one client must not withdraw the devices of all others.
     """
     if last is None or last.signs.control != signs.control:
         return f"{_DOWN} the daemon of another program has not answered yet{TO_DO}{WAIT_FOR_OTHER}"
     if last.signs.locked and not signs.locked:
         return f"{_DOWN} the daemon of another program has ended{TO_DO}{RESTART_OTHER}"
     if last.unable:
-        return _unasked(signs, last.unable)
+        return _why_unusable(signs, last.unable)
     if last.trouble or last.threads is None:
         return f"{_DOWN} no daemon of another program can be used: {last.trouble}{TO_DO}{RESTART_OTHER}"
     return ""
 
 
 def doubt(answer: Answer, replicas: int, limits: MpsLimits) -> str:
-    """Why a daemon that can be used may not have the limits of the configuration; empty if it has the limit of threads.
+    """Return why a usable daemon may not have the configured limits; empty if it has the limit of threads.
 
-    It is to share each GPU among `replicas` clients, within `limits`.
+    The daemon should share each GPU among `replicas` clients within `limits`.
     """
     if answer.unable:
-        return (
-            "its MPS daemon is taken to be up for as long as it holds its lock, but its limits are not verified: "
-            f"{answer.unable}"
-        )
+        return f"its MPS daemon counts as up while it holds its lock, but its limits are not verified: {answer.unable}"
     wanted = thread_percentage(replicas, limits)
     if answer.threads is None or same_threads(answer.threads, wanted):
         return ""
@@ -125,13 +122,13 @@ def doubt(answer: Answer, replicas: int, limits: MpsLimits) -> str:
     )
 
 
-def _unasked(signs: Signs, unable: str) -> str:
-    """Why a daemon that cannot be asked here cannot be used: it can where its lock and .started are there."""
+def _why_unusable(signs: Signs, unable: str) -> str:
+    """Return why a daemon that cannot be queried here cannot be used; empty if its lock and .started exist."""
     if signs.locked and _started(signs):
         return ""
     missing, remedy = (
-        ("there is no file .started of it beside its pipe directory", ASK_OTHER)
+        ("it has no file .started next to its pipe directory", ASK_OTHER)
         if signs.locked
         else ("no process holds the lock of a control daemon in its pipe directory", RESTART_OTHER)
     )
-    return f"{_DOWN} the daemon of another program cannot be asked ({unable}), and {missing}{TO_DO}{remedy}"
+    return f"{_DOWN} the daemon of another program cannot be queried ({unable}), and {missing}{TO_DO}{remedy}"

@@ -21,7 +21,7 @@ def differences(daemon: MpsDaemon, answer: str) -> str:
     """Compare the answer to `questions` with the configuration. Return a sentence, empty if the daemon has the limits.
 
     Memory is answered in whole units, rounded down, such as 79G for 81559M. So a change by less than one unit is not seen. A
-    device without a limit has no answer. Daemons of drivers before R495 (CUDA 11.5) know no memory limits.
+    device without a limit has no answer. Daemons of drivers before R495 (CUDA 11.5) do not support memory limits.
     """
     threads = threads_in(answer)
     if threads is None or not same_threads(threads, daemon.threads):
@@ -31,12 +31,10 @@ def differences(daemon: MpsDaemon, answer: str) -> str:
         return ""
     wanted, found = _memory_limits(daemon), answer.split()[1:]
     if len(found) != len(wanted):
-        return (
-            f"it has not taken or kept all of {len(wanted)} memory limits: it answers {' '.join(found) or 'nothing'!r}"
-        )
-    for (ordinal, mebibytes), said in zip(wanted, found, strict=True):
-        if not _same_memory(mebibytes, said):
-            return f"it limits the memory of device {ordinal} to {said}, not {mebibytes}M"
+        return f"it has not set or kept all of {len(wanted)} memory limits: it answers {' '.join(found) or 'nothing'!r}"
+    for (ordinal, mebibytes), answered in zip(wanted, found, strict=True):
+        if not _same_memory(mebibytes, answered):
+            return f"it limits the memory of device {ordinal} to {answered}, not {mebibytes}M"
     return ""
 
 
@@ -46,6 +44,6 @@ def _memory_limits(daemon: MpsDaemon) -> list[tuple[str, int]]:
     return [(words[1], int(words[2].removesuffix("M"))) for words in commands if words[0] == SET_MEMORY]
 
 
-def _same_memory(mebibytes: int, said: str) -> bool:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([MGT])B?", said)
+def _same_memory(mebibytes: int, answered: str) -> bool:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([MGT])B?", answered)
     return found is not None and abs(float(found[1]) * _MIB[found[2]] - mebibytes) < _MIB[found[2]]

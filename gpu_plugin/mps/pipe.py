@@ -59,7 +59,7 @@ def prepare(pipe: Path) -> None:
             for name in os.listdir(directory):  # noqa: PTH208 - a descriptor
                 at = pipe / name
                 remedy = f"; remove {at} by hand"
-                with suppress(FileNotFoundError):  # removed meanwhile
+                with suppress(FileNotFoundError):  # removed by another process
                     _remove(name, directory)
             at, remedy = pipe / CONTROL_LOCK, ""
             os.close(

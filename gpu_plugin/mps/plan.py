@@ -1,7 +1,7 @@
-"""Which MPS daemons a node needs: one for each resource that is shared by MPS. Pure.
+"""Plans the MPS daemons of a node: one daemon for each resource that is shared by MPS. Pure.
 
-Directories, limits and the order of commands are those of NVIDIA's plugin v0.20.0 (cmd/mps-control-daemon/mps), so that
-what containers are given reaches these daemons as it reaches its.
+Directories, limits and the order of commands are the same as in NVIDIA's plugin v0.20.0 (cmd/mps-control-daemon/mps), so that
+containers with NVIDIA's settings reach these daemons too.
 """
 
 import re
@@ -15,15 +15,15 @@ from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.mps_paths import log_directory, pipe_directory
 from gpu_plugin.devices.node import Gpu, Node
 
-VOLTA = 5  # NVML_DEVICE_ARCH_VOLTA: the first whose clients the hardware keeps apart
+VOLTA = 5  # NVML_DEVICE_ARCH_VOLTA: since Volta the hardware isolates clients from each other
 
 CLIENTS = 48
 CLIENTS_BEFORE_VOLTA = 16
-"""Clients that one GPU's MPS server takes: 48 from compute capability 7.0 on (V100 included), 16 before
+"""Largest number of clients of one GPU's MPS server: 48 since compute capability 7.0 (V100 included), 16 before
 (nvidia-cuda-mps-control(1))."""
 
 
-# The longest of the names under which the control daemon listens in its pipe directory.
+# The longest name of a socket of the control daemon in its pipe directory.
 _LONGEST_SOCKET = "control_privileged"
 
 GET_THREADS = "get_default_active_thread_percentage"
@@ -33,16 +33,16 @@ UNKNOWN = "Unknown command"  # the beginning of the answer to a command that the
 
 SET_MEMORY = "set_default_device_pinned_mem_limit"
 GET_MEMORY = "get_default_device_pinned_mem_limit"
-"""Commands to a control daemon: what a client may use of a GPU's memory at most (nvidia-cuda-mps-control(1))."""
+"""Commands to set and get the limit of a client's memory on a GPU (nvidia-cuda-mps-control(1))."""
 
 _MIB = 1024 * 1024
-_ROUNDING = 0.05  # a percentage is answered with one digit after the point
+_ROUNDING = 0.05  # answers have one digit after the decimal point
 
 
 class MpsResource(msgspec.Struct, frozen=True):
-    """A resource that is shared by MPS: its GPUs in the order of their devices, how often each is given out, and the limits.
+    """A resource that is shared by MPS: its GPUs in the order of their devices, the number of replicas, and the limits.
 
-    `trouble` is why no daemon can serve it, known already from its devices; empty where they are in order.
+    `trouble` is the reason, found in its devices, why no daemon can serve it; empty if there is no such reason.
     """
 
     name: str
@@ -53,10 +53,10 @@ class MpsResource(msgspec.Struct, frozen=True):
 
 
 class MpsDaemon(msgspec.Struct, frozen=True):
-    """One MPS control daemon, whole: equal ones need no restart.
+    """One MPS control daemon with all its settings: a daemon with equal settings need not be restarted.
 
-    `gpus` are uuids; `environment` is what the daemon and the commands to it are run with; `commands` are what it is told
-    once it answers, before anyone may use it, and `threads` is the percentage of a GPU's threads that it then answers.
+    `gpus` are uuids. `environment` is for the daemon and for commands to it. `commands` are sent to the daemon once it
+    answers, before it has clients. `threads` is the percentage of a GPU's threads that it should then report.
     """
 
     resource: str
@@ -69,9 +69,9 @@ class MpsDaemon(msgspec.Struct, frozen=True):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that make a control daemon this one and no other on the node.
+        """The environment variables that give a control daemon its directories and GPUs.
 
-        Its GPUs are named by uuid: a daemon that sees all of a node's would take those of other resources as well.
+        The GPUs are given by uuid: without them, the daemon would use the GPUs of other resources as well.
         """
         return {
             "CUDA_MPS_PIPE_DIRECTORY": self.pipe,
@@ -81,7 +81,7 @@ class MpsDaemon(msgspec.Struct, frozen=True):
 
 
 class MpsPlan(msgspec.Struct, frozen=True):
-    """The daemons to run, and for each resource that gets none a sentence that says why. `warnings` are for the operator."""
+    """The daemons to run, the reason for each resource that cannot have a daemon, and warnings for the operator."""
 
     daemons: tuple[MpsDaemon, ...] = ()
     refused: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -89,12 +89,12 @@ class MpsPlan(msgspec.Struct, frozen=True):
 
 
 def most_clients(gpu: Gpu) -> int:
-    """How many clients may use the GPU at once; the lower of both where it does not say what it is."""
+    """Return how many clients may use the GPU at once; the lower number if its architecture is unknown."""
     return CLIENTS if (gpu.architecture or 0) >= VOLTA else CLIENTS_BEFORE_VOLTA
 
 
 def mps_resources(resources: Iterable[Resource], node: Node) -> tuple[MpsResource, ...]:
-    """Resources with devices shared by MPS, and those devices' GPUs, each once; devices shared otherwise are left out."""
+    """Return the resources with devices shared by MPS, each with the GPUs of these devices without duplicates."""
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
     found = []
     for resource in resources:
@@ -123,9 +123,9 @@ def _mps_resource(name: str, devices: list[Device], gpus: Mapping[str, Gpu]) -> 
 
 
 def plan_daemons(root: str, resources: Iterable[MpsResource]) -> MpsPlan:
-    """The daemons of these resources under the MPS root. Of two resources that want the same GPU, the first has it.
+    """Plan the daemons of these resources under the MPS root. If two resources share a GPU, the first resource gets it.
 
-    A resource that cannot be served takes no other with it.
+    A resource that cannot be served does not affect the others.
     """
     daemons: list[MpsDaemon] = []
     refused: dict[str, str] = {}
@@ -158,7 +158,7 @@ def plan_daemons(root: str, resources: Iterable[MpsResource]) -> MpsPlan:
 
 
 def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mapping[str, str]) -> str:
-    """Why this resource can have no daemon; empty where it can."""
+    """Return why this resource can have no daemon; empty if it can."""
     if resource.trouble:
         return resource.trouble
     if not gpus:
@@ -175,7 +175,7 @@ def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mappi
             )
     if len({(gpu.architecture or 0) >= VOLTA for gpu in gpus}) > 1:
         return (
-            "some of its GPUs are older than Volta, and one MPS daemon leaves those out beside newer ones; "
+            "some of its GPUs are older than Volta, and one MPS daemon ignores those if it has newer GPUs; "
             "offer them under different names"
         )
     longest = f"{pipe_directory(root, resource.name)}/{_LONGEST_SOCKET}"
@@ -185,12 +185,11 @@ def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mappi
 
 
 def limit_commands(gpus: tuple[Gpu, ...], replicas: int, limits: MpsLimits) -> tuple[str, ...]:
-    """The commands for a daemon of these GPUs before it has clients: the limits of each client.
+    """Return the commands that set a daemon's limits for each client, to be sent before it has clients.
 
-    A GPU is named by its place in the daemon's CUDA_VISIBLE_DEVICES, not by its NVML index: the daemon counts only the
-    devices that this variable leaves it, in its order, whatever CUDA_DEVICE_ORDER says. Memory is in MiB, rounded down,
-    and a part that does not say how much it has gets no equal share. The threads' share comes last: a daemon that has it
-    has been told the others too.
+    A GPU's number in a command is its place in the daemon's CUDA_VISIBLE_DEVICES, not its NVML index: the daemon numbers only
+    these devices, in this order, regardless of CUDA_DEVICE_ORDER. Memory is in MiB, rounded down. A GPU that does not report
+    its memory gets no default limit. The limit of threads comes last, so a daemon that has it also has the others.
     """
     commands = []
     for ordinal, gpu in enumerate(gpus):
@@ -204,19 +203,19 @@ def limit_commands(gpus: tuple[Gpu, ...], replicas: int, limits: MpsLimits) -> t
 
 
 def thread_percentage(replicas: int, limits: MpsLimits) -> float:
-    """How much of a GPU's threads each client may use at most, in percent.
+    """Return the limit of a GPU's threads for each client, in percent.
 
-    Without a limit it is the equal share, whole and rounded down, as with NVIDIA's plugin.
+    Without a configured limit it is the equal share, rounded down to a whole number, as in NVIDIA's plugin.
     """
     return 100 // replicas if limits.active_thread_percentage is None else limits.active_thread_percentage
 
 
-def threads_in(said: str) -> float | None:
-    """The percentage of threads that a daemon answered; None where the answer holds no number."""
-    found = re.search(r"\d+(\.\d+)?", said)
+def threads_in(answer: str) -> float | None:
+    """Return the percentage of threads in a daemon's answer; None if the answer has no number."""
+    found = re.search(r"\d+(\.\d+)?", answer)
     return float(found[0]) if found else None
 
 
 def same_threads(one: float, other: float) -> bool:
-    """Whether two percentages are the same as far as an answer tells."""
+    """Return whether two percentages are equal within the precision of an answer."""
     return abs(one - other) <= _ROUNDING + 1e-9

@@ -1,14 +1,13 @@
-"""How the device plugin knows that the MPS daemon of a resource is up: a lock that its supervisor holds.
+"""Shows the device plugin that the MPS daemon of a resource is up, through a lock that the daemon's supervisor holds.
 
-The kernel lets go of a lock with the process that holds it, however that ends, so none is ever left behind. Files under
-the MPS root:
+The kernel releases a lock when its process ends for any reason, so no stale lock remains. Files under the MPS root:
 
-    .supervisor          locked for as long as `gpu-plugin mps` runs, `Counts` by resource as JSON
-    <resource>/.ready    locked for as long as the resource's daemon is up, a `Mark` as JSON
-    <resource>/.down     a sentence: why it is not
+    .supervisor          locked while `gpu-plugin mps` runs, `Counts` by resource as JSON
+    <resource>/.ready    locked while the resource's daemon is up, a `Mark` as JSON
+    <resource>/.down     a sentence with the reason while it is down
 
-`ready` waits for nobody and reads little: it may be asked every second. Daemons that another program runs hold no such lock:
-`watch` asks those.
+`ready` does not wait and reads little, so it can be called every second. Daemons of other programs do not hold this lock;
+`watch` queries them.
 """
 
 import fcntl
@@ -30,20 +29,20 @@ DOWN = ".down"
 SUPERVISOR = ".supervisor"
 
 STALE = 60.0
-"""Seconds after which a mark that its supervisor has not confirmed counts for nothing: several times its probes' interval."""
+"""Seconds after which a mark is ignored if its supervisor has not confirmed it: several times the interval of its probes."""
 
 _MODE = 0o644
 _LONGEST = 64 * 1024
 _TRIES = 50
 _BETWEEN_TRIES = 0.002
-"""Seconds. A reader holds a lock for some microseconds; a writer that meets one tries again."""
+"""Seconds. A reader holds a lock for some microseconds; a writer that finds it locked tries again."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor says of a daemon that is up.
+    """The state of a daemon that is up, written by its supervisor.
 
-    `pid` is the daemon's, `since` Unix time in seconds, `gpus` uuids; `confirmed` is when it last answered, in seconds of
-    CLOCK_MONOTONIC, which all processes of a node share.
+    `pid` is the daemon's, `since` is in seconds of Unix time, `gpus` are uuids, and `confirmed` is the time of its last
+    answer, in seconds of CLOCK_MONOTONIC, which is the same in all processes of a node.
     """
 
     pid: int
@@ -66,9 +65,9 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 def lock(path: Path) -> int | None:
-    """An exclusive lock on `path`, made if need be: the descriptor that holds it. None where another process has it.
+    """Get an exclusive lock on `path`, which is made if missing. Return its descriptor; None if another process holds it.
 
-    Raises MpsError where the file cannot be made or opened.
+    Raises MpsError if the file cannot be made or opened.
     """
     descriptor = _lock_file(path)
     for _ in range(_TRIES):
@@ -83,7 +82,7 @@ def lock(path: Path) -> int | None:
 
 
 def wait_for_lock(path: Path) -> int:
-    """Takes the lock as `lock` does, and blocks for as long as another process has it."""
+    """Get the lock as `lock` does, but block while another process holds it."""
     descriptor = _lock_file(path)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
@@ -97,18 +96,18 @@ def _lock_file(path: Path) -> int:
 
 
 class ReadyMark:
-    """The supervisor's end: one resource's daemon, up or down. It is down until `up` is called."""
+    """The mark of one resource's daemon, for its supervisor. The daemon counts as down until `up` is called."""
 
     def __init__(self, directory: Path) -> None:
-        """Takes the resource's directory, which need not exist before the daemon is up."""
+        """Store the resource's directory, which must exist before `up`."""
         self._ready = directory / READY
         self._down = directory / DOWN
         self._descriptor: int | None = None
 
     def up(self, mark: Mark) -> None:
-        """The daemon is up, or confirmed to be so still.
+        """Record that the daemon is up, or still up.
 
-        Raises MpsError where the mark cannot be written, or another process holds it.
+        Raises MpsError if the mark cannot be written, or another process holds it.
         """
         if self._descriptor is None:
             self._descriptor = lock(self._ready)
@@ -120,30 +119,30 @@ class ReadyMark:
             os.ftruncate(self._descriptor, len(content))
         except OSError as error:
             raise MpsError(f"{self._ready} cannot be written: {error.strerror}") from None
-        with suppress(OSError):  # it is not looked at while the daemon is up
+        with suppress(OSError):  # it is not read while the daemon is up
             self._down.unlink()
 
     def down(self, why: str = "") -> None:
-        """The daemon is down; without a reason there is none to be."""
+        """Record that the daemon is down, and the reason; no reason means that no daemon is wanted."""
         if self._descriptor is not None:
             with suppress(OSError):
                 self._ready.unlink()
             os.close(self._descriptor)
             self._descriptor = None
-        with suppress(OSError):  # where it cannot be written, readers are told less
+        with suppress(OSError):  # readers miss only the reason if it cannot be written
             if why:
                 self._down.parent.mkdir(parents=True, exist_ok=True)
-                # The directory may be unsafe, which is then the reason: this follows no link there.
+                # The directory may be unsafe, which is then the reason: `replace_file` follows no link there.
                 replace_file(self._down, f"{why}\n".encode(), _MODE)
             else:
                 self._down.unlink()
 
 
 def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas: int = 0, now: float = 0.0) -> str:
-    """Why the MPS daemon of a resource such as nvidia.com/gpu cannot be used; empty where it can.
+    """Return why the MPS daemon of a resource such as nvidia.com/gpu cannot be used; empty if it can.
 
-    It must serve the GPUs of these uuids, each for so many `replicas` (0: for any number). `now` is CLOCK_MONOTONIC in
-    seconds, for tests; 0: as it is.
+    It must serve the GPUs with these uuids, each for `replicas` clients (0: any number). `now` is CLOCK_MONOTONIC in seconds,
+    for tests; 0: read the clock.
     """
     found = _mark(mps_root / resource / READY)
     if found is None:
@@ -182,7 +181,7 @@ def read_counts(mps_root: Path) -> dict[str, Counts]:
 
 
 def supervised(mps_root: Path) -> bool:
-    """Whether gpu-plugin mps runs for this root: then there are no daemons of another program."""
+    """Return whether gpu-plugin mps runs for this root: then no daemons of other programs are used."""
     stream = opened(mps_root / SUPERVISOR)
     if stream is None:
         return False
@@ -191,8 +190,8 @@ def supervised(mps_root: Path) -> bool:
 
 
 def _mark(path: Path) -> Mark | None:
-    """What a living supervisor says there; None where nobody holds the lock."""
-    for _ in range(3):  # a writer may be half through
+    """Return the mark of a running supervisor; None if no process holds the lock."""
+    for _ in range(3):  # a writer may be in the middle of writing
         stream = opened(path)
         if stream is None:
             return None
@@ -201,7 +200,7 @@ def _mark(path: Path) -> Mark | None:
                 if not _locked_elsewhere(stream.fileno()):
                     return None
                 return msgspec.json.decode(stream.read(_LONGEST), type=Mark)
-            except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # text that is no UTF-8 is a ValueError
+            except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # ValueError: the text is not UTF-8
                 continue
     return None
 
@@ -213,7 +212,7 @@ def _why_down(root: Path, resource: str) -> str:
         return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here{TO_DO}{SAME_ROOT}"
     stream = opened(root / resource / DOWN)
     if stream is None:
-        return f"gpu-plugin mps runs none for it (yet){TO_DO}{SAME_CONFIGURATION}"
+        return f"gpu-plugin mps runs no daemon for it (yet){TO_DO}{SAME_CONFIGURATION}"
     with stream:
         try:
             return stream.read(_LONGEST).decode(errors="replace").strip() or "it is being started"
@@ -222,7 +221,7 @@ def _why_down(root: Path, resource: str) -> str:
 
 
 def opened(path: Path) -> BinaryIO | None:
-    """A regular file, open to be read or to have its locks looked at; None where there is none."""
+    """Open a regular file for reading or for its locks; None if there is no such file."""
     try:
         return open_file(path, links=False)
     except OSError:
@@ -230,7 +229,7 @@ def opened(path: Path) -> BinaryIO | None:
 
 
 def _locked_elsewhere(descriptor: int) -> bool:
-    """Whether another process holds the exclusive lock of an open file. Takes a shared one for a moment."""
+    """Return whether another process holds the exclusive lock of an open file. Gets a shared lock for a moment."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

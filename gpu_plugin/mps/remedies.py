@@ -1,4 +1,4 @@
-"""The remedies for MPS daemons that cannot be used. Each stands at the end of the reason, after `TO_DO`."""
+"""Remedies for MPS daemons that cannot be used. Each is the end of a message, after `TO_DO`."""
 
 TO_DO = "; to do: "
 

@@ -1,7 +1,7 @@
-"""Keeps the MPS daemons of a node running: a task for each resource, whose trouble is its own.
+"""Keeps the MPS daemons of a node running, with a task for each resource, so that a failure affects only its resource.
 
-A resource is ready while its supervisor holds the lock that `readiness` looks at. What is wanted is given by `apply` at any
-time: daemons that are wanted as they are run on, the others end before new ones start, since a GPU has one daemon.
+A resource is ready while its supervisor holds the lock that `readiness` reads. `apply` sets the wanted daemons at any time.
+Unchanged daemons continue. Other daemons end before new daemons start, since a GPU has only one daemon.
 """
 
 import asyncio
@@ -39,26 +39,26 @@ _ALIVE = (
 
 
 class Tempo(msgspec.Struct, frozen=True):
-    """How long things may take, in seconds.
+    """Durations in seconds.
 
-    A daemon is down when `misses` probes in a row were not answered. Its process is not ended for that.
+    A daemon is down after `misses` probes in a row without an answer. Its process is not ended for that reason.
     """
 
-    start: float = 15.0  # from its start until its control answers
-    answer: float = 5.0  # for a command
-    probe: float = 10.0  # between two probes; that a daemon exits is seen at once, without one
+    start: float = 15.0  # from a daemon's start until it answers
+    answer: float = 5.0  # to answer a command
+    probe: float = 10.0  # between two probes; the exit of a daemon is noticed at once without a probe
     misses: int = 3
     quit: float = 3.0  # for a daemon to quit before it is killed
-    # For the driver to restore a compute mode: a GPU that hangs holds up neither others nor the exit.
+    # For the driver to restore a compute mode: a GPU that hangs must not delay other GPUs or the exit.
     restore: float = 2.0
-    # Until a daemon that went down is started again: the first, doubled each time, up to the longest.
+    # Until a daemon that went down is started again: the first pause is doubled each time up to the longest.
     first_pause: float = 1.0
     longest_pause: float = 60.0
-    forget: float = 60.0  # a daemon that was ready for so long begins with the first pause again
+    forget: float = 60.0  # after a daemon was ready for this time, the next pause is the first pause again
 
 
 class _Kept(msgspec.Struct):
-    """A daemon that is kept running, and how to end that."""
+    """A daemon that is kept running, with the scope that cancels this and an event for its end."""
 
     daemon: MpsDaemon
     scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
@@ -76,38 +76,38 @@ class Supervisor:
         tempo: Tempo | None = None,
         shm: Path | None = None,
     ) -> None:
-        """Takes the MPS root and what sets compute modes.
+        """Store the MPS root and the setter of compute modes.
 
-        `control` gives the control program with the arguments it always gets; it raises MpsError while there is none. `shm`
-        is where the servers look for shared memory, which must be that of the MPS root; None: do not verify that.
+        `control` returns the control program with its constant arguments; it raises MpsError while there is no program. `shm`
+        is the directory in which servers share memory, which must be that of the MPS root; None: do not check that.
         """
         self._root = root
         self._control = control
         self._modes = modes
         self._tempo = tempo or Tempo()
         self._shm = shm
-        self._said = ""
+        self._logged_fault = ""
         self._warned_of_links = False
         self._counts: dict[str, Counts] = {}
         self._descriptor: int | None = None
-        self._unlimited: set[MpsDaemon] = set()
-        """Daemons that know no memory limits, which was logged."""
+        self._without_limits: set[MpsDaemon] = set()
+        """Daemons whose lack of support for memory limits was logged."""
         self._plan: MpsPlan | None = None
         self._changed = Pulse()
         self._kept: dict[str, _Kept] = {}
         self._refused: dict[str, str] = {}
 
     def apply(self, resources: Iterable[MpsResource]) -> None:
-        """From now on these resources are wanted, each with a daemon of its own. From the event loop's thread."""
+        """Set the resources that should each have a daemon from now on. Call it on the event loop's thread."""
         self._plan = plan_daemons(str(self._root), resources)
         for warning in self._plan.warnings:
             log.warning("%s", warning)
         self._changed.ring()
 
     async def run(self) -> None:
-        """Keeps running what is wanted until cancelled; then ends every daemon and restores every compute mode.
+        """Run the wanted daemons until cancelled, then end all daemons and restore all compute modes.
 
-        Raises MpsError where the MPS root cannot be used.
+        Raises MpsError if the MPS root cannot be used.
         """
         async with self._sole_supervisor():
             await end_leftovers(self._root)
@@ -129,7 +129,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def _sole_supervisor(self) -> AsyncIterator[None]:
-        """Holds the lock of the MPS root, once whoever has it lets go."""
+        """Hold the lock of the MPS root. If another process holds it, wait for the end of that process."""
         directories.make_directory(self._root)
         path = self._root / readiness.SUPERVISOR
         descriptor = readiness.lock(path)
@@ -139,7 +139,7 @@ class Supervisor:
             try:
                 await settled(job)
             except BaseException:
-                job.done.add_done_callback(_let_go)  # it may still get the lock, with nobody left to want it
+                job.done.add_done_callback(_close_late_lock)  # the thread may still get the lock later
                 raise
             descriptor = job.done.result()
         self._descriptor = descriptor
@@ -151,7 +151,7 @@ class Supervisor:
             os.close(descriptor)
 
     async def _reconcile(self, tasks: anyio.abc.TaskGroup, plan: MpsPlan) -> None:
-        """Stops daemons that the plan lacks or has with other settings, then starts those that are missing."""
+        """Stop daemons that are not in the plan or have other settings, then start missing daemons."""
         wanted = {daemon.resource: daemon for daemon in plan.daemons}
         ending = [kept for resource, kept in self._kept.items() if kept.daemon != wanted.get(resource)]
         for kept in ending:
@@ -179,7 +179,7 @@ class Supervisor:
         return ReadyMark(self._root / resource)
 
     async def _keep(self, kept: _Kept) -> None:
-        """Runs one resource's daemon again and again, ever more slowly, until it is not wanted any more."""
+        """Run one resource's daemon and restart it with growing pauses, until it is not wanted any more."""
         daemon, tempo = kept.daemon, self._tempo
         mark = self._mark(daemon.resource)
         backoff = Backoff(tempo.first_pause, tempo.longest_pause, ON_NODE, stable=tempo.forget)
@@ -210,9 +210,9 @@ class Supervisor:
             kept.over.set()
 
     async def _run_once(self, daemon: MpsDaemon, mark: ReadyMark) -> str:
-        """One daemon from its start to its end; gives why it ended. Nothing of it is left then.
+        """Run one daemon from its start to its end, and leave no process of it. Return why it ended.
 
-        Raises MpsError where it cannot be started, or does not do its work.
+        Raises MpsError if it cannot be started, or does not work.
         """
         control = ControlDaemon(daemon, self._root, self._control())
         try:
@@ -222,8 +222,8 @@ class Supervisor:
             self._warn_of(directories.shm_fault(shm, self._shm) if self._shm else "")
             for uuid in daemon.gpus:
                 await self._modes.make_exclusive(uuid)
-            # A pod with a writable mount of an earlier version can leave millions of files. Nothing interrupts this: it
-            # would go on, and remove the files of the next daemon.
+            # A pod with a writable mount of an earlier version can leave millions of files. The removal is not cancelled, as
+            # the thread would continue and remove the files of the next daemon.
             preparing = begin(lambda: prepare(Path(daemon.pipe)), "mps-pipe")
             with anyio.CancelScope(shield=True):
                 await settled(preparing)
@@ -236,9 +236,9 @@ class Supervisor:
                 await control.end(self._tempo.quit)
 
     def _warn_of(self, fault: str) -> None:
-        if fault and fault != self._said:
+        if fault and fault != self._logged_fault:
             log.warning("%s", fault)
-        self._said = fault
+        self._logged_fault = fault
 
     def _warn_of_links(self, control: ControlDaemon) -> None:
         """Log once that links in pipe directories can lead daemons elsewhere."""
@@ -252,7 +252,7 @@ class Supervisor:
             )
 
     async def _until_exit(self, control: ControlDaemon, mark: ReadyMark) -> str:
-        """Serves with a started daemon until it exits, which is seen at once, or cannot be used. Returns why that is so."""
+        """Use a started daemon until it exits, which is noticed at once, or cannot be used. Return the reason."""
         why = ""
         try:
             async with anyio.create_task_group() as group:
@@ -325,21 +325,21 @@ class Supervisor:
             await anyio.sleep(tempo.probe)
 
     async def _set_limits(self, control: ControlDaemon) -> None:
-        """Set the configured limits. The daemon refuses a limit without a word, so the caller compares them afterwards.
+        """Set the configured limits. The daemon reports no refusal, so the caller compares the limits afterwards.
 
         Raises:
             MpsError: it does not answer.
         """
         answer = await control.ask(*control.daemon.commands, patience=self._tempo.answer)
-        if UNKNOWN in answer and control.daemon not in self._unlimited:
-            self._unlimited.add(control.daemon)
-            log.warning("%s: its MPS daemon sets no such limit: %s", control.daemon.resource, answer)
+        if UNKNOWN in answer and control.daemon not in self._without_limits:
+            self._without_limits.add(control.daemon)
+            log.warning("%s: its MPS daemon does not support a limit: %s", control.daemon.resource, answer)
 
     async def _differences(self, control: ControlDaemon) -> str:
         """Compare the daemon's limits with the configuration; empty if they are the same.
 
         Raises:
-            MpsError: it does not answer. An empty answer is that of a daemon that another client occupies.
+            MpsError: it does not answer. While another client occupies a daemon, the answer is empty.
         """
         asked = questions(control.daemon)
         answer = await control.ask(*asked, patience=self._tempo.answer)
@@ -360,7 +360,7 @@ class Supervisor:
             readiness.write_counts(self._descriptor, self._counts)
 
     async def _listening(self, control: ControlDaemon) -> None:
-        """Wait until a daemon that was just started answers, or at least listens; nothing tells when.
+        """Wait until a daemon that was just started answers, or at least listens. It sends no notification of that.
 
         Raises:
             MpsError: it has not made its socket in time.
@@ -387,7 +387,7 @@ class Supervisor:
         )
 
 
-def _let_go(got: "asyncio.Future[int]") -> None:
-    """Closes a lock file that was got too late."""
+def _close_late_lock(got: "asyncio.Future[int]") -> None:
+    """Close a lock file that was locked too late."""
     if not got.cancelled() and got.exception() is None:
         os.close(got.result())

@@ -1,4 +1,4 @@
-"""Which MPS daemons of the node's shared resources can be used: ours by their lock, those of another program by asking them."""
+"""Reports which MPS daemons of the node's resources can be used: ours by a lock, those of other programs by queries."""
 
 import logging
 import stat
@@ -24,40 +24,40 @@ from gpu_plugin.runtime.threads import NoAnswerError, Workers, begin
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 1.0  # seconds for the file system to say how things are
+PATIENCE = 1.0  # seconds for reading the files and locks
 ANSWER = 5.0  # seconds for a daemon to answer
 
 AT_ONCE = 0.25
-"""Seconds that a look waits for answers: a daemon in order needs some milliseconds, another is judged by a later look."""
+"""Seconds to wait for answers: a working daemon needs some milliseconds, and a later look gets a later answer."""
 
 _STATE = "its MPS daemon's state"
 
-_Seen = tuple[str, dict[str, tuple[str, Signs | None]], dict[str, Counts]]
-"""The MPS root as it is found here; by resource why its daemon is down, and the signs of another program's; the counts."""
+_State = tuple[str, dict[str, tuple[str, Signs | None]], dict[str, Counts]]
+"""The MPS root's path here; by resource why its daemon is down, and the signs of another program's daemon; the counts."""
 
 
 class _Foreign(msgspec.Struct):
-    """A resource's daemon that another program runs: what it answered last, and the question under way."""
+    """A resource's daemon that another program runs: its last answer, and the query under way."""
 
     answer: Answer | None = None
     question: SlowCall[Answer] = msgspec.field(default_factory=lambda: SlowCall(partial(begin, name="mps-question")))
 
 
 class MpsWatch:
-    """Keeps in mind what daemons answered. From the event loop's thread; whatever blocks does so on others."""
+    """Stores the daemons' last answers. Call it on the event loop's thread; blocking calls run on other threads."""
 
     def __init__(self) -> None:
         self._looks = Workers("mps-readiness")
-        self._looking: SlowCall[_Seen] = SlowCall(self._looks.begin)
+        self._looking: SlowCall[_State] = SlowCall(self._looks.begin)
         self._foreign: dict[str, _Foreign] = {}
-        self._said: dict[str, str] = {}
+        self._logged_doubts: dict[str, str] = {}
         self.counts: dict[str, Counts] = {}
         """The newest counts of gpu-plugin mps, by resource."""
 
     async def look(self, settings: Settings, shared: Sequence[MpsShared]) -> dict[str, str]:
-        """Why the MPS daemon of each resource is down, by name; empty where it is up."""
+        """Return for each resource, by name, why its MPS daemon is down; empty if it is up."""
         try:
-            root, seen, counts = await self._looking.fresh(partial(_seen, settings.mps_root, shared), PATIENCE)
+            root, seen, counts = await self._looking.fresh(partial(_read_state, settings.mps_root, shared), PATIENCE)
         except NoAnswerError:
             return {r.name: f"{_STATE} cannot be read in time; does the disk of --mps-root hang?" for r in shared}
         except OSError as error:
@@ -73,7 +73,7 @@ class MpsWatch:
         for kept in self._foreign.values():
             await kept.question.wait(max(0.0, until - anyio.current_time()))
         for name, (resource, signs) in others.items():
-            answer = self._heard(self._foreign[name])
+            answer = self._last_answer(self._foreign[name])
             found[name] = foreign.why_down(signs, answer)
             self._warn(
                 name, "" if answer is None or found[name] else foreign.doubt(answer, resource.replicas, resource.limits)
@@ -81,39 +81,39 @@ class MpsWatch:
         return found
 
     def close(self) -> None:
-        """Lets the thread that looks end."""
+        """End the thread that reads the files."""
         self._looks.close()
 
     def _ask(
         self, kept: _Foreign, settings: Settings, root: str, resource: MpsShared, signs: Signs, now: float
     ) -> None:
-        answer = self._heard(kept)
+        answer = self._last_answer(kept)
         if (began := kept.question.started) is not None:
             if now - began > 2 * ANSWER:
-                kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; nothing can be asked")
+                kept.answer = Answer(signs, now, trouble=f"{control_program.PROGRAM} hangs; no query is possible")
         elif foreign.settled(signs, time.time()) and foreign.due(signs, answer, now):
             roots = (settings.driver_root_ctr_path, settings.driver_root)
             pipe = pipe_directory(root, resource.name)
             kept.question.begin(partial(_answer, roots, pipe, signs, now))
 
     @staticmethod
-    def _heard(kept: _Foreign) -> Answer | None:
-        """The answer to go by, a question that has ended meanwhile taken into account."""
+    def _last_answer(kept: _Foreign) -> Answer | None:
+        """Store the answer of a finished query, and return the answer to use."""
         if kept.question.back:
-            kept.answer = foreign.weighed(kept.question.take().done.result(), kept.answer)
+            kept.answer = foreign.answer_to_use(kept.question.take().done.result(), kept.answer)
         return kept.answer
 
     def _warn(self, name: str, doubt: str) -> None:
-        """Log once that a daemon counts as up although its limits are others, or not known."""
-        if doubt and self._said.get(name) != doubt:
+        """Log once that a daemon counts as up although its limits differ from the configuration or are unknown."""
+        if doubt and self._logged_doubts.get(name) != doubt:
             log.warning("%s: %s", name, doubt)
-        self._said[name] = doubt
+        self._logged_doubts[name] = doubt
 
 
-def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
-    """Looks at the daemons of these resources. Blocks. Where gpu-plugin mps runs, no other program's counts.
+def _read_state(configured: str, shared: Sequence[MpsShared]) -> _State:
+    """Read the state of these resources' daemons. Blocks. If gpu-plugin mps runs, daemons of other programs do not count.
 
-    Raises OSError where the root cannot be read.
+    Raises OSError if the root cannot be read.
     """
     root = directories.root_here(configured)
     ours = {r.name: readiness.ready(root, r.name, gpus=r.gpus, replicas=r.replicas) for r in shared}
@@ -123,7 +123,7 @@ def _seen(configured: str, shared: Sequence[MpsShared]) -> _Seen:
 
 
 def signs_of(root: str, resource: str) -> Signs | None:
-    """What can be seen of a daemon that serves a resource; None where none ever has. Blocks."""
+    """Read the signs of a daemon that serves a resource; None if there never was such a daemon. Blocks."""
     pipe = Path(pipe_directory(root, resource))
     control = _identity(pipe / CONTROL, stat.S_ISSOCK)
     if not control:
@@ -147,11 +147,11 @@ def _answer(roots: Sequence[str], pipe: str, signs: Signs, now: float) -> Answer
     try:
         program = control_program.find_program(roots)
         client = control_program.start_client((program,), {"CUDA_MPS_PIPE_DIRECTORY": pipe})
-        said = control_program.answer_of(client, GET_THREADS, ANSWER)
+        answer = control_program.answer_of(client, GET_THREADS, ANSWER)
     except NotStartedError as error:
         return Answer(signs, now, unable=str(error))
     except MpsError as error:
         return Answer(signs, now, trouble=str(error))
-    threads = threads_in(said)
-    trouble = "" if threads is not None else f"its control answers {GET_THREADS!r} with {said!r}"
+    threads = threads_in(answer)
+    trouble = "" if threads is not None else f"its control answers {GET_THREADS!r} with {answer!r}"
     return Answer(signs, now, threads, trouble)

@@ -1,1 +1,1 @@
-"""The GPU driver: the only door to pynvml, and what is asked through it."""
+"""Access to the NVIDIA driver through NVML. Only this package imports pynvml."""

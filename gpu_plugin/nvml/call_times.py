@@ -1,4 +1,4 @@
-"""How long the driver's calls take, which it refuses, and which hang: a driver that is timed, and what it took down."""
+"""Measures the driver's calls: their durations, the errors, and the calls that hang."""
 
 import itertools
 import threading
@@ -13,25 +13,25 @@ from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, NvmlError
 from gpu_plugin.runtime.histogram import Histogram
 
 DURATIONS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
-"""Seconds: most getters take 2 µs, the MIG mode 0.2 ms, and the first contact with a GPU that sleeps seconds."""
+"""Seconds: most getters take 2 µs, the MIG mode takes 0.2 ms, and the first call about a sleeping GPU takes seconds."""
 
-WAIT = "wait"  # the one that is meant to take its time
+WAIT = "wait"  # this call is expected to block for its timeout
 
 _ORDINARY: Mapping[str, frozenset[int]] = {
     WAIT: frozenset({Return.TIMEOUT}),
     "mig_handle": frozenset({Return.NOT_FOUND}),
     "nvlink_remote_bus_id": frozenset({Return.INVALID_ARGUMENT}),
 }
-"""Refusals that say that there is nothing, by the call that asks."""
+"""By call, error codes that are not counted because they only say that an object does not exist."""
 
 _KNOWN = frozenset(Return)
 
 
 class CallTimes:
-    """Takes down every call. Safe between threads."""
+    """Records all calls. Thread-safe."""
 
     def __init__(self, settings: SettingsStore, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes the settings, which say after how many seconds a call counts as hanging, and a steady clock in seconds."""
+        """Store the settings, which have the seconds after which a call counts as hung, and a steady clock in seconds."""
         self._settings = settings
         self._clock = clock
         self._durations: dict[str, Histogram] = {}
@@ -42,15 +42,15 @@ class CallTimes:
         self._lock = threading.Lock()
 
     def timed(self, driver: Driver) -> Driver:
-        """The driver, every call of which is taken down."""
+        """Return a driver that makes the calls of `driver` and records them."""
         timed = Driver()
         vars(timed).update({name: self._around(name, getattr(driver, name)) for name in NVML_FUNCTIONS})
         return timed
 
     def told(self) -> Mapping[str, Any]:
-        """Plain data: `calls` by name with `seconds`, `errors` by code and `hung`, and how many are `hanging` now.
+        """Return plain data: `calls` by name with `seconds`, `errors` by code and `hung`, and the number `hanging` now.
 
-        Calls that were never made are not there. Of `wait`, which is meant to wait, there are no `seconds`.
+        Calls that were never made are not included. `wait` has no `seconds`, since it is expected to wait.
         """
         now, timeout = self._clock(), self._settings.current.nvml_timeout
         with self._lock:

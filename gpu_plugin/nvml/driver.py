@@ -1,6 +1,7 @@
-"""The real driver: `port.Driver` over pynvml, which only this module imports, and libnvidia-ml.so.1, wherever that is.
+"""The real driver: implements `port.Driver` with pynvml, which only this module imports, and libnvidia-ml.so.1.
 
-pynvml gives ctypes no argument types, so a wrong one could crash the process: every argument is made here.
+pynvml does not declare argument types to ctypes, so an argument of the wrong type could crash the process. This module
+constructs all arguments.
 """
 
 import _ctypes
@@ -43,10 +44,11 @@ NODE_SET_WORDS = 16  # of 64 bits: Linux has at most 1,024 NUMA nodes (CONFIG_NO
 
 
 def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
-    """Files that may be the library, best first, each with the root that it lies under. Blocks.
+    """Return paths at which the library may be, best first, each with the root directory that it is below. Blocks.
 
-    Those under each root that is not the real one; then, under no root, the bare name, and WSL's own, which the loader
-    need not know. WSL's goes first below a root: beside it, the library of a Linux driver finds no GPU.
+    Paths below the given roots come first, except below the real root. Then come, without a root, the bare name and WSL's own
+    path, which the loader may not search. Below each root WSL's directory comes first: if a Linux driver's library is
+    installed too, that library finds no GPU.
     """
     other = dict.fromkeys(root.rstrip("/") for root in roots)
     found = [
@@ -59,10 +61,10 @@ def candidates(roots: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def load(roots: Sequence[str]) -> ctypes.CDLL:
-    """The library, from under the first root that has one, else wherever the loader finds it.
+    """Load the library from the first root below which it is, else from the loader's own directories.
 
     Raises:
-        NvmlError: LIBRARY_NOT_FOUND, with the files that cannot be loaded and why, and the directories that were searched.
+        NvmlError: LIBRARY_NOT_FOUND, with the files that could not be loaded, the reasons, and the searched directories.
     """
     searched: dict[str, list[str]] = {}
     unfit: list[str] = []
@@ -76,7 +78,7 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
                 continue
             path = f"{root}{seen.target}"
             fault = seen.fault or (root and judge("", root, (Kind.DIRECTORY,)).seen.fault)
-            if fault:  # its code would run as this process's user
+            if fault:  # an unsafe file's code would run with this process's rights
                 unfit.append(f"{path} ({fault})")
                 continue
         try:
@@ -92,14 +94,14 @@ def load(roots: Sequence[str]) -> ctypes.CDLL:
 
 
 def unload(loaded: ctypes.CDLL) -> None:
-    """Gives the library back to the loader, which takes its code away: no call into it may be under way or come."""
-    _ctypes.dlclose(loaded._handle)  # noqa: SLF001 - ctypes never closes what it opened, and says its handle nowhere else
+    """Unload the library. The caller ensures that no call into it is under way or follows."""
+    _ctypes.dlclose(loaded._handle)  # noqa: SLF001 - ctypes has no call that closes a library, nor a public handle
 
 
 class Calls:
-    """How many calls into the library are under way, on whatever thread: while one is, its code must stay where it is.
+    """The number of calls into the library that are under way on all threads. While there are any, do not unload the library.
 
-    With `lock` held no other begins.
+    While `lock` is held, no call can begin.
     """
 
     def __init__(self) -> None:
@@ -123,33 +125,34 @@ _FABRIC: tuple[tuple[str, type[ctypes.Structure]], ...] = (
     ("nvmlDeviceGetGpuFabricInfoV", structures.FabricInfo2),
     ("nvmlDeviceGetGpuFabricInfo", structures.FabricInfo),
 )
-"""What tells of the fabric, and into which structure, newest first."""
+"""The functions that return fabric information, each with its structure, newest first."""
 
 _CLOCKS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-"""What tells why clocks are low, by its name now and by the one that older libraries know."""
+"""The function that returns the reasons for reduced clocks: its current name, then its name in older libraries."""
 
-# What a library answers that is older than a function, or than a version of its structure.
+# Codes with which a library refuses functions, and versions of structures, that are newer than the library.
 _LATER = frozenset({Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH})
 
-# pynvml keeps one library for the whole process, whoever opened it: so do we with the calls into it.
+# pynvml keeps one library for the whole process, so calls into it are counted for the whole process too.
 _in_use = Calls()
 
 
 class PynvmlDriver(port.Driver):
-    """NVML through nvidia-ml-py. Safe from any thread, as NVML is; see `port.Driver` for what each call gives."""
+    """NVML through nvidia-ml-py. Safe from any thread, as NVML is. `port.Driver` describes the results of the calls."""
 
     def __init__(self, roots: Sequence[str] = ()) -> None:
-        """Takes the directories under which to look for the library, before the loader's own places."""
+        """Store the directories below which to search for the library before the loader's own directories."""
         self._roots = tuple(roots)
         self._nvml: ModuleType | None = None
         self._ways: dict[str, int] = {}
 
     def open(self) -> None:
-        """Loads the library as it lies on disk now, unless it is in use already, and initialises it."""
+        """Load the library as it is on disk now, unless it is in use already, and initialise it."""
         import pynvml  # noqa: PLC0415 - 9 ms and 3 MiB that a simulated node does not pay
 
         with _in_use.lock:
-            _unload(pynvml)  # one that could not be initialised, or not be left: the driver's upgrade brings another
+            # A library may be left whose initialisation or shutdown failed, and an upgrade may have replaced its file.
+            _unload(pynvml)
             if pynvml.nvmlLib is None:
                 pynvml.nvmlLib = load(self._roots)
         self._nvml = pynvml
@@ -157,7 +160,7 @@ class PynvmlDriver(port.Driver):
         self._call("nvmlInit")
 
     def close(self) -> None:
-        """Ends the use of the library, and unloads it with the last one, unless a call is still under way."""
+        """Call nvmlShutdown. Unload the library if nothing in the process uses it any more and no call is under way."""
         if self._nvml is not None:
             self._call("nvmlShutdown")
             with _in_use.lock:
@@ -227,10 +230,10 @@ class PynvmlDriver(port.Driver):
 
     def temperature(self, handle: Handle) -> int:
         def newer() -> int:
-            told = structures.made(structures.Temperature)
-            told.sensorType = TEMPERATURE_GPU
-            self._fill("nvmlDeviceGetTemperatureV", handle, told)
-            return int(told.temperature)
+            values = structures.made(structures.Temperature)
+            values.sensorType = TEMPERATURE_GPU
+            self._fill("nvmlDeviceGetTemperatureV", handle, values)
+            return int(values.temperature)
 
         def older() -> int:
             return int(self.ask("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU))
@@ -275,7 +278,7 @@ class PynvmlDriver(port.Driver):
                 states.append(active)
             except NvmlError as error:
                 if link and (error.unsupported or error.code == Return.INVALID_ARGUMENT):
-                    break  # no such link: there are none after it either
+                    break  # the GPU has no link of this or a higher number
                 raise
         return tuple(states)
 
@@ -284,9 +287,9 @@ class PynvmlDriver(port.Driver):
 
     def fabric(self, handle: Handle) -> Fabric:
         def by(function: str, structure: type[ctypes.Structure]) -> Fabric:
-            told = structures.made(structure)
-            self._fill(function, handle, told)
-            return structures.fabric(told)
+            values = structures.made(structure)
+            self._fill(function, handle, values)
+            return structures.fabric(values)
 
         refused = UNSUPPORTED | {Return.INVALID_ARGUMENT}
         return self._newest("fabric", refused, *(partial(by, *way) for way in _FABRIC))
@@ -307,7 +310,7 @@ class PynvmlDriver(port.Driver):
             return self._bus_id("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
         except NvmlError as error:
             if error.code in (Return.NOT_SUPPORTED, Return.INVALID_ARGUMENT):
-                return ""  # that there is such a link was said a moment ago
+                return ""  # the link exists: nvmlDeviceGetNvLinkState has just answered
             raise
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
@@ -341,14 +344,14 @@ class PynvmlDriver(port.Driver):
     def _bus_id(self, name: str, handle: Handle, *arguments: Any) -> str:
         info = self.ask(name, handle, *arguments)
         try:
-            return str(info.busId)  # made into text by pynvml, on being looked at
+            return str(info.busId)  # pynvml decodes the text when the attribute is read
         except UnicodeDecodeError as error:
             raise _no_text(name, error) from None
 
     def _newest(self, what: str, refused: frozenset[int], *ways: Callable[[], T]) -> T:
-        """The answer in the first of these ways, newest first, that is not `refused` with such a code.
+        """Return the result of the first of these ways, newest first, that does not fail with a code in `refused`.
 
-        What was answered once is asked that way at once from then on: the library's age no other GPU changes.
+        The way that worked is used first from then on: it depends on the version of the library, not on the GPU.
         """
         way = self._ways.get(what, 0)
         while True:
@@ -366,7 +369,7 @@ class PynvmlDriver(port.Driver):
         self._straight(name, ctypes.c_void_p(handle), ctypes.byref(into))
 
     def _straight(self, name: str, *arguments: Any) -> None:
-        """Calls the library itself, past pynvml, whose structure or function is not the one wanted."""
+        """Call the library directly if pynvml has no suitable structure or function."""
         lib = self._lib
         with _in_use:
             if lib.nvmlLib is None:
@@ -379,11 +382,11 @@ class PynvmlDriver(port.Driver):
             raise NvmlError(code, name)
 
     def ask(self, name: str, handle: Handle, *arguments: Any) -> Any:
-        """Calls pynvml's function of this name about a GPU."""
+        """Call pynvml's function of this name for a GPU."""
         return self._call(name, self._device(handle), *arguments)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Calls pynvml's function of this name and makes what it raises into NvmlError."""
+        """Call pynvml's function of this name and convert its errors to NvmlError."""
         lib = self._lib
         function = getattr(lib, name, None)
         if function is None:  # pynvml is older than the library
@@ -393,13 +396,13 @@ class PynvmlDriver(port.Driver):
                 return function(*arguments)
             except lib.NVMLError as error:
                 raise NvmlError(error.value, name) from None
-            except UnicodeDecodeError as error:  # seen on drivers in trouble: bytes that are not text
+            except UnicodeDecodeError as error:  # seen on drivers with faults: bytes that are not text
                 raise _no_text(name, error) from None
 
 
 def _unload(nvml: Any) -> None:
-    """Unloads the library unless somebody uses it. With `_in_use.lock` held."""
-    if nvml._nvmlLib_refcount or _in_use.calls or nvml.nvmlLib is None:  # noqa: SLF001 - the only word on who opened it
+    """Unload the library unless it is in use. The caller holds `_in_use.lock`."""
+    if nvml._nvmlLib_refcount or _in_use.calls or nvml.nvmlLib is None:  # noqa: SLF001 - pynvml has no public count of users
         return
     loaded, nvml.nvmlLib = nvml.nvmlLib, None
     nvml._nvmlGetFunctionPointer_cache = {}  # noqa: SLF001 - addresses within the library

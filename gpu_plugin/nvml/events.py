@@ -1,8 +1,8 @@
-"""One event set of the driver: asking for GPUs' events in it, the thread that waits for them, and when another takes its place.
+"""One NVML event set: registering GPUs, the thread that waits for events, and the limits for making a new event set.
 
-What an event means, and whose it is, is decided elsewhere. nvml.h on nvmlDeviceRegisterEvents: after UNKNOWN the event set is
-in an undefined state and is to be freed; after NOT_SUPPORTED it can still be used, and none of the types that were asked for is
-registered.
+Other modules find the GPU of an event and judge it. nvml.h says about nvmlDeviceRegisterEvents: after UNKNOWN the
+event set is in an undefined state and should be freed; after NOT_SUPPORTED it can still be used, but the requested event types
+are not registered.
 """
 
 import asyncio
@@ -27,61 +27,61 @@ from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
-WAIT_MS = 1000  # longest stay in the driver, milliseconds: the thread looks up this often to see whether it should end
+WAIT_MS = 1000  # longest wait in the driver, milliseconds; between waits the thread checks whether it should end
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
-"""Seconds until a wait that failed is repeated: the first time, and at most."""
+"""Seconds before a failed wait is repeated: after the first failure, and at most."""
 
-REPEAT_LOG = 60.0  # seconds between two lines of the log about that
-MAX_FAILED_WAITS = 3  # waits in a row that fail before nothing is expected of the event set any more
+REPEAT_LOG = 60.0  # seconds between two log lines about failed waits
+MAX_FAILED_WAITS = 3  # failed waits in a row after which the event set counts as unusable
 
 BURST = 40
-"""Events that are handed over one by one, each at once. Beyond that they are in a storm, and handed over several at a time."""
+"""Number of events that are delivered immediately, one by one. Further events count as a storm and are delivered in batches."""
 
-REFILL = 40.0  # events a second by which that number is filled up again
+REFILL = 40.0  # that number grows again by this many events per second, up to BURST
 
 BATCH_SECONDS = 0.05
-"""Seconds for which events of a storm are gathered: waking the event loop for each would cost more than judging them."""
+"""Seconds for which events of a storm are collected: waking the event loop for each event costs more than processing it."""
 
-MAX_DRAINED = 1024  # events that are still taken from an event set when the wait for it ends
-DRAIN_SECONDS = 0.25  # seconds that this may take
+MAX_DRAINED = 1024  # events that are read from an event set after the last wait
+DRAIN_SECONDS = 0.25  # longest time for reading them
 
 
 class EventBatch(msgspec.Struct):
-    """Events of a storm on their way to the event loop. Times are in seconds of any steady clock. Does no I/O."""
+    """Collects events before delivery to the event loop. Times are in seconds of any steady clock. Does no I/O."""
 
     events: list[Event] = msgspec.field(default_factory=list)
-    due: float = 0.0  # when those are handed over
+    due: float = 0.0  # time of delivery of these events
     credit: float = BURST
     _at: float = 0.0
 
-    def take(self, event: Event, now: float) -> None:
-        """Takes in an event."""
+    def add(self, event: Event, now: float) -> None:
+        """Add an event."""
         self.credit, self._at = min(BURST, self.credit + (now - self._at) * REFILL), now
         if not self.events:
             self.due = now if self.credit >= 1 else now + BATCH_SECONDS
         self.credit = max(0.0, self.credit - 1)
         self.events.append(event)
 
-    def handed_over(self) -> list[Event]:
-        """What there is, which is gathered no longer."""
+    def take_all(self) -> list[Event]:
+        """Remove and return the collected events."""
         events, self.events = self.events, []
         return events
 
 
 class WaitFailures(msgspec.Struct):
-    """How waits failed lately, in seconds of the steady clock. Handed from one waiter to the next; only one of them waits on."""
+    """The recent failures of waits, in seconds of the steady clock. Each waiter passes it to the next."""
 
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
-    said: float | None = None  # when that was said last
+    logged_at: float | None = None  # time of the last log line about failures
 
 
 class EventWaiter:
-    """Waits in NVML on a daemon thread and hands each event to the event loop.
+    """Waits for events in NVML on a daemon thread and passes each to the event loop.
 
-    A wait that keeps failing is repeated ever more slowly, at most four times a second, and said once a minute, however
-    many waiters that takes.
+    After a failed wait it pauses longer each time, from 0.25 s up to 30 s. It logs failures once a minute, counted over all
+    waiters.
     """
 
     def __init__(
@@ -89,53 +89,54 @@ class EventWaiter:
         driver: Driver,
         events: EventSet,
         deliver: Callable[[Event], None],
-        upset: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
         report_trouble: Callable[[str], None],
         wait_failures: WaitFailures,
         over: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes the callbacks for an event, for a failed wait, and for whether waits keep failing: why, or empty.
+        """Store the callbacks: for an event, for a failed wait, and for trouble with waiting (its reason; empty once it works).
 
-        `over` is called once the thread is out of the driver for good. All run on the event loop's thread.
+        `over` is called once the thread will not call the driver again. All callbacks run on the event loop's thread.
         """
         self._driver = driver
         self._events = events
         self._deliver = deliver
-        self._upset = upset
+        self._on_failure = on_failure
         self._report_trouble = report_trouble
         self._wait_failures = wait_failures
         self._over = over
         self._loop = asyncio.get_running_loop()
-        self._context = contextvars.copy_context()  # in which anyio knows its event loop, unlike in the thread's own
+        # The thread's own context does not have anyio's event loop.
+        self._context = contextvars.copy_context()
         self._stop = threading.Event()
         self._left = asyncio.Event()
         self.ended = False
-        """Whether the thread is out of the driver for good."""
+        """Whether the thread has made its last call to the driver."""
         self._since: float | None = None
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
 
     def start(self) -> None:
-        """Begins to wait."""
+        """Start waiting."""
         try:
             self._thread.start()
-        except RuntimeError as error:  # the process may have no more threads; whoever listens tries again
+        except RuntimeError as error:  # the process may start no more threads; the subscription tries again
             self.ended = True
             self._left.set()
-            self._report_trouble(f"no thread can wait for them: {error}")
+            self._report_trouble(f"no thread for them can be started: {error}")
 
     def stop(self) -> None:
-        """Asks the thread to end, which it does within a second; nobody waits for it."""
+        """Request the end of the thread, which ends within a second. Does not wait for it."""
         self._stop.set()
 
     async def left(self, seconds: float) -> bool:
-        """Waits until the thread is out of the driver for good, at most so long. Returns whether it is."""
+        """Wait up to this many seconds until the thread has made its last call to the driver. Return whether it has."""
         if not self.ended:
             with anyio.move_on_after(seconds):
                 await self._left.wait()
         return self.ended
 
     def stuck(self, seconds: float) -> bool:
-        """Whether a wait has been in the driver for so long, and not for as long as it was asked to."""
+        """Return whether a wait has lasted this many seconds longer than its timeout."""
         since = self._since
         return since is not None and time.monotonic() - since > seconds + WAIT_MS / 1000
 
@@ -145,7 +146,7 @@ class EventWaiter:
             self._wait_on(batch)
             self._drain(batch)
         finally:
-            self._hand_over(partial(self._deliver_all, batch.handed_over()))
+            self._hand_over(partial(self._deliver_all, batch.take_all()))
             self.ended = True
             self._hand_over(self._leave)
 
@@ -155,7 +156,9 @@ class EventWaiter:
 
     def _wait_on(self, batch: EventBatch) -> None:
         wait_failures = self._wait_failures
-        well = False  # an earlier waiter may have reported trouble: the first good wait says that it is over
+        reported_working = (
+            False  # an earlier waiter may have reported trouble: the first wait that works reports that it is over
+        )
         while not self._stop.is_set():
             self._since = began = time.monotonic()
             event: Event | None = None
@@ -163,47 +166,49 @@ class EventWaiter:
             try:
                 left = (batch.due - began) * 1000 if batch.events else WAIT_MS
                 event = self._driver.wait(self._events, max(1, min(WAIT_MS, int(left))))
-            except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would hear nothing ever after
+            except Exception as error:  # noqa: BLE001 - the thread must survive any error, or events would stop
                 if not isinstance(error, NvmlError) or error.code != Return.TIMEOUT:
                     trouble = error
             self._since = None
             if event is not None:
-                batch.take(event, time.monotonic())
+                batch.add(event, time.monotonic())
             if batch.events and (trouble or time.monotonic() >= batch.due):
-                self._hand_over(partial(self._deliver_all, batch.handed_over()))
+                self._hand_over(partial(self._deliver_all, batch.take_all()))
             if trouble is None:
                 wait_failures.backoff.succeeded()
-                if not well:
-                    well = True
+                if not reported_working:
+                    reported_working = True
                     self._hand_over(lambda: self._report_trouble(""))
-                # A driver that does not wait must not be asked in a loop
+                # If the driver returns at once instead of waiting, do not call it in a busy loop.
                 if event is None and not batch.events and time.monotonic() - began < min(left, WAIT_MS) / 2000:
                     self._stop.wait(min(FIRST_PAUSE, WAIT_MS / 1000))
                 continue
             if self._stop.is_set():
-                break  # whatever it is, nobody wants to know any more
+                break  # nothing uses this event set any more
             words = str(trouble) if isinstance(trouble, NvmlError) else repr(trouble)
-            # One that fails as a GPU is lost is soon mended by another event set.
+            # A wait that fails because a GPU is lost usually works again with a new event set.
             mended = isinstance(trouble, NvmlError) and trouble.code == Return.GPU_IS_LOST
             mended = mended and wait_failures.backoff.failures + 1 < MAX_FAILED_WAITS
-            if not mended and (wait_failures.said is None or time.monotonic() - wait_failures.said >= REPEAT_LOG):
-                wait_failures.said = time.monotonic()
+            if not mended and (
+                wait_failures.logged_at is None or time.monotonic() - wait_failures.logged_at >= REPEAT_LOG
+            ):
+                wait_failures.logged_at = time.monotonic()
                 log.warning("waiting for driver events fails, health relies on polling until it works again: %s", words)
             pause = wait_failures.backoff.failed(time.monotonic())
-            if wait_failures.backoff.failures % MAX_FAILED_WAITS == 0:  # of the next event set too
-                well = False
+            if wait_failures.backoff.failures % MAX_FAILED_WAITS == 0:  # the count continues with the next event set
+                reported_working = False
                 self._hand_over(lambda words=words: self._report_trouble(words))  # type: ignore[misc]
-            self._hand_over(lambda trouble=trouble: self._upset(trouble))  # type: ignore[misc]
+            self._hand_over(lambda trouble=trouble: self._on_failure(trouble))  # type: ignore[misc]
             self._stop.wait(pause)
 
     def _drain(self, batch: EventBatch) -> None:
-        """Takes what is ready: the set may be freed next, and what is in it then is gone, that of healthy GPUs too (nvml.h)."""
+        """Read the events that are ready: freeing the set drops its events, also those of healthy GPUs (nvml.h)."""
         until = time.monotonic() + DRAIN_SECONDS
         for _ in range(MAX_DRAINED):
             self._since = time.monotonic()
             try:
                 batch.events.append(self._driver.wait(self._events, 1))
-            except Exception as error:  # noqa: BLE001 - nothing is ready, or nothing more is to be had
+            except Exception as error:  # noqa: BLE001 - no event is ready, or the event set does not work any more
                 log.debug("no further event: %s", error)
                 return
             finally:
@@ -216,7 +221,7 @@ class EventWaiter:
             self._deliver(event)
 
     def _hand_over(self, callback: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has closed: the process is leaving
+        with suppress(RuntimeError):  # the loop is closed: the process ends
             self._loop.call_soon_threadsafe(callback, context=self._context)
 
 
@@ -234,20 +239,20 @@ WANTED = (
 )
 
 _UNDEFINED = frozenset({Return.UNKNOWN, Return.GPU_IS_LOST})
-"""Refusals after which nothing is to be expected of the event set, of its other GPUs included."""
+"""Codes after which the event set counts as unusable, also for its other GPUs."""
 
 
 class Outcome(Enum):
-    """What became of the request for a GPU's events."""
+    """The result of registering a GPU for events."""
 
-    HEARD = auto()  # they will come
-    UNSUPPORTED = auto()  # none will ever come, for lack of support: nothing is wrong
-    REFUSED = auto()  # it is worth asking again; the event set is as it was
-    UNDEFINED = auto()  # it is worth asking again, for another event set: this one is to be freed
+    REGISTERED = auto()  # events will arrive
+    UNSUPPORTED = auto()  # the GPU or driver does not support events; this is not a fault
+    REFUSED = auto()  # try again later; the event set is unchanged
+    UNDEFINED = auto()  # try again with another event set; this event set must be freed
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """The outcome, and `why` no events come. `event` is one that came while that was found out."""
+    """The outcome, and in `why` the reason for missing events. `event` is an event that arrived during registration."""
 
     outcome: Outcome
     why: str = ""
@@ -255,11 +260,11 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 def register(driver: Driver, handle: Handle, events: EventSet) -> Registered:
-    """Asks for every health event that the GPU can report, or at least for Xids."""
+    """Register a GPU for all health events that it supports. If the driver does not support that, register only for Xids."""
     try:
         mask = int(WANTED) & driver.supported_event_types(handle)
     except NvmlError as error:
-        return _refused(error, Outcome.REFUSED)  # which says nothing of the set: it was not touched
+        return _refused(error, Outcome.REFUSED)  # the event set is not affected: the call did not use it
     if not mask:
         return Registered(Outcome.UNSUPPORTED, "it reports no events")
     answer = _ask(driver, handle, mask, events)
@@ -269,22 +274,22 @@ def register(driver: Driver, handle: Handle, events: EventSet) -> Registered:
 
 
 def register_warily(driver: Driver, handle: Handle, events: EventSet) -> Registered:
-    """Registers as `register` does, for a GPU that may have undone an event set: tried first in one without other GPUs."""
+    """Register a GPU that may have made an event set unusable: try it in an event set of its own before."""
     try:
         own_set = driver.event_set()
     except NvmlError as error:
-        return Registered(Outcome.REFUSED, _unasked(error))
+        return Registered(Outcome.REFUSED, _registration_error(error))
     try:
         tried = register(driver, handle, own_set)
-        if tried.outcome is not Outcome.HEARD:
-            # What was undone is gone with the set that it was tried in.
+        if tried.outcome is not Outcome.REGISTERED:
+            # The state of that set does not matter, as it is freed below.
             outcome = Outcome.REFUSED if tried.outcome is Outcome.UNDEFINED else tried.outcome
             return Registered(outcome, tried.why)
         event = _waited(driver, own_set)
     except NvmlError as error:
-        return Registered(Outcome.REFUSED, _unasked(error))
+        return Registered(Outcome.REFUSED, _registration_error(error))
     finally:
-        with suppress(NvmlError):  # one that is gone with its GPU
+        with suppress(NvmlError):  # the set may be unusable because the GPU is lost
             driver.free_event_set(own_set)
     found = register(driver, handle, events)
     return Registered(found.outcome, found.why, event)
@@ -304,44 +309,44 @@ def _ask(driver: Driver, handle: Handle, mask: int, events: EventSet) -> Registe
         driver.register_events(handle, mask, events)
     except NvmlError as error:
         return _refused(error, Outcome.UNDEFINED if error.code in _UNDEFINED else Outcome.REFUSED)
-    return Registered(Outcome.HEARD)
+    return Registered(Outcome.REGISTERED)
 
 
 def _refused(error: NvmlError, otherwise: Outcome) -> Registered:
     if error.unsupported:
         return Registered(Outcome.UNSUPPORTED, "it is too old to report events")
-    return Registered(otherwise, _unasked(error))
+    return Registered(otherwise, _registration_error(error))
 
 
-def _unasked(error: NvmlError) -> str:
-    return f"it could not be asked for them: {error}"
+def _registration_error(error: NvmlError) -> str:
+    return f"registering for them failed: {error}"
 
 
-STABLE_AFTER = 180.0  # seconds that an event set must have lived for its end to say nothing of the next one's
-FREE_REBUILDS = 2  # event sets in a row that take another's place at once
+STABLE_AFTER = 180.0  # seconds of use after which the end of an event set does not delay the next event set
+FREE_REBUILDS = 2  # event sets in a row that are replaced without a pause
 
 FIRST_REBUILD_PAUSE = 8.0
 LONGEST_REBUILD_PAUSE = 60.0
-"""Seconds from the end of one event set after those to the next: the first time, and at most."""
+"""Seconds before the next event set after those: the first pause, and the longest."""
 
 
 class Member(msgspec.Struct):
-    """A GPU that was asked for its events, by which handle, and the answer; None: not yet."""
+    """A GPU with a registration for events, its handle, and the answer; None while there is no answer."""
 
     handle: Handle
     answer: Registered | None = None
 
     @property
     def settled(self) -> bool:
-        """Whether it need not be asked again."""
-        return self.answer is not None and self.answer.outcome in (Outcome.HEARD, Outcome.UNSUPPORTED)
+        """True if the GPU need not be registered again."""
+        return self.answer is not None and self.answer.outcome in (Outcome.REGISTERED, Outcome.UNSUPPORTED)
 
 
 class LiveSet(msgspec.Struct):
-    """An event set that was made at time `born` of the event loop.
+    """An event set, made at time `born` of the event loop.
 
-    `waiter` waits on it, or was the last to. `registrations` are the requests with it, whoever owns the GPUs by now.
-    `members` are the GPUs by uuid. `undone` says why nothing more is to be expected of it; empty while that is not so.
+    `waiter` is the current or last waiter. `registrations` are the registration calls that use the set, whichever list has
+    the GPU now. `members` are the GPUs by uuid. `unusable` is the reason why the set is unusable; empty if it is usable.
     """
 
     events: EventSet
@@ -349,28 +354,28 @@ class LiveSet(msgspec.Struct):
     waiter: EventWaiter | None = None
     registrations: set[Job[Any]] = msgspec.field(default_factory=set)
     members: dict[str, Member] = msgspec.field(default_factory=dict)
-    undone: str = ""
+    unusable: str = ""
     _freeing: Job[None] | None = None
 
     @property
-    def entered(self) -> bool:
-        """Whether a call is in it: it must not be freed then."""
+    def in_use(self) -> bool:
+        """True while a call uses the set: it must not be freed."""
         waiting = self.waiter is not None and not self.waiter.ended
         return waiting or any(not job.done.done() for job in self.registrations)
 
     @property
     def gone(self) -> bool:
-        """Whether it was freed, or the driver refused to free it."""
+        """True if the set was freed, or the driver refused to free it."""
         return self._freeing is not None and self._freeing.done.done()
 
     def free(self, calls: DriverCalls, free: Callable[[EventSet], None]) -> None:
-        """Hands its end over, once, unless a call is in it. Nothing may enter it afterwards."""
-        if self._freeing is None and not self.entered:
+        """Start freeing the set, once, unless a call uses it. No call may use the set afterwards."""
+        if self._freeing is None and not self.in_use:
             events = self.events
             self._freeing = calls.begin(lambda: free(events))
 
     async def left(self, seconds: float) -> None:
-        """Waits until no call is in it, at most so long."""
+        """Wait up to this many seconds until no call uses the set."""
         until = anyio.current_time() + seconds
         if self.waiter is not None:
             await self.waiter.left(seconds)
@@ -378,6 +383,6 @@ class LiveSet(msgspec.Struct):
             await settled(job, max(0.0, until - anyio.current_time()))
 
     async def freed(self, seconds: float) -> None:
-        """Waits until it is freed, at most so long, if that was begun."""
+        """Wait up to this many seconds until the set is freed, if freeing has begun."""
         if self._freeing is not None:
             await settled(self._freeing, seconds)

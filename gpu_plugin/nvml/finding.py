@@ -1,6 +1,6 @@
-"""Finds GPUs and gives them their names: what the driver describes, what is remembered, and what the host says beside.
+"""Finds the node's GPUs: probes them through the driver and merges the results with the GPUs that were known before.
 
-One GPU that is slow, sick or strange hides no other. What blocks runs on driver threads.
+A GPU that is slow, faulty or odd does not keep other GPUs from being found. Blocking calls run on driver threads.
 """
 
 import logging
@@ -25,11 +25,11 @@ from gpu_plugin.runtime.threads import Job, settled
 log = logging.getLogger(__name__)
 
 PROBE_PATIENCE = 5.0
-"""Seconds a GPU may take to describe itself before the node is served without it; the first contact wakes a sleeping one."""
+"""Seconds a GPU may take to describe itself before the node is served without it; the first call wakes a sleeping GPU."""
 
 
 class Finder:
-    """Asks the driver for GPUs: all at once, as the first contact with one may take seconds."""
+    """Probes GPUs through the driver, all at once, since the first call about a GPU may take seconds."""
 
     def __init__(self, driver: Driver, host: HostView, calls: DriverCalls) -> None:
         self._driver = driver
@@ -38,27 +38,27 @@ class Finder:
         self._out: dict[tuple[Gpu, bool], Job[Probed]] = {}
 
     async def by_index(self, count: int, patience: float, before: Iterable[Gpu] = ()) -> list[Watched]:
-        """Every GPU that the driver counts. One that does not describe itself within `patience` seconds is unreadable.
+        """Find all GPUs that the driver counts. A GPU that takes longer than `patience` seconds is `unreadable`.
 
-        Of one that cannot be read, the log names the GPU that had its index `before`.
+        `before` are the GPUs of the last opening. The log names from it the GPU that had the index of an unreadable GPU.
         """
         placeholders = [Gpu(uuid=placeholder(index), index=index) for index in range(count)]
         names = {placeholder(gpu.index): f" (before: {gpu.uuid})" for gpu in before if not is_placeholder(gpu.uuid)}
         return distinct(await self._all(placeholders, patience, names))
 
     async def by_bus_id(self, gpus: Iterable[Gpu], patience: float) -> list[Watched]:
-        """These GPUs, each reached by its PCI bus id, which touches no other."""
+        """Find these GPUs by their PCI bus ids, which affects no other GPU."""
         asked = list(gpus)
         return await self._all(asked, patience, {gpu.uuid: f" ({gpu.uuid})" for gpu in asked}, by_bus_id=True)
 
-    def forget(self) -> None:
-        """The driver was closed: what is still to be answered means nothing to the next one."""
+    def reset(self) -> None:
+        """Drop the probes under way after the driver was closed: their results do not apply to the next opening."""
         self._out.clear()
 
     async def _all(
         self, asked: Sequence[Gpu], patience: float, names: Mapping[str, str], *, by_bus_id: bool = False
     ) -> list[Watched]:
-        for gpu in asked:  # one that was given up on is not asked again beside it: its answer counts whenever it comes
+        for gpu in asked:  # do not repeat a probe that is still under way: its result is used when it arrives
             if (gpu, by_bus_id) not in self._out:
                 probe = probing(self._driver, self._host, gpu, by_bus_id=by_bus_id)
                 self._out[gpu, by_bus_id] = self._calls.begin(probe)
@@ -84,13 +84,13 @@ class Finder:
 
 
 def probing(driver: Driver, host: HostView, gpu: Gpu, *, by_bus_id: bool) -> Callable[[], Probed]:
-    """A probe of a GPU: by its uuid, where it has one, else by its index; `by_bus_id`: by its bus id, touching no other."""
+    """Return a call that probes a GPU: by uuid if it has one, else by index. `by_bus_id`: by bus id, without other GPUs."""
     known, bus_id = "" if is_placeholder(gpu.uuid) else gpu.uuid, gpu.pci_bus_id if by_bus_id else ""
     return partial(traits.probe_gpu, driver, host, gpu.index, known, bus_id=bus_id)
 
 
 def distinct(probed: list[Watched]) -> list[Watched]:
-    """GPUs that claim another's uuid are listed under a name of their own, and never handed out."""
+    """Give each GPU that reports another GPU's uuid a made-up name and withhold it."""
     seen: set[str] = set()
     for watched in probed:
         if watched.gpu.uuid in seen:
@@ -103,14 +103,15 @@ def distinct(probed: list[Watched]) -> list[Watched]:
 
 
 def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Mapping[str, int]) -> list[Watched]:
-    """Gives GPUs that the driver cannot name their remembered names, and lists those that it no longer has.
+    """Restore the names of GPUs that the driver cannot read, and list the remembered GPUs that the driver no longer has.
 
-    `bound` are the PCI bus ids that the host knows bound, if it does at all: what is not among them is no GPU's name now.
+    `bound` are the PCI bus ids that the NVIDIA driver is bound to; empty if the host does not report them. If it is not
+    empty, an unreadable GPU gets the name of a remembered GPU only if that GPU's bus id is in it.
     """
     present = {watched.gpu.uuid: watched for watched in probed}
     for gpu in remembered:
         lost = present.get(gpu.uuid)
-        if lost is not None and lost.gpu.unreadable:  # midway: the driver gave no more than its name
+        if lost is not None and lost.gpu.unreadable:  # lost during the probe: the driver reported only its name
             lost.gpu = replace(gpu, index=lost.gpu.index, unreadable=lost.gpu.unreadable)
     missing = [gpu for gpu in remembered if gpu.uuid not in present]
     candidates = [gpu for gpu in missing if not bound or gpu.pci_bus_id.upper() in bound]
@@ -127,14 +128,15 @@ def with_remembered(probed: list[Watched], remembered: Sequence[Gpu], bound: Map
 
 
 def released_gpus(remembered: Iterable[Gpu], released: Released) -> list[Watched]:
-    """Remembered GPUs that are released, as they are listed until they are resumed."""
+    """Return the remembered GPUs that are released, as they are listed until `resume`."""
     return [Watched(replace(gpu, unreadable=MAINTENANCE), None) for gpu in remembered if gpu.uuid in released]
 
 
 def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[Watched]:
-    """What is known of the GPUs after the driver was opened again and found these; none that went unread is news.
+    """Return the known GPUs, updated with the GPUs found when the driver was opened again; unreadable GPUs add no facts.
 
-    Made-up names go once the GPU of that index is found under its own, or `every` GPU was asked for and read.
+    A made-up name is dropped once a GPU with that index is found under its own uuid, or if all GPUs were probed (`every`) and
+    read.
     """
     by_uuid = {watched.gpu.uuid: watched for watched in known}
     found: list[Watched] = []
@@ -144,8 +146,8 @@ def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[
         if old is not None:
             _set_index(old, new.gpu.index)
             if new.handle is not None and readable:
-                old.described(new.handle, new.gpu)
-            old.looking = new.looking  # a probe that takes longer
+                old.update_description(new.handle, new.gpu)
+            old.looking = new.looking  # set if the probe is still under way
         elif readable:
             found.append(new)
     taken = {new.gpu.index for new in found}
@@ -164,9 +166,9 @@ def merged(known: list[Watched], probed: list[Watched], *, every: bool) -> list[
 
 
 def _at_indices(unread: Sequence[int], gpus: Sequence[Gpu]) -> Mapping[int, Gpu]:
-    """Which of these GPUs is at which of the driver's indices that could not be read, as far as that is known.
+    """Assign GPUs to the driver's indices that could not be read, as far as that is known.
 
-    If there are as many of both, the order decides, since NVML numbers GPUs by their PCI bus ids; else their last indices do.
+    If there are equally many of both, by order, since NVML numbers GPUs by PCI bus id; else by the GPUs' last indices.
     """
     if len(unread) == len(gpus):
         return dict(zip(sorted(unread), sorted(gpus, key=lambda gpu: (gpu.pci_bus_id, gpu.index)), strict=True))
@@ -174,7 +176,7 @@ def _at_indices(unread: Sequence[int], gpus: Sequence[Gpu]) -> Mapping[int, Gpu]
 
 
 def _numbered(listed: Sequence[Watched], away: Sequence[Watched]) -> list[Watched]:
-    """All of them by index. A GPU that is `away` from the driver's list goes behind that list if another GPU has its index."""
+    """Return all GPUs by index. If a GPU missing in the driver's list (`away`) has a used index, it gets a free index."""
     used = {watched.gpu.index for watched in listed}
     kept = {watched.gpu.index for watched in away}
     for watched in in_order(away):
@@ -196,12 +198,12 @@ def _set_index(watched: Watched, index: int) -> None:
 
 
 def in_order(gpus: Iterable[Watched]) -> list[Watched]:
-    """By index, as NVML numbers them."""
+    """Sort GPUs by NVML index."""
     return sorted(gpus, key=lambda watched: (watched.gpu.index, watched.gpu.uuid))
 
 
-class HostSight(msgspec.Struct, frozen=True):
-    """What the host said at one time. None: it was not asked, or could not tell."""
+class HostState(msgspec.Struct, frozen=True):
+    """The host's state at one time. None means not read, or not readable."""
 
     device_roots: Mapping[str, str]
     mig_minors: Mapping[str, int] | None
@@ -210,13 +212,13 @@ class HostSight(msgspec.Struct, frozen=True):
     pci_gpus: Mapping[str, str] | None
 
 
-def see_host(host: HostView, *, sliced: bool) -> HostSight:
-    """Asks the host, for the minors of MIG devices only where GPUs are `sliced`. Blocks."""
+def read_host(host: HostView, *, sliced: bool) -> HostState:
+    """Read the host's state; the minors of MIG devices only if GPUs are partitioned (`sliced`). Blocks."""
     try:
         bindings = host.bindings()
     except OSError as error:
         log.debug("the driver's bindings cannot be read now: %s", error)
         bindings = None
-    return HostSight(
+    return HostState(
         host.device_roots(), host.mig_minors() if sliced else None, bindings, host.boot_id(), host.pci_gpus()
     )

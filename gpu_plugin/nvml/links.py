@@ -1,7 +1,7 @@
-"""How the node's GPUs are linked, as the driver and the host said last. `probe_links` blocks: it runs on a driver thread.
+"""The links between the node's GPUs, as read last from the driver and the host. `probe_links` blocks: use a driver thread.
 
-Every GPU is asked for its own ends once, and every pair for its common ancestor once. What is refused is the worst there is,
-and spoils nothing else.
+It reads the NVLinks of each GPU once and the common PCIe ancestor of each pair once. A refused value counts as the worst
+value, and has no effect on others.
 """
 
 import logging
@@ -26,15 +26,15 @@ _SAME_NODE = 10  # the distance of a NUMA node to itself (ACPI SLIT; Linux: LOCA
 
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 _PCI_DEVICE = re.compile(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]")
-"""How sysfs names a host bridge, and a device with its function."""
+"""Names in sysfs of a host bridge, and of a device with its function."""
 
 
 class LinkReading(msgspec.Struct, frozen=True):
-    """How GPUs were found to be linked, as `Node` has it.
+    """The links between GPUs, in the form that `Node` has.
 
-    `links` has every pair of the GPUs that answered; `cliques` those of them that are in one. `lost` are the uuids of GPUs that
-    were out of reach before they had told of their NVLinks: nothing is said of their pairs. `troubles` says in sentences what
-    was refused for no lasting reason, and what was taken to be so instead.
+    `links` has each pair of the GPUs that answered, and `cliques` the clique of each GPU that is in a clique. `lost` are the
+    uuids of GPUs that were out of reach before their NVLinks were read; no pair has them. `troubles` are sentences about
+    values that were refused for a temporary reason, and about the values used instead.
     """
 
     links: Mapping[Pair, Link] = msgspec.field(default_factory=dict)
@@ -44,9 +44,9 @@ class LinkReading(msgspec.Struct, frozen=True):
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """Where the working NVLinks of one GPU lead: how many to each GPU of the node, by uuid, and how many to NVSwitches.
+    """The far ends of a GPU's working NVLinks: how many lead to each GPU of the node, by uuid, and how many to NVSwitches.
 
-    `clique` is the mesh of switches that the GPU is part of, empty where it is in none.
+    `clique` is the switch mesh that the GPU is in; empty if it is in no mesh.
     """
 
     direct: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -55,14 +55,14 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 def probe_links(driver: Driver, host: HostView, handles: Mapping[str, Handle], gpus: Sequence[Gpu]) -> LinkReading:
-    """Reads every pair of these GPUs once.
+    """Read the links of all pairs of these GPUs.
 
-    Eight GPUs of 18 NVLinks to four switches are asked 220 questions: each GPU for the far end of each link and of the first
-    that is not there (19), for the kind of each switch (4) and for its fabric (1), and 28 pairs for their common ancestor. NVML
-    itself is called 364 times, as it is asked of each link whether it works before where it leads.
+    Eight GPUs with 18 NVLinks to four switches take 220 driver calls: for each GPU 19 for the far ends of its links, including
+    the first link that does not exist, 4 for the kinds of the switches and 1 for its fabric, and 28 for the common ancestors
+    of the pairs. NVML itself is called 364 times, since the state of each link is read before its far end.
 
-    `handles` has one of each GPU, by uuid. The host is asked for NUMA distances once, and for the PCI paths of GPUs whose common
-    ancestor the driver does not tell.
+    `handles` has a handle of each GPU, by uuid. The host is asked for NUMA distances once, and for the PCI paths of GPUs whose
+    common ancestor the driver does not report.
     """
     return _Reading(driver, host, handles, gpus).all()
 
@@ -76,8 +76,8 @@ class _Reading:
         self._by_bus = {gpu.pci_bus_id.lower(): gpu.uuid for gpu in gpus if gpu.pci_bus_id}
         self._paths: dict[str, str] = {}
         self._troubles: list[str] = []
-        self._untold: Counter[str] = Counter()
-        """How many pairs NVML told no ancestor of, by its words."""
+        self._unreported: Counter[str] = Counter()
+        """Number of pairs whose common ancestor NVML did not report, by error."""
 
     def all(self) -> LinkReading:
         if len(self._gpus) < 2:
@@ -87,7 +87,7 @@ class _Reading:
             try:
                 ends[gpu.uuid] = self._ends(gpu.uuid)
             except NvmlError:
-                continue  # why, its own look tells
+                continue  # the look at this GPU reports the reason
         distances = self._host.numa_distances()
         links: dict[Pair, Link] = {}
         answering = sorted((gpu for gpu in self._gpus if gpu.uuid in ends), key=lambda gpu: gpu.uuid)
@@ -96,10 +96,10 @@ class _Reading:
             links[one.uuid, other.uuid] = link_between(
                 one.uuid, ends[one.uuid], other.uuid, ends[other.uuid], self._ancestor(one, other), distance
             )
-        for words, count in self._untold.items():
+        for words, count in self._unreported.items():
             those = "a pair" if count == 1 else f"{count} pairs"
             self._troubles.append(
-                f"the common PCIe ancestor of {those} of GPUs is taken from sysfs, as NVML does not tell: {words}"
+                f"the common PCIe ancestor of {those} of GPUs is taken from sysfs, as NVML does not report it: {words}"
             )
         return LinkReading(
             links,
@@ -109,11 +109,11 @@ class _Reading:
         )
 
     def _ends(self, uuid: str) -> Ends:
-        """Where the GPU's NVLinks lead. Raises NvmlError where it is out of reach.
+        """Read the far ends of the GPU's NVLinks. Raises NvmlError if the GPU is out of reach.
 
-        The far end of an NVLink is a GPU of this node where it has one's bus id; a switch where the driver says so. What
-        else it says does not count: a processor, or a GPU that is another virtual machine's. Where it does not say what kind of
-        thing is there, it is a switch if the GPU has joined a fabric, which only those behind switches do.
+        A far end is a GPU of this node if it has the bus id of such a GPU, and a switch if the driver reports a switch. Other
+        reported far ends are ignored, such as a processor or a GPU of another virtual machine. If the driver does not report
+        the kind, the far end counts as a switch if this GPU has joined a fabric, since only GPUs behind switches do.
         """
         handle = self._handles[uuid]
         direct: Counter[str] = Counter()
@@ -132,7 +132,7 @@ class _Reading:
                     kinds[remote] = self._to_switch(handle, link)
             except NvmlError as error:
                 if error.unsupported or error.code == Return.INVALID_ARGUMENT:
-                    break  # no such link: there are none after it either
+                    break  # the GPU has no link of this or a higher number
                 _raise_if_out_of_reach(error)
                 refused[link] = error
                 continue
@@ -149,7 +149,7 @@ class _Reading:
         return Ends(direct, switched, clique(fabric) if switched else "")
 
     def _to_switch(self, handle: Handle, link: int) -> bool | None:
-        """Whether an NVLink leads to a switch; None where the driver or the part does not tell."""
+        """Return whether an NVLink leads to a switch; None if the driver or the GPU model does not report that."""
         try:
             return self._driver.nvlink_to_switch(handle, link)
         except NvmlError as error:
@@ -158,7 +158,7 @@ class _Reading:
             raise
 
     def _fabric(self, uuid: str, handle: Handle) -> Fabric | None:
-        """How far the GPU has come in joining its fabric; None where parts like it have none to join."""
+        """Return the state of the GPU in joining its fabric; None if GPUs of its kind have no fabric."""
         try:
             return self._driver.fabric(handle)
         except NvmlError as error:
@@ -169,12 +169,12 @@ class _Reading:
             return Fabric(state=-1)
 
     def _ancestor(self, one: Gpu, other: Gpu) -> int:
-        """NVML's word first; where it has none, that of sysfs, which also knows where a GPU hangs that is lost by now."""
+        """Return the common ancestor from NVML, else from sysfs, which also has the place of a GPU that is now lost."""
         try:
             return self._driver.common_ancestor(self._handles[one.uuid], self._handles[other.uuid])
         except NvmlError as error:
             if not error.unsupported and fault(error).fault is Fault.ERROR:
-                self._untold[str(error)] += 1
+                self._unreported[str(error)] += 1
         near = one.numa_node is not None and one.numa_node == other.numa_node
         return pcie_relation(self._path(one), self._path(other), near=near)
 
@@ -185,16 +185,16 @@ class _Reading:
 
 
 def _raise_if_out_of_reach(error: NvmlError) -> None:
-    """Raises what the GPU or the driver would answer to any other question too."""
+    """Raise the error if the GPU or the driver would refuse any other call for the same reason."""
     if fault(error).fault is not Fault.ERROR:
         raise error
 
 
 def link_between(one: str, ends: Ends, other: str, others: Ends, ancestor: int, distance: int | None) -> Link:
-    """What lies between two GPUs, by their uuids and the ends of both.
+    """Return the link between two GPUs, from their uuids and the ends of both.
 
-    Through switches they reach each other with as many NVLinks as the one that has fewer. Of direct ones, both ends may
-    disagree while a link is coming up or going down: what both see is there.
+    Through switches they are connected by the lower of both numbers of NVLinks. While a direct link comes up or goes down the
+    two ends may report different numbers; the lower number counts.
     """
     if ends.clique and ends.clique == others.clique:
         return Link(min(ends.switched, others.switched), ancestor, switched=True, numa_distance=distance)
@@ -202,16 +202,16 @@ def link_between(one: str, ends: Ends, other: str, others: Ends, ancestor: int, 
 
 
 def joined(fabric: Fabric) -> bool:
-    """Whether a GPU has come to the end of joining its fabric, and without an error."""
+    """Return whether a GPU has finished joining its fabric without an error."""
     return fabric.state == FabricState.COMPLETED and fabric.status == Return.SUCCESS
 
 
 def clique(fabric: Fabric | None) -> str:
-    """One word for all GPUs behind switches that reach each other; empty for one that reaches nobody yet, or failed to.
+    """Return a name that all GPUs behind connected switches share; empty while a GPU has not joined, or failed to join.
 
-    Before Hopper there was no fabric to join, and state 0 says that there is none here: all switches of a node are one mesh
-    then. Else the clique is that of the cluster, as <cluster uuid>.<clique>, the way NVIDIA's GPU feature discovery writes it
-    (nvidia.com/gpu.clique), or without one that of the node.
+    GPUs before Hopper join no fabric, and state 0 means that there is no fabric: then all switches of the node form one mesh.
+    Else the name is <cluster uuid>.<clique>, as in the label nvidia.com/gpu.clique of NVIDIA's GPU feature discovery. Without
+    a cluster uuid, the name is for a mesh of this node.
     """
     if fabric is None or fabric.state == FabricState.NOT_SUPPORTED:
         return OWN_MESH
@@ -225,7 +225,7 @@ def clique(fabric: Fabric | None) -> str:
 
 
 def numa_distance(distances: Mapping[tuple[int, int], int], one: int | None, other: int | None) -> int | None:
-    """How far two NUMA nodes are from each other, the longer way where firmware has two; None where it is not known."""
+    """Return the distance between two NUMA nodes, the larger if firmware has two; None if it is not known."""
     if one is None or other is None:
         return None
     there = [distances[way] for way in ((one, other), (other, one)) if way in distances]
@@ -233,11 +233,11 @@ def numa_distance(distances: Mapping[tuple[int, int], int], one: int | None, oth
 
 
 def pcie_relation(one: str, other: str, *, near: bool) -> TopologyLevel:
-    """The closest common ancestor of two PCI devices by their sysfs paths, as NVML would name it.
+    """Return the closest common ancestor of two PCI devices from their sysfs paths, as NVML would report it.
 
-    Two functions of one device are one board. Below a bridge that both share, each has its own port of one switch, which is a
-    bridge, or none where the bus is shared; any more are further switches. Beyond the host bridge it counts whether they are
-    `near`: known to be on one NUMA node. An empty path is as far as can be.
+    Two functions of one PCI device are on one board. If both devices are below a common bridge, each is behind one port (a
+    bridge) of the same switch, or directly on a shared bus; more bridges mean more switches. Beyond the host bridge, the level
+    depends on `near`: both are known to be on one NUMA node. An empty path counts as the greatest distance.
     """
     if not one or not other:
         return TopologyLevel.SYSTEM
@@ -261,12 +261,12 @@ def _device(name: str) -> str:
 
 log = logging.getLogger(__name__)
 
-# How often in a row a reading is repeated, a round later, in which something was refused for no lasting reason.
+# Number of times in a row that a reading with temporarily refused values is repeated, one round later each.
 REPEATS = 2
 
 
 class Links:
-    """Reads them when asked to; what was known of GPUs that are out of reach still holds, one lost midway among them."""
+    """Reads links on request. Links of GPUs that are out of reach keep their last values, even if lost during the reading."""
 
     def __init__(self, driver: Driver, host: HostView, calls: DriverCalls) -> None:
         self._driver = driver
@@ -276,47 +276,47 @@ class Links:
         self._reading: SlowCall[LinkReading] = SlowCall(calls.begin)
         self._asked: frozenset[str] = frozenset()
         self._unread: set[str] = set()
-        """GPUs that the newest reading is without, """
+        """GPUs that are not in the newest reading."""
         self._away: set[str] = set()
-        """and those of them that have been out of reach since: once one answers, there is something to read."""
-        self._owed = False
+        """GPUs of `_unread` that have been out of reach since: once such a GPU answers, the links must be read again."""
+        self._postponed = False
         self._troubles: tuple[str, ...] = ()
         self._repeats = 0
 
     def between(self, uuids: Iterable[str]) -> dict[Pair, Link]:
-        """Links between the GPUs with these uuids, by pair, as far as they are known."""
+        """Return the known links between the GPUs with these uuids, by pair."""
         wanted = frozenset(uuids)
         return {pair: link for pair, link in self._known.items() if wanted.issuperset(pair)}
 
     def cliques(self, uuids: Iterable[str]) -> dict[str, str]:
-        """By uuid, the NVSwitch meshes that these GPUs are in, as far as they are known."""
+        """Return the known NVSwitch meshes of these GPUs, by uuid."""
         return {uuid: self._cliques[uuid] for uuid in uuids if uuid in self._cliques}
 
     def due(self, gpus: Iterable[Watched]) -> bool:
-        """Whether they are to be read again: that was put off, or a GPU answers that had no part in the last reading."""
+        """Return whether to read the links again: a reading was postponed, or a GPU that the last reading lacks answers now."""
         answering = {each.gpu.uuid for each in gpus if _answers(each)}
         self._away |= self._unread - answering
-        return self._owed or not self._away.isdisjoint(answering)
+        return self._postponed or not self._away.isdisjoint(answering)
 
-    def came(self) -> bool:
-        """Takes in what a reading brought that was not waited for. Returns whether there was one."""
+    def store_finished(self) -> bool:
+        """Store the result of a reading that has finished in the background. Return whether there was such a reading."""
         if not self._reading.back:
             return False
         job = self._reading.take()
         error = job.done.exception()
         if error is None:
-            self._take(job.done.result())
+            self._store(job.done.result())
         else:
-            log.error("the links between GPUs cannot be read; what is known of them holds: %r", error)
+            log.error("the links between GPUs cannot be read; the known links stay in use: %r", error)
         return True
 
     async def read(self, gpus: Iterable[Watched], patience: float) -> None:
-        """Asks for those between all GPUs that answer, for `patience` seconds; what takes longer comes some time."""
-        self.came()
-        if self._reading.begun:  # it may have begun before what this is to find
-            self._owed = True
+        """Read the links of all GPUs that answer. Wait up to `patience` seconds; `store_finished` stores a later result."""
+        self.store_finished()
+        if self._reading.begun:  # it may have begun before the change that this call must read
+            self._postponed = True
             return
-        self._owed = False
+        self._postponed = False
         everyone = list(gpus)
         answering = [each for each in everyone if _answers(each)]
         handles = {each.gpu.uuid: each.handle for each in answering if each.handle is not None}
@@ -329,10 +329,10 @@ class Links:
         driver, host = self._driver, self._host
         self._reading.begin(lambda: probe_links(driver, host, handles, described))
         await self._reading.wait(patience)
-        if not self.came():
-            log.error("the links between GPUs are not known yet; pods get GPUs without regard to what is unknown")
+        if not self.store_finished():
+            log.error("the links between GPUs are not known yet; until then pods get GPUs without regard to them")
 
-    def _take(self, found: LinkReading) -> None:
+    def _store(self, found: LinkReading) -> None:
         read = self._asked - found.lost
         self._known = {**self._known, **found.links}
         self._cliques = {uuid: word for uuid, word in self._cliques.items() if uuid not in read} | dict(found.cliques)
@@ -342,7 +342,7 @@ class Links:
                 log.warning("%s", trouble)
         self._troubles = found.troubles
         self._repeats = self._repeats + 1 if found.troubles else 0
-        self._owed |= 0 < self._repeats <= REPEATS
+        self._postponed |= 0 < self._repeats <= REPEATS
 
 
 def _answers(watched: Watched) -> bool:

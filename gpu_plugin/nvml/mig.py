@@ -1,7 +1,7 @@
-"""How a GPU is partitioned into MIG devices. The reading blocks: it runs on a driver thread; the rest is pure.
+"""How a GPU is partitioned into MIG devices. The reading blocks: run it on a driver thread. The rest is pure.
 
-A driver that is about to repartition a GPU says much that is true for a moment only: MIG mode without devices, indices that
-cannot be described. None of it is a fault of the GPU.
+While a GPU is being repartitioned, the driver reports temporary states: MIG mode without devices, or indices that it cannot
+describe. These are not faults of the GPU.
 """
 
 import math
@@ -17,19 +17,19 @@ from gpu_plugin.nvml.plausible import flag
 from gpu_plugin.nvml.port import Driver, Handle, MigAttributes, NvmlError
 
 UNREADABLE_LOOKS = 3
-"""Looks in a row in which a MIG device that was there may be unreadable before it counts as gone: a GPU's own looks' number."""
+"""Looks in a row in which a known MIG device may be unreadable before it counts as gone, as many as for a whole GPU."""
 
 GPU_GONE_CODES = frozenset({Return.GPU_IS_LOST, Return.RESET_REQUIRED})
-"""Codes with which a GPU answers everything once it is gone."""
+"""Codes with which a lost GPU answers all calls."""
 
-# What the name of a MIG device ends in, as in "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb" and "... MIG 1g.5gb+me".
+# The end of a MIG device's name, as in "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb" and "... MIG 1g.5gb+me".
 _PROFILE = re.compile(r" MIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+-][A-Za-z0-9][A-Za-z0-9.,]*)*)$")
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """What one reading found: whether MIG mode is on, the devices by MIG index, and why each unreadable index is so.
+    """The result of one reading: whether MIG mode is on, the MIG devices, and the reason for each unreadable MIG index.
 
-    `pending` is the MIG mode after the next reset of the GPU, or None if that is the same.
+    `pending` is the MIG mode after the next reset of the GPU, or None if the mode does not change.
     """
 
     enabled: bool = False
@@ -45,11 +45,11 @@ def read_partition(
     memory_bytes: int | None = None,
     known: Iterable[MigDevice] = (),
 ) -> Partition | None:
-    """How the GPU is partitioned now; None where it can never be partitioned.
+    """Read how the GPU is partitioned now; None if it can never be partitioned.
 
-    Devices among `known` that are still there are given back as they are, at the cost of a handle and a uuid each; of new
-    ones the capability minors are unknown still. `memory_bytes` is the GPU's own. Raises NvmlError where the driver does not
-    say, or the GPU is gone.
+    Devices in `known` that still exist are returned unchanged; each costs two calls, for its handle and uuid. New devices have
+    no capability minors yet. `memory_bytes` is the GPU's memory. Raises NvmlError if the driver does not report the partition,
+    or the GPU is gone.
     """
     try:
         enabled, pending = mig_mode(driver, handle)
@@ -67,7 +67,7 @@ def read_partition(
     except NvmlError as error:
         if not error.unsupported:
             raise
-        indices = 0  # the driver does not know of any
+        indices = 0  # the driver has no MIG indices
     for index in range(indices):
         try:
             mig = driver.mig_handle(handle, index)
@@ -91,9 +91,9 @@ def read_partition(
 
 
 def mig_mode(driver: Driver, handle: Handle) -> tuple[bool, bool | None]:
-    """Whether MIG mode is on, and the mode after the next reset: None if it is the same, or not known.
+    """Return whether MIG mode is on, and the mode after the next reset: None if it does not change, or is unknown.
 
-    Raises NvmlError where the driver does not say, or the part has no MIG.
+    Raises NvmlError if the driver does not report the mode, or the GPU model has no MIG.
     """
     current, after = driver.mig_mode(handle)
     enabled, pending = current == FEATURE_ENABLED, flag(after)
@@ -101,9 +101,9 @@ def mig_mode(driver: Driver, handle: Handle) -> tuple[bool, bool | None]:
 
 
 def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu:
-    """The GPU as that reading describes it; the very same object where nothing changes.
+    """Return the GPU with this partition; the same object if nothing changes.
 
-    `hold` keeps the devices known at indices that were unreadable this time.
+    `hold` keeps the known devices at indices that were unreadable this time.
     """
     there = {device.uuid for device in partition.devices}
     retained = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
@@ -115,13 +115,13 @@ def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu
 
 
 def with_caps(gpu: Gpu, minors: Mapping[str, int]) -> Gpu:
-    """The GPU with the capability minors of its MIG devices; the very same object where nothing changes."""
+    """Return the GPU with the capability minors of its MIG devices; the same object if nothing changes."""
     devices = tuple(_with_caps(device, gpu.minor, minors) for device in gpu.mig_devices)
     return gpu if devices == gpu.mig_devices else replace(gpu, mig_devices=devices)
 
 
 def profile_of(name: str, attributes: MigAttributes | None, memory_bytes: int | None) -> str:
-    """NVIDIA's word for a MIG device's size: from its name, else made as NVIDIA makes it; empty if nothing says."""
+    """Return NVIDIA's profile name of a MIG device: from its name, else computed as NVIDIA does; empty if neither is known."""
     if match := _PROFILE.search(name):
         return match[1]
     if attributes is None:
@@ -132,7 +132,7 @@ def profile_of(name: str, attributes: MigAttributes | None, memory_bytes: int | 
 
 
 def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: int | None) -> MigDevice:
-    """One MIG device. Raises NvmlError where the driver does not say which instance it is, or of what size."""
+    """Describe a MIG device. Raises NvmlError if the driver does not report its instance or its size."""
     gpu_instance, compute_instance = driver.gpu_instance_id(mig), driver.compute_instance_id(mig)
     name, attributes, refusal = "", None, None
     try:
@@ -147,7 +147,7 @@ def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: 
         raise refusal
     profile = profile_of(name, attributes, memory_bytes)
     if not profile:
-        raise refusal or NvmlError(Return.UNKNOWN, "nvmlDeviceGetName", f"names no MIG profile: {name!r}")
+        raise refusal or NvmlError(Return.UNKNOWN, "nvmlDeviceGetName", f"the name has no MIG profile: {name!r}")
     whole = "c." not in profile
     if attributes is not None:
         whole = attributes.compute_instance_slices == attributes.gpu_instance_slices
@@ -166,7 +166,7 @@ def _describe(driver: Driver, mig: Handle, index: int, uuid: str, memory_bytes: 
 
 
 def _gigabytes(memory_mb: int, memory_bytes: int | None) -> int:
-    """NVIDIA's figure (go-nvlib, mig_profile.go): as many eighths of the GPU's memory, in whole GiB, as it takes."""
+    """Return the size in a profile's name (go-nvlib, mig_profile.go): the memory in eighths of the GPU's, as whole GiB."""
     if not memory_bytes:
         return math.ceil(memory_mb / 1024)
     eighths = math.ceil((memory_mb << 23) / memory_bytes)

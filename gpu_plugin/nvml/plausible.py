@@ -108,10 +108,10 @@ def plausible_limits(limits: Thresholds, within: Range) -> Thresholds:
     )
 
 
-def _fabric(told: Fabric) -> Fabric | None:
-    if _FABRIC_STATE.within(told.state) is None or _FABRIC_STATUS.within(told.status) is None:
+def _fabric(reported: Fabric) -> Fabric | None:
+    if _FABRIC_STATE.within(reported.state) is None or _FABRIC_STATUS.within(reported.status) is None:
         return None
-    return replace(told, health_mask=0) if told.health_mask == UINT_MAX else told
+    return replace(reported, health_mask=0) if reported.health_mask == UINT_MAX else reported
 
 
 class CounterHistory:

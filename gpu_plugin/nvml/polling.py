@@ -1,4 +1,4 @@
-"""Each GPU's turn: one question at a time, and what became of it, as a value."""
+"""Looks at single GPUs, with one driver call for a GPU at a time, and returns the results as values."""
 
 import logging
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Poller:
-    """Looks at GPUs, one call for each at a time."""
+    """Looks at GPUs, with at most one call for each GPU at a time."""
 
     def __init__(
         self, driver: Driver, host: HostView, calls: DriverCalls, session: DriverSession, roster: Roster
@@ -33,24 +33,24 @@ class Poller:
     async def look(
         self, watched: Watched, patience: float, timeout: float, *, full: bool = True, judging: bool = True
     ) -> LookResult:
-        """One look at a GPU, or what has become of the one that is under way.
+        """Look at a GPU, or return the state of the look that is under way.
 
         Args:
-            watched: the GPU, which takes in what is found.
-            patience: seconds to wait for a call that this begins. The call goes on by itself.
-            timeout: seconds after which a call is said to hang.
-            full: whether everything is asked. Some looks ask everything in any case.
-            judging: whether anything is asked but the core readings and how the GPU is partitioned.
+            watched: the GPU, which is updated.
+            patience: seconds to wait for a call that this begins. After that the call continues in the background.
+            timeout: seconds after which a call counts as hung.
+            full: whether to read everything. Some looks read everything in any case.
+            judging: if False, read only the core values and how the GPU is partitioned.
         """
         bus, now = self._roster.bus, anyio.current_time()
         vanished, binding = bus.vanished(watched), bus.binding(watched.gpu)
         watched.binding = watched.binding if binding is None else binding
         if watched.pending is None:
             if not vanished and self._session.opens(timeout):
-                return LookResult()  # it is nobody's fault yet that it takes its time
-            sample = self._unasked(watched, vanished=vanished)
+                return LookResult()  # the driver is still being opened, which is no fault of the GPU yet
+            sample = self._sample_without_call(watched, vanished=vanished)
             if sample is not None:
-                return watched.saw(sample, now)
+                return watched.set_out_of_reach(sample, now)
             watched.asked_under = binding
             watched.looking = self._begin(watched, binding, full=full, judging=judging)
             await settled(watched.looking, patience)
@@ -58,16 +58,16 @@ class Poller:
         if job is None or not job.done.done():
             return self._under_way(watched, now, timeout, vanished=vanished)
         if watched.looking is None:
-            return LookResult(look_soon=True)  # it was asked for its events, and has answered: it is looked at next
+            return LookResult(look_soon=True)  # the finished call was the registration for events: look next time
         watched.looking = None
         error = job.done.exception()
         if error is not None:
-            return watched.saw(fault(error, binding), now)
+            return watched.set_out_of_reach(fault(error, binding), now)
         answer: Look | Probed = job.done.result()
         return self._looked(watched, answer, now) if isinstance(answer, Look) else self._probed(watched, *answer, now)
 
-    def _unasked(self, watched: Watched, *, vanished: bool) -> Sample | None:
-        """The sample of a GPU that the driver need not, or must not, be asked about; None: ask it."""
+    def _sample_without_call(self, watched: Watched, *, vanished: bool) -> Sample | None:
+        """Return the sample of a GPU that the driver cannot or must not be asked about; None: ask the driver."""
         if vanished:
             return _gone(watched.gpu)
         if not self._session.is_open:
@@ -79,9 +79,9 @@ class Poller:
         return None
 
     def _begin(self, watched: Watched, binding: int | None, *, full: bool, judging: bool) -> "Job[Look] | Job[Probed]":
-        """A probe, where it could not be read; else a look, through a new handle if it has none."""
+        """Start a probe if the GPU could not be read so far; else a look, which gets a new handle if there is none."""
         driver, gpu, handle = self._driver, watched.gpu, watched.handle
-        # Each GPU begins elsewhere: neither do all ask everything in one round, nor all the same of what takes turns.
+        # The turns of GPUs are offset, so that not all GPUs read everything, or the same slow values, in one round.
         by_bus_id, opening, turn = bool(self._roster.untouched), self._session.opening, watched.turn + gpu.index
         bus_id = gpu.pci_bus_id if by_bus_id else ""
         if gpu.unreadable:
@@ -109,27 +109,27 @@ class Poller:
     def _under_way(self, watched: Watched, now: float, timeout: float, *, vanished: bool) -> LookResult:
         if vanished:
             gone = _gone(watched.gpu)
-            watched.dated(gone, now)
+            watched.update_absence(gone, now)
             return LookResult(gone)
         if watched.pending is not None and now - watched.pending.started >= timeout:
             return LookResult(Sample(fault=Fault.HUNG, detail=f"the driver has not answered for over {timeout:g} s"))
         return LookResult()
 
     def _looked(self, watched: Watched, answer: Look, now: float) -> LookResult:
-        found = watched.looked(answer, now)
+        found = watched.store_look(answer, now)
         if watched.handle is not None:
             self._roster.by_handle[watched.handle] = watched.gpu.uuid
         return found
 
     def _probed(self, watched: Watched, handle: Handle, gpu: Gpu, now: float) -> LookResult:
         if gpu.unreadable or any(other.gpu.uuid == gpu.uuid for other in self._roster.gpus if other is not watched):
-            sample = Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU answers for it")
-            return watched.saw(sample, now)
+            sample = Sample(fault=Fault.ERROR, detail=gpu.unreadable or "another GPU has its uuid")
+            return watched.set_out_of_reach(sample, now)
         log.info("GPU %d (%s) can be read now", gpu.index, gpu.uuid)
-        watched.described(handle, gpu)
+        watched.update_description(handle, gpu)
         watched.vanished_since = None
         self._roster.by_handle[handle] = gpu.uuid
-        # It is looked at, and its events are asked for, once others know of it.
+        # It gets its first look, and is registered for events, after the node with it is passed on.
         return LookResult(links_changed=True, look_soon=True)
 
 

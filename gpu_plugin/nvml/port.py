@@ -1,9 +1,9 @@
-"""What this plugin asks of a GPU driver, as NVML names it: the port under which pynvml and the simulated driver sit.
+"""The interface to a GPU driver, with NVML's names. The pynvml driver and the simulated driver implement it.
 
-Calls are synchronous, may block for as long as the driver likes (a sick GPU can hold one for minutes), and are safe from
-any thread, as NVML's are. Values are plain: no ctypes leaves the adapter. Every refusal is an `NvmlError`.
+Calls are synchronous and may be made from any thread, as with NVML. A call may block for minutes if a GPU is faulty. Values
+are plain Python values without ctypes. Each refused call raises NvmlError.
 
-Numbers are NVML's own; `devices.nvml_h` has those that are told apart.
+Numbers have NVML's meaning; `devices.nvml_h` names the numbers that the code distinguishes.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class NvmlError(Exception):
-    """A driver call refused. `code` is nvmlReturn_t (an int outside `Return` is possible), `call` NVML's function name."""
+    """A driver call failed. `code` is an nvmlReturn_t, which `Return` may not list; `call` is the name of the NVML function."""
 
     def __init__(self, code: int, call: str, text: str = "") -> None:
         self.code = code
@@ -37,12 +37,12 @@ class NvmlError(Exception):
 
     @property
     def unsupported(self) -> bool:
-        """Whether the part or the driver will never answer this call."""
+        """True if this GPU model or driver version does not support the call and never will."""
         return self.code in UNSUPPORTED
 
 
-def never(refusal: NvmlError) -> bool:
-    """Whether a field so refused is one that the part or the driver will never answer: older drivers know no such id."""
+def is_permanent(refusal: NvmlError) -> bool:
+    """Return whether the GPU model or the driver never answers this field. Old drivers refuse new ids as INVALID_ARGUMENT."""
     return refusal.unsupported or refusal.code == Return.INVALID_ARGUMENT
 
 
@@ -54,7 +54,7 @@ def _name(code: int) -> str:
 
 
 class Event(msgspec.Struct, frozen=True):
-    """nvmlEventData_t. `data` is the Xid for XID_CRITICAL; instances are ALL_INSTANCES when the whole GPU is meant."""
+    """nvmlEventData_t. `data` is the Xid of an XID_CRITICAL event. ALL_INSTANCES means that the event is of the whole GPU."""
 
     handle: Handle
     kind: int
@@ -64,14 +64,14 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Field(NamedTuple):
-    """What to ask nvmlDeviceGetFieldValues for: an `FI_*` of `devices.nvml_h` and, where the header wants one, its scopeId."""
+    """A field for nvmlDeviceGetFieldValues: an `FI_*` of `devices.nvml_h`, and the scopeId if nvml.h requires it."""
 
     number: int
     scope: int = 0
 
 
 class MigAttributes(msgspec.Struct, frozen=True):
-    """nvmlDeviceAttributes_t of a MIG device: slices, memorySizeMB, which are MiB, and how many engines it has of each kind."""
+    """nvmlDeviceAttributes_t of a MIG device: numbers of slices, memorySizeMB (in MiB), and the number of engines by kind."""
 
     gpu_instance_slices: int
     compute_instance_slices: int
@@ -80,9 +80,9 @@ class MigAttributes(msgspec.Struct, frozen=True):
 
 
 class RemappedRows(NamedTuple):
-    """nvmlDeviceGetRemappedRows: how many rows, by what was wrong; whether one waits for a reset, whether one failed.
+    """nvmlDeviceGetRemappedRows: numbers of remapped rows by kind of error, and flags.
 
-    A flag that is None is unknown.
+    `pending` means that a remapping takes effect at the next reset, `failure` that a remapping failed; None means unknown.
     """
 
     correctable: int = 0
@@ -92,18 +92,18 @@ class RemappedRows(NamedTuple):
 
 
 class PcieLink(NamedTuple):
-    """Lanes that the GPU's PCIe link has now, and could have (nvmlDeviceGetCurrPcieLinkWidth, ...MaxPcieLinkWidth)."""
+    """Current and maximum number of lanes of the PCIe link (nvmlDeviceGetCurrPcieLinkWidth, ...MaxPcieLinkWidth)."""
 
     width: int
     max_width: int
 
 
 _FUNCTIONS: dict[Callable[..., object], str] = {}
-"""The NVML function behind each call that is declared, which an error of it names."""
+"""The NVML function of each declared call, which error messages name."""
 
 
 def answered_by(function: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Declares a call by the NVML function behind it. Where a driver does not have the call, it is NOT_SUPPORTED."""
+    """Declare a call with its NVML function. A driver that does not override the call raises NOT_SUPPORTED."""
 
     def declared(call: Callable[P, T]) -> Callable[P, T]:
         @wraps(call)
@@ -117,7 +117,7 @@ def answered_by(function: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def getter(function: str, kind: Callable[[Any], T]) -> Callable[["Driver", Handle], T]:
-    """Declares a call about a handle, which the NVML function answers by itself; `kind` makes the plain value of the answer."""
+    """Declare a call about a handle that returns the result of one NVML function, converted by `kind`."""
 
     def answer(self: "Driver", handle: Handle) -> T:
         return kind(self.ask(function, handle))
@@ -126,24 +126,24 @@ def getter(function: str, kind: Callable[[Any], T]) -> Callable[["Driver", Handl
     return answer
 
 
-def _pair(told: Sequence[int]) -> tuple[int, int]:
-    return int(told[0]), int(told[1])
+def _pair(pair: Sequence[int]) -> tuple[int, int]:
+    return int(pair[0]), int(pair[1])
 
 
 class Driver:
-    """The calls. Each raises NvmlError, and NOT_SUPPORTED where a driver has no answer of its own."""
+    """The driver's calls. All raise NvmlError, with NOT_SUPPORTED if the subclass does not implement the call."""
 
     why_unanswered = ""
-    """Why it has none, for people; empty where there is nothing to add to the code."""
+    """Text for NOT_SUPPORTED errors that says why calls are not implemented; empty if there is nothing to add."""
 
     def ask(self, function: str, handle: Handle, *arguments: Any) -> Any:
-        """What the NVML function of this name says of a GPU or MIG device, given these arguments."""
+        """Call the NVML function of this name for a GPU or MIG device, with these arguments, and return its result."""
         del handle, arguments
         raise NvmlError(Return.NOT_SUPPORTED, function, self.why_unanswered)
 
     @answered_by("nvmlInit_v2")
     def open(self) -> None:
-        """nvmlInit_v2. LIBRARY_NOT_FOUND says every path tried."""
+        """nvmlInit_v2. The text of LIBRARY_NOT_FOUND lists each path that was tried."""
 
     @answered_by("nvmlShutdown")
     def close(self) -> None:
@@ -155,7 +155,7 @@ class Driver:
 
     @answered_by("nvmlSystemGetCudaDriverVersion_v2")
     def cuda_version(self) -> tuple[int, int]:
-        """nvmlSystemGetCudaDriverVersion_v2: the newest CUDA that the driver is good for, such as (13, 0)."""
+        """nvmlSystemGetCudaDriverVersion_v2: the newest CUDA version that the driver supports, such as (13, 0)."""
 
     @answered_by("nvmlDeviceGetCount_v2")
     def device_count(self) -> int:
@@ -171,7 +171,7 @@ class Driver:
 
     @answered_by("nvmlDeviceGetHandleByPciBusId_v2")
     def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
-        """nvmlDeviceGetHandleByPciBusId_v2: the only way to a GPU that wakes no other (nvml.h), as one released must not be."""
+        """nvmlDeviceGetHandleByPciBusId_v2: the only call for a handle that does not wake other (released) GPUs (nvml.h)."""
 
     # About one GPU, or one MIG device
     uuid = getter("nvmlDeviceGetUUID", str)  # GPU-92e1c9b6-dd9b-778f-6e34-6f0d728ad189; of a MIG device MIG-<uuid>
@@ -182,11 +182,11 @@ class Driver:
     )  # 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell
     compute_capability = getter("nvmlDeviceGetCudaComputeCapability", _pair)  # major and minor number, such as (9, 0)
     power_usage = getter("nvmlDeviceGetPowerUsage", int)  # mW
-    power_limit = getter("nvmlDeviceGetEnforcedPowerLimit", int)  # mW: the lowest of all that hold
+    power_limit = getter("nvmlDeviceGetEnforcedPowerLimit", int)  # mW: the lowest of all limits in force
     mig_mode = getter("nvmlDeviceGetMigMode", _pair)  # (current, pending), 1 is enabled
     max_mig_devices = getter(
         "nvmlDeviceGetMaxMigDeviceCount", int
-    )  # how many MIG indices there are; 0 while MIG mode is off
+    )  # the number of MIG indices; 0 while MIG mode is off
     gpu_instance_id = getter("nvmlDeviceGetGpuInstanceId", int)  # of a MIG device
     compute_instance_id = getter(
         "nvmlDeviceGetComputeInstanceId", int
@@ -194,7 +194,7 @@ class Driver:
     compute_mode = getter("nvmlDeviceGetComputeMode", int)  # a ComputeMode
     persistence_mode = getter(
         "nvmlDeviceGetPersistenceMode", flag
-    )  # whether the GPU stays initialised while nobody has it open
+    )  # whether the GPU stays initialised while no process has it open
     margin_temperature = getter(
         "nvmlDeviceGetMarginTemperature", int
     )  # °C left to the GPU's T.Limit, negative beyond it
@@ -202,11 +202,11 @@ class Driver:
         "nvmlDeviceGetRetiredPagesPendingStatus", flag
     )  # NOT_SUPPORTED on parts that remap rows
     pcie_generation = getter("nvmlDeviceGetCurrPcieLinkGeneration", int)  # of the link now; an idle GPU lowers it
-    pcie_max_generation = getter("nvmlDeviceGetMaxPcieLinkGeneration", int)  # that GPU and slot can both have
+    pcie_max_generation = getter("nvmlDeviceGetMaxPcieLinkGeneration", int)  # supported by GPU and slot
     pcie_replays = getter("nvmlDeviceGetPcieReplayCounter", int)  # since the driver was loaded or the GPU reset
     total_energy = getter("nvmlDeviceGetTotalEnergyConsumption", int)
-    """mJ since the driver was last loaded; going backwards proves a reload."""
-    supported_event_types = getter("nvmlDeviceGetSupportedEventTypes", int)  # a mask of EventType bits and others
+    """mJ since the driver was loaded last. A lower value proves that the driver was loaded again."""
+    supported_event_types = getter("nvmlDeviceGetSupportedEventTypes", int)  # a mask of EventType bits and other bits
 
     @answered_by("nvmlDeviceGetPciInfo_v3")
     def pci_bus_id(self, handle: Handle, /) -> str:
@@ -214,11 +214,11 @@ class Driver:
 
     @answered_by("nvmlDeviceGetMemoryInfo")
     def memory_total(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetMemoryInfo's total, bytes. Some parts have none (NOT_SUPPORTED)."""
+        """The `total` of nvmlDeviceGetMemoryInfo, in bytes. Some GPU models do not report it (NOT_SUPPORTED)."""
 
     @answered_by("nvmlDeviceGetMemoryInfo")
     def memory_used(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetMemoryInfo_v2's used, bytes; of an older driver nvmlDeviceGetMemoryInfo's, with what it reserves."""
+        """The `used` of nvmlDeviceGetMemoryInfo_v2, in bytes; the older version also counts memory that the driver reserves."""
 
     @answered_by("nvmlDeviceGetUtilizationRates")
     def utilization(self, handle: Handle, /) -> int:
@@ -229,13 +229,13 @@ class Driver:
 
     @answered_by("nvmlDeviceGetGridLicensableFeatures_v4")
     def vgpu_licensed(self, handle: Handle, /) -> bool:
-        """Whether a vGPU of a virtual machine has a license. NOT_SUPPORTED for a GPU that is none."""
+        """Return whether a virtual machine's vGPU has a license. NOT_SUPPORTED for a GPU that is not a vGPU."""
 
     @answered_by("nvmlDeviceGetMigDeviceHandleByIndex")
     def mig_handle(self, handle: Handle, index: int) -> Handle:
         """nvmlDeviceGetMigDeviceHandleByIndex. NOT_FOUND: no MIG device has that index now.
 
-        It is worth something only as long as the MIG device exists, and may come to mean another one after that.
+        The handle is valid only while the MIG device exists. After that it may refer to another MIG device.
         """
 
     @answered_by("nvmlDeviceGetAttributes_v2")
@@ -260,7 +260,7 @@ class Driver:
 
     @answered_by("nvmlDeviceGetSramEccErrorStatus")
     def sram_threshold_exceeded(self, handle: Handle, /) -> bool | None:
-        """nvmlDeviceGetSramEccErrorStatus's bThresholdExceeded: so many SRAM errors that the part is to be replaced."""
+        """bThresholdExceeded of nvmlDeviceGetSramEccErrorStatus: the part must be replaced due to its number of SRAM errors."""
 
     @answered_by("nvmlDeviceGetRemappedRows")
     def remapped_rows(self, handle: Handle, /) -> RemappedRows:
@@ -272,19 +272,19 @@ class Driver:
 
     @answered_by("nvmlDeviceGetCurrentClocksEventReasons")
     def clocks_event_reasons(self, handle: Handle, /) -> int:
-        """nvmlDeviceGetCurrentClocksEventReasons: a mask of why the clocks are lower than they could be, 1 where idle."""
+        """nvmlDeviceGetCurrentClocksEventReasons: a mask of the reasons why clocks are reduced. Bit 0 means that it is idle."""
 
     @answered_by("nvmlDeviceGetNvLinkState")
     def nvlink_states(self, handle: Handle, /) -> tuple[bool, ...]:
-        """nvmlDeviceGetNvLinkState of each link there is, whether it is active. NOT_SUPPORTED: no NVLink at all."""
+        """nvmlDeviceGetNvLinkState of each link: whether it is active. NOT_SUPPORTED: the GPU has no NVLink."""
 
     @answered_by("nvmlDeviceGetNvLinkRemoteDeviceType")
     def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
-        """nvmlDeviceGetNvLinkRemoteDeviceType: whether an active link leads to an NVSwitch (2) rather than to a GPU (0)."""
+        """nvmlDeviceGetNvLinkRemoteDeviceType: whether an active link leads to an NVSwitch (2), not to a GPU (0)."""
 
     @answered_by("nvmlDeviceGetGpuFabricInfoV")
     def fabric(self, handle: Handle, /) -> Fabric:
-        """nvmlDeviceGetGpuFabricInfo_v4, else nvmlDeviceGetGpuFabricInfoV, in the newest version that the driver knows."""
+        """nvmlDeviceGetGpuFabricInfo_v4, else nvmlDeviceGetGpuFabricInfoV with the newest version that the driver supports."""
 
     @answered_by("nvmlDeviceGetCurrPcieLinkWidth")
     def pcie_link(self, handle: Handle, /) -> PcieLink:
@@ -292,14 +292,14 @@ class Driver:
 
     @answered_by("nvmlDeviceGetFieldValues")
     def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
-        """nvmlDeviceGetFieldValues: one integer a field, in order, or how that field was refused, which is not raised."""
+        """nvmlDeviceGetFieldValues: for each field, in order, its value as an integer or its error, which is not raised."""
 
     @answered_by("nvmlDeviceGetNvLinkRemotePciInfo_v2")
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
         """The PCI bus id at the far end of an active link (nvmlDeviceGetNvLinkState, ...GetNvLinkRemotePciInfo_v2).
 
-        None for a link that is there and down; empty where the driver does not tell what is at the far end of one that is up.
-        NOT_SUPPORTED: no NVLink at all; INVALID_ARGUMENT: no such link.
+        None if the link is down; empty if the link is active and the driver does not report its far end.
+        NOT_SUPPORTED: the GPU has no NVLink. INVALID_ARGUMENT: the GPU has no link of this number.
         """
 
     @answered_by("nvmlDeviceGetMemoryAffinity")
@@ -320,14 +320,14 @@ class Driver:
 
     @answered_by("nvmlDeviceRegisterEvents")
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
-        """nvmlDeviceRegisterEvents. NOT_SUPPORTED on parts too old for events."""
+        """nvmlDeviceRegisterEvents. NOT_SUPPORTED on GPU models that are too old for events."""
 
     @answered_by("nvmlEventSetWait_v2")
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
-        """nvmlEventSetWait_v2. Raises TIMEOUT when nothing came within `timeout_ms` milliseconds."""
+        """nvmlEventSetWait_v2. Raises TIMEOUT if no event arrives within `timeout_ms` milliseconds."""
 
 
 NVML_FUNCTIONS = {
     name: _FUNCTIONS[call] for name, call in vars(Driver).items() if callable(call) and call in _FUNCTIONS
 }
-"""The port's calls in the order of `Driver`, and the NVML function that an error of each names."""
+"""The NVML function of each call of the interface, in the order of `Driver`. Error messages name the function."""

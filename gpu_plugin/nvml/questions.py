@@ -1,7 +1,7 @@
-"""What a look asks of a GPU: the table of its questions, and which of them a look asks. Pure but for the calls themselves.
+"""The values that a look reads from a GPU: a table of driver calls and NVML fields, and the choice for each look. Pure.
 
-A steady look asks what a fault shows in at once every time, and of the slow-changing rest one question after the other. What
-NVML tells as fields comes in one call for all of them, where the part answers those; else each has a function of its own.
+Each steady look reads all values that show a fault at once, and a part of the values that change slowly. NVML fields are read
+with one call if the GPU model supports them; other values have a function each.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,15 +14,15 @@ import msgspec
 from gpu_plugin.devices import nvml_h
 from gpu_plugin.nvml.port import Driver, Field, Handle
 
-TURNS = 6  # steady looks in which each slow question is asked once: at a look every 15 s nothing is noticed later than after 90 s
+TURNS = 6  # steady looks in which each slow value is read once: with a look every 15 s, changes show within 90 s
 
 PARTITION_TURN = 0
 COUNTING_TURN = 1
-"""In which of them it is asked how the GPU is partitioned, and whether it stays initialised by itself."""
+"""The turns that read how the GPU is partitioned, and whether it stays initialised by itself (persistence mode)."""
 
 
 class Shape(Enum):
-    """What a field of a Sample is made of."""
+    """How a field of a Sample is computed from NVML fields."""
 
     SUM = "the sum of its fields"
     FLAG = "whether its field is not 0"
@@ -31,9 +31,9 @@ class Shape(Enum):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A function that answers these fields of a Sample.
+    """A driver function that returns the values of these fields of a Sample.
 
-    Steady looks ask it every time, unless it is `slow`: once in so many then. `calls` is how many calls of NVML it makes at most.
+    Steady looks call it each time, or once in `TURNS` looks if it is `slow`. `calls` is its largest number of NVML calls.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """NVML's fields of which this field of a Sample is made; `slow` as with a question."""
+    """The NVML fields from which a field of a Sample is computed; `slow` as in `Question`."""
 
     name: str
     numbers: tuple[int, ...]
@@ -52,12 +52,12 @@ class Reading(msgspec.Struct, frozen=True):
 
     @property
     def per_link(self) -> bool:
-        """Whether NVML wants to know of which NVLink, as scopeId."""
+        """Whether NVML needs the number of an NVLink, as scopeId."""
         return self.shape in (Shape.LINKS, Shape.LINK_SUM)
 
 
 REMAP = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "remap_failure")
-"""What a GPU says of its rows, in the order of `RemappedRows`, though not while it is partitioned into MIG devices."""
+"""The fields for remapped rows, in the order of `RemappedRows`. A GPU does not report them while it is partitioned (MIG)."""
 
 QUESTIONS: tuple[Question, ...] = (
     Question(("temperature",), lambda driver, handle: (driver.temperature(handle),)),
@@ -81,7 +81,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(("power_limit",), lambda driver, handle: (driver.power_limit(handle),), slow=True),
     Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), slow=True, calls=nvml_h.MAX_NVLINKS),
 )
-"""Functions, in the order in which they are asked. First what every GPU answers: one that is lost says so there."""
+"""Functions in the order of calls. All GPUs support the first functions, which return the error of a lost GPU."""
 
 READINGS: tuple[Reading, ...] = (
     Reading("energy", (nvml_h.FI_TOTAL_ENERGY_CONSUMPTION,)),
@@ -112,25 +112,25 @@ READINGS: tuple[Reading, ...] = (
         slow=True,
     ),
 )
-"""NVML's fields, asked for in one call. The uncorrected errors are not among them: field 4 counts double-bit errors, and the
-function uncorrected ones, which later parts have of other kinds too."""
+"""NVML fields, which are read with one call. Uncorrected errors are not included: field 4 counts double-bit errors, but
+the function counts all uncorrected errors, of which newer GPU models have other kinds too."""
 
 FUNCTIONS: Mapping[str, Question] = {name: question for question in QUESTIONS for name in question.names}
-"""By field of a Sample, the function that answers it."""
+"""The function for each field of a Sample."""
 
 PROBED: tuple[int, ...] = tuple(dict.fromkeys(number for reading in READINGS for number in reading.numbers))
-"""NVML's fields of which a probe finds out whether a part answers them."""
+"""NVML fields for which a probe checks whether the GPU model supports them."""
 
 LINK_FIELDS = frozenset(number for reading in READINGS if reading.per_link for number in reading.numbers)
-"""Those of them that are a link's."""
+"""NVML fields of a link."""
 
 _SLOW_READINGS = tuple(reading for reading in READINGS if reading.slow)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What one look asks: functions, and readings with their fields, which are to be asked for in this order in one call.
+    """The functions and NVML fields that one look reads. `fields` are read with one call, in the order of `readings`.
 
-    `asked` are the names of the fields of a Sample that this can answer.
+    `asked` are the names of the fields of a Sample that these can give.
     """
 
     questions: tuple[Question, ...]
@@ -139,12 +139,12 @@ class Plan(msgspec.Struct, frozen=True):
     fields: tuple[Field, ...]
 
 
-@lru_cache(maxsize=512)  # models of a node, times the turns
+@lru_cache(maxsize=512)  # the GPU models of a node times the turns
 def plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int | None = None) -> Plan:
-    """What a look asks of a part that has so many NVLinks, less the fields of a Sample to `skip`.
+    """Return what a look reads from a GPU with `links` NVLinks, without the fields of a Sample in `skip`.
 
-    `answered` are NVML's fields that its probe found answered; one that has a function too is asked for only if it is among them.
-    A steady look asks only some, by its `turn`, below `TURNS`; None: everything is asked.
+    `answered` are the NVML fields that the GPU supports according to its probe. If a value also has a function, the NVML field
+    is used only if it is in `answered`. A steady look reads a part, by its `turn`, below `TURNS`; None: read everything.
     """
     chosen = [
         reading
@@ -153,8 +153,8 @@ def plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int |
         and (links or not reading.per_link)
         and (answered.issuperset(reading.numbers) or reading.name not in FUNCTIONS)
     ]
-    told = {reading.name for reading in chosen}
-    questions = [question for question in QUESTIONS if not skip.union(told).issuperset(question.names)]
+    covered = {reading.name for reading in chosen}
+    questions = [question for question in QUESTIONS if not skip.union(covered).issuperset(question.names)]
     if turn is not None:
         of_now = _SLOW_READINGS[turn % len(_SLOW_READINGS)]
         chosen = [reading for reading in chosen if not reading.slow or reading is of_now]
@@ -171,9 +171,9 @@ def plan(answered: frozenset[int], links: int, skip: frozenset[str], turn: int |
 
 
 def _spread(questions: Iterable[Question]) -> Mapping[Question, int]:
-    """In which of `TURNS` looks each slow question is asked, so that looks cost about the same, and rounds of many GPUs, too.
+    """Assign each slow function to one of `TURNS` looks, so that all looks cost about the same, also with many GPUs.
 
-    With more GPUs than turns, some turns that follow each other are two GPUs' in one round: none is laden beside a heavy one.
+    With more GPUs than turns, a round has neighboring turns of two GPUs, so no expensive turn may follow another.
     """
     load = [0] * TURNS
     load[PARTITION_TURN] = load[COUNTING_TURN] = 1

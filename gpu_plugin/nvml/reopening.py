@@ -1,7 +1,7 @@
-"""Opens the driver and finds the GPUs; closes it, or opens it again, where that is asked for or may help.
+"""Opens the driver and finds the GPUs; closes it or opens it again if that is requested or may help.
 
-NVML finds GPUs when it is opened, and a handle stays open for as long as it does: so whatever is new, or is to be let go of,
-needs that. Time is counted in rounds.
+NVML finds GPUs only when it is opened, and keeps GPUs open until it is closed. So finding a new GPU and releasing a GPU both
+require closing the driver. Time is counted in rounds.
 """
 
 import logging
@@ -23,16 +23,16 @@ from gpu_plugin.nvml.subscription import EventSubscription
 
 log = logging.getLogger(__name__)
 
-# Rounds in a row without an answer from any GPU after which the driver is reopened; if in vain, more rarely.
+# Rounds in a row without an answer from any GPU after which the driver is opened again; less often if that did not help.
 REOPEN_AFTER = 6
 
 
 RESTART_AFTER = 180.0
-"""Seconds for which a call about a GPU may keep the driver from being reopened before only a restart of the process helps."""
+"""Seconds for which a call about a GPU may prevent opening the driver again before the process must be restarted."""
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why, in words. `alarming` where nobody asked for it. `late`: it has opened by itself, and is taken as it is."""
+    """The reason, as text. `alarming`: it was not requested. `late`: a late attempt has opened the driver, which is used."""
 
     words: str
     alarming: bool = False
@@ -40,7 +40,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """A call about a GPU that has kept the driver from being reopened since a time, in Unix seconds and event loop time."""
+    """A call about a GPU that has kept the driver from being reopened since that time, in Unix seconds and loop time."""
 
     gpu: Gpu
     wanted: str
@@ -51,17 +51,17 @@ class Blocked(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return (
             f"a restart of the plugin is needed (delete its pod, or restart its service): a call about GPU {self.gpu.index} "
-            f"({self.gpu.uuid}) has not come back, and has kept the driver from being reopened since {utc(self.since)}, which is "
-            f"wanted because {self.wanted}"
+            f"({self.gpu.uuid}) has not returned, and has prevented reopening the driver since {utc(self.since)}. Reopening it "
+            f"is needed because {self.wanted}"
         )
 
 
 class Reopening:
-    """Opens and closes the driver for the parts of the monitor, and has them forget what does not outlive it.
+    """Opens and closes the driver for the monitor, and resets the state of its parts that depends on an opening.
 
     Attributes:
-        rebooted: whether the node was booted since the driver was opened, as simulated ones are.
-        blocked_by: what kept the driver from being closed or reopened, for people; empty where nothing does.
+        rebooted: whether the node was booted since the driver was opened, as simulated nodes are.
+        blocked_by: why the driver could not be closed or reopened, for people; empty if it could.
     """
 
     def __init__(
@@ -87,45 +87,44 @@ class Reopening:
 
     @property
     def released(self) -> bool:
-        """Whether the driver has no handle of what is released."""
+        """True if the driver has no handles of the GPUs that should be released."""
         roster = self._roster
         return not self._session.holds or (roster.in_use and roster.untouched.covers(roster.wanted))
 
     @property
     def holder(self) -> str:
-        """The call to the driver that has not come back, under which it must not be closed; empty where there is none."""
+        """The call to the driver that has not returned, so that the driver must not be closed; empty if all have."""
         if not self._calls.under_way:
             return ""
         about = f", about GPU {gpu.uuid}" if (gpu := self._hung) is not None else ""
-        return self._session.hanging or f"a call to it has not come back{about}"
+        return self._session.hanging or f"a call to it has not returned{about}"
 
     @property
     def _hung(self) -> Gpu | None:
-        """The first GPU with a call that has not come back."""
+        """The first GPU with a call that has not returned."""
         return next((each.gpu for each in self._roster.gpus if each.pending and not each.pending.done.done()), None)
 
     @property
     def restart_needed(self) -> str:
-        """The reason, for people, if the driver can be reopened for other GPUs only by a restart of the process; else empty."""
+        """Why only a restart of the process lets the driver be reopened, for people; empty if it can be reopened."""
         blocked = self._blocked
         if blocked is None or self._hung is None or anyio.current_time() - blocked.at < RESTART_AFTER:
             return ""
         return str(blocked)
 
     def answered(self, *, anyone: bool) -> None:
-        """A round is over, in which a GPU answered, or none of those that were asked."""
+        """Count a round in which at least one GPU answered, or no GPU did."""
         self._rounds_without_answer = 0 if anyone else self._rounds_without_answer + 1
 
     async def first(self, remembered: Sequence[Gpu], rounds: int, timeout: float) -> Opened | None:
-        """Opens the driver for the first time, and finds every GPU that may be touched beside those remembered.
+        """Open the driver for the first time, and find all GPUs except released GPUs. Return None if all are released.
 
-        None: all GPUs remembered are released, and the driver is left alone. Raises NvmlError where there is no driver, or it
-        does not work, and TimeoutError where it does not answer.
+        Raises NvmlError if there is no working driver, and TimeoutError if the driver does not answer.
         """
         roster, patience = self._roster, min(timeout, PROBE_PATIENCE)
-        # Of GPUs that nobody remembers it is not known where they are: they are found first, and released then.
+        # Without remembered GPUs, the places of released GPUs are unknown: find all GPUs first, and release some afterwards.
         untouched = roster.untouched = roster.wanted if remembered else Released()
-        self.rebooted = False  # whatever is found now is of this boot
+        self.rebooted = False  # the GPUs are read after the boot
         opened = await self._session.open(timeout) if untouched.leaves(remembered) else None
         if opened is None:
             roster.gpus = in_order(released_gpus(remembered, untouched))
@@ -143,23 +142,23 @@ class Reopening:
         return opened
 
     async def again(self, rounds: int, timeout: float) -> Opened | None:
-        """Closes the driver, or reopens it, where that is asked for or may help, unless a call to it is under way.
+        """Close the driver, or reopen it, if that is requested or may help and no call to it is under way.
 
-        Returns what the driver says of itself, or AS_BEFORE where it was only closed; None where nothing came of it.
+        Return the driver's version and its number of GPUs; AS_BEFORE if it was only closed; None if nothing was done.
         """
         roster, session = self._roster, self._session
-        why = self._reason(roster.bus.news(roster.gpus, rounds))
+        why = self._reason(roster.bus.due_bus_ids(roster.gpus, rounds))
         if why is None:
             self._blocked = self._blocked if self._hung is not None else None
             return None
         in_use, was_open = roster.in_use, session.holds
         blocked_by = self.holder
-        # One that answers at last is taken as it is, unless it was opened for others than are to be touched now.
+        # A late attempt that succeeded is used, unless the driver was opened for GPUs that must not be used now.
         if not blocked_by and not why.late:
             blocked_by = await self.shut(min(timeout, PROBE_PATIENCE))
         if blocked_by and blocked_by != self.blocked_by:
             able = "reopened" if in_use else "closed"
-            wanted = f"will be tried again; wanted because {why.words}"
+            wanted = f"will be tried again; needed because {why.words}"
             log.warning("the driver cannot be %s now: %s; %s", able, blocked_by, wanted)
         self.blocked_by = blocked_by
         self._note_blocked(why)
@@ -169,9 +168,9 @@ class Reopening:
             doing = "reopening the driver" if in_use else "closing the driver"
             log.log(logging.WARNING if why.alarming else logging.INFO, "%s: %s", doing, why.words)
         self.rebooted = False
-        roster.forget()
-        self._reports.forget()
-        self._finder.forget()
+        roster.reset()
+        self._reports.reset()
+        self._finder.reset()
         if not roster.untouched.leaves(watched.gpu for watched in roster.gpus):
             return AS_BEFORE
         try:
@@ -183,7 +182,7 @@ class Reopening:
         return opened
 
     def _note_blocked(self, why: Reason) -> None:
-        """Record since when the driver cannot be reopened because of a call about a GPU, and log once that it takes a restart."""
+        """Record since when a call about a GPU prevents reopening, and log once that this needs a restart."""
         gpu = self._hung if self.blocked_by and not self._session.hanging else None
         if gpu is None:
             self._blocked = None
@@ -194,13 +193,13 @@ class Reopening:
             self._blocked = msgspec.structs.replace(self._blocked, logged=True)
 
     async def shut(self, patience: float) -> str:
-        """Leaves the events and closes the driver. Returns what holds it; empty once it is closed."""
+        """Free the event set and close the driver. Return the reason if that failed; empty if it is closed."""
         if not await self._events.leave(patience):
-            return "it holds the wait for its events"
+            return "the wait for its events has not returned"
         return "" if await self._session.close_at_last(patience) else NOT_CLOSING
 
     async def _find_again(self, opened: Opened, rounds: int, timeout: float) -> None:
-        """Finds the GPUs: the driver counts them when it is opened, and a reloaded one knows no handle of before."""
+        """Find the GPUs again after opening the driver; the former handles are invalid."""
         roster, patience = self._roster, min(timeout, PROBE_PATIENCE)
         if roster.untouched:
             gpus = [watched.gpu for watched in roster.gpus]
@@ -212,10 +211,10 @@ class Reopening:
         roster.gpus = merged(roster.gpus, probed, every=not roster.untouched)
         roster.bus.opened(roster.gpus, rounds)
         roster.note_handles()
-        await self._events.tend(roster.watched(), timeout)
+        await self._events.update(roster.watched(), timeout)
 
-    def _reason(self, news: Sequence[str]) -> Reason | None:
-        """Why it is to be done now; None: it is not. `news` are PCI bus ids that the driver was bound to."""
+    def _reason(self, bound: Sequence[str]) -> Reason | None:
+        """Return the reason to close or reopen the driver now, or None. `bound` are PCI bus ids newly bound to the driver."""
         roster, session = self._roster, self._session
         changed = roster.untouched != roster.wanted
         if self.rebooted:
@@ -227,8 +226,8 @@ class Reopening:
             return Reason("GPUs were released or resumed")
         if session.answered_late:
             return Reason("it answers now", late=roster.in_use)
-        if news and session.is_open:
-            return Reason(f"it was bound to {', '.join(news)}")
+        if bound and session.is_open:
+            return Reason(f"it was bound to {', '.join(bound)}")
         if self._unanswering:
             return Reason(f"no GPU has answered for {self._rounds_without_answer} rounds", alarming=True)
         return None

@@ -1,4 +1,4 @@
-"""Passes on what is seen and heard of GPUs, each under its uuid. An event reaches its own GPU, or none."""
+"""Passes on observations and events of GPUs, each with the GPU's uuid. An event counts only for the GPU it names."""
 
 import collections
 import logging
@@ -15,14 +15,14 @@ from gpu_plugin.runtime.threads import Job, settled
 
 log = logging.getLogger(__name__)
 
-# Events of unknown handles that are kept until the driver has said whose they are; the oldest go first.
+# Largest number of events of unknown handles that are kept until the driver reports the GPU; the oldest are dropped first.
 MAX_UNKNOWN_EVENTS = 256
-# Unknown handles that the driver is asked about at once at most: a question that hangs holds a thread.
+# Largest number of unknown handles to query at once: a query that hangs blocks a thread.
 MAX_HANDLE_LOOKUPS = 4
 
 
 class Reports:
-    """Everything here runs on the event loop. Of GPUs that are released nothing is told."""
+    """Passes on observations, except of released GPUs. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class Reports:
         observe: Callable[[str, Observation], bool],
         look: Callable[[str], None],
     ) -> None:
-        """Takes the driver, which says whose events of unknown handles are, the GPUs, and who wants to know.
+        """Store the driver, which resolves unknown handles, the GPUs, and the callbacks.
 
-        `observe` takes in an observation of a GPU and returns whether another soon would settle something. `look` gets the uuid
-        of a GPU of which an event was heard; empty where it is not known whose it is.
+        `observe` processes an observation of a GPU and returns whether another look soon would settle a question. `look` gets
+        the uuid of a GPU of which an event arrived; empty if the GPU is not known.
         """
         self._driver = driver
         self._calls = calls
@@ -43,14 +43,14 @@ class Reports:
         self._observe = observe
         self._look = look
         self._unknown_events: collections.deque[Event] = collections.deque(maxlen=MAX_UNKNOWN_EVENTS)
-        self._asked: dict[Handle, Job[str]] = {}
+        self._queries: dict[Handle, Job[str]] = {}
         self._foreign_handles: set[Handle] = set()
         self._failed: set[str] = set()
 
-    def saw(self, uuid: str, seen: Observation) -> bool:
-        """Passes an observation on. Returns whether another soon would settle something.
+    def observe(self, uuid: str, seen: Observation) -> bool:
+        """Pass on an observation. Return whether another look soon would settle a question.
 
-        Whoever takes it in may fail over one GPU: that is said once, and costs no other GPU anything.
+        An error in processing is logged once for each GPU and does not affect other GPUs.
         """
         if self._roster.is_released(uuid):
             return False
@@ -59,11 +59,11 @@ class Reports:
         except Exception:
             if uuid not in self._failed:
                 self._failed.add(uuid)
-                log.exception("GPU %s: what was seen of it could not be processed; logged once", uuid)
+                log.exception("GPU %s: an observation of it could not be processed; logged once", uuid)
             return False
 
-    def heard(self, event: Event) -> None:
-        """Passes an event on by the handle it names; one of an unknown handle waits for `resolve_unknown_events`."""
+    def receive(self, event: Event) -> None:
+        """Pass on an event to the GPU of its handle. If the handle is unknown, keep it for `resolve_unknown_events`."""
         uuid = self._roster.by_handle.get(event.handle, "")
         if uuid:
             self._pass_on(uuid, event)
@@ -71,24 +71,25 @@ class Reports:
             self._unknown_events.append(event)
         self._look(uuid)
 
-    def forget(self) -> None:
-        """The driver was closed: a handle from before may come to mean another GPU, so nothing is asked about it any more."""
+    def reset(self) -> None:
+        """Drop the unknown handles after the driver was closed: a handle may refer to another GPU in the next opening."""
         if self._unknown_events:
             log.info(
-                "the driver was closed before it said whose these events were, dropped: %d", len(self._unknown_events)
+                "the driver was closed before it reported the GPUs of some events, dropped: %d",
+                len(self._unknown_events),
             )
         self._unknown_events.clear()
-        self._asked.clear()
+        self._queries.clear()
         self._foreign_handles.clear()
 
     async def resolve_unknown_events(self, patience: float) -> None:
-        """Asks the driver whose the events of unknown handles are, for `patience` seconds; else they are nobody's.
+        """Query the driver for the GPUs of unknown handles, for up to `patience` seconds. Drop events of unknown GPUs.
 
-        Where it takes longer, they are kept until it answers, and it is not asked about that handle again meanwhile.
+        If a query takes longer, its events are kept until the driver answers, and that handle is not queried again.
         """
         events, until = list(self._unknown_events), anyio.current_time() + patience
         self._unknown_events.clear()
-        for handle in dict.fromkeys([*self._asked, *(event.handle for event in events)]):
+        for handle in dict.fromkeys([*self._queries, *(event.handle for event in events)]):
             mine = [event for event in events if event.handle == handle]
             uuid = self._roster.by_handle.get(handle) or await self._name(handle, until - anyio.current_time())
             if uuid is None:
@@ -98,34 +99,34 @@ class Reports:
                 self._pass_on(uuid, event)
                 self._look(uuid)
             if mine and not uuid and handle not in self._foreign_handles:
-                self._foreign_handles.add(handle)  # said once
+                self._foreign_handles.add(handle)  # logged once
                 kind, data = mine[0].kind, mine[0].data
                 log.warning(
-                    "an event (type %#x, data %d) came from no GPU known here, and counts against no GPU", kind, data
+                    "an event (type %#x, data %d) came from an unknown GPU, and counts against no GPU", kind, data
                 )
 
     async def _name(self, handle: Handle, patience: float) -> str | None:
-        """The uuid of the GPU that a handle is of, or is of a MIG device of; empty where the driver does not tell.
+        """Return the uuid of the GPU with this handle, or with a MIG device of this handle; empty if it is unknown.
 
-        None: it has not answered yet, or is to be asked when it has answered others.
+        None: the driver has not answered yet, or too many queries are under way.
         """
-        job = self._asked.get(handle)
+        job = self._queries.get(handle)
         if job is None:
-            if len(self._asked) >= MAX_HANDLE_LOOKUPS or patience <= 0:
+            if len(self._queries) >= MAX_HANDLE_LOOKUPS or patience <= 0:
                 return None
-            job = self._asked[handle] = self._calls.begin(lambda: self._driver.uuid(handle))
+            job = self._queries[handle] = self._calls.begin(lambda: self._driver.uuid(handle))
             if not await settled(job, patience):
-                log.warning("an event came from no GPU known here, and is kept until the driver says whose it is")
+                log.warning("an event came from an unknown GPU, and is kept until the driver reports which GPU it is")
         if not job.done.done():
             return None
-        self._asked.pop(handle, None)
+        self._queries.pop(handle, None)
         error = job.done.exception()
         if error is not None:
             if not isinstance(error, NvmlError):
-                log.error("asking whose event it is failed: %r", error)
+                log.error("querying the GPU of an event failed: %r", error)
             return ""
         uuid = self._roster.owner(job.done.result())
-        if uuid and uuid == job.done.result():  # the handle of a MIG device may come to mean another one
+        if uuid and uuid == job.done.result():  # not for a MIG device: its handle may refer to another device later
             self._roster.by_handle[handle] = uuid
         return uuid
 
@@ -133,10 +134,10 @@ class Reports:
         for kind in _bits(event.kind):
             if kind == EventType.XID_CRITICAL:
                 instances = _instance(event.gpu_instance), _instance(event.compute_instance)
-                self.saw(uuid, XidEvent(event.data, *instances))
+                self.observe(uuid, XidEvent(event.data, *instances))
             else:
                 log.debug("GPU %s: driver event of type %#x, data %d", uuid, kind, event.data)
-                self.saw(uuid, DriverEvent(kind))
+                self.observe(uuid, DriverEvent(kind))
 
 
 def _bits(kind: int) -> Iterator[int]:

@@ -1,7 +1,7 @@
-"""The GPUs that are watched: what is kept of each, their handles, which are released, and what the driver is bound to.
+"""The monitored GPUs: the state and handle of each, which are released, and which PCI devices the driver is bound to.
 
-NVML finds GPUs when it is opened and never again: one that the driver was bound to since, or bound to again, is found by
-opening it once more. A GPU that the driver is not bound to is not there for anyone. Does no I/O; time is counted in rounds.
+NVML finds GPUs only when it is opened, so a GPU that was bound to the driver since then is found by opening it again. A GPU
+that the driver is not bound to counts as absent. Does no I/O; time is counted in rounds.
 """
 
 import logging
@@ -23,21 +23,21 @@ from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
-Probed = tuple[Handle, Gpu]  # what a probe brought: the handle that was got again, and the GPU as it describes itself
+Probed = tuple[Handle, Gpu]  # the result of a probe: the GPU's new handle and its description
 
 
 class LookResult(msgspec.Struct, frozen=True):
-    """What a GPU's turn found.
+    """The result of a GPU's turn.
 
-    `sample` is None while a call is under way that has not been out for too long, and where the GPU was described instead.
+    `sample` is None while a call is under way and has not timed out, and if the turn was a probe instead of a look.
     """
 
     sample: Sample | None = None
-    repartitioned: bool = False  # it is repartitioned: there may be other device nodes
-    links_changed: bool = False  # the links between GPUs are to be read again
+    repartitioned: bool = False  # its MIG devices changed, so there may be other device nodes
+    links_changed: bool = False  # the links between GPUs must be read again
     register_events: bool = False
-    """It is reached through a new handle, or was reset: what it was asked to report is asked for again."""
-    look_soon: bool = False  # another look within a second would settle something
+    """The GPU has a new handle, or was reset, so it must be registered for events again."""
+    look_soon: bool = False  # another look within a second would settle a question
 
 
 class Watched(msgspec.Struct):
@@ -47,74 +47,74 @@ class Watched(msgspec.Struct):
     handle: Handle | None
     looking: "Job[Look] | Job[Probed] | None" = None
     registering: "Job[Registered] | None" = None
-    turn: int = 0  # looks that were begun, by which it is told which of them are full
-    counting: int | None = None  # the last word on which counters can be compared (`Sample.counting`)
+    turn: int = 0  # number of looks that were begun; it determines which slow values a look reads
+    counting: int | None = None  # the last value of `Sample.counting`: which counters can be compared
     partitionable: bool = True
-    """Whether it can be partitioned into MIG devices, as far as is known: a part that never can is not asked again."""
-    unreadable_looks: int = 0  # looks in a row in which a MIG device of it was unreadable
-    partition_trouble: str = ""  # why the last look did not tell how it is partitioned, said once
+    """Whether it can be partitioned into MIG devices, as far as known. If False, the partition is not read again."""
+    unreadable_looks: int = 0  # number of looks in a row with an unreadable MIG device
+    partition_trouble: str = ""  # why the last look could not read the partition, logged once
     unsupported: frozenset[str] = frozenset()
-    """Fields of a Sample that it never answers, learnt since it was described: not asked for again."""
+    """Fields of a Sample that it does not support, found since it was described. Looks skip them."""
     unanswered: frozenset[str] | None = None
-    """The same for whoever asks what it tells: kept while it cannot be looked at; None before the first look at it."""
-    binding: int | None = None  # the last binding that the host told of it
-    asked_under: int | None = None  # the binding as of when the driver was asked about it last
-    # Which of its NVLinks were active when it last said so, since it was described.
+    """`unsupported` for reports to people: kept while the GPU is out of reach; None before the first look."""
+    binding: int | None = None  # the last binding that the host reported
+    asked_under: int | None = None  # the binding when the driver was last asked about this GPU
+    # Which of its NVLinks were active according to the last answer since it was described.
     nvlinks: tuple[bool, ...] | None = None
-    # Likewise how far it had come in joining its fabric, without regard to how sound that is.
+    # Its last state of joining the fabric since it was described, without the fabric's health.
     fabric: Fabric | None = None
     counters: CounterHistory = msgspec.field(default_factory=CounterHistory)
     vanished_since: float | None = None
-    """Since when it is not there any more, in seconds of the event loop's clock; None while it is."""
+    """Event loop time in seconds since which it is absent; None while it is present."""
 
     @property
     def named(self) -> bool:
-        """Whether it goes by a uuid of its own."""
+        """Whether it has a uuid of its own rather than a made-up name."""
         return not is_placeholder(self.gpu.uuid)
 
     @property
     def pending(self) -> "Job[Any] | None":
-        """The call about it that was begun and whose outcome has not been taken in."""
+        """The call about it whose result has not been processed yet."""
         return self.looking or self.registering
 
     def reached(self, now: float, timeout: float) -> bool:
-        """Whether it answered the last time, and has not let a call wait for `timeout` seconds since."""
+        """Return whether its last call succeeded and no call has lasted `timeout` seconds since."""
         return self.handle is not None and (self.pending is None or now - self.pending.started < timeout)
 
-    def forget(self) -> None:
-        """Gives up what does not outlive a driver that is closed."""
+    def reset(self) -> None:
+        """Reset the state that depends on the opening of the driver."""
         self.handle, self.looking, self.registering, self.unsupported = None, None, None, frozenset()
         self.counting = None
 
-    def described(self, handle: Handle, gpu: Gpu) -> None:
-        """Takes in how the driver describes it now, and through which handle it is reached."""
+    def update_description(self, handle: Handle, gpu: Gpu) -> None:
+        """Store the driver's present description of the GPU, and its handle."""
         self.handle, self.gpu = handle, gpu
-        self.nvlinks = self.fabric = None  # whatever it says next, the links may have been read before that was so
+        self.nvlinks = self.fabric = None  # so that the next answer counts as a change: links may have been read before
 
-    def saw(self, sample: Sample, now: float) -> LookResult:
-        """Takes in that there is nothing to be had of it but this sample, by which it is out of reach."""
+    def set_out_of_reach(self, sample: Sample, now: float) -> LookResult:
+        """Record that the GPU is out of reach according to this sample."""
         self.handle = None
-        self.dated(sample, now)
+        self.update_absence(sample, now)
         return LookResult(sample)
 
-    def dated(self, sample: Sample, now: float) -> None:
-        """Takes in what a sample says of whether it is there, at time `now` of the event loop."""
+    def update_absence(self, sample: Sample, now: float) -> None:
+        """Update since when the GPU is absent, from a sample at time `now` of the event loop."""
         if sample.fault is Fault.VANISHED:
             self.vanished_since = now if self.vanished_since is None else self.vanished_since
-        elif sample.fault not in (Fault.DRIVER, Fault.HUNG):  # which say nothing of whether it is there
+        elif sample.fault not in (Fault.DRIVER, Fault.HUNG):  # these do not show whether it is present
             self.vanished_since = None
 
-    def looked(self, found: Look, now: float) -> LookResult:
-        """Takes in what a look brought at time `now` of the event loop."""
-        if found.sample.fault:  # handles from before a reset are worth nothing: the next look asks for a new one
-            return self.saw(found.sample, now)
+    def store_look(self, found: Look, now: float) -> LookResult:
+        """Store the result of a look at time `now` of the event loop."""
+        if found.sample.fault:  # handles become invalid in a reset: the next look gets a new handle
+            return self.set_out_of_reach(found.sample, now)
         new_handle = self.handle is None
         self.handle = found.handle
         self.unsupported |= found.unsupported
         self.counting = found.sample.counting
-        self.dated(found.sample, now)
+        self.update_absence(found.sample, now)
         before, was_enabled = self.gpu, self.gpu.mig_enabled
-        if found.gpu is not before:  # its partition or its index may have come from elsewhere meanwhile
+        if found.gpu is not before:  # the partition and the index may have changed during the look: keep them
             self.gpu = replace(
                 found.gpu,
                 index=before.index,
@@ -129,13 +129,13 @@ class Watched(msgspec.Struct):
             sample,
             repartitioned=self.gpu is not before,
             links_changed=self.links_changed(found.sample),
-            # A registration does not survive the reset that a new handle may come from, or that the MIG mode is switched by.
+            # A reset drops the registration. A reset also precedes a new handle, and switches the MIG mode.
             register_events=new_handle or self.gpu.mig_enabled != was_enabled,
             look_soon=soon or self.counters.doubtful,
         )
 
     def links_changed(self, seen: Sample) -> bool:
-        """Takes in which NVLinks are active, and how far it has joined its fabric. Returns whether that is news."""
+        """Store which NVLinks are active, and the state of joining the fabric. Return whether either changed."""
         before = self.nvlinks, self.fabric
         if seen.nvlinks is not None:
             self.nvlinks = seen.nvlinks
@@ -144,7 +144,7 @@ class Watched(msgspec.Struct):
         return (self.nvlinks, self.fabric) != before
 
     def _take_partition(self, found: Look) -> bool:
-        """Takes in how a look found the GPU to be partitioned. Returns whether another look soon would settle something."""
+        """Store the partition that a look found. Return whether another look soon would settle a question."""
         self.partitionable = found.partitionable
         if found.partition_trouble and found.partition_trouble != self.partition_trouble:
             log.warning("GPU %s: its MIG devices cannot be read now: %s", self.gpu.uuid, found.partition_trouble)
@@ -159,7 +159,7 @@ class Watched(msgspec.Struct):
         gpu = with_partition(self.gpu, partition, hold=self.unreadable_looks < UNREADABLE_LOOKS)
         if gpu is self.gpu:
             return 0 < self.unreadable_looks < UNREADABLE_LOOKS
-        self.unsupported = frozenset()  # some questions go unanswered while a GPU is partitioned, and only then
+        self.unsupported = frozenset()  # a GPU refuses some values only while it is partitioned
         into = ", ".join(device.profile for device in gpu.mig_devices) or "no MIG devices"
         mode = f"MIG mode, partitioned into {into}" if gpu.mig_enabled else "MIG mode is off"
         if gpu.mig_pending is not None:
@@ -169,25 +169,25 @@ class Watched(msgspec.Struct):
         return True
 
 
-# Seconds that whoever releases or resumes GPUs is kept waiting: less than a command waits for its answer.
+# Seconds that a request to release or resume GPUs waits: less than a command waits for the answer.
 PATIENCE = 8.0
 
-MAINTENANCE = "maintenance"  # why a GPU that is released when we start cannot be read
+MAINTENANCE = "maintenance"  # the reason why a GPU that is released at the start cannot be read
 
 
 class ReleaseError(Exception):
-    """The driver's handles could not be dropped yet; the text says what holds them. They are dropped once that is over."""
+    """The driver's handles could not be closed yet; the text says why. They are closed as soon as the reason is gone."""
 
 
 class Released(msgspec.Struct, frozen=True):
-    """Which GPUs nobody here may touch: `every` one, or those of these uuids."""
+    """The GPUs that this process must not use: `every` GPU, or the GPUs with these uuids."""
 
     every: bool = False
     uuids: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, uuids: frozenset[str] | None) -> "Released":
-        """The release of the GPUs with these uuids; None: of every GPU."""
+        """Return a release of the GPUs with these uuids; None: of every GPU."""
         return cls(every=True) if uuids is None else cls(uuids=uuids)
 
     def __contains__(self, uuid: str) -> bool:
@@ -197,58 +197,59 @@ class Released(msgspec.Struct, frozen=True):
         return self.every or bool(self.uuids)
 
     def covers(self, other: "Released") -> bool:
-        """Whether whatever is released by `other` is released here."""
+        """Return whether all GPUs released by `other` are released by this too."""
         return self.every or (not other.every and other.uuids <= self.uuids)
 
     def plus(self, uuids: frozenset[str] | None) -> "Released":
-        """With those as well; None: with all."""
+        """Return a release with these GPUs added; None: of every GPU."""
         return self if self.every else Released.of(None if uuids is None else self.uuids | uuids)
 
     def minus(self, uuids: frozenset[str] | None, known: Iterable[str]) -> "Released":
-        """Without those; None: without any. Where every GPU was released, those `known` are what remains."""
+        """Return a release without these GPUs; None: of no GPU. `known` replaces `every` by the GPUs with these uuids."""
         if uuids is None:
             return Released()
         return Released(uuids=frozenset(known if self.every else self.uuids) - uuids)
 
     def leaves(self, gpus: Iterable[Gpu]) -> bool:
-        """Whether there is a GPU that may be touched, and that can be reached without touching another."""
+        """Return whether a GPU may be used and can be reached without affecting a released GPU."""
         return not self or (not self.every and any(gpu.pci_bus_id and gpu.uuid not in self.uuids for gpu in gpus))
 
 
 MAX_TRIES = 3
-"""Openings that a binding is worth: NVML hides some GPUs for good, such as those excluded by a parameter of the driver."""
+"""Openings of the driver for one binding: NVML always hides some GPUs, such as those excluded by a driver parameter."""
 
 FIRST_WAIT = 6
 WAIT_FACTOR = 4
-"""Rounds from an opening that did not help to the next, and how many times longer each wait is than the one before. No `Backoff`:
-it counts rounds rather than seconds, and ends after `MAX_TRIES`."""
+"""Rounds from an opening that did not help to the next, and the factor by which each further wait is longer. Not a `Backoff`:
+this counts rounds rather than seconds, and ends after `MAX_TRIES`."""
 
 _Binding = tuple[str, int]
 
 
 class Bindings(msgspec.Struct):
-    """The bindings as the host told them last, by PCI bus id; none where it does not tell any."""
+    """The driver's bindings that the host reported last, by PCI bus id; empty if it does not report them."""
 
     bindings: Mapping[str, int] = msgspec.field(default_factory=dict)
-    _found: Mapping[str, int] = msgspec.field(default_factory=dict)  # those of when the driver was opened last
+    _found: Mapping[str, int] = msgspec.field(default_factory=dict)  # the bindings when the driver was opened last
     _tried: dict[_Binding, tuple[int, int]] = msgspec.field(default_factory=dict)
-    """Openings in vain for each, and the round as of which the next one makes sense."""
+    """For each binding the number of openings that did not help, and the first round for another opening."""
 
     def binding(self, gpu: Gpu) -> int | None:
-        """What tells this binding of the driver to the GPU from any other; None where there is none, or none is told."""
+        """Return the id of the driver's present binding to the GPU; None if it is not bound, or not reported."""
         return self.bindings.get(gpu.pci_bus_id.upper())
 
     def vanished(self, watched: Watched) -> bool:
-        """Whether the driver is not bound to the GPU any more.
+        """Return whether the driver is no longer bound to the GPU.
 
-        A host that never told of this GPU is believed only about one that is out of reach, and if it tells of others.
+        If the host never reported a binding of this GPU, it counts as unbound only if it is out of reach and the host reports
+        bindings of other GPUs.
         """
         if not watched.gpu.pci_bus_id or self.binding(watched.gpu) is not None:
             return False
         return watched.binding is not None or (bool(self.bindings) and watched.handle is None)
 
-    def news(self, gpus: Sequence[Watched], now: int) -> tuple[str, ...]:
-        """Bus ids for whose sake the driver should be opened again in round `now`."""
+    def due_bus_ids(self, gpus: Sequence[Watched], now: int) -> tuple[str, ...]:
+        """Return the PCI bus ids that are reasons to open the driver again in round `now`."""
         due, tried = [], {}
         for bus_id, gpu in self._open_questions(gpus):
             key = (bus_id, self.bindings[bus_id])
@@ -258,26 +259,26 @@ class Bindings(msgspec.Struct):
             new = gpu is None or tries or self._found.get(bus_id) != self.bindings[bus_id]
             if new and tries < MAX_TRIES and now >= at:
                 due.append(bus_id)
-        self._tried = tried  # what answers by now is no open question any more
+        self._tried = tried  # drops bindings whose GPU answers now
         return tuple(due)
 
     def opened(self, gpus: Sequence[Watched], now: int) -> None:
-        """The driver was opened in round `now`, with the bindings as told last, and found these GPUs."""
+        """Record that the driver was opened in round `now` with the present bindings, and found these GPUs."""
         tried: dict[_Binding, tuple[int, int]] = {}
         for bus_id, gpu in self._open_questions(gpus):
             key = (bus_id, self.bindings[bus_id])
             tries, _ = self._tried.get(key, (0, 0))
-            # One that is lost is no reason to open the driver again, unless it was bound again since the last time.
+            # A lost GPU is a reason to open the driver again only if it was bound again since the last opening.
             if gpu is None or tries or (self._found and self._found.get(bus_id) != self.bindings[bus_id]):
                 tried[key] = (tries + 1, now + FIRST_WAIT * WAIT_FACTOR**tries)
         self._tried, self._found = tried, dict(self.bindings)
 
     def _open_questions(self, gpus: Sequence[Watched]) -> Iterable[tuple[str, Watched | None]]:
-        """Bus ids that the driver is bound to and that are of no GPU known (None), or of one out of reach even so."""
+        """Return bound PCI bus ids without a known GPU (None), or whose GPU is out of reach although it is bound."""
         by_bus = {watched.gpu.pci_bus_id.upper(): watched for watched in gpus if watched.gpu.pci_bus_id}
         strangers = [bus_id for bus_id in self.bindings if bus_id not in by_bus]
         nameless = sum(not watched.gpu.pci_bus_id for watched in gpus)
-        if len(strangers) > nameless:  # else they are of those that do not say theirs
+        if len(strangers) > nameless:  # else they may belong to the GPUs without a known bus id
             yield from ((bus_id, None) for bus_id in strangers)
         for bus_id, watched in by_bus.items():
             out = watched.handle is None and watched.pending is None
@@ -286,42 +287,42 @@ class Bindings(msgspec.Struct):
 
 
 class Roster(msgspec.Struct):
-    """What the parts of the monitor share. `wanted` is released, `untouched` what the open driver has no handle of."""
+    """State that the monitor's parts share. `wanted`: GPUs to release. `untouched`: GPUs without a handle in this opening."""
 
     wanted: Released
     untouched: Released = msgspec.field(default_factory=Released)
     gpus: list[Watched] = msgspec.field(default_factory=list)
     by_handle: dict[Handle, str] = msgspec.field(default_factory=dict)
-    """Uuids by every handle of this opening of the driver: an event may name one that is not the newest."""
+    """The uuid for each handle of this opening of the driver: an event may have a handle that is not the newest."""
     bus: Bindings = msgspec.field(default_factory=Bindings)
 
     def is_released(self, uuid: str) -> bool:
-        """Whether a GPU is released, or not resumed yet: neither is it asked anything, nor is anything told of it."""
+        """Return whether a GPU is released or not resumed yet: the driver is not asked about it, nothing is reported."""
         return uuid in self.wanted or uuid in self.untouched
 
     def watched(self) -> list[Watched]:
-        """The GPUs that are asked, and told of, now."""
+        """Return the GPUs that are not released."""
         return [watched for watched in self.gpus if not self.is_released(watched.gpu.uuid)]
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a GPU to be reached through the driver: else nobody is to have it open."""
+        """Whether a GPU should be reached through the driver; if not, the driver should be closed."""
         return self.wanted.leaves(watched.gpu for watched in self.gpus)
 
     def owner(self, uuid: str) -> str:
-        """The uuid of the GPU that goes by it, or that has a MIG device which does; empty if none."""
+        """Return the uuid of the GPU with this uuid, or with a MIG device of this uuid; empty if no GPU has it."""
         for watched in self.gpus:
             if watched.gpu.uuid == uuid or any(device.uuid == uuid for device in watched.gpu.mig_devices):
                 return watched.gpu.uuid
         return ""
 
     def note_handles(self) -> None:
-        """Takes note of the handles that GPUs have now."""
+        """Record the present handles of the GPUs."""
         self.by_handle |= {watched.handle: watched.gpu.uuid for watched in self.gpus if watched.handle is not None}
 
-    def forget(self) -> None:
-        """Gives up what does not outlive a driver that is closed: what comes next leaves alone what is released now."""
+    def reset(self) -> None:
+        """Reset the state that depends on the opening of the driver; the next opening leaves the released GPUs alone."""
         self.untouched = self.wanted
         self.by_handle.clear()
         for watched in self.gpus:
-            watched.forget()
+            watched.reset()

@@ -1,4 +1,4 @@
-"""One look at one GPU. Blocks: runs on a driver thread."""
+"""A look: reads the health values of one GPU. Blocks: run it on a driver thread."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -13,7 +13,7 @@ from gpu_plugin.health.observation import CORE, Fault, Sample
 from gpu_plugin.nvml import traits
 from gpu_plugin.nvml.mig import GPU_GONE_CODES, Partition, read_partition
 from gpu_plugin.nvml.plausible import flag, plausible
-from gpu_plugin.nvml.port import Driver, Handle, NvmlError, never
+from gpu_plugin.nvml.port import Driver, Handle, NvmlError, is_permanent
 from gpu_plugin.nvml.questions import (
     COUNTING_TURN,
     FUNCTIONS,
@@ -36,31 +36,31 @@ _FAULTS: dict[int, tuple[Fault, str]] = {
     Return.LIB_RM_VERSION_MISMATCH: (Fault.DRIVER, "the driver and its library are of different versions"),
 }
 
-# Codes with which the GPU or the driver is out of reach if a core reading is refused so.
+# Codes with which a refused core value shows that the GPU or the driver is out of reach.
 _OUT_OF_REACH = frozenset(_FAULTS)
 
 _VITAL = frozenset({"temperature", "energy"})
-"""Core readings that every GPU of use answers: UNKNOWN to one of them is the GPU's too, while a driver that never says anything
-else to one of the younger questions must not cost a fleet."""
+"""Core values that each working GPU reports. If such a value is refused as UNKNOWN, the GPU is at fault. For newer values this
+code does not count, since a driver might return it always."""
 
 _ACTION = frozenset({"recovery_action"})
 
 _NUMBERS: Mapping[str, frozenset[int]] = {reading.name: frozenset(reading.numbers) for reading in READINGS}
-"""By field of a Sample, NVML's fields of which it is made."""
+"""The NVML fields of each field of a Sample."""
 
 _NOT_CORE = frozenset(Sample.__struct_fields__) - CORE
 
 _OF_LINKS = frozenset(reading.name for reading in READINGS if reading.per_link and reading.name not in FUNCTIONS)
-"""Fields of a Sample that a part without NVLinks never answers."""
+"""Fields of a Sample that a GPU without NVLinks never has."""
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What a look brought: the sample, and through which handle.
+    """The result of a look: the sample, and the handle used.
 
-    `partition` is None where it was not asked for, or where `partition_trouble` says why the driver did not tell.
-    `partitionable` is False for a part that can never be partitioned into MIG devices. `unsupported` names the fields of a
-    Sample that were asked for and that this part never answers: whoever looks again skips them. `gpu` is the GPU as it is known
-    after the look, less how it is partitioned: the very same object where nothing of it is news.
+    `partition` is None if it was not read, or could not be read due to `partition_trouble`. `partitionable` is False if the
+    GPU can never be partitioned into MIG devices. `unsupported` names the fields of a Sample that were read and that the GPU
+    does not support, so that further looks skip them. `gpu` is the GPU after the look, without changes of its partition; the
+    same object if nothing changed.
     """
 
     handle: Handle
@@ -86,26 +86,26 @@ def look(
     binding: int | None = None,
     counting: int | None = None,
 ) -> Look:
-    """The sample of a GPU and, on a full look or by turns, how it is partitioned if it is `partitionable` at all.
+    """Read the sample of a GPU and, on a full look or by turns, its partition if it is `partitionable`.
 
-    A steady look asks what a fault shows in at once, and of the rest a part by `turn`; `Sample.asked` says what it asked.
-    One that gets no answer to anything asks the GPU who it is: whether it can be reached is always told.
-    Trouble with MIG devices is no fault of the GPU. Where health is not judged, only the core readings are asked for.
+    A steady look reads all values that show a fault at once, and a part of the others by `turn`; `Sample.asked` has their
+    names. If no value could be read, the uuid is read, so that each look shows whether the GPU can be reached. Trouble with
+    MIG devices is no fault of the GPU. If health is not judged, only the core values are read.
 
     Args:
         driver: an open driver.
-        handle: the GPU's.
-        gpu: what is known of it. A field that its probe found answered is supported, even if it is refused this once.
-        opening: this opening of the driver, a number above 0 that no other has in this boot.
-        full: whether everything is asked.
+        handle: the GPU's handle.
+        gpu: the known description. A field that the probe could read is supported, even if it is refused this time.
+        opening: the number of this opening of the driver: above 0 and unique in this boot.
+        full: whether to read everything.
         judging: whether health is judged.
-        turn: which steady look of this GPU it is, counted up by one.
-        partitionable: whether to ask how it is partitioned.
-        skip: fields of a Sample not to ask for.
-        binding: what the host says of its binding, passed on in the sample.
-        counting: that of the GPU's last full look (`Sample.counting`), passed on where it is not asked for.
+        turn: the number of this look at the GPU, counted up by one.
+        partitionable: whether to read its partition.
+        skip: fields of a Sample not to read.
+        binding: the driver's binding from the host, copied to the sample.
+        counting: `Sample.counting` of the GPU's last full look, copied if it is not read.
     """
-    # A partitioned GPU says nothing of its rows until it no longer is.
+    # A partitioned GPU does not report its remapped rows.
     skip = skip if judging else skip | _NOT_CORE
     unasked = skip.union(REMAP) if gpu.mig_devices else skip
     asking = plan(gpu.fields, gpu.nvlinks, unasked, None if full else turn % TURNS)
@@ -115,7 +115,7 @@ def look(
     if seen.fault:
         seen = replace(seen, counting=counting, opening=opening)
         return Look(handle, seen, gpu, partitionable=partitionable, unsupported=unsupported)
-    if answered:  # a part that answered the probe supports it
+    if answered:  # the GPU supports a field that the probe could read
         unknown = seen.unknown | answered.intersection(_ACTION)
         seen = replace(seen, refused=seen.refused | (answered & CORE), unknown=unknown)
     if full and not gpu.nvlinks and "nvlinks" not in gpu.unsettled:
@@ -123,7 +123,7 @@ def look(
     if not full or not judging:
         seen = replace(seen, asked=asking.asked)
     at = turn % TURNS
-    # Without an answer from this opening, the counters would compare with no earlier reading, and a reset would not show.
+    # Without a value for this opening, counters would not be compared with earlier values, and a reset would go unnoticed.
     if "counting" not in skip and (full or at == COUNTING_TURN or counting is None):
         try:
             persistent = driver.persistence_mode(handle)
@@ -132,7 +132,7 @@ def look(
             if error.unsupported:
                 unsupported |= {"counting"}
     if counting is None or "counting" in skip | unsupported:
-        counting = opening  # which keeps the GPU initialised: within one, counters can be compared whatever the mode is
+        counting = opening  # an open driver keeps the GPU initialised, so counters can be compared in any mode
     seen = replace(seen, counting=counting, opening=opening)
     known = traits.settled(driver, handle, gpu) if full or at == COUNTING_TURN else gpu
     if not partitionable or not (full or at == PARTITION_TURN):
@@ -147,14 +147,14 @@ def look(
 def sample(
     driver: Driver, handle: Handle, asking: Plan, *, binding: int | None = None
 ) -> tuple[Sample, frozenset[str]]:
-    """What the GPU answers to these questions, and the names of the fields of a Sample that were refused for lack of support.
+    """Read these values. Return the sample, and the names of the fields of a Sample that the GPU does not support.
 
-    Nothing is learnt of a GPU that is at fault.
+    A faulty GPU has no unsupported fields.
 
-    A field that the driver refuses for another reason is None this time, and no fault: one strange answer makes no GPU
-    unreadable. `Sample.refused` names the core readings among them. The look is a fault if the driver lost the GPU or wants it
-    reset, if a core reading is refused with a code that says that the GPU or the driver is out of reach, and if the driver
-    answered no question at all. A value that cannot be true is None (`plausible`).
+    If a field is refused for another reason, its value is None this time. This is no fault: one odd answer does not make the
+    GPU unreadable. `Sample.refused` names the core values among these fields. The sample is a fault if the driver lost the GPU or
+    requires its reset, if a core value is refused with a code that means that the GPU or the driver is out of reach, and if
+    all values are refused. Values that cannot be true become None (`plausible`).
     """
     values: dict[str, Any] = {}
     unsupported: list[str] = []
@@ -163,7 +163,7 @@ def sample(
     unknown: set[str] = set()
 
     def refused(error: NvmlError, names: Sequence[str], *, for_good: bool) -> None:
-        """Takes in that these fields of a Sample were refused. Raises the error again if the look is a fault by it."""
+        """Record that these fields of a Sample were refused. Raise the error again if it makes the sample a fault."""
         out_of_reach = GPU_GONE_CODES if CORE.isdisjoint(names) else _OUT_OF_REACH
         if error.code in out_of_reach or (error.code == Return.UNKNOWN and not _VITAL.isdisjoint(names)):
             raise error
@@ -182,20 +182,20 @@ def sample(
                 refused(error, question.names, for_good=error.unsupported)
         if asking.fields:
             try:
-                told = iter(driver.field_values(handle, asking.fields))
+                answers = iter(driver.field_values(handle, asking.fields))
             except NvmlError as error:
                 refused(error, [reading.name for reading, _ in asking.readings], for_good=error.unsupported)
             else:
                 for reading, fields in asking.readings:
-                    answer = _field_value(reading, [*islice(told, len(fields))], values.get("nvlinks"))
+                    answer = _field_value(reading, [*islice(answers, len(fields))], values.get("nvlinks"))
                     if isinstance(answer, NvmlError):
-                        refused(answer, (reading.name,), for_good=never(answer))
+                        refused(answer, (reading.name,), for_good=is_permanent(answer))
                     else:
                         values[reading.name] = answer
         if refusals and all(answer is None for answer in values.values()):
             raise refusals[-1]
         if not values:
-            driver.uuid(handle)  # as good a question as any
+            driver.uuid(handle)  # any call shows whether the GPU can be reached
     except NvmlError as error:
         return fault(error, binding), frozenset()
     known = plausible(values)
@@ -205,7 +205,7 @@ def sample(
 
 
 def fault(error: BaseException, binding: int | None = None) -> Sample:
-    """The sample that a failed call is, be it refused by the driver or not."""
+    """Return the sample for a failed call, whether the driver refused it or the call raised another error."""
     if not isinstance(error, NvmlError):
         return Sample(fault=Fault.ERROR, detail=repr(error), binding=binding)
     kind, words = _FAULTS.get(error.code, (Fault.ERROR, "the driver cannot read the GPU"))
@@ -213,10 +213,10 @@ def fault(error: BaseException, binding: int | None = None) -> Sample:
 
 
 def _field_value(reading: Reading, values: Sequence[int | NvmlError], links: tuple[bool, ...] | None) -> Any:
-    """What these values make of a field of a Sample: the answer; a refusal; None where that stays open this time.
+    """Compute the value of a field of a Sample: the value, an error, or None if it stays unknown this time.
 
-    Never a sum that lacks a part: a smaller number would pass for growth once it is whole again. A link that is not active
-    may have no counters: those of the others are the sum then.
+    Returns no partial sum, since the next full sum would look like growth. The sum of a link value may lack links that are
+    not active, which may have no counters.
     """
     gone = next((value for value in values if isinstance(value, NvmlError) and value.code in GPU_GONE_CODES), None)
     if gone is not None:
@@ -226,7 +226,7 @@ def _field_value(reading: Reading, values: Sequence[int | NvmlError], links: tup
     answered = [value for value in values if not isinstance(value, NvmlError)]
     if len(answered) < len(values):
         refused = [value for value in values if isinstance(value, NvmlError)]
-        return next((error for error in refused if not never(error)), refused[0])
+        return next((error for error in refused if not is_permanent(error)), refused[0])
     if reading.shape is Shape.LINKS:
         if any(flag(value) is None for value in answered):
             return None
@@ -237,20 +237,20 @@ def _field_value(reading: Reading, values: Sequence[int | NvmlError], links: tup
 def _over_links(
     values: Sequence[int | NvmlError], fields: int, links: tuple[bool, ...] | None
 ) -> int | NvmlError | None:
-    """The sum of the values, so many for each link, of which these are active."""
+    """Return the sum of the values, `fields` of them for each link. `links` has for each link whether it is active."""
     total: int | None = None
     for at, value in enumerate(values):
         if not isinstance(value, NvmlError):
             total = value + (total or 0)
         elif links is None:
             return None
-        elif not never(value) or links[at // fields]:
+        elif not is_permanent(value) or links[at // fields]:
             return value
     return total
 
 
 def _answered(gpu: Gpu, name: str) -> bool:
-    """Whether the GPU answered a question for that field of a Sample when it was probed, as far as that is known."""
+    """Return whether the GPU's probe could read this field of a Sample, as far as known."""
     if name in REMAP:
         return gpu.remaps_rows
     return name in _NUMBERS and gpu.fields.issuperset(_NUMBERS[name])

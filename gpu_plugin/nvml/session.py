@@ -1,4 +1,4 @@
-"""The driver as this process has it open: the way there and back, one attempt at a time, however long it hangs."""
+"""Opens and closes the driver for this process, with one attempt at a time even if an attempt hangs."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class DriverCalls:
-    """Makes calls at once where they take their time, and keeps count of those that have not come back."""
+    """Runs driver calls on threads, several at once, and records which calls have not returned."""
 
     def __init__(self) -> None:
         self._workers = Workers("nvml-calls")
@@ -25,43 +25,43 @@ class DriverCalls:
 
     @property
     def under_way(self) -> bool:
-        """Whether a call was handed over that has not come back, whoever still waits for it."""
+        """True if a call has not returned, even if no task waits for it any more."""
         return any(not job.done.done() for job in self._out)
 
     def begin(self, call: Callable[[], T]) -> Job[T]:
-        """Hands a call over."""
+        """Start a call on a thread."""
         job = self._workers.begin(call)
         self._out.add(job)
         job.done.add_done_callback(lambda _: self._out.discard(job))
         return job
 
     async def back(self, seconds: float) -> bool:
-        """Waits until every call has come back, at most so many seconds. Returns whether every call has."""
+        """Wait up to this many seconds until all calls have returned. Return whether they have."""
         until = anyio.current_time() + seconds
         for job in tuple(self._out):
             await settled(job, max(0.0, until - anyio.current_time()))
         return not self.under_way
 
     def begin_unrelated(self, call: Callable[[], T]) -> Job[T]:
-        """Begins a call as `begin` does, one that is none of the driver's: whether it comes back is nothing to NVML."""
+        """Start a call that does not use the driver. NVML may be closed even if this call has not returned."""
         return self._workers.begin(call)
 
     def close(self) -> None:
-        """Lets idle threads end; a hung one is a daemon and ends with the process."""
+        """End idle threads. A thread that hangs is a daemon thread and ends with the process."""
         self._workers.close()
 
 
 log = logging.getLogger(__name__)
 
 RETRY_PAUSES = (0.1, 0.2, 0.3, 0.4)
-"""Seconds before each further attempt at nvmlInit where one was refused, before any GPU is blamed for it: a second in all."""
+"""Seconds before each repetition of a refused nvmlInit, one second in all, before the failure counts against GPUs."""
 
 PATIENCE = 3.0
-"""How many times longer than it may take an attempt to open the driver is waited for before any GPU is blamed for it."""
+"""Wait this many times the timeout for an attempt to open the driver before the delay counts against GPUs."""
 
 
 class Opened(NamedTuple):
-    """What an open driver says of itself: its version, how many GPUs it counts, and which CUDA it is good for, if it tells."""
+    """The version of an open driver, the number of its GPUs, and the newest CUDA version it supports if it reports that."""
 
     version: str = ""
     gpus: int = 0
@@ -70,17 +70,16 @@ class Opened(NamedTuple):
 
 NOT_CLOSING = "it does not close"
 
-AS_BEFORE = Opened()  # the driver that was opened before still, or one that nobody has asked yet
+AS_BEFORE = Opened()  # no new values: the driver was not opened again, or has not been asked
 
 
 class DriverSession:
-    """Whether the driver is open, and under which number.
+    """Opens and closes the driver and numbers the openings.
 
     Attributes:
-        is_open: whether calls make sense: it was opened, and nobody has begun to close it.
-        opening: the number of this opening, or of the last one: no two of a boot are equal, of other processes included. 0
-            before the first.
-        trouble: why it could not be opened the last time; empty if it could.
+        is_open: whether the driver can be called: it was opened, and no close has begun.
+        opening: the number of this opening, or of the last. It is unique in a boot, also among processes. 0 before the first.
+        trouble: why the last attempt to open the driver failed; empty if it succeeded.
     """
 
     def __init__(self, driver: Driver, calls: DriverCalls) -> None:
@@ -95,31 +94,31 @@ class DriverSession:
 
     @property
     def holds(self) -> bool:
-        """Whether the driver may be holding on to GPUs on our behalf."""
+        """True if the driver may have GPUs open for this process."""
         return self.is_open or self._opening.begun or self._closing.begun
 
     @property
     def answered_late(self) -> bool:
-        """Whether a call that opens it came back after it was given up on: the next `open` has its outcome at once."""
+        """True if a call to open the driver returned after its timeout: the next `open` uses its result at once."""
         return self._opening.back
 
     @property
     def hanging(self) -> str:
-        """Which way it hangs, for people; empty where it does not."""
+        """A text for people that says whether opening or closing hangs; empty if neither does."""
         if self._closing.under_way:
             return NOT_CLOSING
         return "it does not open" if self._opening.under_way else ""
 
     async def open(self, timeout: float, pauses: tuple[float, ...] = ()) -> Opened:
-        """Opens the driver, unless it is open, and asks what it says of itself.
+        """Open the driver, unless it is open, and return its version and its number of GPUs.
 
         Args:
-            timeout: seconds to open it, all attempts together, and as many to ask it.
-            pauses: seconds before each further attempt, where it refuses to be opened.
+            timeout: seconds for all attempts to open it together, and the same again to query it.
+            pauses: seconds before each further attempt if the driver refuses to be opened.
 
         Raises:
-            NvmlError: it does not work; it is closed again then.
-            TimeoutError: it does not answer in time. The call goes on, and the next attempt waits for the same one.
+            NvmlError: the driver does not work. It is closed again.
+            TimeoutError: the driver does not answer in time. The call continues, and the next attempt waits for the same call.
         """
         try:
             if not self.is_open:
@@ -134,7 +133,7 @@ class DriverSession:
         return opened
 
     def opens(self, timeout: float) -> bool:
-        """Whether it is being opened, and may still come to that: nobody is to blame for anything meanwhile."""
+        """True while an attempt to open the driver may still succeed: until then no failure counts against GPUs."""
         began = self._opening.started
         return not self.is_open and began is not None and anyio.current_time() - began < PATIENCE * timeout
 
@@ -152,9 +151,9 @@ class DriverSession:
                 return
 
     async def _open(self, left: float, timeout: float) -> None:
-        """One attempt, for as long as is `left` of the `timeout`."""
+        """Make or continue one attempt to open the driver, with `left` seconds of `timeout` remaining."""
         if self._closing.begun and not await self.close(timeout):
-            raise TimeoutError("the call that closes it has not come back")
+            raise TimeoutError("the call that closes it has not returned")
         if not self._opening.begun:
             self.opening = max(self.opening + 1, time.time_ns())
             self._opening.begin(self._driver.open)
@@ -164,21 +163,21 @@ class DriverSession:
         self.is_open = True
 
     async def _describe(self, timeout: float) -> Opened:
-        """Asked once, until that is answered."""
+        """Query the driver, with at most one query under way."""
         self._describing.begin(lambda: _described(self._driver))
         if not await self._describing.wait(timeout):
             raise TimeoutError(f"no answer for {timeout:g} s")
         return _result(self._describing.take(), "nvmlDeviceGetCount_v2")
 
     async def close_at_last(self, timeout: float) -> bool:
-        """Closes the driver once no call to it is under way; each of the two may take `timeout`. Returns whether it is closed."""
+        """Close the driver after all calls have returned; each step may take `timeout` seconds. Return whether it is closed."""
         return await self._calls.back(timeout) and await self.close(timeout)
 
     async def close(self, timeout: float) -> bool:
-        """Closes the driver, unless a call to it is under way. Returns whether it is closed.
+        """Close the driver, unless a call to it is under way. Return whether it is closed.
 
-        One that takes longer goes on, and is asked about the next time. A later `open` then finds the GPUs that have come
-        since: NVML counts them when it is opened.
+        If closing takes longer than `timeout` seconds, it continues, and the next `close` or `open` waits for it. NVML counts
+        the GPUs when it is opened, so a later `open` finds GPUs that were added since.
         """
         if self._opening.begun:
             if not await self._opening.wait(timeout):
@@ -194,13 +193,14 @@ class DriverSession:
             if not await self._closing.wait(timeout):
                 return False
             error = self._closing.take().done.exception()
-            if error is not None and not isinstance(error, NvmlError):  # those: it was closed already, or is no more
-                log.warning("closing the driver failed, it is taken to be closed: %r", error)
+            # NvmlError means that the driver was closed before, or is unloaded.
+            if error is not None and not isinstance(error, NvmlError):
+                log.warning("closing the driver failed, it counts as closed: %r", error)
         return True
 
 
 def _described(driver: Driver) -> Opened:
-    """What the driver says of itself. Raises NvmlError where it does not tell its version or its GPUs."""
+    """Return the driver's version and its number of GPUs. Raises NvmlError if it reports either of them not."""
     version, gpus = driver.driver_version(), driver.device_count()
     try:
         cuda = driver.cuda_version()
@@ -211,7 +211,7 @@ def _described(driver: Driver) -> Opened:
 
 
 def _result(job: Job[T], call: str) -> T:
-    """What a call brought. Whatever it raised is a refusal of the driver: a library may be half there, or not ours."""
+    """Return a call's result. All exceptions become NvmlError: the library may be incomplete or not NVIDIA's."""
     try:
         return job.done.result()
     except NvmlError:

@@ -1,7 +1,7 @@
-"""Structures of nvml.h that are passed to the library directly, laid out as the header has them.
+"""Structures of nvml.h that are passed to the library directly, with the layout of the header.
 
-nvidia-ml-py knows most structures. Those here it lays out otherwise than the header, knows only in its later versions, or
-reads one member at a time where a look wants a hundred.
+nvidia-ml-py has most structures. Here are those that it lays out differently from the header, has only in newer versions, or
+reads one member at a time although a look needs a hundred.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _UUID = ctypes.c_ubyte * FABRIC_UUID_LENGTH
 
 _VERSION = ("version", ctypes.c_uint)
 _JOINED = (("clusterUuid", _UUID), ("status", ctypes.c_uint), ("cliqueId", ctypes.c_uint), ("state", ctypes.c_ubyte))
-"""What all of them begin with. The state is one byte: what lies behind it is padding."""
+"""The first members of all versions. The state is one byte, followed by padding."""
 _MASK = ("healthMask", ctypes.c_uint)
 
 
@@ -62,7 +62,7 @@ class FabricClique(ctypes.Structure):
 
 
 class FabricInfo4(ctypes.Structure):
-    """nvmlGpuFabricInfo_v4_t, which has no version: its function has."""
+    """nvmlGpuFabricInfo_v4_t. It has no version member; its function's name has the version."""
 
     _fields_ = (
         ("clusterUuid", _UUID),
@@ -76,7 +76,7 @@ class FabricInfo4(ctypes.Structure):
 
 
 class FieldValue(ctypes.Structure):
-    """nvmlFieldValue_t. `value` is the union nvmlValue_t, which `valueType` says how to read."""
+    """nvmlFieldValue_t. `value` is the union nvmlValue_t, whose type is `valueType`."""
 
     _fields_ = (
         ("fieldId", ctypes.c_uint),
@@ -90,17 +90,17 @@ class FieldValue(ctypes.Structure):
 
 
 VERSIONED: Mapping[type[ctypes.Structure], int] = {Temperature: 1, FabricInfo2: 2, FabricInfo3: 3}
-"""Structures with a member `version`, and the number of theirs."""
+"""The version numbers of structures with a member `version`."""
 
 
 def made(structure: type[ctypes.Structure]) -> Any:
-    """Such a structure, empty, with the version that NVML_STRUCT_VERSION makes of it: its number and its size."""
+    """Return an empty structure with its version member set as by NVML_STRUCT_VERSION: from its number and size."""
     number = VERSIONED.get(structure)
     return structure() if number is None else structure(number << 24 | ctypes.sizeof(structure))
 
 
 def fabric(info: Any) -> Fabric:
-    """What any FabricInfo tells. Of several cliques the first unicast one is what older structures tell (nvml.h)."""
+    """Convert any FabricInfo. Of several cliques use the first unicast clique, as older structures do (nvml.h)."""
     cluster = bytes(info.clusterUuid)
     if isinstance(info, FabricInfo4):
         there = info.cliques[: min(info.numCliques, FABRIC_CLIQUES)]
@@ -111,7 +111,7 @@ def fabric(info: Any) -> Fabric:
     return Fabric(info.state, info.status, mask, summary, cluster.hex() if any(cluster) else "", clique)
 
 
-_ROW = struct.Struct("@IIqqII8s")  # a FieldValue, read whole: member by member it takes a microsecond each
+_ROW = struct.Struct("@IIqqII8s")  # a whole FieldValue; reading it member by member takes a microsecond for each
 
 _READERS: Mapping[int, struct.Struct] = {
     ValueType.DOUBLE: struct.Struct("@d"),
@@ -124,18 +124,18 @@ _READERS: Mapping[int, struct.Struct] = {
 }
 
 
-@lru_cache(maxsize=64)  # every GPU of a model is asked for the same
+@lru_cache(maxsize=64)  # all GPUs of a model have the same fields
 def _rows(fields: tuple[Field, ...]) -> bytes:
     return bytes((FieldValue * len(fields))(*(FieldValue(field.number, field.scope) for field in fields)))
 
 
 def asking(fields: tuple[Field, ...]) -> Any:
-    """An array of FieldValue that asks for these fields."""
+    """Return an array of FieldValue that requests these fields."""
     return (FieldValue * len(fields)).from_buffer_copy(_rows(fields))
 
 
 def answers(values: Any, call: str) -> tuple[int | NvmlError, ...]:
-    """What an array of FieldValue was filled in with, one integer a field or the refusal of it. `call` is who filled it in."""
+    """Return the integers or errors in an array of FieldValue that the function `call` has filled in, one for each field."""
     rows = _ROW.iter_unpack(values)
     return tuple(_answer(call, number, scope, kind, code, value) for number, scope, _, _, kind, code, value in rows)
 
@@ -146,7 +146,7 @@ def _answer(call: str, number: int, scope: int, kind: int, code: int, value: byt
     reader = _READERS.get(kind)
     if reader is None:
         return NvmlError(Return.NOT_SUPPORTED, call, f"field {number} is of the unknown type {kind}")
-    (told,) = reader.unpack(value)
-    if not math.isfinite(told):
-        return NvmlError(Return.UNKNOWN, call, f"field {number} is {told}, which is not a number")
-    return int(told)
+    (number_read,) = reader.unpack(value)
+    if not math.isfinite(number_read):
+        return NvmlError(Return.UNKNOWN, call, f"field {number} is {number_read}, which is not a number")
+    return int(number_read)

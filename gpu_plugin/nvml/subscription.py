@@ -1,8 +1,8 @@
-"""The life of the event set: which GPUs' events are asked for, whether they are heard, and when the set is made again.
+"""Manages the NVML event set: registers GPUs, reports whether their events arrive, and replaces an unusable event set.
 
-No set is freed while a call is in it, and none is entered once its end was handed over. One that cannot be freed in time is
-left behind, and another one takes its place: it costs less than GPUs of which nothing is heard. Where one GPU undid the set, or
-is lost to the wait for it, the next one is made without that GPU, which is asked again later.
+A set is not freed while a call uses it, and not used once freeing has begun. If a set cannot be freed in time, it is
+abandoned and a new set is made: an unused set costs less than missing the events of GPUs. If one GPU made a set unusable, or
+is lost so that waits fail, the next set is made without that GPU, which is registered again later.
 """
 
 import logging
@@ -39,17 +39,17 @@ from gpu_plugin.runtime.threads import Job, settled
 log = logging.getLogger(__name__)
 
 PATIENCE = 1.0
-"""Seconds that GPUs may take, all at once, to answer the request for their events; one that takes longer is asked no more
-meanwhile, and its answer is taken when it comes."""
+"""Seconds that all GPUs together may take to answer the registration for events. The answer of a slower GPU is used when it
+arrives; until then the GPU gets no other call."""
 
 MAX_ABANDONED_SETS = 3
-"""Event sets at most that are still to be freed: with so many, no other is made. Each may hold threads that hang."""
+"""Largest number of event sets that are not freed yet. With that many, no set is made, since each may keep threads blocked."""
 
-_UNANSWERED = "the driver has not answered the request for them"
+_UNANSWERED = "the driver has not answered the registration for them"
 
 
 class _PendingRequest(msgspec.Struct):
-    """The request for a GPU's events that is under way, the set that it is for, and whether it has taken too long."""
+    """A registration under way: the GPU, the event set, the call, and whether it has taken longer than its patience."""
 
     watched: Watched
     into: LiveSet
@@ -58,26 +58,26 @@ class _PendingRequest(msgspec.Struct):
 
 
 class EventSubscription:
-    """One event set for all GPUs, and the thread that waits for it. Everything here runs on the event loop."""
+    """One event set for all GPUs, and the thread that waits for events. All methods run on the event loop."""
 
     def __init__(
         self,
         driver: Driver,
         calls: DriverCalls,
         deliver: Callable[[Event], None],
-        upset: Callable[[], None],
+        on_failure: Callable[[], None],
         report: Callable[[str, EventDelivery], object],
     ) -> None:
-        """Takes the callbacks for an event, for a wait that failed, and for whether events of the GPU of that uuid are heard."""
+        """Store the callbacks: for an event, for a failed wait, and for the event delivery of the GPU with that uuid."""
         self._driver = driver
         self._calls = calls
         self._deliver = deliver
-        self._upset = upset
+        self._on_failure = on_failure
         self._report = report
         self._set: LiveSet | None = None
-        self._left_behind: list[LiveSet] = []
+        self._abandoned: list[LiveSet] = []
         self._making: SlowCall[EventSet] = SlowCall(calls.begin)
-        self._asked: list[_PendingRequest] = []
+        self._pending: list[_PendingRequest] = []
         self._listening = False
         self._wait_failures = WaitFailures()
         self._rebuilds = Backoff(FIRST_REBUILD_PAUSE, LONGEST_REBUILD_PAUSE, free=FREE_REBUILDS, stable=STABLE_AFTER)
@@ -89,7 +89,7 @@ class EventSubscription:
         self._logged: dict[str, str] = {}
 
     def trouble(self, uuid: str) -> str | None:
-        """The reason why the events of a GPU do not arrive; empty if they do or there are none, None if not known yet."""
+        """Return why the events of a GPU do not arrive; empty if they do or are unsupported, None if not known yet."""
         if self._unsupported:
             return ""
         mine = self._set
@@ -97,58 +97,60 @@ class EventSubscription:
             return self._no_set or None
         member = mine.members.get(uuid)
         if member is None or member.answer is None:
-            return _UNANSWERED if any(each.overdue and each.watched.gpu.uuid == uuid for each in self._asked) else None
+            return (
+                _UNANSWERED if any(each.overdue and each.watched.gpu.uuid == uuid for each in self._pending) else None
+            )
         if member.answer.outcome is Outcome.UNSUPPORTED:
             return ""
-        if mine.undone or member.answer.outcome is not Outcome.HEARD:
-            return mine.undone or member.answer.why
+        if mine.unusable or member.answer.outcome is not Outcome.REGISTERED:
+            return mine.unusable or member.answer.why
         if self._stuck:
-            return "the call that waits for them does not come back"
+            return "the call that waits for them has not returned"
         if self._rebuilds.failures > FREE_REBUILDS and anyio.current_time() - mine.born < STABLE_AFTER:
             return "the wait for them keeps failing"
         return ""
 
     def register_again(self, uuid: str) -> None:
-        """The GPU is to be asked again: a registration does not survive what the GPU has been through."""
+        """Mark the GPU for a new registration, since a reset has dropped the last."""
         if self._set is not None:
             self._set.members.pop(uuid, None)
 
-    async def tend(self, gpus: Sequence[Watched], patience: float, *, retry: bool = True) -> bool:
-        """Has the events of these GPUs asked for, as far as they are not.
+    async def update(self, gpus: Sequence[Watched], patience: float, *, retry: bool = True) -> bool:
+        """Register these GPUs for events unless they are registered.
 
-        Makes the event set where there is none, and makes it again where it is good for nothing any more.
+        Makes the event set if needed, and replaces an unusable set.
 
         Args:
-            gpus: those that may be asked. One without a handle, or with a call under way, is left out this time.
-            patience: seconds for each step, all GPUs at once.
-            retry: whether to ask those again that refused.
+            gpus: GPUs that may be registered. A GPU without a handle, or with a call under way, is skipped this time.
+            patience: seconds for each step, for all GPUs together.
+            retry: whether to repeat refused registrations.
 
         Returns:
-            Whether the set was made again: what happened meanwhile was not heard.
+            Whether the set was replaced: events in between were lost.
         """
         patience, rebuilt = min(patience, PATIENCE), False
         self.collect()
-        for _ in range(2):  # one GPU may undo the first set, and is known by then
+        for _ in range(2):  # if a GPU makes the first set unusable, the second set is made with that knowledge
             rebuilt |= await self._replace(patience)
             if not await self._make(patience):
                 break
-            await self._ask(gpus, patience, retry=retry)
-            if self._set is None or not self._set.undone:
+            await self._register(gpus, patience, retry=retry)
+            if self._set is None or not self._set.unusable:
                 break
         return rebuilt and self._set is not None
 
     def collect(self) -> None:
-        """Takes the answers that have come, late ones among them: those GPUs can be asked other things again."""
-        for asked in tuple(self._asked):
+        """Process the answers that have arrived, including late answers. Other calls about those GPUs are possible again."""
+        for asked in tuple(self._pending):
             if asked.job.done.done():
-                self._asked.remove(asked)
-                self._answered(asked)
-        self._free_left_behind()
+                self._pending.remove(asked)
+                self._process_answer(asked)
+        self._free_abandoned()
 
     def listen(self, patience: float) -> None:
-        """Waits from now on for as long as there is something to wait on; where that is under way, sees whether it works.
+        """Wait for events from now on whenever there is an event set, and check whether the wait under way works.
 
-        A wait that holds the thread for `patience` seconds more than it was asked to hears nothing.
+        A wait that blocks for `patience` seconds longer than its timeout is reported as trouble.
         """
         self._listening = True
         self._wait()
@@ -159,31 +161,31 @@ class EventSubscription:
             self._report_members()
 
     def stop(self) -> None:
-        """Lets the waiting thread end; what was asked for stays asked for."""
+        """Let the waiting thread end. GPUs stay registered."""
         self._listening = False
         if self._set is not None and self._set.waiter is not None:
             self._set.waiter.stop()
 
     async def leave(self, patience: float) -> bool:
-        """Ends the wait and frees every event set, so that the driver can be closed. Returns whether that is done."""
+        """End the wait and free all event sets, so that the driver can be closed. Return whether this succeeded."""
         self._listening = False
         if self._making.begun:
             if not await self._making.wait(patience):
                 return False
-            self._made()
+            self._finish_making()
         self._retire("the driver is closed")
-        if not await self._freed(self._left_behind, patience):
+        if not await self._freed(self._abandoned, patience):
             return False
         self._suspects.clear()
         self._rebuilds.succeeded()
-        self._no_set, self._unsupported = "", False  # the next driver may know more
+        self._no_set, self._unsupported = "", False  # the next driver may be a version that supports events
         return True
 
     def report(self, uuids: Iterable[str]) -> None:
-        """Report the delivery of events of these GPUs where it is not the one reported last.
+        """Report the event delivery of these GPUs if it differs from the last report.
 
-        The first report says also that nothing is wrong: an earlier process may have had trouble. It is for GPUs whose health
-        is kept already.
+        The first report is made even if events arrive, since an earlier process may have reported trouble. Call it only for
+        GPUs that the health ledger has already.
         """
         for uuid in tuple(uuids):
             why = self.trouble(uuid)
@@ -198,14 +200,14 @@ class EventSubscription:
     # The set
 
     async def _make(self, patience: float) -> bool:
-        """Whether there is an event set: one is made if it must. There is never a second request beside one that hangs."""
+        """Make an event set if needed. Return whether there is an event set. Only one such request is under way at a time."""
         if self._set is not None or self._unsupported:
             return self._set is not None
-        if len(self._left_behind) >= MAX_ABANDONED_SETS:
-            return False  # what undid the last one is said already
+        if len(self._abandoned) >= MAX_ABANDONED_SETS:
+            return False  # the log has the reason already
         self._making.begin(self._driver.event_set)
         in_time = await self._making.wait(patience)
-        error = self._made() if in_time else TimeoutError(f"no answer for {patience:g} s")
+        error = self._finish_making() if in_time else TimeoutError(f"no answer for {patience:g} s")
         if error is None:
             return True
         self._unsupported = isinstance(error, NvmlError) and error.unsupported
@@ -215,8 +217,8 @@ class EventSubscription:
         self._no_set = why
         return False
 
-    def _made(self) -> BaseException | None:
-        """Takes the set that was asked for, which has come. Returns why there is none."""
+    def _finish_making(self) -> BaseException | None:
+        """Process the finished request for an event set. Return the error if it failed."""
         job = self._making.take()
         error = job.done.exception()
         if error is None:
@@ -224,33 +226,33 @@ class EventSubscription:
         return error
 
     async def _replace(self, patience: float) -> bool:
-        """Leaves a set that is good for nothing, and frees it if that can be done in time. Returns whether it was left."""
+        """Abandon an unusable set, and free it if that can be done in time. Return whether it was abandoned."""
         old = self._set
-        if old is None or not old.undone or not self._rebuilds.due(anyio.current_time()):
+        if old is None or not old.unusable or not self._rebuilds.due(anyio.current_time()):
             return False
-        if len(self._left_behind) >= MAX_ABANDONED_SETS:
+        if len(self._abandoned) >= MAX_ABANDONED_SETS:
             return False
-        self._retire(old.undone)
+        self._retire(old.unusable)
         if not await self._freed([old], patience):
-            log.warning("an event set is left behind, which a call to the driver holds: another one takes its place")
+            log.warning("an event set is abandoned because a call to the driver still uses it: a new one is made")
         return True
 
     def _retire(self, why: str) -> None:
-        """From here on nothing enters the set; it is freed as soon as no call is in it."""
+        """Stop using the set. It is freed as soon as no call uses it."""
         if self._set is not None:
             if self._set.waiter is not None:
                 self._set.waiter.stop()
-            self._left_behind.append(self._set)
+            self._abandoned.append(self._set)
             self._set, self._stuck, self._no_set = None, False, why
-        self._free_left_behind()
+        self._free_abandoned()
 
-    def _free_left_behind(self) -> None:
-        for each in self._left_behind:
+    def _free_abandoned(self) -> None:
+        for each in self._abandoned:
             each.free(self._calls, self._driver.free_event_set)
-        self._left_behind = [each for each in self._left_behind if not each.gone]
+        self._abandoned = [each for each in self._abandoned if not each.gone]
 
     async def _freed(self, sets: Sequence[LiveSet], patience: float) -> bool:
-        """Gives sets that were left some time, for the wait to end and for their end. Returns whether they are freed."""
+        """Give abandoned sets some time for the wait to end and to be freed. Return whether all are freed."""
         sets, until = tuple(sets), anyio.current_time() + 2 * WAIT_MS / 1000
         for each in sets:
             await each.left(max(0.0, until - anyio.current_time()))
@@ -258,22 +260,22 @@ class EventSubscription:
         until = anyio.current_time() + patience
         for each in sets:
             await each.freed(max(0.0, until - anyio.current_time()))
-        self._free_left_behind()
+        self._free_abandoned()
         return all(each.gone for each in sets)
 
-    def _undo(self, undone: LiveSet, why: str) -> None:
-        if undone is not self._set or undone.undone:
+    def _mark_unusable(self, event_set: LiveSet, why: str) -> None:
+        if event_set is not self._set or event_set.unusable:
             return
         now = anyio.current_time()
-        undone.undone = why
-        self._rebuilds.failed(now, worked_for=now - undone.born)
+        event_set.unusable = why
+        self._rebuilds.failed(now, worked_for=now - event_set.born)
 
     # Requests
 
-    async def _ask(self, gpus: Sequence[Watched], patience: float, *, retry: bool) -> None:
+    async def _register(self, gpus: Sequence[Watched], patience: float, *, retry: bool) -> None:
         into, asked = self._set, []
         assert into is not None
-        if into.undone:
+        if into.unusable:
             return
         for watched in gpus:
             handle, uuid = watched.handle, watched.gpu.uuid
@@ -288,13 +290,13 @@ class EventSubscription:
             into.registrations.add(job)
             watched.registering = job
             asked.append(_PendingRequest(watched, into, job))
-        self._asked += asked
+        self._pending += asked
         until = anyio.current_time() + patience
         for each in asked:
             each.overdue = not await settled(each.job, max(0.0, until - anyio.current_time()))
         self.collect()
 
-    def _answered(self, asked: _PendingRequest) -> None:
+    def _process_answer(self, asked: _PendingRequest) -> None:
         watched, uuid = asked.watched, asked.watched.gpu.uuid
         asked.into.registrations.discard(asked.job)
         if watched.registering is asked.job:
@@ -304,7 +306,7 @@ class EventSubscription:
         if answer.event is not None:
             self._deliver(answer.event)
         if answer.outcome is Outcome.UNDEFINED:
-            self._undo(asked.into, answer.why)
+            self._mark_unusable(asked.into, answer.why)
             self._suspects.add(uuid)
         elif answer.outcome is not Outcome.REFUSED:
             self._suspects.discard(uuid)
@@ -318,7 +320,7 @@ class EventSubscription:
     # The wait
 
     def _wait(self) -> None:
-        """Begins to wait, if anyone listens, unless a wait is under way: another beside one that hangs would hang too."""
+        """Start a waiter if listening, unless a waiter is running: a second waiter would block like the first."""
         mine = self._set
         if not self._listening or mine is None or (mine.waiter is not None and not mine.waiter.ended):
             return
@@ -327,26 +329,26 @@ class EventSubscription:
             mine.events,
             self._deliver,
             partial(self._failed, mine),
-            partial(self._heard, mine),
+            partial(self._waiting_changed, mine),
             self._wait_failures,
             self._wait,
         )
         mine.waiter.start()
 
     def _failed(self, waited: LiveSet, error: Exception) -> None:
-        """A wait failed. A GPU of the set that is lost undoes the set for the others."""
+        """Handle a failed wait. If a GPU of the set is lost, the set is unusable for all of its GPUs."""
         if waited is not self._set:
             return
         if isinstance(error, NvmlError) and error.code == Return.GPU_IS_LOST:
-            self._undo(waited, str(error))
-            if self._rebuilds.failures > 1:  # without those that are lost to their looks it is lost all the same
+            self._mark_unusable(waited, str(error))
+            if self._rebuilds.failures > 1:  # GPUs that looks find lost are left out already; so another GPU is lost
                 self._suspects |= waited.members.keys()
-        self._upset()
+        self._on_failure()
 
-    def _heard(self, waited: LiveSet, why: str) -> None:
-        """Waits keep failing, and why; empty: one has worked."""
+    def _waiting_changed(self, waited: LiveSet, why: str) -> None:
+        """Handle a change of whether waits work. `why` is the reason if they keep failing; empty if a wait has succeeded."""
         if waited is not self._set:
             return
         if why:
-            self._undo(waited, why)
+            self._mark_unusable(waited, why)
         self._report_members()

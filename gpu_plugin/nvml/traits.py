@@ -1,7 +1,7 @@
-"""What a GPU is, as the driver describes it. Blocks: runs on a driver thread.
+"""Reads a GPU's description from the driver. Blocks: run it on a driver thread.
 
-What the driver refuses for the moment is asked again until it is settled: only a refusal for lack of support is an answer.
-One unreadable GPU never hides the others, and one unanswered question never hides a GPU.
+A trait that the driver refuses temporarily is read again later; only a refusal for lack of support is final. An unreadable GPU
+does not hide other GPUs, and an unreadable trait does not hide its GPU.
 """
 
 import logging
@@ -17,7 +17,7 @@ from gpu_plugin.devices.node import Gpu, Thresholds
 from gpu_plugin.devices.nvml_h import Return, Threshold
 from gpu_plugin.nvml.mig import GPU_GONE_CODES, read_partition, with_caps, with_partition
 from gpu_plugin.nvml.plausible import MARGIN, THRESHOLD, plausible_limits
-from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, never
+from gpu_plugin.nvml.port import Driver, Field, Handle, NvmlError, is_permanent
 from gpu_plugin.nvml.questions import LINK_FIELDS, PROBED
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ MARGIN_FIELDS = (
     nvml_h.FI_TEMPERATURE_MEM_MAX_TLIMIT,
     nvml_h.FI_TEMPERATURE_GPU_MAX_TLIMIT,
 )
-"""In the order of `Thresholds`: °C, signed."""
+"""NVML fields in the order of `Thresholds`; °C, signed."""
 
 
 class TraitQuery(msgspec.Struct):
-    """Asks for one trait of a GPU. `open` is set where the driver did not tell for the moment, which is logged at `level`."""
+    """Reads one trait of a GPU. `open` is set if the driver refused it temporarily, which is logged at `level`."""
 
     driver: Driver
     handle: Handle
@@ -43,7 +43,7 @@ class TraitQuery(msgspec.Struct):
     open: bool = False
 
     def ask(self, question: Callable[[], T], default: T) -> T:
-        """The answer, or `default` where the part or the driver has none. A lost GPU is everybody's business: raised."""
+        """Return the answer, or `default` if the driver refuses it. Errors of a lost GPU are raised."""
         try:
             return question()
         except NvmlError as error:
@@ -51,7 +51,7 @@ class TraitQuery(msgspec.Struct):
                 raise
             if not error.unsupported:
                 self.open = True
-                log.log(self.level, "GPU %s: a question stays unanswered for now: %s", self.known.uuid, error)
+                log.log(self.level, "GPU %s: a property cannot be read for now: %s", self.known.uuid, error)
             return default
 
 
@@ -60,9 +60,9 @@ def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[Tr
 
 
 def _numa_node(query: TraitQuery) -> dict[str, Any]:
-    """The NUMA node whose memory is nearest, if sysfs names none and NVML names exactly one.
+    """Return the NUMA node whose memory is nearest, if sysfs does not name a node and NVML names exactly one node.
 
-    nvmlDeviceGetNumaNodeId would not do: it is the node of the GPU's own memory, which has no CPUs (GB200: 2 and 10).
+    nvmlDeviceGetNumaNodeId is not suitable: it returns the node of the GPU's own memory, without CPUs (GB200: 2 and 10).
     """
     if query.known.numa_node is not None:
         return {}
@@ -84,7 +84,7 @@ def _remaps_rows(query: TraitQuery) -> dict[str, Any]:
 
 
 def _nvlinks(query: TraitQuery) -> dict[str, Any]:
-    """How many there are, and whether the first that is active leads to a switch: those of a GPU all lead to the same kind."""
+    """Return the number of NVLinks, and whether they lead to switches: the first active link decides, as all are of one kind."""
     none: tuple[bool, ...] = ()
     states = query.ask(lambda: query.driver.nvlink_states(query.handle), none)
     first = next((link for link, active in enumerate(states) if active), None)
@@ -95,7 +95,7 @@ def _nvlinks(query: TraitQuery) -> dict[str, Any]:
 
 
 def _fields(query: TraitQuery) -> dict[str, Any]:
-    """NVML's fields that are answered, of a link's by any link, and the margins, which some of them are."""
+    """Return the NVML fields that the GPU supports, where one supported link is enough, and its temperature margins."""
     whole = [Field(number) for number in (*PROBED, *MARGIN_FIELDS) if number not in LINK_FIELDS]
     of_links = [Field(number, link) for number in sorted(LINK_FIELDS) for link in range(query.known.nvlinks)]
     wanted = (*whole, *of_links)
@@ -104,21 +104,21 @@ def _fields(query: TraitQuery) -> dict[str, Any]:
     if not answers:
         return {}
     by_field = dict(zip(wanted, answers, strict=True))
-    told = {field: answer for field, answer in by_field.items() if not isinstance(answer, NvmlError)}
+    answered = {field: answer for field, answer in by_field.items() if not isinstance(answer, NvmlError)}
     refused = {field: answer for field, answer in by_field.items() if isinstance(answer, NvmlError)}
     if gone := next((error for error in refused.values() if error.code in GPU_GONE_CODES), None):
         raise gone
-    numbers = query.known.fields.union(field.number for field in told)
-    for_now = {field.number for field, error in refused.items() if not never(error)} - numbers
+    numbers = query.known.fields.union(field.number for field in answered)
+    for_now = {field.number for field, error in refused.items() if not is_permanent(error)} - numbers
     query.open |= bool(for_now) or (not query.known.nvlinks and "nvlinks" in query.known.unsettled)
-    margins = [told.get(Field(number)) for number in MARGIN_FIELDS]
+    margins = [answered.get(Field(number)) for number in MARGIN_FIELDS]
     known = astuple(query.known.margins)
     limits = Thresholds(*(old if now is None else _signed(now) for now, old in zip(margins, known, strict=True)))
     return {"fields": numbers, "margins": plausible_limits(limits, MARGIN)}
 
 
 def _signed(value: int) -> int:
-    """A signed number of 32 bits, also where a driver declares it unsigned: no part is 2^31 °C away from its limit."""
+    """Convert to a signed 32-bit number, even if a driver reports it as unsigned: no margin is 2^31 °C."""
     return value - (1 << 32) if value >> 31 == 1 else value
 
 
@@ -135,15 +135,15 @@ TRAITS: Mapping[str, Callable[[TraitQuery], Mapping[str, Any]]] = {
     "nvlinks": _nvlinks,
     "fields": _fields,
 }
-"""By what `Gpu.unsettled` calls it, what is asked for, and the fields of a Gpu that it makes. A later one may rest on earlier."""
+"""The function that reads each trait and returns fields of a Gpu. `Gpu.unsettled` has these names. Order matters."""
 
 
 def described(
     driver: Driver, handle: Handle, gpu: Gpu, names: Iterable[str] = TRAITS, level: int = logging.WARNING
 ) -> Gpu:
-    """The GPU with these traits, as the driver tells them; what it does not tell for the moment is `unsettled`.
+    """Return the GPU with these traits; traits that the driver refuses temporarily are `unsettled`.
 
-    Raises NvmlError where the GPU is lost, or must be reset.
+    Raises NvmlError if the GPU is lost or must be reset.
     """
     for name in names:
         query = TraitQuery(driver, handle, gpu, level)
@@ -154,13 +154,13 @@ def described(
 
 
 def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
-    """The GPU once more, with what was unsettled asked again; the very same object where nothing is news."""
+    """Read the unsettled traits again and return the GPU; the same object if nothing changed."""
     if not gpu.unsettled:
         return gpu
     try:
         known = described(driver, handle, gpu, [name for name in TRAITS if name in gpu.unsettled], logging.DEBUG)
     except NvmlError:
-        return gpu  # lost meanwhile, as the next look finds
+        return gpu  # lost in between: the next look reports that
     if known == gpu:
         return gpu
     log.info(
@@ -170,10 +170,10 @@ def settled(driver: Driver, handle: Handle, gpu: Gpu) -> Gpu:
 
 
 def reach(driver: Driver, index: int, known: str = "", bus_id: str = "") -> tuple[Handle, str]:
-    """The handle and the uuid of a GPU: by its `bus_id`, by its uuid if that is `known`, else by its NVML index.
+    """Return the handle and uuid of a GPU: by its `bus_id` if given, else by its uuid if `known`, else by its NVML index.
 
-    The index may change when another GPU goes. The bus id is the way where another GPU must not be touched: by index or uuid,
-    NVML may wake others too. Raises NvmlError where the driver gives no handle or no uuid for it, or another GPU is there.
+    The index may change when another GPU disappears. Use the bus id if other GPUs must not be affected: with an index or uuid,
+    NVML may wake them. Raises NvmlError if the driver returns no handle or uuid, or if another GPU is at that place.
     """
     if known and not bus_id:
         return driver.handle_by_uuid(known), known
@@ -186,11 +186,11 @@ def reach(driver: Driver, index: int, known: str = "", bus_id: str = "") -> tupl
 
 
 def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "", *, bus_id: str = "") -> tuple[Handle, Gpu]:
-    """One GPU, as `reach` finds it.
+    """Probe one GPU, found with `reach`.
 
     Raises:
-        NvmlError: it cannot be reached. What else the driver does not say is None in the answer; one lost midway comes back
-            `unreadable`.
+        NvmlError: it cannot be reached. If other values cannot be read, they are None. If the GPU is lost during the probe, it is
+            returned as `unreadable`.
     """
     handle, uuid = reach(driver, index, known, bus_id)
     try:
@@ -201,7 +201,8 @@ def probe_gpu(driver: Driver, host: HostView, index: int, known: str = "", *, bu
 
 def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: int) -> Gpu:
     whole = described(driver, handle, Gpu(uuid=uuid, index=index), ("pci_bus_id",))
-    node = host.numa_node(whole.pci_bus_id) if whole.pci_bus_id else None  # NVML's word only where the host has none
+    # `_numa_node` reads the node from NVML if sysfs has no node.
+    node = host.numa_node(whole.pci_bus_id) if whole.pci_bus_id else None
     whole = replace(whole, numa_node=node if node is not None and node >= 0 else None)
     whole = described(driver, handle, whole, (name for name in TRAITS if name != "pci_bus_id"))
     try:
@@ -217,6 +218,6 @@ def _describe(driver: Driver, host: HostView, handle: Handle, uuid: str, index: 
         return with_partition(whole, partition)
     for at, why in partition.unreadable.items():
         log.warning("GPU %s: MIG device %d cannot be read and is not offered: %s", uuid, at, why)
-    # While a GPU is partitioned NVML tells nothing of its rows; every part that has MIG remaps them (Ampere and later).
+    # NVML does not report rows of a partitioned GPU; all GPU models with MIG (since Ampere) remap rows.
     whole = replace(whole, remaps_rows=whole.remaps_rows or bool(partition.devices))
     return with_caps(with_partition(whole, partition), host.mig_minors())

@@ -1,1 +1,1 @@
-"""A node's GPUs without the GPUs: simulated hardware, a driver that answers as NVML does, and faults to inject."""
+"""Simulates a node's GPUs: the hardware, a driver that answers like NVML, and faults to inject."""

@@ -1,4 +1,4 @@
-"""What changes about one GPU of a simulated node, and what a reset, a boot and a repair make of it. Pure."""
+"""The changing state of one GPU of a simulated node, and the effects of a reset, a boot and a repair on it. Pure."""
 
 from collections.abc import Callable, Mapping
 
@@ -32,7 +32,7 @@ from gpu_plugin.nvml.port import PcieLink, RemappedRows
 from gpu_plugin.simulation.profile import GpuProfile
 
 _VOLATILE_FIELDS = frozenset({FI_PCIE_COUNT_FATAL_ERROR, FI_GET_GPU_RECOVERY_ACTION})
-"""Fields that a reset sets back."""
+"""Fields that a reset clears."""
 
 LINK_FIELDS = frozenset(
     {
@@ -42,11 +42,11 @@ LINK_FIELDS = frozenset(
         FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
     }
 )
-"""Fields of which NVML wants to know of which NVLink, in scopeId."""
+"""Fields for which NVML needs the number of an NVLink, in scopeId."""
 
 
 def _health(true: FabricCondition) -> int:
-    """A health mask in which this condition is true, every other one false, and nothing wrong with the configuration."""
+    """Return a health mask in which only this condition is true, and the configuration has no fault."""
     values = {each: FABRIC_TRUE if each is true else FABRIC_FALSE for each in _JUDGED}
     return (
         sum(value << shift for shift, value in values.items()) | FabricConfiguration.NONE << FABRIC_CONFIGURATION_SHIFT
@@ -73,27 +73,27 @@ FABRICS: Mapping[str, Fabric] = {
         summary=FabricSummary.LIMITED_CAPACITY,
     ),
 }
-"""States that a fabric can be given, by name, besides `completed`, which is what the profile says.
+"""The names of states that a fault can give a fabric. The name `completed` is the profile's state.
 
-Once it is completed, cluster and clique are the profile's all the same.
+In all completed states, cluster and clique are the profile's.
 """
 
 UNREADABLE = "unreadable"
 UNKNOWN = "unknown"
-"""What can be unknown of a GPU's place on PCIe: NVML does not say what it shares with others; nor does sysfs."""
+"""Values of `topology` for an unknown place on PCIe: NVML does not report it; sysfs does not report it either."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU now. None, and what is left out: as its profile says, or as it is when nothing is wrong with it.
+    """The present state of one GPU. None and defaults mean the profile's value, or the state without faults.
 
-    `energy_since` is on the wall clock and `hung_until` on the node's own, both in seconds; temperatures are in °C.
-    `binding` is another number whenever the driver was bound again. `error` is the nvmlReturn_t of every call about the GPU.
-    `fields` are values by NVML_FI_* id that differ from the profile's, `link_fields` those of NVLinks, by id and then by link.
-    `links_down` are NVLinks by number that are inactive at this end, `fabric` is a key of `FABRICS`, `topology` is `UNREADABLE`
-    or `UNKNOWN`. `ecc_uncorrected`, `pcie_replays` count from the last reset. `persistence` is whether the driver keeps the GPU
-    initialised with nobody using it; `slow` is how many seconds each call about the GPU takes. `watts` is what it
-    draws, `utilization` is in percent, `memory_used` in bytes. `mig` are the MIG profiles that it is partitioned into, None
-    out of MIG mode.
+    `energy_since` is a time of the wall clock and `hung_until` of the node's clock, both in seconds; temperatures are in °C.
+    `binding` changes whenever the driver is bound again. `error` is the nvmlReturn_t of all calls about the GPU. `fields` are
+    values by NVML_FI_* id that differ from the profile's, and `link_fields` are values of NVLinks by id and then by link.
+    `links_down` are the numbers of NVLinks that are inactive at this end, `fabric` is a key of `FABRICS`, and `topology` is
+    `UNREADABLE` or `UNKNOWN`. `ecc_uncorrected` and `pcie_replays` count since the last reset. `persistence` is whether the
+    driver keeps the GPU initialised while no process uses it, and `slow` is the duration of each call about the GPU in seconds.
+    `watts` is its power draw, `utilization` is in percent, `memory_used` in bytes. `mig` are the MIG profiles into which it is
+    partitioned; None outside MIG mode.
     """
 
     energy_since: float
@@ -128,10 +128,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def reset(was: Condition, now: float, *, energy: bool = True) -> Condition:
-    """After a reset of the GPU at `now` on the wall clock: what the driver counts begins at 0, what waited for one is done.
+    """Return the state after a reset of the GPU at `now` on the wall clock: counters are 0, pending changes are done.
 
-    A GPU that is lost or has vanished stays so, and what only a repair mends stays too. Energy counts from when the driver was
-    loaded (nvml.h): where that outlives the reset, `energy` is False.
+    A lost or vanished GPU stays lost or vanished, and damage that only a repair fixes stays. Energy counts from the time when
+    the driver was loaded (nvml.h): if the driver stays loaded during the reset, `energy` is False.
     """
     return msgspec.structs.replace(
         was,
@@ -150,7 +150,7 @@ def reset(was: Condition, now: float, *, energy: bool = True) -> Condition:
 
 
 def initialised(was: Condition, now: float) -> Condition:
-    """Once the driver has initialised the GPU again at `now` on the wall clock, as it does where nothing kept it initialised."""
+    """Return the state after the driver initialised the GPU at `now`, as it does if nothing kept the GPU initialised."""
     return msgspec.structs.replace(
         was,
         energy_since=now,
@@ -162,31 +162,31 @@ def initialised(was: Condition, now: float) -> Condition:
 
 
 def booted(was: Condition, now: float) -> Condition:
-    """After a boot of the node at `now` on the wall clock: reset, back on the bus, and bound again."""
+    """Return the state after a boot of the node at `now` on the wall clock: reset, on the bus, and bound again."""
     return msgspec.structs.replace(
         reset(was, now), lost=False, vanished=False, error=None, hung_until=None, binding=was.binding + 1
     )
 
 
 def returned(was: Condition, now: float) -> Condition:
-    """Back on the bus at `now` on the wall clock, and bound again: the driver's own counters begin at 0."""
+    """Return the state after the GPU returned to the bus at `now` and was bound again: the driver's own counters are 0."""
     return msgspec.structs.replace(
         was, vanished=False, energy_since=now, ecc_uncorrected=0, pcie_replays=0, binding=was.binding + 1
     )
 
 
 def healed(was: Condition, now: float) -> Condition:
-    """Repaired, or replaced by a sound one, at `now` on the wall clock: bound again, partitioned as it was, sound else."""
+    """Return the state after a repair or replacement at `now`: bound again, with the same partition and without faults."""
     return Condition(energy_since=now, binding=was.binding + 1, mig=was.mig)
 
 
 def temperature(built: GpuProfile, now: Condition) -> int:
-    """°C of the GPU sensor."""
+    """Return the temperature of the GPU sensor, in °C."""
     return built.idle_temperature if now.temperature is None else now.temperature
 
 
 def margin(built: GpuProfile, now: Condition) -> int | None:
-    """°C left to T.Limit; None: not supported."""
+    """Return the degrees left to T.Limit, in °C; None: not supported."""
     if built.margin is None:
         return None
     if now.margin is not None:
@@ -195,24 +195,24 @@ def margin(built: GpuProfile, now: Condition) -> int | None:
 
 
 def power(built: GpuProfile, now: Condition) -> int:
-    """Power draw, mW."""
+    """Return the power draw, in mW."""
     return 1000 * (built.idle_watts if now.watts is None else now.watts)
 
 
 def power_limit(built: GpuProfile) -> int:
-    """Power limit, mW."""
+    """Return the power limit, in mW."""
     return 1000 * built.limit_watts
 
 
 def clocks_event_reasons(built: GpuProfile, now: Condition) -> int | None:
-    """None: not supported."""
+    """Return the mask of reasons; None: not supported."""
     if built.clocks_event_reasons is None or now.clocks_event_reasons is None:
         return built.clocks_event_reasons
     return now.clocks_event_reasons
 
 
 def pcie_link(built: GpuProfile, now: Condition) -> PcieLink | None:
-    """None: not supported."""
+    """Return the width of the PCIe link; None: not supported."""
     if built.pcie_width is None:
         return None
     return PcieLink(built.pcie_width if now.pcie_width is None else now.pcie_width, built.pcie_width)
@@ -223,7 +223,7 @@ _PCIE_GENERATIONS = {5: 3, 6: 3, 7: 4, 8: 4, 9: 5, 10: 5}
 
 
 def pcie_generation(built: GpuProfile) -> int | None:
-    """Of a link that is never idle; None: not supported."""
+    """Return the PCIe generation of a link that is never idle; None: not supported."""
     return None if built.pcie_width is None else _PCIE_GENERATIONS.get(built.architecture or 0)
 
 
@@ -236,11 +236,11 @@ _FIELDS: Mapping[int, Callable[[GpuProfile, Condition], int]] = {
     FI_RETIRED_PENDING: lambda _, now: now.retirement_pending,
     FI_PCIE_REPLAY_COUNTER: lambda _, now: now.pcie_replays,
 }
-"""Fields that say what functions of NVML say, too."""
+"""Fields with the same values as functions of NVML."""
 
 
 def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
-    """The value of a field of the GPU by its NVML_FI_* id, but of those that count with time; None: not supported."""
+    """Return a field's value by its NVML_FI_* id, except fields that count with time; None: not supported."""
     if number not in built.fields:
         return None
     if number in _FIELDS:
@@ -249,21 +249,21 @@ def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
 
 
 def link_value(built: GpuProfile, now: Condition, number: int, link: int) -> int | None:
-    """The value of a field of an NVLink by its NVML_FI_* id; None: not supported."""
+    """Return the value of a field of an NVLink by its NVML_FI_* id; None: not supported."""
     if number not in built.fields:
         return None
     return now.link_fields.get(number, {}).get(link, built.fields[number])
 
 
 def remapped_rows(built: GpuProfile, now: Condition) -> RemappedRows | None:
-    """None: not supported."""
+    """Return the numbers of remapped rows; None: not supported."""
     if not built.row_remapping:
         return None
     return RemappedRows(0, now.rows_uncorrectable, now.remap_pending, now.remap_failure)
 
 
 def fabric(built: GpuProfile, now: Condition) -> Fabric | None:
-    """None: not supported."""
+    """Return the state of the fabric; None: not supported."""
     if built.fabric is None:
         return None
     state = built.fabric if now.fabric is None else FABRICS[now.fabric]

@@ -1,4 +1,4 @@
-"""Device nodes for a simulated node, so that a real container runtime has something to put into a container."""
+"""Makes device nodes for a simulated node, so that a real container runtime can add them to containers."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from gpu_plugin.simulation.hardware import SimulatedNode
 MODE = 0o666
 
 _NUMBERS = (
-    # 195 is NVIDIA's in the kernel's list of majors, with these minors. The other majors are given out at load time:
-    # 238 and 241 were those on an H200 host, the rest are what their drivers commonly get.
+    # 195 is NVIDIA's number in the kernel's list of majors, with these minors. Other majors are assigned at load time:
+    # 238 and 241 are from an H200 host, the others are common values.
     (r"/dev/nvidia(\d+)", 195, 0),
     (r"/dev/nvidiactl", 195, 255),
     (r"/dev/nvidia-modeset", 195, 254),
@@ -30,7 +30,7 @@ _NUMBERS = (
 """Pattern of a path, major, minor; a number in the path is added to the minor."""
 
 _OTHER_MAJOR = 240
-"""The first major that the kernel's list leaves for local use; minors are given in the order of the paths."""
+"""The first major for local use in the kernel's list. Minors are assigned in the order of the paths."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ _making = threading.Lock()
 
 
 def make(node: SimulatedNode, root: Path) -> Path | None:
-    """Makes every device node of a simulated /dev under `root`: /dev/nvidia0 as `root`/dev/nvidia0, open to all.
+    """Make all device nodes of a simulated /dev under `root`: /dev/nvidia0 as `root`/dev/nvidia0, open to all users.
 
-    Gives `root`, the place whose dev/ now holds exactly these, which `remake` knows from then on; doing it again changes nothing,
-    and nodes left by another profile go. None, with one line in the log, where the process may not make device nodes. The
-    numbers are real ones: on a host with an NVIDIA driver these nodes reach its GPUs.
+    Return `root`, whose dev/ then has exactly these nodes; `remake` uses it later. A repetition changes nothing, and nodes of
+    another profile are removed. Return None, and log one line, if the process may not make device nodes. The numbers are real:
+    on a host with an NVIDIA driver these nodes reach its GPUs.
 
     Raises:
         ConfigError: `root` is the host's own root, or something there is in the way.
@@ -70,7 +70,7 @@ def make(node: SimulatedNode, root: Path) -> Path | None:
 
 
 def remake(node: SimulatedNode) -> None:
-    """Makes the device nodes of a running node follow its partition, if they were made; says so where that fails."""
+    """Update the device nodes of a running node after a change of its partition, if there are any. Log a failure."""
     if node.device_root is None:
         return
     try:
@@ -80,7 +80,7 @@ def remake(node: SimulatedNode) -> None:
 
 
 def device_numbers(paths: frozenset[str]) -> dict[str, int]:
-    """The device number (dev_t) of each path, as os.makedev makes them."""
+    """Return the device number (dev_t) of each path, as from os.makedev."""
     numbers = {}
     others = 0
     for path in sorted(paths):
@@ -108,11 +108,11 @@ def _make_one(path: Path, number: int) -> None:
     if not there:
         os.mknod(path, MODE | stat.S_IFCHR, number)
     if not there or stat.S_IMODE(there.st_mode) != MODE:
-        path.chmod(MODE)  # mknod heeds the umask
+        path.chmod(MODE)  # mknod applies the umask
 
 
 def _remove_stale(folder: Path, wanted: dict[Path, int]) -> None:
-    """Removes the device nodes that are not wanted and the folders then empty; nothing else is ever ours."""
+    """Remove unwanted device nodes and the folders that are then empty. No other files are removed."""
     for parent, _, files in os.walk(folder, topdown=False):
         for name in files:
             path = Path(parent, name)

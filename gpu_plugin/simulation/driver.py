@@ -1,4 +1,4 @@
-"""A driver that answers for simulated hardware as NVML does: return codes, event masks, blocking calls and all."""
+"""A driver for simulated hardware that behaves like NVML, including return codes, event masks and blocking calls."""
 
 from gpu_plugin.devices.nvml_h import (
     EVENT_TYPES_ALL,
@@ -33,17 +33,17 @@ _COMPUTE_CAPABILITIES = {5: (7, 0), 6: (7, 5), 7: (8, 0), 8: (8, 9), 9: (9, 0), 
 
 
 def _compute_capability(built: GpuProfile) -> tuple[int, int] | None:
-    """The profile's, else that of its architecture's first GPU for data centres."""
+    """Return the profile's value, else the value of its architecture's first GPU for data centers."""
     return built.compute_capability or _COMPUTE_CAPABILITIES.get(built.architecture or 0)
 
 
 class SimulatedDriver(Session):
-    """The port's `Driver` on a `SimulatedNode`, safe from any thread; every refusal is an NvmlError.
+    """Implements the port's `Driver` for a `SimulatedNode`, safe from any thread. All refusals are NvmlError.
 
-    What a GPU's profile lacks: NOT_SUPPORTED. `Session` says what any call may meet, and what is counted and slowed down.
+    Values that a GPU's profile lacks are NOT_SUPPORTED. `Session` describes errors, counts and delays of all calls.
     """
 
-    # What a GPU's profile has built, and its condition says now; None answers NOT_SUPPORTED.
+    # Values from a GPU's profile (`built`) and its present state (`now`). None is raised as NOT_SUPPORTED.
     minor_number = answered("minor_number", lambda built, _: built.minor)
     pci_bus_id = answered("pci_bus_id", lambda built, _: built.pci_bus_id)
     architecture = answered("architecture", lambda built, _: built.architecture)
@@ -89,12 +89,12 @@ class SimulatedDriver(Session):
         return self._profile.cuda_version
 
     def device_count(self) -> int:
-        """Lost GPUs are counted, and those that have vanished since."""
+        """Return the number of GPUs, including lost GPUs and GPUs that have vanished since."""
         self._begin("device_count")
         return len(self._gpus)
 
     def handle_by_index(self, index: int) -> Handle:
-        """INVALID_ARGUMENT beyond the last one."""
+        """INVALID_ARGUMENT for an index that no GPU has."""
         gpu = self._gpus[index] if 0 <= index < len(self._gpus) else None
         self._begin("handle_by_index", gpu)
         if gpu is None:
@@ -102,12 +102,12 @@ class SimulatedDriver(Session):
         return self._handle("handle_by_index", gpu)
 
     def handle_by_uuid(self, uuid: str) -> Handle:
-        """NOT_FOUND for a uuid that is no GPU's."""
+        """NOT_FOUND for a uuid that no GPU has."""
         gpus = (index for index, gpu in enumerate(self._profile.gpus) if gpu.uuid == uuid)
         return self._look_up("handle_by_uuid", next(gpus, None))
 
     def handle_by_pci_bus_id(self, bus_id: str) -> Handle:
-        """NOT_FOUND for a bus id that is no GPU's; in any case, and with a domain of four digits too, as NVML takes it."""
+        """NOT_FOUND for a bus id that no GPU has. As in NVML, its case is ignored, and the domain may have four digits."""
         return self._look_up("handle_by_pci_bus_id", self._profile.at(bus_id))
 
     def uuid(self, handle: Handle) -> str:
@@ -121,25 +121,25 @@ class SimulatedDriver(Session):
         return f"{self._profile.gpus[gpu_of_mig(handle)].name} MIG {found.instance.profile}"
 
     def utilization(self, handle: Handle) -> int:
-        """Percent now; NOT_SUPPORTED in MIG mode."""
+        """Return the present percentage. NOT_SUPPORTED in MIG mode."""
         index = self._reach("utilization", handle)
         busy = self._node.condition(index).utilization
         return supported("utilization", busy if self._node.mig_devices(index) is None else None)
 
     def mig_mode(self, handle: Handle) -> tuple[int, int]:
-        """The profile's (current, pending), until the GPU is repartitioned."""
+        """Return the profile's (current, pending), until the GPU is repartitioned."""
         index = self._reach("mig_mode", handle)
         built = supported("mig_mode", self._profile.gpus[index].mig_mode)
         enabled = int(self._node.mig_devices(index) is not None)
         return built if built[0] == enabled else (enabled, enabled)
 
     def max_mig_devices(self, handle: Handle) -> int:
-        """0 outside MIG mode, and for parts that have none: NVML gives no error here."""
+        """Return 0 outside MIG mode and for models without MIG, for which NVML returns no error here."""
         index = self._reach("max_mig_devices", handle)
         return 0 if self._node.mig_devices(index) is None else COMPUTE_SLICES
 
     def mig_handle(self, handle: Handle, index: int) -> Handle:
-        """NOT_SUPPORTED outside MIG mode; NOT_FOUND for an index without a device, INVALID_ARGUMENT beyond the last one."""
+        """NOT_SUPPORTED outside MIG mode. NOT_FOUND for an index without a device, INVALID_ARGUMENT for a higher index."""
         gpu = self._reach("mig_handle", handle)
         devices = supported("mig_handle", self._node.mig_devices(gpu))
         if not 0 <= index < COMPUTE_SLICES:
@@ -149,15 +149,15 @@ class SimulatedDriver(Session):
         return mig_handle(gpu, devices[index].number)
 
     def gpu_instance_id(self, handle: Handle) -> int:
-        """NOT_SUPPORTED for a handle that is a whole GPU's."""
+        """NOT_SUPPORTED for the handle of a whole GPU."""
         return self._mig("gpu_instance_id", handle).instance.gpu_instance
 
     def compute_instance_id(self, handle: Handle) -> int:
-        """NOT_SUPPORTED for a handle that is a whole GPU's."""
+        """NOT_SUPPORTED for the handle of a whole GPU."""
         return self._mig("compute_instance_id", handle).instance.compute_instance
 
     def mig_attributes(self, handle: Handle) -> MigAttributes:
-        """NOT_SUPPORTED for a handle that is a whole GPU's."""
+        """NOT_SUPPORTED for the handle of a whole GPU."""
         found = self._mig("mig_attributes", handle).instance
         return MigAttributes(found.gpu_instance_slices, found.compute_slices, found.memory_mb, found.engines)
 
@@ -165,14 +165,14 @@ class SimulatedDriver(Session):
         return self._node.compute_modes.get(self._reach("compute_mode", handle))
 
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
-        """INVALID_ARGUMENT for a mode that NVML does not know."""
+        """INVALID_ARGUMENT for a mode that NVML does not have."""
         index = self._reach("set_compute_mode", handle)
         if mode not in set(ComputeMode):
             raise refused("set_compute_mode", Return.INVALID_ARGUMENT)
         self._node.compute_modes.set(index, mode)
 
     def temperature_threshold(self, handle: Handle, kind: Threshold) -> int:
-        """The profile's, °C; INVALID_ARGUMENT for a kind that NVML does not have."""
+        """Return the profile's threshold in °C. INVALID_ARGUMENT for a kind that NVML does not have."""
         thresholds = self._gpu("temperature_threshold", handle).thresholds
         if kind not in _THRESHOLDS:
             raise refused("temperature_threshold", Return.INVALID_ARGUMENT)
@@ -180,38 +180,38 @@ class SimulatedDriver(Session):
         return supported("temperature_threshold", limit)
 
     def remapped_rows(self, handle: Handle) -> RemappedRows:
-        """NOT_SUPPORTED too while the GPU is partitioned into MIG devices."""
+        """NOT_SUPPORTED also while the GPU is partitioned into MIG devices."""
         index = self._reach("remapped_rows", handle)
         rows = condition.remapped_rows(self._profile.gpus[index], self._node.condition(index))
         return supported("remapped_rows", None if self._node.mig_devices(index) else rows)
 
     def nvlink_states(self, handle: Handle) -> tuple[bool, ...]:
-        """A link that leads nowhere is inactive."""
+        """Return the state of each link. A link that leads nowhere is inactive."""
         index = self._reach("nvlink_states", handle)
         if not self._profile.remotes[index]:
             raise refused("nvlink_states", Return.NOT_SUPPORTED)
         return tuple(remote is not None for remote in self._remotes(index))
 
     def nvlink_to_switch(self, handle: Handle, link: int) -> bool:
-        """False for an inactive link, whose far end NVML does not know."""
+        """Return False for an inactive link, whose far end NVML does not report."""
         remote = self._remote("nvlink_to_switch", handle, link)
         return remote is not None and all(remote != gpu.pci_bus_id for gpu in self._profile.gpus)
 
     def total_energy(self, handle: Handle) -> int:
-        """Energy in mJ, growing with time; from 0 again after a reset."""
+        """Return the energy in mJ, which grows with time and begins at 0 after a reset."""
         return self._node.energy(self._reach("total_energy", handle))
 
     def field_values(self, handle: Handle, fields: tuple[Field, ...]) -> tuple[int | NvmlError, ...]:
-        """NOT_SUPPORTED for a field that the profile does not list, INVALID_ARGUMENT for that of an NVLink that is not there."""
+        """NOT_SUPPORTED for a field that the profile does not list, INVALID_ARGUMENT for a link that does not exist."""
         index = self._reach("field_values", handle)
         return tuple(self._field(index, field) for field in fields)
 
     def nvlink_remote_bus_id(self, handle: Handle, link: int) -> str | None:
-        """A GPU's bus id or, with NVSwitch, a switch's; None for a link that leads nowhere or is down."""
+        """Return a GPU's or an NVSwitch's bus id; None for a link that leads nowhere or is down."""
         return self._remote("nvlink_remote_bus_id", handle, link)
 
     def common_ancestor(self, one: Handle, other: Handle) -> int:
-        """The profile's; both GPUs must answer. UNKNOWN where the place of one of them cannot be read."""
+        """Return the profile's level if both GPUs answer. UNKNOWN if the place of one of them cannot be read."""
         low = self._reach("common_ancestor", one)
         high = self._answering("common_ancestor", other)
         if any(self._node.condition(index).topology for index in (low, high)):
@@ -219,20 +219,20 @@ class SimulatedDriver(Session):
         return self._profile.ancestor(low, high)
 
     def event_set(self) -> EventSet:
-        """An event set without a GPU in it."""
+        """Make an event set without GPUs."""
         self._begin("event_set")
         return self._node.events.create()
 
     def free_event_set(self, events: EventSet) -> None:
-        """INVALID_ARGUMENT for one that is freed already; a `wait` for it ends the same way."""
+        """INVALID_ARGUMENT for a set that is freed already. A `wait` for the set ends with the same error."""
         self._begin("free_event_set")
         if not self._node.events.free(events):
             raise refused("free_event_set", Return.INVALID_ARGUMENT)
 
     def register_events(self, handle: Handle, mask: int, events: EventSet) -> None:
-        """Adds to what is registered. Bits that NVML has not: INVALID_ARGUMENT; that the part has not: NOT_SUPPORTED.
+        """Add to the registrations. INVALID_ARGUMENT for bits that NVML lacks, NOT_SUPPORTED for bits that the GPU lacks.
 
-        After UNKNOWN, which is the GPU's or a refusal that was asked for, nothing is heard through the set any more.
+        After UNKNOWN, due to the GPU or to an injected refusal, the set returns no more events.
         """
         try:
             index = self._reach("register_events", handle)
@@ -249,7 +249,7 @@ class SimulatedDriver(Session):
             raise refused("register_events", Return.INVALID_ARGUMENT)
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
-        """The oldest event not fetched yet. GPU_IS_LOST at once while a GPU of the set is lost; no GPU's hang shows here."""
+        """Return and remove the oldest event. GPU_IS_LOST if a GPU of the set is lost. A hung GPU has no effect."""
         self._begin("wait")
         try:
             event = self._node.events.next_event(events, timeout_ms / 1000)
@@ -280,7 +280,7 @@ class SimulatedDriver(Session):
         return refused("field_values", Return.NOT_SUPPORTED) if value is None else value
 
     def _remotes(self, index: int) -> tuple[str | None, ...]:
-        """The far end of each of a GPU's links; None of one that is inactive."""
+        """Return the far end of each of a GPU's links; None for an inactive link."""
         links, down = self._profile.remotes[index], self._node.condition(index).links_down
         return tuple(None if link in down else remote for link, remote in enumerate(links)) if down else links
 

@@ -1,4 +1,4 @@
-"""A driver's user space for a simulated node, so that a container can be given one: the layout of the .run installer."""
+"""Makes a driver's user-space files for a simulated node, with the layout of the .run installer, to put into containers."""
 
 import os
 import struct
@@ -7,7 +7,7 @@ from pathlib import Path
 from gpu_plugin.runtime.regular_file import replace_file
 
 DIRECTORY = "driver-root"
-"""Where it is made, below a simulated node's state directory."""
+"""The directory of these files, below a simulated node's state directory."""
 
 _LIBRARIES = {
     "libcuda": "1",
@@ -22,11 +22,11 @@ _LIBRARIES = {
     "libnvidia-opticalflow": "1",
     "libnvidia-ptxjitcompiler": "1",
 }
-"""Libraries of every driver, with the number that ends their SONAMEs."""
+"""Libraries of all driver versions, each with the number at the end of its SONAME."""
 
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine, EM_X86_64 and EM_AARCH64 (elf.h)
 
-# Structures of 64 bits, and constants, of elf.h
+# Structures of 64-bit files, and constants, from elf.h
 _HEADER = "<16sHHIQQQIHHHHHH"
 _PROGRAM_HEADER = "<IIQQQQQQ"
 _DYNAMIC = "<qQ"
@@ -42,9 +42,9 @@ _PAGE = 0x1000  # bytes
 
 
 def make(root: Path, version: str) -> Path:
-    """Makes the files of this driver version below `root`, takes those of any other away, and gives `root`.
+    """Make the files of this driver version below `root`, remove the files of other versions, and return `root`.
 
-    The nvidia-smi there is a script that says so. Raises OSError where they cannot be made.
+    Its nvidia-smi is a script that prints that a simulated node has no nvidia-smi. Raises OSError if the files cannot be made.
     """
     libraries, programs = root / "usr/lib64", root / "usr/bin"
     root.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def make(root: Path, version: str) -> Path:
         directory.mkdir(exist_ok=True)
         directory.chmod(
             directory.stat().st_mode & 0o755
-        )  # whatever the umask is: containers get nothing that others may change
+        )  # regardless of the umask: containers must not get files that other users may change
     wanted = {f"{name}.so.{version}": f"{name}.so.{number}" for name, number in _LIBRARIES.items()}
     for path in libraries.iterdir():
         if path.name not in wanted and path.name not in wanted.values():
@@ -74,9 +74,9 @@ def _put(file: Path, content: bytes, mode: int) -> None:
 
 
 def shared_library(soname: str, machine: str = os.uname().machine) -> bytes:
-    """A shared library of 64 bits with this SONAME, empty for none, as ELF has it (elf(5)); `machine` as uname(2) says.
+    """Return a 64-bit ELF shared library (elf(5)) with this SONAME; empty for no SONAME. `machine` is as in uname(2).
 
-    It has no code and no symbols; readers of its headers cannot tell it from a real one.
+    It has no code and no symbols. Readers of its headers cannot distinguish it from a real library.
     """
     strings = b"\0" + soname.encode() + b"\0"
     at = struct.calcsize(_HEADER) + 2 * struct.calcsize(_PROGRAM_HEADER)
@@ -88,7 +88,7 @@ def shared_library(soname: str, machine: str = os.uname().machine) -> bytes:
     size = dynamic_at + len(dynamic)
     header = struct.pack(
         _HEADER,
-        b"\x7fELF\x02\x01\x01",  # 64 bits, least byte first, version 1
+        b"\x7fELF\x02\x01\x01",  # 64 bits, little-endian, version 1
         _ET_DYN,
         _MACHINES.get(machine, _MACHINES["x86_64"]),
         1,

@@ -1,4 +1,4 @@
-"""The event sets of a simulated driver: what each asked for, and the events that nobody has fetched yet."""
+"""The event sets of a simulated driver: registrations, and events that have not been read yet."""
 
 import collections
 import threading
@@ -8,18 +8,18 @@ import msgspec
 from gpu_plugin.nvml.port import Event, EventSet, Handle
 
 _QUEUE_LENGTH = 1024
-"""Events an event set holds while nobody waits; the oldest go first. A bound of our own: NVML documents none."""
+"""Largest number of unread events in an event set; the oldest are dropped first. NVML documents no such limit."""
 
 
 class GpuIsLostError(LookupError):
-    """A GPU that is registered in the event set is lost: nothing is heard of the others either."""
+    """A GPU of the event set is lost, so waits return no events of its other GPUs either."""
 
 
 class _Listener(msgspec.Struct):
-    """An event set: handle and mask of each GPU in it, its events, and whether a failed registration left it undefined.
+    """An event set: handle and mask of each GPU, its events, and whether a failed registration made it undefined.
 
-    `gone`: a GPU of it has vanished, and stays lost to it even when it is back. `ready` is how many of the events were there
-    before a GPU of it was lost.
+    `gone`: a GPU of the set has vanished; it stays lost for this set even after it returns. `ready` is the number of events
+    that were in the set before a GPU of it was lost.
     """
 
     gpus: dict[int, tuple[Handle, int]] = msgspec.field(default_factory=dict)
@@ -39,7 +39,7 @@ class EventSets:
         self._last = 0
 
     def create(self) -> EventSet:
-        """A new event set, in which no GPU is registered."""
+        """Make an event set without GPUs."""
         with self._changed:
             self._last += 1
             events = EventSet(self._last)
@@ -47,20 +47,20 @@ class EventSets:
         return events
 
     def free(self, events: EventSet) -> bool:
-        """Forgets an event set and ends the waits for it; False where there is none."""
+        """Remove an event set and end its waits. Return False if there is no such set."""
         with self._changed:
             known = self._listeners.pop(events, None) is not None
             self._changed.notify_all()
         return known
 
     def free_all(self) -> None:
-        """Forgets every event set."""
+        """Remove all event sets."""
         with self._changed:
             self._listeners.clear()
             self._changed.notify_all()
 
     def register(self, gpu: int, handle: Handle, mask: int, events: EventSet) -> bool:
-        """Adds these kinds of a GPU's events to an event set, from now on, with this handle; False where there is no such set."""
+        """Register a GPU in an event set for these kinds of events from now on. Return False if there is no such set."""
         with self._changed:
             if not (listener := self._listeners.get(events)):
                 return False
@@ -69,16 +69,16 @@ class EventSets:
         return True
 
     def undefine(self, events: EventSet) -> None:
-        """A registration ended with UNKNOWN: nothing is heard through the set any more, which is to be freed (nvml.h)."""
+        """Make a set return no more events, after a registration that ended with UNKNOWN; it should be freed (nvml.h)."""
         with self._changed:
             if listener := self._listeners.get(events):
                 listener.undefined = True
                 listener.events.clear()
 
     def lose(self, lost: frozenset[int]) -> None:
-        """These are the GPUs that are lost now: a wait for a set with one of them in it fails, be it under way or begun later.
+        """Set the lost GPUs: waits for a set with such a GPU fail, including waits that are under way.
 
-        What is in the set by then is delivered first.
+        Events that are in the set already are returned first.
         """
         with self._changed:
             for listener in self._listeners.values():
@@ -88,30 +88,30 @@ class EventSets:
             self._changed.notify_all()
 
     def vanish(self, gpu: int) -> None:
-        """The GPU has left the bus: a wait for a set that it is in fails from now on (nvml.h); what it has sent is not lost."""
+        """Remove a GPU from the bus: waits for its sets fail from now on (nvml.h). The events it has sent are kept."""
         with self._changed:
             for listener in self._listeners.values():
                 listener.gone |= listener.gpus.pop(gpu, None) is not None
             self._changed.notify_all()
 
     def post(self, gpu: int, kind: int, data: int, *instances: int) -> int:
-        """Queues an event in every event set that asked for that kind from that GPU; gives how many did."""
-        heard = 0
+        """Add an event to each set in which the GPU is registered for this kind. Return the number of these sets."""
+        receivers = 0
         with self._changed:
             for listener in self._listeners.values():
                 handle, mask = listener.gpus.get(gpu, (None, 0))
                 if handle is not None and mask & kind and not listener.undefined:
                     listener.events.append(Event(handle, kind, data, *instances))
-                    heard += 1
+                    receivers += 1
             self._changed.notify_all()
-        return heard
+        return receivers
 
     def next_event(self, events: EventSet, seconds: float) -> Event | None:
-        """The oldest event not fetched yet, waiting for one; None when none came in time.
+        """Return and remove the oldest event. Wait for an event if there is none; return None if none arrives in time.
 
         Raises:
             GpuIsLostError: a GPU in the set is lost.
-            LookupError: there is no such event set, or no longer.
+            LookupError: the event set does not exist, or was freed.
         """
 
         def ready() -> bool:

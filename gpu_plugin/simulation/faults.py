@@ -1,4 +1,4 @@
-"""Faults: what `gpu-plugin fault` can do to a simulated node. A new one is a function and its line in `FAULTS`."""
+"""The faults of `gpu-plugin fault` for a simulated node. A new fault needs a function and a line in `FAULTS`."""
 
 import math
 import time
@@ -16,35 +16,35 @@ from gpu_plugin.simulation.part_faults import MASK, PART_FAULTS, Fault, change, 
 
 _NONE = "none"
 _EMPTY = "empty"
-"""What `mig` takes besides profiles: no MIG mode, and MIG mode without a MIG device (as an empty text is)."""
+"""Values of `mig` other than profiles: no MIG mode, and MIG mode without a MIG device (as with an empty text)."""
 
 HIGHEST_XID = 999
-"""Xids are counted up one by one; NVIDIA's catalogue is below 200."""
+"""Xids are numbered consecutively; the numbers in NVIDIA's catalog are below 200."""
 
 _LONGEST_HANG = 86400.0
 """Seconds: a day."""
 
 _MANY_TIMES = 1000
-"""More refusals than a test waits for."""
+"""Largest number of refusals; more than any test needs."""
 
 _RECOVERIES = {"reset": int(RecoveryAction.GPU_RESET), "reboot": int(RecoveryAction.NODE_REBOOT)}
-"""nvmlDeviceGpuRecoveryAction_t that a driver asks for after a fatal Xid, by what proves that Xid over."""
+"""nvmlDeviceGpuRecoveryAction_t that a driver requests after a fatal Xid, by the Xid's way of recovery."""
 
 
 def _xid(node: SimulatedNode, gpu: int, number: int, instance: object = None) -> str:
     gpu_instance, compute_instance = (ALL_INSTANCES, ALL_INSTANCES) if instance is None else _instances(instance)
-    # What is contained in an instance costs its user the work there: a driver asks for nothing of the whole GPU
+    # An Xid of an instance only ends the work in the instance, so the driver requests no action for the whole GPU.
     action = _recovery_after(number) if instance is None else 0
-    heard = node.raise_xid(gpu, number, action, gpu_instance=gpu_instance, compute_instance=compute_instance)
+    receivers = node.raise_xid(gpu, number, action, gpu_instance=gpu_instance, compute_instance=compute_instance)
     where = "" if instance is None else f" on instance {instance}"
-    return f"Xid {number} raised{where}" + ("" if heard else ", and nothing listens for its events")
+    return f"Xid {number} raised{where}" + ("" if receivers else ", and nothing listens for its events")
 
 
 def _recovery_after(xid: int) -> int:
-    """What a driver asks for after this Xid: what ends it where it is fatal, else nothing (0).
+    """Return the action that a driver requests after this Xid: for a fatal Xid its recovery, else 0.
 
-    Of Xids whose gravity the driver itself decides (109, 144 to 146), the simulated one says: none. `--recovery-action` has
-    it say otherwise.
+    For Xids whose severity the driver decides (109, 144 to 146), the simulated driver requests no action. `--recovery-action`
+    changes that.
     """
     row = XID_TABLE.get(xid)
     return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict == "fatal" else 0
@@ -55,8 +55,8 @@ def _event(node: SimulatedNode, gpu: int, kind: int) -> str:
         raise ConfigError(f"event: {kind:#x}: {int(EventType.XID_CRITICAL):#x} is an Xid: ask for xid")
     unknown = kind & ~(node.profile.gpus[gpu].event_types or 0)
     require(node, gpu, "event", not unknown, f"sends no events of type {unknown:#x}")
-    heard = node.post(gpu, kind)
-    return f"event of type {kind:#x} sent" + ("" if heard else ", and nothing listens for it")
+    receivers = node.post(gpu, kind)
+    return f"event of type {kind:#x} sent" + ("" if receivers else ", and nothing listens for it")
 
 
 def _vanish(node: SimulatedNode, gpu: int, _: object) -> str:
@@ -77,10 +77,10 @@ def _hang(node: SimulatedNode, gpu: int, seconds: float) -> str:
 
 
 def _seconds(name: str, value: object) -> float:
-    """The value, if it is a number of seconds up to a day."""
+    """Read a number of seconds up to a day."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}: {value!r} is not a number of seconds")
-    if not 0 < value <= _LONGEST_HANG:  # and not a number is neither
+    if not 0 < value <= _LONGEST_HANG:  # false for NaN too
         raise ConfigError(f"{name}: {value}: from above 0 to {_LONGEST_HANG:g} seconds")
     return float(value)
 
@@ -91,7 +91,7 @@ def _error(node: SimulatedNode, gpu: int, code: int) -> str:
 
 
 def _profiles(name: str, value: object) -> list[str] | None:
-    """The MIG profiles that a list of them names; None out of MIG mode."""
+    """Read a list of MIG profiles; None outside MIG mode."""
     if not isinstance(value, str):
         raise ConfigError(
             f"{name}: {value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor {_EMPTY} nor {_NONE}"
@@ -158,26 +158,26 @@ FAULTS: Mapping[str, Fault] = {
     "reset-keeping-energy": Fault(flag, _reset_keeping_energy),
     "heal": Fault(flag, _heal),
 }
-"""By the key that asks for it, which is also the flag of `gpu-plugin fault`."""
+"""Faults of a GPU by key, which is also the flag of `gpu-plugin fault`."""
 
 NODE_FAULTS: Mapping[str, Callable[[SimulatedNode, object], str]] = {"reboot": _reboot, "init-error": _init_error}
-"""Those of the whole node, likewise: no GPU need be named."""
+"""Faults of the whole node by key. They need no GPU."""
 
 INSTANCE = "instance"
-"""What goes along with an Xid: on which instance of the GPU, such as 1 or 1/0. Left out: the whole GPU's."""
+"""The key for the instance of an Xid, such as 1 or 1/0. Without it, the Xid is of the whole GPU."""
 
 TIMES = "times"
-"""What goes along with a refusal to be opened: how often. Left out: for as long as the daemon runs."""
+"""The key for the number of refusals to open the driver. Without it, they last while the daemon runs."""
 
 
 def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
-    """Does what `{"gpu": 3, "xid": 79}` asks for, and says so in one sentence. `gpu` is an index or a uuid.
+    """Apply a fault such as `{"gpu": 3, "xid": 79}` and return a sentence about it. `gpu` is an index or a uuid.
 
-    Everything is checked first. It is done for every driver thread to see before the node's state is on disk, and on
-    disk before this returns: it may block for as long as a disk does.
+    The request is checked first. Driver threads see the fault before the node's state is on disk. The state is on disk when
+    this returns, so it may block for as long as the disk does.
 
     Raises:
-        ConfigError: no such GPU, not exactly one fault, or a value that cannot be.
+        ConfigError: there is no such GPU, not exactly one fault, or an invalid value.
     """
     known = (*FAULTS, *NODE_FAULTS)
     if unknown := set(request) - {*known, INSTANCE, TIMES, "gpu"}:
@@ -205,7 +205,7 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
 
 
 def _instances(value: object) -> tuple[int, int]:
-    """The GPU instance and the compute instance that a text such as 1 or 1/0 names; without the latter all of the former."""
+    """Read a GPU instance and a compute instance such as 1/0. A text such as 1 means the whole GPU instance."""
     if isinstance(value, str):
         numbers = value.split("/")
         if len(numbers) <= 2 and all(part.isascii() and part.isdecimal() and len(part) <= 2 for part in numbers):
@@ -214,7 +214,7 @@ def _instances(value: object) -> tuple[int, int]:
 
 
 def _find_gpu(node: SimulatedNode, value: object) -> int:
-    """The GPU that an index or a uuid names."""
+    """Return the index of the GPU with this index or uuid."""
     gpus = node.profile.gpus
     if isinstance(value, int) and not isinstance(value, bool):
         if 0 <= value < len(gpus):
@@ -231,13 +231,13 @@ def _find_gpu(node: SimulatedNode, value: object) -> int:
 
 
 def verb(node: SimulatedNode) -> Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]:
-    """`apply` as a verb of the daemon's control socket: a request's fields in, `{"done": sentence, "at": seconds}` out.
+    """Return `apply` as a verb of the daemon's control socket: it gets a request and returns `{"done": sentence, "at": time}`.
 
-    `at` is when it was applied on this machine's monotonic clock, for whoever measures what follows.
+    `at` is the time of the fault in seconds of this machine's monotonic clock, for measurements.
     """
 
     async def fault(request: Mapping[str, object]) -> Mapping[str, object]:
-        from anyio import to_thread  # noqa: PLC0415 - a profile's reader needs no event loop
+        from anyio import to_thread  # noqa: PLC0415 - reading a profile needs no event loop
 
         return await to_thread.run_sync(_timed, node, request)
 

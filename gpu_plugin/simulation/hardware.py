@@ -1,4 +1,4 @@
-"""The hardware of a simulated node: what changes while it runs, what a fault does to it, and what outlives the daemon."""
+"""The hardware of a simulated node: its changing state, the effects of faults, and the state file."""
 
 import math
 import threading
@@ -25,11 +25,11 @@ from gpu_plugin.simulation.saved import SavedNode, SimulatedComputeModes, read, 
 STATE_FILE = "simulated-node.json"
 
 _LOADED_BEFORE = 86400.0
-"""Seconds that the driver has been loaded when a node is first seen: its energy counters have a day behind them."""
+"""Time in seconds for which the driver has been loaded when a node is new, so energy counters start with a day's energy."""
 
 
 class SimulatedMigDevice(msgspec.Struct, frozen=True):
-    """A MIG device of a GPU. No other ever has the `number`; the same instance made again has the same `uuid`."""
+    """A MIG device of a GPU. A `number` is never reused. An instance that is made again has the same `uuid`."""
 
     number: int
     uuid: str
@@ -37,7 +37,7 @@ class SimulatedMigDevice(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct):
-    """A driver call that is to fail with `code`, so many times more: of one GPU, or for None of any and where it is no GPU's."""
+    """A driver call that fails with `code` for `left` more times: about one GPU, or (None) about any or no GPU."""
 
     call: str
     code: int
@@ -48,10 +48,10 @@ class _Refusal(msgspec.Struct):
 class SimulatedNode:
     """The GPUs of one node, safe from any thread.
 
-    `state` is the directory that remembers faults, boot id and energy counters, because hardware does not heal when a
-    daemon restarts; None remembers nothing, and without `keep` nothing is written there. `clock` (seconds, never goes back)
-    times hangs; `wall_clock` (seconds since the epoch) carries them and the energy counters over restarts. A GPU is named by its
-    index everywhere. `device_root` is the directory under which its device nodes were made, None where they were not.
+    `state` is the directory with the state file: faults, boot id and energy counters survive a restart of the daemon, as with
+    real hardware. With None nothing is saved, and without `keep` the directory is only read. `clock` (seconds, monotonic)
+    measures hangs; `wall_clock` (seconds since the epoch) is for hangs and energy counters in the state file. GPUs are named
+    by index. `device_root` is the directory with its device nodes; None if none were made.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class SimulatedNode:
         if profile.init_error is not None:
             self.refuse("open", profile.init_error)
 
-    # What a driver sees
+    # For the driver
 
     def opened(self) -> None:
-        """A process has opened the driver, which initialises GPUs that nothing kept initialised until now."""
+        """Record that a process has opened the driver. The first opening initialises GPUs that nothing kept initialised."""
         with self._changed:
             self._sessions += 1
             asleep = [gpu for gpu, now in enumerate(self._gpus) if not (now.persistence or now.lost or now.vanished)]
@@ -110,24 +110,24 @@ class SimulatedNode:
                 self._gpus[gpu] = condition.initialised(self._gpus[gpu], self._wall_clock())
 
     def closed(self) -> None:
-        """A process that had opened the driver has closed it."""
+        """Record that a process has closed the driver."""
         with self._changed:
             self._sessions -= 1
 
     def on_the_bus(self) -> dict[int, int]:
-        """The GPUs that a driver finds on the bus as it is opened, lost ones included, and how often each has gone before."""
+        """Return the GPUs that a driver finds when it is opened, including lost GPUs, and how often each has vanished."""
         with self._changed:
             return {gpu: self._departures[gpu] for gpu, now in enumerate(self._gpus) if not now.vanished}
 
     def has_gone(self, gpu: int, departures: int) -> bool:
-        """Whether the GPU has vanished since it was enumerated so, be it back or not."""
+        """Return whether the GPU has vanished since it was enumerated with this number of departures."""
         with self._changed:
             return self._departures[gpu] != departures
 
     def failing(self, gpu: int, departures: int | None = None) -> int | None:
-        """The code with which every call about the GPU fails; None: it answers. Blocks while the GPU hangs, or is slow to answer.
+        """Return the code with which all calls about the GPU fail; None: it works. Blocks while the GPU hangs or is slow.
 
-        With `departures` for whoever knows the GPU since it had gone so often: to them one that went since is lost for good.
+        `departures` is the number when the caller found the GPU: if it has vanished since, it is lost for this caller.
         """
         with self._changed:
             began = self._clock()
@@ -137,12 +137,12 @@ class SimulatedNode:
         return Return.GPU_IS_LOST if now.lost or now.vanished or gone else now.error
 
     def condition(self, gpu: int) -> Condition:
-        """The GPU as it is now."""
+        """Return the present state of the GPU."""
         with self._changed:
             return self._gpus[gpu]
 
     def energy(self, gpu: int) -> int:
-        """Energy in mJ drawn since the GPU was last reset or the node first seen."""
+        """Return the energy in mJ since the GPU was last reset or the node was new."""
         watts = self.profile.gpus[gpu].idle_watts
         with self._changed:
             now = self._wall_clock()
@@ -155,12 +155,12 @@ class SimulatedNode:
         return energy
 
     def mig_devices(self, gpu: int) -> tuple[SimulatedMigDevice, ...] | None:
-        """The MIG devices that the GPU is partitioned into, by MIG index; None out of MIG mode."""
+        """Return the GPU's MIG devices by MIG index; None outside MIG mode."""
         with self._changed:
             return self._mig_devices[gpu]
 
     def bindings(self) -> dict[str, int]:
-        """By PCI bus id a number that is another one whenever the driver was bound again; none of a GPU that has vanished."""
+        """Return a number by PCI bus id that changes when the driver is bound again. Vanished GPUs are not included."""
         with self._changed:
             return {
                 built.pci_bus_id: now.binding
@@ -169,14 +169,14 @@ class SimulatedNode:
             }
 
     def device_nodes(self) -> frozenset[str]:
-        """Every path under /dev: the profile's, and the capabilities of the MIG devices that there are."""
+        """Return all paths under /dev: the profile's, and the capabilities of the present MIG devices."""
         nodes = self.profile.device_nodes
         for gpu, built in enumerate(self.profile.gpus):
             nodes |= capability_nodes(built.minor, [each.instance for each in self.mig_devices(gpu) or ()])
         return nodes
 
     def refusal(self, call: str, gpu: int | None) -> int | None:
-        """The code with which this call is to fail, using up one of its times; None lets it pass."""
+        """Return the code with which this call must fail, and count it; None: it does not fail."""
         with self._changed:
             for refusal in self.refusals:
                 if refusal.call == call and refusal.gpu in (None, gpu):
@@ -189,9 +189,9 @@ class SimulatedNode:
     # Faults
 
     def refuse(self, call: str, code: int, gpu: int | None = None, times: float = math.inf) -> None:
-        """Makes a driver call, by its name in the port, fail with `code`, so many times.
+        """Make a driver call, by its name in the port, fail with `code` for this number of times.
 
-        Of one GPU or, for None, of any and of calls that are no GPU's. It comes before whatever else would happen to the call.
+        `gpu` limits this to calls about one GPU; None: all calls, with or without a GPU. Refusals come before other errors.
         """
         if call not in NVML_FUNCTIONS:
             raise ValueError(f"{call}: no such driver call")
@@ -206,9 +206,9 @@ class SimulatedNode:
         gpu_instance: int = ALL_INSTANCES,
         compute_instance: int = ALL_INSTANCES,
     ) -> int:
-        """Queues an event in every event set that asked for that kind from that GPU; gives how many did.
+        """Add an event to each event set that is registered for this kind and GPU. Return the number of these sets.
 
-        A GPU sends no kind that its profile does not have, and none while it has vanished.
+        A GPU sends only kinds that its profile has, and none while it has vanished.
         """
         if not (kind & (self.profile.gpus[gpu].event_types or 0)) or self.condition(gpu).vanished:
             return 0
@@ -223,9 +223,9 @@ class SimulatedNode:
         gpu_instance: int = ALL_INSTANCES,
         compute_instance: int = ALL_INSTANCES,
     ) -> int:
-        """Posts an Xid, and has the driver ask for a recovery if it asks for none yet; gives how many event sets heard it.
+        """Post an Xid, and request a recovery action if there is no request yet. Return the number of event sets that got it.
 
-        It never does on a GPU that does not tell its recovery action, nor where that was set to none by `set_field`.
+        There is no request if the GPU does not report a recovery action, or if `set_field` has set it to none.
         """
         with self._changing():
             now = self._gpus[gpu]
@@ -236,28 +236,28 @@ class SimulatedNode:
             )
             if asks:
                 self._set(gpu, fields={**now.fields, FI_GET_GPU_RECOVERY_ACTION: recovery_action})
-            heard = self.post(gpu, EventType.XID_CRITICAL, xid, gpu_instance, compute_instance)
+            receivers = self.post(gpu, EventType.XID_CRITICAL, xid, gpu_instance, compute_instance)
             if asks:
                 self.post(gpu, EventType.GPU_RECOVERY_ACTION)
-        return heard
+        return receivers
 
     def change(self, gpu: int, **changes: Any) -> None:
-        """Has these of the GPU's `Condition` be so until changed again, reset where a reset sets them back, or healed."""
+        """Change parts of the GPU's `Condition` until they are changed again, cleared by a reset, or healed."""
         with self._changing():
             self._set(gpu, **changes)
 
     def grow(self, gpu: int, counter: str, by: int) -> None:
-        """Adds to a counter of the GPU's `Condition`: faults may be asked for side by side, and each counts."""
+        """Add to a counter of the GPU's `Condition`, so that faults at the same time all count."""
         with self._changing():
             self._set(gpu, **{counter: getattr(self._gpus[gpu], counter) + by})
 
     def dip(self, gpu: int, energy: int) -> None:
-        """Has the energy counter be so many mJ less, when it is read next, than it was the last time; it grows on from there."""
+        """Make the energy counter lower by this many mJ at its next reading than at its last; then it grows again."""
         with self._changed:
             self._dips[gpu] = energy
 
     def set_field(self, gpu: int, number: int, value: int, *, more: bool = False) -> None:
-        """Sets a field by its NVML_FI_* id, which the profile must list; or has it grow by the value, for `more`."""
+        """Set a field by its NVML_FI_* id, which the profile must list. With `more`, add the value instead."""
         with self._changing():
             now = self._gpus[gpu]
             if more:
@@ -265,7 +265,7 @@ class SimulatedNode:
             self._set(gpu, fields={**now.fields, number: value})
 
     def grow_on_link(self, gpu: int, link: int, number: int, by: int) -> None:
-        """Has a field of one of the GPU's NVLinks grow, by its NVML_FI_* id, which the profile must list."""
+        """Add to a field of one of the GPU's NVLinks, by its NVML_FI_* id, which the profile must list."""
         with self._changing():
             now = self._gpus[gpu]
             links = now.link_fields.get(number, {})
@@ -273,15 +273,15 @@ class SimulatedNode:
             self._set(gpu, link_fields={**now.link_fields, number: {**links, link: value}})
 
     def lose(self, gpu: int) -> None:
-        """The GPU falls off the bus, silently: an Xid that a real one may raise is a fault of its own."""
+        """Remove the GPU from the bus without an Xid; an Xid is a separate fault."""
         self.change(gpu, lost=True)
 
     def hang(self, gpu: int, seconds: float) -> None:
-        """Every call to the GPU blocks for so long from now."""
+        """Make all calls about the GPU block for this many seconds from now."""
         self.change(gpu, hung_until=self._clock() + seconds)
 
     def vanish(self, gpu: int) -> None:
-        """The driver is unbound from the GPU: who has it open loses it, and who opens it does not find it."""
+        """Unbind the driver from the GPU: open drivers lose it, and drivers that are opened later do not find it."""
         with self._changing():
             if not self._gpus[gpu].vanished:
                 self._departures[gpu] += 1
@@ -289,32 +289,32 @@ class SimulatedNode:
                 self._set(gpu, vanished=True)
 
     def bring_back(self, gpu: int) -> None:
-        """The driver is bound to a GPU that had vanished; who has the driver open finds it once it is opened again."""
+        """Bind the driver to a vanished GPU. Processes find it when they open the driver again."""
         self._become(gpu, condition.returned)
 
     def reset(self, gpu: int, *, energy: bool = True) -> None:
-        """Resets the GPU, and its counter of `energy` too if asked to.
+        """Reset the GPU, including its `energy` counter if requested.
 
-        It stays partitioned as it was, unlike a real one: its owner is taken to have partitioned it again.
+        Unlike a real GPU it keeps its partition, as if its owner had partitioned it again.
         """
         self._become(gpu, partial(condition.reset, energy=energy))
 
     def reboot(self) -> None:
-        """Boots the node again: every GPU is reset, and back on the bus if it was not."""
+        """Boot the node again: all GPUs are reset, and return to the bus."""
         with self._changing():
             self.boot_id = _new_boot_id()
             self.compute_modes = SimulatedComputeModes(self._file.parent if self._file else None, self.boot_id)
             self._gpus = [condition.booted(was, self._wall_clock()) for was in self._gpus]
 
     def heal(self, gpu: int) -> None:
-        """Repair and reset in one: bound again, idle, its counters at 0, and nothing is wrong with it. Its partition stays."""
+        """Repair and reset the GPU: bound again, idle, without faults, counters at 0. It keeps its partition."""
         self._become(gpu, condition.healed)
 
     def partition(self, gpu: int, profiles: Sequence[str] | None) -> None:
-        """Partitions the GPU into these MIG devices, in place of those it had; None takes it out of MIG mode.
+        """Replace the GPU's MIG devices by these; None ends MIG mode.
 
         Raises:
-            ConfigError: its model cannot be partitioned so; nothing was done.
+            ConfigError: its model cannot be partitioned in this way. Nothing was changed.
         """
         built = self.profile.gpus[gpu]
         if built.mig_mode is None or built.mig_profiles is None:
@@ -330,7 +330,7 @@ class SimulatedNode:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Under it GPUs change; afterwards those who wait are told, and the state file is written."""
+        """Guard changes of GPUs; afterwards notify the waiting threads, and write the state file."""
         with self._changed:
             yield
             self._changed.notify_all()
@@ -352,15 +352,15 @@ class SimulatedNode:
             devices.append(SimulatedMigDevice(self._last_mig_device, mig_uuid(gpu.uuid, instance), instance))
         return tuple(devices)
 
-    # Memory
+    # State file
 
     def keep(self) -> None:
-        """Writes the state file again where it is gone, as what is known of real hardware would be."""
+        """Write the state file again if it was removed, since real hardware does not lose its state."""
         if self._file and not self._file.exists():
             self._save()
 
     def _save(self) -> None:
-        """Writes the state file, which is on disk before a fault is acknowledged."""
+        """Write the state file to disk, so that acknowledged faults are saved."""
         if not self._file:
             return
         with self._saving:
@@ -377,16 +377,16 @@ class SimulatedNode:
 
 
 def _answers_at(now: Condition, began: float) -> float:
-    """When a call that began then is answered, on the same clock."""
+    """Return the time at which a call that began at `began` is answered, on the same clock."""
     return max(now.hung_until or 0.0, began + (now.slow or 0.0))
 
 
 def _built(gpu: GpuProfile) -> tuple[str, ...] | None:
-    """What the GPU is partitioned into as it leaves the factory; None out of MIG mode."""
+    """Return the GPU's partition according to its profile; None outside MIG mode."""
     return gpu.mig or () if gpu.mig_mode is not None and gpu.mig_mode[0] else None
 
 
 def _new_boot_id() -> str:
-    import uuid  # noqa: PLC0415 - 7 ms, and only for a node's first boot
+    import uuid  # noqa: PLC0415 - 7 ms, and only needed for a node's first boot
 
     return str(uuid.uuid4())

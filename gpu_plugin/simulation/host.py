@@ -1,4 +1,4 @@
-"""What /sys, /dev and /proc of a simulated node say."""
+"""The content of /sys, /dev and /proc of a simulated node."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -12,49 +12,49 @@ if TYPE_CHECKING:
 
 
 class SimulatedHost:
-    """The port's `HostView` on a `SimulatedNode`."""
+    """Implements `HostView` for a `SimulatedNode`."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self._node = node
         self._mig_minors: Mapping[str, int] = {}
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """The profile's, for a bus id as `Profile.at` takes it; None: not known."""
+        """Return the profile's NUMA node, for a bus id in a form of `Profile.at`; None: not known."""
         index = self._node.profile.at(pci_bus_id)
         node = -1 if index is None else self._node.profile.gpus[index].numa_node
         return node if node >= 0 else None
 
     def pci_path(self, pci_bus_id: str) -> str:
-        """The profile's, for a bus id as above; empty where it is no GPU's, or the place of the GPU is not known."""
+        """Return the profile's path, for a bus id as above; empty if it is no GPU's, or the GPU's place is unknown."""
         index = self._node.profile.at(pci_bus_id)
         if index is None or self._node.condition(index).topology == condition.UNKNOWN:
             return ""
         return self._node.profile.pci_paths[index]
 
     def machine(self) -> str | None:
-        """The profile's."""
+        """Return the profile's name of the machine."""
         return self._node.profile.machine
 
     def pci_class(self, pci_bus_id: str) -> int | None:
-        """The profile's, for a bus id as above."""
+        """Return the profile's class code, for a bus id as above."""
         index = self._node.profile.at(pci_bus_id)
         return None if index is None else self._node.profile.gpus[index].pci_class
 
     def pci_config(self, pci_bus_id: str) -> bytes:
-        """Nothing: no simulated GPU is a vGPU."""
+        """Return nothing: no simulated GPU is a vGPU."""
         del pci_bus_id
         return b""
 
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
-        """The profile's."""
+        """Return the profile's distances."""
         return self._node.profile.numa_distances
 
     def device_roots(self) -> Mapping[str, str]:
-        """The profile's nodes and those of MIG devices, all below /; those of lost GPUs too, since udev removes none."""
+        """Return the device nodes of the profile and of MIG devices, all below /. udev keeps the nodes of lost GPUs too."""
         return dict.fromkeys(self._node.device_nodes(), "")
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        """The nodes of `device_roots`, with the numbers that they are made with; no simulated GPU has a DRM node."""
+        """Return the nodes of `device_roots` with the numbers used to make them. No simulated GPU has a DRM node."""
         del pci_bus_ids
         from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices  # noqa: PLC0415 - only CDI specifications need it
         from gpu_plugin.simulation.device_nodes import MODE, device_numbers  # noqa: PLC0415
@@ -64,20 +64,20 @@ class SimulatedHost:
         return HostDevices(nodes)
 
     def mig_minors(self) -> Mapping[str, int]:
-        """Of every MIG instance that the node's GPUs could have, in use or not, as a real driver lists them."""
+        """Return the minors of all possible MIG instances of the GPUs, as a real driver does."""
         if not self._mig_minors:
             gpus = [gpu for gpu in self._node.profile.gpus if gpu.mig_profiles]
             self._mig_minors = {name: minor for gpu in gpus for name, minor in mig.minors(gpu.minor).items()}
         return self._mig_minors
 
     def bindings(self) -> Mapping[str, int]:
-        """Of the GPUs that have not vanished; another number after they returned, were healed, or the node booted."""
+        """Return the bindings of GPUs that have not vanished. They change after a return, a repair, or a boot."""
         return self._node.bindings()
 
     def pci_gpus(self) -> Mapping[str, str]:
-        """The GPUs that have not vanished, bound to the NVIDIA driver."""
+        """Return the GPUs that have not vanished as bound to the NVIDIA driver."""
         return dict.fromkeys(self._node.bindings(), "nvidia")
 
     def boot_id(self) -> str:
-        """Changes when the node boots and when its state is gone, and at no other time."""
+        """Return the boot id, which changes only when the node boots or its state file is lost."""
         return self._node.boot_id

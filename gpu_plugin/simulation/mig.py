@@ -1,7 +1,7 @@
-"""How a simulated GPU can be partitioned into MIG devices: what profiles its model has, where they fit, what they are called.
+"""How simulated GPUs can be partitioned into MIG devices: the profiles of each model, their placement and their names.
 
-Pure: the node keeps what this lays out. Sources are NVIDIA's MIG user guide (profiles, placements, mig-minors) and what
-nvidia-smi prints of GPU instances.
+Pure: the node stores the result. Sources are NVIDIA's MIG user guide (profiles, placements, mig-minors) and the output of
+nvidia-smi about GPU instances.
 """
 
 import re
@@ -16,14 +16,14 @@ from gpu_plugin.devices.node import Engines
 
 COMPUTE_SLICES = 7
 MEMORY_SLICES = 8
-"""What a GPU of any model here has to give away."""
+"""Numbers of slices of a GPU, the same for all models here."""
 
 MEDIA = "+me"
-"""Ends the profile that has the media engines; of those there is one set."""
+"""The suffix of the profile with the media engines, of which a GPU has one set."""
 
 _MEMORY: Mapping[str, tuple[tuple[int, int], ...]] = {
-    # By the memory slices 1, 2, 4 and 8: gigabytes in the profile's name, and MiB of `nvidia-smi mig -lgip`. Of the H200
-    # all but the first, and of the B200 all MiB are not recorded: figures that give the names by NVIDIA's own rule.
+    # For 1, 2, 4 and 8 memory slices: gigabytes in the profile's name, and MiB of `nvidia-smi mig -lgip`. The MiB of the H200
+    # (except the first) and of the B200 are not recorded: these values result in the names by NVIDIA's own rule.
     "a100-40gb": ((5, 4864), (10, 9856), (20, 19968), (40, 40192)),
     "a100-80gb": ((10, 9728), (20, 19968), (40, 40192), (80, 80640)),
     "h100-80gb": ((10, 9984), (20, 20096), (40, 40448), (80, 81152)),
@@ -33,20 +33,20 @@ _MEMORY: Mapping[str, tuple[tuple[int, int], ...]] = {
 
 _MULTIPROCESSORS = {"a100": (14, 14, 28, 42, 56, 98), "h100": (16, 26, 32, 60, 64, 132)}
 _DECODERS = {"a100": (0, 1, 1, 2, 2, 5), "h100": (1, 1, 2, 3, 4, 7)}
-"""SM and DEC of `nvidia-smi mig -lgip` for 1g, 1g with double memory, 2g, 3g, 4g and 7g. Of the H200 and B200 they are not
-recorded: taken to be those of an H100, which has JPEG engines beside its decoders. Copy engines (CE) are as many as g, but 8 of
-an H100's 7g; the optical flow engine (OFA) goes with all of the GPU, or with the media engines."""
+"""SM and DEC of `nvidia-smi mig -lgip` for 1g, 1g with double memory, 2g, 3g, 4g and 7g. Values of the H200 and B200 are not
+recorded; those of an H100 are used, which has as many JPEG engines as decoders. There are as many copy engines (CE) as g, but 8
+for 7g of an H100. The optical flow engine (OFA) belongs to the whole GPU, or to the media engines."""
 
-# Compute slices that a compute instance may have, by those of its GPU instance.
+# Possible compute slices of a compute instance, by the compute slices of its GPU instance.
 _COMPUTE_INSTANCES = {1: (1,), 2: (1, 2), 3: (1, 2, 3), 4: (1, 2, 4), 7: (1, 2, 3, 4, 7)}
 
-# GPU instance ids by memory slices, in the order in which instances get them; there are 15 in all.
+# GPU instance ids by memory slices, in the order in which they are assigned. A GPU has 15 ids in all.
 _INSTANCE_IDS = {8: (0,), 4: (1, 2), 2: (3, 4, 5, 6), 1: (7, 8, 9, 10, 11, 12, 13)}
 
 _FIRST_MINOR = 3
 _MINORS_PER_INSTANCE = 9
 _INSTANCES_PER_GPU = 15
-"""mig-minors: after config (1) and monitor (2) come, by GPU minor and GPU instance, its own and those of eight parts."""
+"""mig-minors: config is 1 and monitor is 2; then by GPU minor and GPU instance the instance and its eight parts."""
 
 _NAME = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.([0-9]+)gb([+-][a-z.]+)?")
 
@@ -54,7 +54,7 @@ _NAME = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.([0-9]+)gb([+-][a-z.]+)?")
 class GpuInstanceProfile(msgspec.Struct, frozen=True):
     """A size of GPU instance, of which a GPU can have `most`.
 
-    Where their slices and these numbers suffice for all, so do the places at which the driver lets them begin.
+    If there are enough slices and instances of each size do not exceed `most`, the driver's placements suffice too.
     """
 
     name: str
@@ -66,7 +66,7 @@ class GpuInstanceProfile(msgspec.Struct, frozen=True):
 
 
 class MigInstance(msgspec.Struct, frozen=True):
-    """A compute instance of a simulated GPU, with the GPU instance that it is part of, as NVML tells of it."""
+    """A compute instance of a simulated GPU with its GPU instance, as NVML reports them."""
 
     profile: str
     gpu_instance: int
@@ -79,7 +79,7 @@ class MigInstance(msgspec.Struct, frozen=True):
 
 @cache
 def gpu_instance_profiles(model: str) -> Mapping[str, GpuInstanceProfile]:
-    """The profiles of a model that `_MEMORY` has, by name, the smallest first."""
+    """Return the profiles of a model in `_MEMORY` by name, the smallest first."""
     (one, one_mb), (two, two_mb), (four, four_mb), (eight, eight_mb) = _MEMORY[model]
     return {
         profile.name: profile
@@ -96,7 +96,7 @@ def gpu_instance_profiles(model: str) -> Mapping[str, GpuInstanceProfile]:
 
 
 def _engines(model: str, row: int, compute: int, *, media: bool = False) -> Engines:
-    """What a GPU instance of so many compute slices has; `row` of the tables above."""
+    """Return the engines of a GPU instance with `compute` compute slices; `row` is the index in the tables above."""
     older = model.startswith("a100")
     of = "a100" if older else "h100"
     decoders = max(_DECODERS[of][row], int(media))
@@ -106,13 +106,13 @@ def _engines(model: str, row: int, compute: int, *, media: bool = False) -> Engi
 
 
 def lay_out(model: str, profiles: Sequence[str]) -> tuple[MigInstance, ...]:
-    """The MIG devices of a GPU partitioned into these, in the order of their MIG index: by GPU instance, then compute instance.
+    """Return the MIG devices of a GPU with these profiles, by MIG index: by GPU instance, then compute instance.
 
-    A profile such as 1c.3g.20gb is a compute instance in the last GPU instance of 3g.20gb that still has room for it, or in
-    a new one.
+    A profile such as 1c.3g.20gb is a compute instance in the last GPU instance of 3g.20gb with enough room, or in a new GPU
+    instance.
 
     Raises:
-        ConfigError: no such profile, or more than the GPU has room for.
+        ConfigError: there is no such profile, or not enough room on the GPU.
     """
     instances: list[tuple[GpuInstanceProfile, list[int]]] = []
     for name in profiles:
@@ -144,7 +144,7 @@ def lay_out(model: str, profiles: Sequence[str]) -> tuple[MigInstance, ...]:
 
 
 def minors(gpu_minor: int) -> dict[str, int]:
-    """What mig-minors lists of one GPU: every instance that there could be."""
+    """Return the content of mig-minors for one GPU: all possible instances."""
     listed = {}
     for number in range(_INSTANCES_PER_GPU):
         minor = _minor(gpu_minor, number)
@@ -155,7 +155,7 @@ def minors(gpu_minor: int) -> dict[str, int]:
 
 
 def capability_nodes(gpu_minor: int, instances: Iterable[MigInstance]) -> frozenset[str]:
-    """The device nodes of these instances of one GPU."""
+    """Return the device nodes of these instances of one GPU."""
     numbers = set()
     for instance in instances:
         minor = _minor(gpu_minor, instance.gpu_instance)
@@ -168,7 +168,7 @@ def _minor(gpu_minor: int, gpu_instance: int) -> int:
 
 
 def _find(model: str, name: str) -> tuple[GpuInstanceProfile, int]:
-    """The GPU instance profile that a name is about, and the compute slices that it wants of it."""
+    """Return the GPU instance profile of a name, and the number of compute slices that it uses of it."""
     known = gpu_instance_profiles(model)
     form = _NAME.fullmatch(name)
     profile = known.get(name[name.find(".") + 1 :] if form and form[1] else name)

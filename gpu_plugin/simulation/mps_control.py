@@ -1,24 +1,24 @@
-"""What stands in for nvidia-cuda-mps-control on a simulated node, run by its path: `mps_control.py [-f]`.
+"""A substitute for nvidia-cuda-mps-control on a simulated node, run by its path: `mps_control.py [-f]`.
 
-With -f it is the daemon: it listens on `control` in $CUDA_MPS_PIPE_DIRECTORY, keeps the limits it is told, answers what they
-are, and writes every command into control.log in $CUDA_MPS_LOG_DIRECTORY. Without, it passes on the commands that it reads,
-and prints the answers.
+With -f it is the daemon: it listens on `control` in $CUDA_MPS_PIPE_DIRECTORY, stores and reports limits, and logs each command
+in control.log in $CUDA_MPS_LOG_DIRECTORY. Without -f it sends the commands from its standard input to the daemon, and prints
+the answers.
 
-It behaves as the real one (driver 535) in what others rely on. A lock on `control_lock` tells that it lives, as do its
-answers; its files stay when it ends; a directory that holds a daemon takes no second. What is refused is answered with exit
-status 0: a memory limit without a word, a percentage with the one that stays in force, an unknown command with a sentence;
-status 1 means that no daemon is there. Memory is answered in whole GiB from there on. Their wire is another: the real one's
-is documented nowhere. A client that connects and sends nothing keeps all others waiting. But of two clients that send commands
-at once both are answered here; the real one refuses one, answers it nothing, or has it wait for ever. Root's clients use
-`control_privileged` with the real one.
+It behaves like the real program (driver 535) where others depend on it. A lock on `control_lock` shows that the daemon runs, as
+do its answers; its files remain when it ends; a directory with a daemon accepts no second daemon. Refused commands get exit
+status 0: a memory limit gets an empty answer, a percentage the value that stays in force, an unknown command a sentence. Status
+1 means that there is no daemon. Memory is reported in whole GiB from one GiB on. The protocol is different, since the real
+protocol is undocumented. A client that connects and sends nothing blocks all others. If two clients send commands at once,
+both are answered here; the real daemon refuses one, sends it an empty answer, or lets it wait forever. With the real program,
+root's clients use `control_privileged`.
 
-A file called `fault` in the log directory makes the daemon fail, looked for at every command, and at the start:
+A file `fault` in the log directory makes the daemon fail. It is read at the start and before each command:
 
-    crash        exits with status 1 at the next command, or at the start
-    hang         answers no command
-    refuse TEXT  takes no limits by commands that begin with TEXT
-    unknown TEXT knows no commands that have TEXT in their names
-    server       starts a process that outlives it, as a server may
+    crash        exit with status 1 at the start, or at the next command
+    hang         answer no command
+    refuse TEXT  ignore limits in commands that begin with TEXT
+    unknown TEXT do not know commands whose names contain TEXT
+    server       start a process that survives the daemon, as a server may
 """
 
 import fcntl
@@ -31,7 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 
 COMMAND = (sys.executable, "-I", "-S", __file__)
-"""How to run it: it needs nothing but the standard library, and is run often."""
+"""The command to run it. It uses only the standard library, since it runs often."""
 
 SOCKET = "control"
 LOCK = "control_lock"
@@ -46,7 +46,7 @@ _SERVER_SECONDS = 3600
 
 
 def main(arguments: list[str]) -> int:
-    """The daemon with -f, a client of it without. Gives the exit status."""
+    """Run the daemon with -f, else a client. Return the exit status."""
     pipe = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
     return _daemon(pipe, Path(os.environ["CUDA_MPS_LOG_DIRECTORY"])) if "-f" in arguments else _client(pipe)
 
@@ -83,7 +83,7 @@ def _daemon(pipe: Path, log: Path) -> int:
     path.unlink(missing_ok=True)
     (pipe / PRIVILEGED).unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener, (log / LOG).open("a", buffering=1) as record:
-        with socket.socket(socket.AF_UNIX) as privileged:  # for root; the stand-in does not listen there
+        with socket.socket(socket.AF_UNIX) as privileged:  # for root's clients; this program does not listen there
             privileged.bind(str(pipe / PRIVILEGED))
         listener.bind(str(path))
         path.chmod(0o666)
@@ -134,7 +134,7 @@ def _daemon(pipe: Path, log: Path) -> int:
 
 
 def _open_log(path: Path) -> None:
-    """Make the FIFO of the log as the real daemon does, which follows links: write to what is there, then set its mode."""
+    """Make the FIFO of the log as the real daemon does, following links: write to an existing file, then set its mode."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.write(descriptor, b"Start")
@@ -144,10 +144,10 @@ def _open_log(path: Path) -> None:
     path.chmod(0o777)
 
 
-def _share(said: str) -> str:
-    """A percentage as it is answered; empty where it is none between 0 and 100."""
+def _share(text: str) -> str:
+    """Return a percentage as in answers; empty if it is not between 0 and 100."""
     with suppress(ValueError):
-        return f"{float(said):.1f}" if 0 < float(said) <= 100 else ""
+        return f"{float(text):.1f}" if 0 < float(text) <= 100 else ""
     return ""
 
 
@@ -166,7 +166,7 @@ def _all(connection: socket.socket) -> str:
 
 
 def _answer(connection: socket.socket, text: str) -> None:
-    with suppress(OSError):  # it may have waited long enough
+    with suppress(OSError):  # the client may have given up
         connection.sendall(text.encode())
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a part of a simulated GPU: heat, memory, links, and what its driver makes of it."""
+"""Faults of the parts of a simulated GPU: temperature, memory, links, and the driver's values for it."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -19,57 +19,57 @@ from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 Reader = Callable[[str, object], Any]
-"""Gives the value of a fault by the fault's name and what was asked for. Raises ConfigError where it cannot be."""
+"""Converts the requested value of a fault, given the fault's name. Raises ConfigError if the value is invalid."""
 
 Effect = Callable[[SimulatedNode, int, Any], str]
-"""Does a fault with its value to a GPU by index; gives what was done, to follow "GPU 3 (GPU-...): ".
+"""Applies a fault with its value to a GPU by index. Returns what was done, as the end of "GPU 3 (GPU-...): ".
 
-Raises ConfigError where it cannot be on this GPU; nothing was done.
+Raises ConfigError if this GPU cannot have the fault; then nothing was changed.
 """
 
 _LACKS = {
-    "margin": "tells no margin temperature",
-    "clocks_event_reasons": "tells no clocks event reasons",
-    "ecc": "counts no memory errors",
-    "row_remapping": "remaps no memory rows",
-    "page_retirement": "retires no memory pages",
-    "sram_status": "tells nothing of its SRAM",
-    "unrepairable_memory": "tells nothing of unrepairable memory",
-    "pcie_width": "tells nothing of its PCIe link",
+    "margin": "does not report a margin temperature",
+    "clocks_event_reasons": "does not report clocks event reasons",
+    "ecc": "does not count memory errors",
+    "row_remapping": "does not remap memory rows",
+    "page_retirement": "does not retire memory pages",
+    "sram_status": "does not report SRAM errors",
+    "unrepairable_memory": "does not report unrepairable memory",
+    "pcie_width": "does not report its PCIe link",
 }
-"""By what a GPU's profile may lack (None or False there): what its model does not do."""
+"""For each property that a GPU's profile may lack (None or False there), a text that says what its model does not do."""
 
 MASK = 0xFFFFFFFF
 """The largest mask of 32 bits."""
 
 _HOTTEST = 200
-"""°C. No sensor says more; a slip of the finger does."""
+"""°C. No sensor reports more, so a higher value is a typing error."""
 
 _MANY = 1_000_000
-"""More errors than a test counts; a slip of the finger does."""
+"""No test counts more errors, so a higher value is a typing error."""
 
 _MAX_ENERGY = 10**15
-"""mJ: what a kilowatt makes of thirty years."""
+"""mJ: a kilowatt for thirty years."""
 
 PERSISTENCE_MODES = ("on", "off")
-"""What `persistence-mode` takes; the first is as it is built."""
+"""Values of `persistence-mode`; the first is the default of the hardware."""
 
 _COMPLETED = "completed"
-"""What `fabric` takes besides `FABRICS`: as the profile says."""
+"""A value of `fabric` in addition to `FABRICS`: the profile's state."""
 
 TOPOLOGIES = {
-    "readable": "NVML and sysfs tell its place on PCIe",
-    UNREADABLE: "NVML does not tell its place on PCIe, until healed",
-    UNKNOWN: "neither NVML nor sysfs tells its place on PCIe, until healed",
+    "readable": "NVML and sysfs report its place on PCIe",
+    UNREADABLE: "NVML does not report its place on PCIe, until healed",
+    UNKNOWN: "neither NVML nor sysfs reports its place on PCIe, until healed",
 }
-"""What `topology` takes, and what it does; the first is as the profile says."""
+"""Values of `topology` with their effects; the first is the profile's state."""
 
 RECOVERY_ACTIONS: Mapping[str, int] = {action.name.lower().replace("_", "-"): int(action) for action in RecoveryAction}
-"""nvmlDeviceGpuRecoveryAction_t by the words that `recovery-action` takes for it."""
+"""nvmlDeviceGpuRecoveryAction_t by the values of `recovery-action`."""
 
 
 class Fault:
-    """A fault of a GPU; what it `needs` of the GPU's profile are keys of `_LACKS`, and fields by their NVML_FI_* id."""
+    """A fault of a GPU. `needs` are required properties of the GPU's profile: keys of `_LACKS`, or NVML_FI_* ids of fields."""
 
     def __init__(self, read: Reader, effect: Effect, *needs: str | int) -> None:
         self.read = read
@@ -77,11 +77,11 @@ class Fault:
         self._needs = needs
 
     def apply(self, node: SimulatedNode, gpu: int, name: str, value: object) -> str:
-        """What its `Effect` gives. Raises as that and the `Reader` do, and where the GPU lacks what it needs."""
+        """Apply the fault and return the text of its `Effect`. Raises ConfigError, also if the GPU lacks a needed property."""
         read, built = self.read(name, value), node.profile.gpus[gpu]
         for need in self._needs:
             if isinstance(need, int):
-                require(node, gpu, name, need in built.fields, f"does not have the field that tells it, {need}")
+                require(node, gpu, name, need in built.fields, f"does not have the field for it, {need}")
             else:
                 has = getattr(built, need)
                 require(node, gpu, name, has is not None and has is not False, _LACKS[need])
@@ -89,16 +89,16 @@ class Fault:
 
 
 def require(node: SimulatedNode, gpu: int, name: str, has: object, lacks: str) -> None:
-    """Raises ConfigError unless the GPU `has` what a fault takes; `lacks` says what its model does not do."""
+    """Raise ConfigError unless the GPU `has` a property that a fault needs; `lacks` says what its model does not do."""
     if not has:
         raise ConfigError(f"{name}: {node.profile.gpus[gpu].name}: the simulated one {lacks}")
 
 
-# How values are read
+# Readers of values
 
 
 def whole(low: int, high: int, unit: str = "") -> Reader:
-    """Reads whole numbers from `low` to `high`."""
+    """Return a reader of whole numbers from `low` to `high`."""
 
     def read(name: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -111,13 +111,13 @@ def whole(low: int, high: int, unit: str = "") -> Reader:
 
 
 def flag(name: str, value: object) -> None:
-    """Takes nothing but true."""
+    """Read a value that must be true."""
     if value is not True:
         raise ConfigError(f"{name}: {value!r}: it is either asked for with true or left out")
 
 
 def one_of(words: Collection[str]) -> Reader:
-    """Reads one of these."""
+    """Return a reader of one of these words."""
 
     def read(name: str, value: object) -> str:
         if not isinstance(value, str) or value not in words:
@@ -127,11 +127,11 @@ def one_of(words: Collection[str]) -> Reader:
     return read
 
 
-# What faults do
+# Effects
 
 
 def change(says: str, *named: str, **others: object) -> Effect:
-    """Has those `named` of the GPU's `Condition` be the value, and these others be so; `says` what was done, with a {} for it."""
+    """Return an effect that sets the fields `named` of `Condition` to the value, and `others`; `says` is its text with a {}."""
 
     def effect(node: SimulatedNode, gpu: int, value: object) -> str:
         node.change(gpu, **dict.fromkeys(named, value), **others)
@@ -141,7 +141,7 @@ def change(says: str, *named: str, **others: object) -> Effect:
 
 
 def _set_field(says: str, number: int, *, more: bool = False) -> Effect:
-    """Sets a field of the GPU to the value, or has it grow by that for `more`; `says` as with `change`."""
+    """Return an effect that sets a field of the GPU to the value, or adds it with `more`; `says` as in `change`."""
 
     def effect(node: SimulatedNode, gpu: int, value: int) -> str:
         node.set_field(gpu, number, value, more=more)
@@ -151,7 +151,7 @@ def _set_field(says: str, number: int, *, more: bool = False) -> Effect:
 
 
 def _grow_on_link(says: str, name: str, number: int) -> Effect:
-    """Has a count of the last NVLink that leads anywhere grow; `says` takes the value and the link."""
+    """Return an effect that adds to a count of the GPU's last connected NVLink; `says` has places for value and link."""
 
     def effect(node: SimulatedNode, gpu: int, value: int) -> str:
         links = [at for at, remote in enumerate(node.profile.remotes[gpu]) if remote is not None]
@@ -190,7 +190,7 @@ def _recovery_action(node: SimulatedNode, gpu: int, action: str) -> str:
     node.set_field(gpu, FI_GET_GPU_RECOVERY_ACTION, RECOVERY_ACTIONS[action])
     node.post(gpu, EventType.GPU_RECOVERY_ACTION)
     if not RECOVERY_ACTIONS[action]:
-        return "its driver asks for no recovery, whatever Xid is raised, until reset"
+        return "its driver requests no recovery after any Xid, until reset"
     return f"its driver asks for {action}, until reset"
 
 
@@ -308,4 +308,4 @@ PART_FAULTS: Mapping[str, Fault] = {
         FI_PCIE_COUNT_FATAL_ERROR,
     ),
 }
-"""By the key that asks for it."""
+"""The faults by key."""

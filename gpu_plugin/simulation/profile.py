@@ -1,9 +1,8 @@
-"""What a simulated node is made of: a profile, read from a file under `profiles/` or from anywhere else.
+"""The profile of a simulated node, read from a file under `profiles/` or from another file.
 
-A profile file says what all GPUs have in common once (`gpu`), what differs by index (`gpus`), how they are linked
-(`nvlink` or `nvswitch`, `pcie`), how far apart their NUMA nodes are (`numa_distances`) and what else lies under /dev (`dev`).
-`profiles/hgx-h100.yaml` and `profiles/dgx-a100.yaml` show most of it. The JSON beside each is made of it by `make tables`, and
-is what is read.
+A profile file has the common properties of all GPUs (`gpu`), properties by index (`gpus`), the links (`nvlink` or `nvswitch`,
+`pcie`), the distances of NUMA nodes (`numa_distances`), and further paths under /dev (`dev`). `profiles/hgx-h100.yaml` and
+`profiles/dgx-a100.yaml` show most of these. `make tables` converts each file to JSON, which is read instead.
 """
 
 from pathlib import Path
@@ -22,10 +21,10 @@ _FOLDER = Path(__file__).parent / "profiles"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 MAX_BYTES = 1024 * 1024
-"""Of a profile file: 64 GPUs with a line for every value of each take a tenth of it."""
+"""Largest size of a profile file: 64 GPUs with a line for each value need a tenth of it."""
 
 _UUID_NAMESPACE = "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
-"""Made once for this plugin. A GPU without a written uuid has uuid5(this, "<profile name>/<index>"), for ever.
+"""A constant of this plugin. A GPU without a written uuid always has uuid5(this, "<profile name>/<index>").
 
 A MIG device has uuid5(this, "<its GPU's uuid>/<GPU instance>/<compute instance>/<MIG profile>").
 """
@@ -35,7 +34,7 @@ _Mask = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 
 
 class ThresholdsProfile(Block, frozen=True):
-    """°C by nvmlTemperatureThresholds_t kind; None answers NOT_SUPPORTED."""
+    """°C by nvmlTemperatureThresholds_t kind. None means NOT_SUPPORTED."""
 
     shutdown: _Celsius | None = None
     slowdown: _Celsius | None = None
@@ -44,51 +43,51 @@ class ThresholdsProfile(Block, frozen=True):
 
 
 class FabricProfile(Block, frozen=True):
-    """nvmlGpuFabricInfoV_t of a GPU that has joined its fabric, or that has none: `state` 0."""
+    """nvmlGpuFabricInfoV_t of a GPU that has joined its fabric, or (`state` 0) has no fabric."""
 
     state: Annotated[int, msgspec.Meta(ge=0, le=int(max(FabricState)))] = 0
     status: Count = 0
     health_mask: _Mask = 0
     summary: Annotated[int, msgspec.Meta(ge=0, le=int(max(FabricSummary)))] = 0
     cluster: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
-    """Uuid of the cluster of NVLink domains, without hyphens; empty: none, as within one chassis."""
+    """Uuid of the cluster of NVLink domains, without hyphens; empty if there is no cluster, as within one chassis."""
     clique: Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)] = 0
-    """Number of the GPUs in the cluster that reach each other."""
+    """Number of the group of GPUs in the cluster that reach each other."""
 
 
 class GpuProfile(Block, frozen=True):
-    """One GPU. None and False answer NOT_SUPPORTED. In a file every key may be left out: `gpu`, then what follows, fills it."""
+    """One GPU. None and False mean NOT_SUPPORTED. In a file all keys are optional: `gpu` and defaults are used instead."""
 
     name: str = ""
     uuid: Annotated[str, msgspec.Meta(pattern="^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] = ""
     minor: Annotated[int, msgspec.Meta(ge=0, le=253)] = 0
-    """N of /dev/nvidiaN; left out: the index. 254 and 255 are nvidia-modeset's and nvidiactl's."""
+    """N of /dev/nvidiaN; default: the index. 254 and 255 are the minors of nvidia-modeset and nvidiactl."""
     pci_bus_id: BusId = ""
-    """As NVML writes it; left out: 00000000:<0x10 + index>:00.0."""
+    """In NVML's form; default: 00000000:<0x10 + index>:00.0."""
     architecture: int | None = None
     """nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)."""
     compute_capability: tuple[Count, Count] | None = None
-    """CUDA's, major and minor number; left out: that of the architecture's first GPU for data centres."""
+    """CUDA's major and minor number; default: the value of the architecture's first GPU for data centers."""
     pci_class: Count | None = 0x030200
-    """Class code of the PCI device: 0x030200 a 3D controller, 0x030000 a VGA controller; None: the host does not say."""
+    """Class code of the PCI device: 0x030200 a 3D controller, 0x030000 a VGA controller; None: the host does not report it."""
     memory_bytes: Count | None = None
     mig_mode: tuple[Annotated[int, msgspec.Meta(ge=0, le=1)], Annotated[int, msgspec.Meta(ge=0, le=1)]] | None = None
-    """(current, pending); 1 is enabled. None: the part has no MIG."""
+    """(current, pending); 1 is enabled. None: the GPU model has no MIG."""
     mig: tuple[str, ...] | None = None
-    """The MIG devices that it is partitioned into, such as [3g.20gb, 1c.3g.20gb], in MIG mode; None: none, in the mode above."""
+    """The MIG devices into which it is partitioned, such as [3g.20gb, 1c.3g.20gb]; None: no devices, `mig_mode` counts."""
     mig_profiles: Literal["a100-40gb", "a100-80gb", "h100-80gb", "h200-141gb", "b200-180gb"] | None = None
-    """Whose table of MIG profiles is its own (`simulation/mig.py`); without one it cannot be partitioned."""
+    """The model whose table of MIG profiles it uses (`simulation/mig.py`). Without it, the GPU cannot be partitioned."""
     numa_node: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """sysfs numa_node of the PCI device: -1 is unknown."""
     memory_affinity: tuple[Count, ...] | None = None
-    """NUMA nodes that nvmlDeviceGetMemoryAffinity names with node scope; None: NOT_SUPPORTED."""
+    """NUMA nodes of nvmlDeviceGetMemoryAffinity with node scope; None: NOT_SUPPORTED."""
     thresholds: ThresholdsProfile = ThresholdsProfile()
     event_types: _Mask | None = None
     """Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events."""
     fields: dict[Count, int] = msgspec.field(default_factory=dict)
-    """Value by field id (NVML_FI_*), of every NVLink where it is the links'; an id not listed is refused.
+    """Values by field id (NVML_FI_*); the value of a link's field is for all NVLinks. Other ids are refused.
 
-    What functions tell too, such as energy (83) or rows to be remapped (144), is told as they tell it, whatever the value here.
+    Fields with the values of functions, such as energy (83) or pending row remaps (144), follow the functions instead.
     """
     margin: _Celsius | None = None
     """nvmlDeviceGetMarginTemperature at the idle temperature, °C."""
@@ -97,9 +96,9 @@ class GpuProfile(Block, frozen=True):
     sram_status: bool = False
     """nvmlDeviceGetSramEccErrorStatus."""
     row_remapping: bool = False
-    """nvmlDeviceGetRemappedRows: Ampere and later, but while it is partitioned into MIG devices."""
+    """nvmlDeviceGetRemappedRows: Ampere and later, except while it is partitioned into MIG devices."""
     page_retirement: bool = False
-    """nvmlDeviceGetRetiredPagesPendingStatus: parts that do not remap rows."""
+    """nvmlDeviceGetRetiredPagesPendingStatus: GPU models that do not remap rows."""
     unrepairable_memory: bool = False
     """nvmlDeviceGetUnrepairableMemoryFlag_v1."""
     clocks_event_reasons: _Mask | None = None
@@ -107,14 +106,14 @@ class GpuProfile(Block, frozen=True):
     fabric: FabricProfile | None = None
     """nvmlDeviceGetGpuFabricInfoV: Hopper and later."""
     pcie_width: Annotated[int, msgspec.Meta(ge=1, le=32)] | None = None
-    """Lanes of its PCIe link, all of them in use; None: nothing about the link is supported, its replays included."""
+    """Lanes of its PCIe link, all in use; None: no value of the link is supported, including its replays."""
     vgpu_licensed: bool | None = None
-    """Whether a vGPU has its license; None: it is none."""
+    """Whether a vGPU has its license; None: it is not a vGPU."""
     idle_temperature: _Celsius = 30
     limit_watts: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 400
-    """The power limit in force, as its data sheet has it."""
+    """The power limit in force, from its data sheet."""
     idle_watts: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 60
-    """How fast the energy counter grows. Not measured: only its growth is ever looked at."""
+    """Growth of the energy counter. Not measured, since only the fact that it grows is used."""
 
 
 class _File(Block, frozen=True):
@@ -124,29 +123,29 @@ class _File(Block, frozen=True):
     about: str = ""
     driver_version: str = "580.159.04"
     cuda_version: tuple[Count, Count] = (13, 0)
-    """The newest CUDA that the driver is good for: that of the version above."""
+    """The newest CUDA version that the driver supports; the default is for the version above."""
     machine: str = "Simulated Node"
-    """What firmware calls the machine."""
+    """The firmware's name of the machine."""
     count: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
     init_error: Annotated[int, msgspec.Meta(ge=1, le=999)] | None = None
-    """nvmlReturn_t with which the driver refuses to be opened; None: it can be opened."""
+    """nvmlReturn_t with which opening the driver fails; None: it can be opened."""
     gpu: GpuProfile = GpuProfile()
     gpus: Annotated[tuple[GpuProfile, ...], msgspec.Meta(max_length=64)] = ()
     nvlink: NvLink | None = None
     nvswitch: NvSwitch | None = None
     pcie: Pcie = Pcie()
     numa_distances: dict[Count, tuple[Distance, ...]] = msgspec.field(default_factory=dict)
-    """By NUMA node its distance to every node, in the order of their numbers: {0: [10, 21], 1: [21, 10]}."""
+    """Distances by NUMA node to all nodes, in the order of their numbers: {0: [10, 21], 1: [21, 10]}."""
     dev: tuple[Annotated[str, msgspec.Meta(pattern=r"^/dev(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")], ...] = ()
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A simulated node as it leaves the factory.
+    """The unchanging properties of a simulated node.
 
-    `remotes[gpu]` is the PCI bus id at the far end of each of that GPU's NVLinks by link number, None for one that leads
-    nowhere; no links at all means no NVLink. `ancestors` has nvmlGpuTopologyLevel_t of every pair, the lower index first;
-    `pci_paths[gpu]` is its path in sysfs, and `numa_distances` has every ordered pair of NUMA nodes.
-    `device_nodes` are all paths under /dev but those of MIG devices, which come and go; the GPUs' own are included.
+    `remotes[gpu]` is the PCI bus id at the far end of each of that GPU's NVLinks by link number, None for a link that leads
+    nowhere; empty for a GPU without NVLink. `ancestors` has the nvmlGpuTopologyLevel_t of each pair, the lower index first;
+    `pci_paths[gpu]` is its path in sysfs, and `numa_distances` has all ordered pairs of NUMA nodes. `device_nodes` are all
+    paths under /dev, including the GPUs' own, except those of MIG devices, which change.
     """
 
     name: str
@@ -162,26 +161,26 @@ class Profile(msgspec.Struct, frozen=True):
     init_error: int | None = None
 
     def at(self, bus_id: str) -> int | None:
-        """The GPU at a bus id as NVML (00000000:1B:00.0) or sysfs (0000:1b:00.0) writes it, by its index; None: there is none."""
+        """Return the index of the GPU at a bus id in NVML's (00000000:1B:00.0) or sysfs' form (0000:1b:00.0), or None."""
         domain, _, rest = bus_id.partition(":")
         wanted = f"{domain:0>8}:{rest}".upper()
         return next((index for index, gpu in enumerate(self.gpus) if gpu.pci_bus_id == wanted), None)
 
     def ancestor(self, one: int, other: int) -> int:
-        """The closest common ancestor of two GPUs by index; INTERNAL of a GPU and itself."""
+        """Return the closest common ancestor of two GPUs by index; INTERNAL if both are the same GPU."""
         return TopologyLevel.INTERNAL if one == other else self.ancestors[min(one, other), max(one, other)]
 
 
 def names() -> list[str]:
-    """The profiles that come with the plugin."""
+    """Return the names of the profiles of this package."""
     return sorted(file.stem for file in _FOLDER.glob("*.yaml"))
 
 
 def load(name_or_path: str) -> Profile:
-    """The profile of that name, or in that file (anything with a `/`, ending in .yaml, .yml or .json, or that exists).
+    """Load the profile with this name or from this file (a text with `/` or ending in .yaml, .yml or .json, or a file).
 
     Raises:
-        ConfigError: no such profile, or a fault in the file, with the file and the path inside it.
+        ConfigError: there is no such profile, or the file has a fault; the text has the file and the path in it.
     """
     known = names()
     if name_or_path in known:
@@ -192,7 +191,7 @@ def load(name_or_path: str) -> Profile:
     path = Path(name_or_path)
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES) or path.is_file():
         return _read(path)
-    import difflib  # noqa: PLC0415 - only once something is wrong
+    import difflib  # noqa: PLC0415 - only needed for this error
 
     close = difflib.get_close_matches(name_or_path, known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
@@ -202,15 +201,15 @@ def load(name_or_path: str) -> Profile:
 
 
 def mig_uuid(gpu_uuid: str, instance: MigInstance) -> str:
-    """The uuid of a MIG device, the same whenever the same instance of the same GPU is made."""
+    """Return the uuid of a MIG device, which is the same whenever the same instance of the same GPU is made."""
     return _uuid("MIG", f"{gpu_uuid}/{instance.gpu_instance}/{instance.compute_instance}/{instance.profile}")
 
 
 def parse(content: object, default_name: str = "node") -> Profile:
-    """A profile from the plain objects that YAML or JSON gives.
+    """Make a profile from plain objects of YAML or JSON.
 
     Raises:
-        ConfigError: a fault, as `$.gpus[3].minor: what is wrong`.
+        ConfigError: a fault, in the form `$.gpus[3].minor: what is wrong`.
     """
     try:
         file = msgspec.convert(content, _File, str_keys=True)
@@ -236,7 +235,7 @@ def parse(content: object, default_name: str = "node") -> Profile:
 
 
 def _read(path: Path) -> Profile:
-    import yaml  # noqa: PLC0415 - 9 ms that only a file needs
+    import yaml  # noqa: PLC0415 - 9 ms, only needed for a file
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -257,7 +256,7 @@ def _read(path: Path) -> Profile:
 
 
 def _located(text: str) -> str:
-    """The sentence of msgspec with the path in front and without back-ticks."""
+    """Return msgspec's sentence with the path in front and without back-ticks."""
     text, _, path = text.partition(" - at ")
     path = path.replace("`", "").removeprefix("key in ") or "$"
     prefix, unknown, field = text.partition("Object contains unknown field ")
@@ -267,7 +266,7 @@ def _located(text: str) -> str:
 
 
 def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, ...]:
-    """Every GPU complete: what the file says of it, else of all, else what its index gives."""
+    """Return all GPUs complete: values of the GPU in the file, else of all GPUs, else derived from the index."""
     count = len(file.gpus) or None if file.count is None else file.count
     if count is None:
         raise ConfigError("$.count: missing: how many GPUs the node has")
@@ -292,7 +291,7 @@ def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, 
 
 
 def _in_mig_mode(index: int, gpu: GpuProfile) -> GpuProfile:
-    """The GPU in MIG mode if it is partitioned into MIG devices, which must fit."""
+    """Set the mode of a GPU that is partitioned into MIG devices, after checking that they fit."""
     if gpu.mig is None:
         return gpu
     if gpu.mig_profiles is None:
@@ -307,6 +306,6 @@ def _in_mig_mode(index: int, gpu: GpuProfile) -> GpuProfile:
 
 
 def _uuid(kind: str, name: str) -> str:
-    import uuid  # noqa: PLC0415 - 7 ms that only a simulated node needs
+    import uuid  # noqa: PLC0415 - 7 ms, only needed for a simulated node
 
     return f"{kind}-{uuid.uuid5(uuid.UUID(_UUID_NAMESPACE), name)}"

@@ -1,4 +1,4 @@
-"""What of a simulated node outlives the daemon, and the files that keep it."""
+"""The state of a simulated node that survives the daemon, and the files with it."""
 
 import fcntl
 import logging
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 COMPUTE_MODES_FILE = "simulated-compute-modes.json"
 
 _MAX_BYTES = 4 * 1024 * 1024
-"""Of a file: 64 GPUs take some 100 KiB."""
+"""Largest size of a file: 64 GPUs need about 100 KiB."""
 
 
 class SavedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file: GPUs with `hung_until` on the wall clock."""
+    """The content of the file. `hung_until` of GPUs is a time of the wall clock."""
 
     profile: str
     boot_id: str
@@ -30,9 +30,9 @@ class SavedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(file: Path, profile: Profile, *, keep: bool) -> SavedNode | None:
-    """What the file remembers of this very node; None, with a warning where it should, to start fresh.
+    """Read the saved state of this node. Return None to start fresh, with a log line if the file is unusable.
 
-    `keep`: one that cannot be understood is set aside, since the file is written next.
+    `keep`: move an unreadable file away, since the file will be written.
     """
     try:
         saved = msgspec.json.decode(read_file(file, _MAX_BYTES).decode(), type=SavedNode)
@@ -44,7 +44,7 @@ def read(file: Path, profile: Profile, *, keep: bool) -> SavedNode | None:
                 lay_out(gpu.mig_profiles, was.mig)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: the text is not UTF-8
         why = error.strerror or error if isinstance(error, OSError) else error
         kept = keep_aside(file) if keep and not isinstance(error, OSError) else ""
         _log.warning(f"{file}: {why}: the simulated node starts fresh, without its earlier faults{kept}")
@@ -55,27 +55,27 @@ def read(file: Path, profile: Profile, *, keep: bool) -> SavedNode | None:
 
 
 def write(file: Path, saved: SavedNode) -> None:
-    """Writes the file, readable by its owner alone: all of it or nothing, and on disk when this returns."""
+    """Write the file with mode 0600: completely or not at all, and on disk when this returns."""
     content = msgspec.json.format(msgspec.json.encode(saved))
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(file, content, 0o600, durable=True)
     except OSError as error:
-        _log.warning(f"{file}: {error}: the simulated node's faults will not outlive this daemon")
+        _log.warning(f"{file}: {error}: the simulated node's faults will be lost when this daemon ends")
 
 
 class _Modes(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `COMPUTE_MODES_FILE`: modes as NVML numbers them, by index; those that are not DEFAULT."""
+    """The content of `COMPUTE_MODES_FILE`: NVML's numbers of modes other than DEFAULT, by GPU index."""
 
     boot_id: str
     modes: dict[int, int] = {}
 
 
 class SimulatedComputeModes:
-    """Each GPU's mode by index, DEFAULT at first and after a reboot. Safe from any thread and process.
+    """Each GPU's compute mode by index; DEFAULT at first and after a reboot. Safe from any thread and process.
 
-    Kept in a file of its own: a daemon that writes down its faults must not write over what `gpu-plugin mps` has set. Without
-    a directory, the modes are this object's alone.
+    The modes are in a separate file, so that a daemon that saves faults does not overwrite changes by `gpu-plugin mps`.
+    Without a directory, only this object has the modes.
     """
 
     def __init__(self, state: Path | None, boot_id: str) -> None:
@@ -85,12 +85,12 @@ class SimulatedComputeModes:
         self._own: dict[int, int] = {}
 
     def get(self, gpu: int) -> int:
-        """The GPU's mode."""
+        """Return the GPU's mode."""
         with self._lock:
             return (self._modes(self._file) if self._file else self._own).get(gpu, 0)
 
     def set(self, gpu: int, mode: int) -> None:
-        """Changes the GPU's mode."""
+        """Change the GPU's mode."""
         with self._lock:
             if not self._file:
                 self._own[gpu] = mode
@@ -102,9 +102,9 @@ class SimulatedComputeModes:
                 replace_file(self._file, msgspec.json.encode(saved), 0o644)
 
     def _modes(self, file: Path) -> dict[int, int]:
-        """What the file says of this boot: nothing where there is none yet, or it is none of ours."""
+        """Return the modes that the file has for this boot; empty if there is no usable file."""
         try:
             saved = msgspec.json.decode(read_file(file, _MAX_BYTES).decode(), type=_Modes)
-        except (OSError, ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
+        except (OSError, ValueError, RecursionError):  # ValueError: the text is not UTF-8
             return {}
         return saved.modes if saved.boot_id == self._boot_id else {}

@@ -1,4 +1,4 @@
-"""How a simulated driver is opened, numbers GPUs and finds them by their handles: what every call of it goes through."""
+"""The opened simulated driver: numbers GPUs, finds GPUs by handle, and makes the checks of all calls."""
 
 import collections
 import threading
@@ -17,29 +17,29 @@ T_co = TypeVar("T_co", covariant=True)
 
 _FIRST_HANDLE = 0x7F0000001000
 _HANDLE_STRIDE = 0x1000
-"""Handles look like the pointers they are in NVML, by the number that a GPU got when the driver was opened."""
+"""Handles look like NVML's pointers. They depend on the number that a GPU got when the driver was opened."""
 
 _FIRST_MIG_HANDLE = 0x7F8000000000
 _MIG_GPU_STRIDE = 0x100000000
 _MIG_STRIDE = 0x100
-"""Those of MIG devices, by GPU and then by the number of the MIG device."""
+"""Handles of MIG devices, by GPU and then by the number of the MIG device."""
 
 
 class Session(Driver):
-    """A node's driver as one process has it open, safe from any thread.
+    """A node's driver as opened by one process, safe from any thread.
 
-    - Before `open` and after as many `close` as there were `open`: UNINITIALIZED.
-    - GPUs are numbered as it is opened; one that comes later is not there until it was closed for good and opened again.
-    - A lost GPU: GPU_IS_LOST from every call about it, getting its handle included. Handles stay valid over heal.
-    - One that has vanished since it was opened: likewise, but NOT_FOUND by its uuid or bus id, even when it is back.
-    - A hung GPU: every call about it blocks in the calling thread until the hang ends; `close` does not end it. A slow one:
-      likewise, each for so long.
-    - A GPU that nothing keeps initialised (persistence mode off): the first `open` of the node's driver, after the last `close`
-      or the end of the process that had it open, initialises it again: its counters and its energy begin at 0.
-    - The handle of a MIG device that is no more: INVALID_ARGUMENT from every call.
+    - Before `open`, and after as many calls of `close` as of `open`: UNINITIALIZED.
+    - GPUs are numbered when it is opened. A GPU that appears later is only found after the last close and a new open.
+    - A lost GPU: GPU_IS_LOST from all calls about it, including calls for its handle. Handles stay valid after heal.
+    - A GPU that has vanished since the open: as a lost GPU, but NOT_FOUND by its uuid or bus id, even after its return.
+    - A hung GPU: all calls about it block in the calling thread until the hang ends; `close` does not end it. A slow GPU: each
+      call blocks for some time.
+    - A GPU with persistence mode off: it is initialised again by the first `open` of the node's driver after the last `close`,
+      or after the end of the last process that had it open. Its counters and its energy then begin at 0.
+    - The handle of a former MIG device: INVALID_ARGUMENT from all calls.
 
-    `latency` makes a call, by its name here, take that many seconds longer. `calls` counts calls by name, refused ones
-    included.
+    `latency` makes calls, by their names here, longer by this many seconds. `calls` counts calls by name, including refused
+    calls.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Session(Driver):
         self._departures: dict[int, int] = {}
 
     def open(self) -> None:
-        """Counted, as nvmlInit is: each needs a `close`."""
+        """Open the driver. Openings are counted, as with nvmlInit: each needs a `close`."""
         self._begin("open", opened=False)
         with self._lock:
             if not self._opened:
@@ -72,7 +72,7 @@ class Session(Driver):
             self._opened += 1
 
     def close(self) -> None:
-        """The last one forgets every event set; a `wait` still going on then ends with UNINITIALIZED."""
+        """Close the driver. The last `close` frees all event sets; a `wait` under way ends with UNINITIALIZED."""
         self._begin("close")
         with self._lock:
             last = self._opened == 1
@@ -82,7 +82,7 @@ class Session(Driver):
             self._node.events.free_all()
 
     def _begin(self, call: str, gpu: int | None = None, *, opened: bool = True) -> None:
-        """What every call goes through first."""
+        """Do the first step of all calls: count, delay, and refuse."""
         with self._lock:
             self.calls[call] += 1
             ready = self._opened or not opened
@@ -94,7 +94,7 @@ class Session(Driver):
             raise refused(call, code)
 
     def _reach(self, call: str, handle: Handle) -> int:
-        """What every call about a GPU goes through first; gives its index. Blocks while the GPU hangs."""
+        """Do the first steps of all calls about a GPU and return its index. Blocks while the GPU hangs."""
         self._begin(call, self._find(handle))
         return self._answering(call, handle)
 
@@ -109,7 +109,7 @@ class Session(Driver):
         return self._profile.gpus[self._reach(call, handle)]
 
     def _mig_device(self, call: str, handle: Handle) -> SimulatedMigDevice | None:
-        """The MIG device that a handle is about, after what every call goes through; None where the handle is none's."""
+        """Do the first steps of a call and return the MIG device of a handle; None if it is not a MIG device's handle."""
         if handle < _FIRST_MIG_HANDLE:
             return None
         gpu, number = gpu_of_mig(handle), (handle - _FIRST_MIG_HANDLE) % _MIG_GPU_STRIDE
@@ -148,12 +148,12 @@ class Session(Driver):
 
 
 def refused(call: str, code: int) -> NvmlError:
-    """The error of a call that fails with this nvmlReturn_t."""
+    """Return the error of a call that fails with this nvmlReturn_t."""
     return NvmlError(code, NVML_FUNCTIONS[call])
 
 
 def supported(call: str, value: T | None) -> T:
-    """The value; None is raised as NOT_SUPPORTED."""
+    """Return the value. None is raised as NOT_SUPPORTED."""
     if value is None:
         raise refused(call, Return.NOT_SUPPORTED)
     return value
@@ -164,7 +164,7 @@ class _Call(Protocol[T_co]):
 
 
 def answered(call: str, answer: Callable[[GpuProfile, Condition], T_co | None]) -> _Call[T_co]:
-    """A call about one GPU, answered from its profile and its condition now; None is raised as NOT_SUPPORTED."""
+    """Make a call about one GPU that returns a value of its profile and present state. None is raised as NOT_SUPPORTED."""
 
     def method(session: Session, handle: Handle) -> T_co:
         index = session._reach(call, handle)  # noqa: SLF001 - a method of the class
@@ -174,10 +174,10 @@ def answered(call: str, answer: Callable[[GpuProfile, Condition], T_co | None]) 
 
 
 def mig_handle(gpu: int, number: int) -> Handle:
-    """The handle of a MIG device of a GPU, by the MIG device's number."""
+    """Return the handle of a GPU's MIG device, by the number of the MIG device."""
     return Handle(_FIRST_MIG_HANDLE + gpu * _MIG_GPU_STRIDE + number * _MIG_STRIDE)
 
 
 def gpu_of_mig(handle: Handle) -> int:
-    """The GPU by its index on the node that a MIG device's handle belongs to."""
+    """Return the index on the node of the GPU with this MIG device's handle."""
     return (handle - _FIRST_MIG_HANDLE) // _MIG_GPU_STRIDE

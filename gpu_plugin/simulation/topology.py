@@ -1,6 +1,6 @@
-"""How the GPUs of a simulated node hang together: NVLinks, PCIe and NUMA nodes, as a profile file says it. Pure.
+"""How the GPUs of a simulated node are linked: NVLinks, PCIe and NUMA nodes, from a profile file. Pure.
 
-GPUs are their indices; where something is wrong, a ConfigError says where in the file.
+GPUs are given by index. A ConfigError has the place of the fault in the file.
 """
 
 import re
@@ -15,11 +15,11 @@ from gpu_plugin.devices.nvml_h import TopologyLevel
 BusId = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]$")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Distance = Annotated[int, msgspec.Meta(ge=10, le=255)]
-"""Of two NUMA nodes, in an ACPI System Locality Information Table: values below 10 are reserved, 255 is out of reach."""
+"""Distance of two NUMA nodes in an ACPI System Locality Information Table: below 10 is reserved, 255 is unreachable."""
 
-# NUMA distances where a file tells none
-_ONE_NODE = 10  # of a node and itself (ACPI)
-_TWO_SOCKETS = 21  # as Intel's firmware commonly has it
+# NUMA distances if a file has none
+_ONE_NODE = 10  # of a node to itself (ACPI)
+_TWO_SOCKETS = 21  # common value of Intel's firmware
 
 # Bridges between a root complex and a GPU: a root port, and the two ports of each PCIe switch on the way
 _CASCADE = 5
@@ -32,25 +32,25 @@ _DEVICES = 32  # of a PCI bus
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A block of a profile file; a key it does not know is an error."""
+    """A block of a profile file. Unknown keys are errors."""
 
 
 class NvLink(Block, frozen=True):
-    """GPU to GPU: `links` a GPU, and `pairs` as "0-1:2 0-2:1": two links between 0 and 1, one between 0 and 2."""
+    """GPU to GPU: `links` per GPU, and `pairs` such as "0-1:2 0-2:1": two links between 0 and 1, one between 0 and 2."""
 
     links: Annotated[int, msgspec.Meta(ge=1, le=18)]
     pairs: str
 
 
 class NvSwitch(Block, frozen=True):
-    """Every one of a GPU's `links` ends at a switch; the switches take turns."""
+    """All `links` of each GPU end at switches, assigned in turn."""
 
     links: Annotated[int, msgspec.Meta(ge=1, le=18)]
     bus_ids: Annotated[tuple[BusId, ...], msgspec.Meta(min_length=1)] = ("00000000:05:00.0",)
 
 
 class Pcie(Block, frozen=True):
-    """Groups of GPU indices by the closest thing they share; on no list: by NUMA node, where both have a known one."""
+    """Groups of GPU indices by their closest common part. GPUs in no group are related by NUMA node, if both are known."""
 
     board: tuple[tuple[Count, ...], ...] = ()
     switch: tuple[tuple[Count, ...], ...] = ()
@@ -61,10 +61,10 @@ class Pcie(Block, frozen=True):
 def remotes(
     nvlink: NvLink | None, nvswitch: NvSwitch | None, buses: Sequence[str]
 ) -> tuple[tuple[str | None, ...], ...]:
-    """The bus id at the far end of each GPU's NVLinks by link number, None where a link leads nowhere.
+    """Return the bus id at the far end of each GPU's NVLinks by link number, None if a link leads nowhere.
 
     Raises:
-        ConfigError: both blocks are given, a switch has a GPU's bus id, or a pair cannot be.
+        ConfigError: both blocks are given, a switch has a GPU's bus id, or a pair is invalid.
     """
     if nvlink and nvswitch:
         raise ConfigError("$.nvswitch: a node has nvlink or nvswitch, not both")
@@ -79,10 +79,10 @@ def remotes(
 
 
 def ancestors(pcie: Pcie, numa_nodes: Sequence[int]) -> dict[tuple[int, int], int]:
-    """The nvmlGpuTopologyLevel_t of every pair, the lower index first; a NUMA node below 0 is not known.
+    """Return the nvmlGpuTopologyLevel_t of each pair, the lower index first. A NUMA node below 0 is unknown.
 
     Raises:
-        ConfigError: a group names a GPU that there is not, or two groups of a kind name the same one.
+        ConfigError: a group has a GPU that does not exist, or two groups of a kind have the same GPU.
     """
     levels: dict[tuple[int, int], int] = {}
     for high, node in enumerate(numa_nodes):
@@ -90,7 +90,7 @@ def ancestors(pcie: Pcie, numa_nodes: Sequence[int]) -> dict[tuple[int, int], in
             same = node == numa_nodes[low] >= 0
             levels[low, high] = TopologyLevel.NODE if same else TopologyLevel.SYSTEM
     for key, level in (
-        ("host_bridge", TopologyLevel.HOSTBRIDGE),  # the farthest first: a closer one then takes its place
+        ("host_bridge", TopologyLevel.HOSTBRIDGE),  # the farthest level first: closer levels replace it
         ("switches", TopologyLevel.MULTIPLE),
         ("switch", TopologyLevel.SINGLE),
         ("board", TopologyLevel.INTERNAL),
@@ -109,11 +109,11 @@ def ancestors(pcie: Pcie, numa_nodes: Sequence[int]) -> dict[tuple[int, int], in
 
 
 def pci_paths(pcie: Pcie, buses: Sequence[str]) -> tuple[str, ...]:
-    """Where each GPU hangs in sysfs: two of these paths tell the same relation as `ancestors`, as far as sysfs can.
+    """Return each GPU's path in sysfs: two paths show the same relation as `ancestors`, as far as sysfs can.
 
-    Sysfs knows nothing of boards: GPUs on one hang on one switch. Groups that overlap count as one. Bridges are made up and
-    numbered backwards from the GPU below them, as firmware numbers buses; where GPUs have neighbouring buses a number may
-    come up twice, but no two root complexes have the same one, and no two bridges below the same bridge.
+    Sysfs has no boards: GPUs on a board are below one switch. Overlapping groups count as one. Bridges are invented and
+    numbered backwards from the GPU below them, as firmware numbers buses. If GPUs have neighboring buses, a number may occur
+    twice, but root complexes have different numbers, and so have bridges below the same bridge.
     """
     switch = _merged(len(buses), (*pcie.board, *pcie.switch))
     cascade = _merged(len(buses), (*pcie.board, *pcie.switch, *pcie.switches))
@@ -121,12 +121,12 @@ def pci_paths(pcie: Pcie, buses: Sequence[str]) -> tuple[str, ...]:
     places = [_place(bus) for bus in buses]
 
     def depth(index: int) -> int:
-        """How many bridges lie between the root complex and a GPU."""
+        """Return the number of bridges between the root complex and a GPU."""
         if cascade.count(cascade[index]) > switch.count(switch[index]):
             return _CASCADE
         if switch.count(switch[index]) > 1:
             return _SWITCH
-        # As in a virtual machine, whose only bus has the GPU on it
+        # As in a virtual machine, whose only bus has the GPU.
         return _PORT if places[index][1] or root.count(root[index]) > 1 else _NOTHING
 
     depths = [depth(index) for index in range(len(buses))]
@@ -156,12 +156,12 @@ def pci_paths(pcie: Pcie, buses: Sequence[str]) -> tuple[str, ...]:
 
 
 def numa_distances(rows: Mapping[int, Sequence[int]], numa_nodes: Sequence[int]) -> dict[tuple[int, int], int]:
-    """The distance of every ordered pair of NUMA nodes: those of `rows` or, without any, of those that GPUs are on.
+    """Return the distance of each ordered pair of NUMA nodes: from `rows` or, if empty, defaults for the GPUs' nodes.
 
-    A row is what sysfs has in the node's `distance`: one a node, in the order of their numbers.
+    A row is as in the node's `distance` in sysfs: a value for each node, in the order of their numbers.
 
     Raises:
-        ConfigError: the rows are no square, a node is not 10 from itself, or a GPU is on a node without a row.
+        ConfigError: the rows are not a square, a node's distance to itself is not 10, or a GPU's node has no row.
     """
     if not rows:
         known = sorted({node for node in numa_nodes if node >= 0})
@@ -194,7 +194,7 @@ def _paired(nvlink: NvLink, buses: Sequence[str]) -> tuple[tuple[str | None, ...
         if high >= len(buses):
             raise ConfigError(f"{where}: GPU {high}: this node has GPUs 0 to {len(buses) - 1}")
         if low == high or (low, high) in seen:
-            raise ConfigError(f"{where}: {'a GPU and itself' if low == high else 'this pair stands there already'}")
+            raise ConfigError(f"{where}: {'a GPU and itself' if low == high else 'this pair is there already'}")
         seen.add((low, high))
         ends[low] += [buses[high]] * int(form[3])
         ends[high] += [buses[low]] * int(form[3])
@@ -205,7 +205,7 @@ def _paired(nvlink: NvLink, buses: Sequence[str]) -> tuple[tuple[str | None, ...
 
 
 def _merged(count: int, groups: Iterable[Sequence[int]]) -> list[int]:
-    """Of each GPU the first one that it shares a group with, directly or through others."""
+    """Return for each GPU the lowest index of the GPUs that it shares groups with, directly or through others."""
     first = list(range(count))
     for group in groups:
         joined = {first[index] for index in group}
@@ -214,14 +214,14 @@ def _merged(count: int, groups: Iterable[Sequence[int]]) -> list[int]:
 
 
 def _position(parts: Sequence[int], wholes: Sequence[int], index: int) -> int:
-    """Which of the parts that the GPU's whole is made of its own part is, from 0."""
+    """Return the position, from 0, of the GPU's own part among the parts of its whole."""
     return sorted({part for part, whole in zip(parts, wholes, strict=True) if whole == wholes[index]}).index(
         parts[index]
     )
 
 
 def _place(bus_id: str) -> tuple[str, int, str]:
-    """The domain as sysfs writes it, the bus number, and the whole address as sysfs writes it."""
+    """Return the domain, the bus number, and the whole address, with domain and address as in sysfs."""
     domain, bus, device = bus_id.lower().split(":")
     domain = f"{int(domain, 16):04x}"
     return domain, int(bus, 16), f"{domain}:{bus}:{device}"

@@ -1,1 +1,1 @@
-"""What operators see of the running daemon."""
+"""Output of the running daemon for operators: logs, counters, readings, metrics and the status page."""

@@ -1,6 +1,6 @@
-"""Changes of the GPUs' health: logged, counted, and passed on to whoever reports them.
+"""Logs and counts changes of the GPUs' health, and passes them on to subscribers.
 
-The log has one line for a change of verdict, and one a minute for Xids that change none.
+Each change of verdict is one log line. Xids that change no verdict are logged once a minute.
 """
 
 import logging
@@ -18,10 +18,10 @@ from gpu_plugin.health.signals import xid as xid_signal
 log = logging.getLogger(__name__)
 
 REPEAT_LOG = 60.0
-"""Seconds between two lines that say the same."""
+"""Seconds between two log lines with the same content."""
 
 Subscriber = Callable[[Transition], None]
-"""Is given every change of verdict, on the event loop, and must not wait."""
+"""Called with each change of verdict, on the event loop. It must not block."""
 
 _LEVELS = {
     Verdict.OK: logging.INFO,
@@ -32,15 +32,15 @@ _LEVELS = {
 
 
 def whose(uuid: str, gpus: Iterable[Gpu], device: str = "") -> str:
-    """A GPU, or a MIG device of it, as people are told of it; by its uuid alone where it is none of these."""
+    """Return a GPU's name for people, or the name of its MIG device. A GPU that is not in `gpus` is named by its uuid."""
     gpu = next((called(gpu) for gpu in gpus if gpu.uuid == uuid), f"GPU {uuid}")
     return f"MIG device {device} of {gpu}" if device else gpu
 
 
 def tell(change: Transition, gpus: Iterable[Gpu] = ()) -> None:
-    """One log line for a change of verdict: which GPU, which signal, why, and what to do. An operator's order is no alarm.
+    """Log a change of verdict in one line: GPU, signal, reason, and what to do. Operators' orders are logged as information.
 
-    It stays short: the commands, and what would clear it, are what `gpu-plugin explain` is for. `gpus` are those of the node.
+    The line is short: `gpu-plugin explain` shows commands and conditions of recovery. `gpus` are the node's GPUs.
     """
     which, detail = whose(change.uuid, gpus, change.device), change.detail or change.signal
     fields = _fields(
@@ -72,51 +72,51 @@ def tell(change: Transition, gpus: Iterable[Gpu] = ()) -> None:
 
 
 class RepeatedXids:
-    """Says Xids that change no verdict once a minute for each GPU and Xid, with how many there were.
+    """Logs Xids that change no verdict once a minute for each GPU and Xid, with their number.
 
-    A failing pod raises hundreds.
+    A failing pod causes hundreds of Xids.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes a steady clock in seconds."""
+        """Store a steady clock in seconds."""
         self._clock = clock
-        self._said: dict[tuple[str, int], tuple[float, int]] = {}
+        self._logged: dict[tuple[str, int], tuple[float, int]] = {}
 
     def told(self, uuid: str, xid: int) -> None:
-        """Takes in that a change of verdict told of one just now."""
-        self._said[uuid, xid] = self._clock(), 0
+        """Record that a change of verdict with this Xid was logged just now."""
+        self._logged[uuid, xid] = self._clock(), 0
 
     def count(self, uuid: str, xid: int, name: str, verdict: Verdict, gpus: Iterable[Gpu] = ()) -> None:
         """Count an Xid that changed no verdict. `name` is the Xid's, `verdict` the policy's, and `gpus` are those of the node."""
         now = self._clock()
-        said, since = self._said.get((uuid, xid), (float("-inf"), 0))
-        if now - said < REPEAT_LOG:
-            self._said[uuid, xid] = said, since + 1
+        logged_at, since = self._logged.get((uuid, xid), (float("-inf"), 0))
+        if now - logged_at < REPEAT_LOG:
+            self._logged[uuid, xid] = logged_at, since + 1
             return
-        self._said[uuid, xid] = now, 0
-        more = f" ({since} more since this was last said)" if since else ""
+        self._logged[uuid, xid] = now, 0
+        more = f" ({since} more since the last log line)" if since else ""
         if verdict is Verdict.OK:
             words = "is ignored by the Xid policy; the GPU stays as it is"
         elif verdict is Verdict.APP:
             words = "is an application's own error; the GPU stays as it is"
         else:
-            words = "was raised again; what is held against the GPU stands"
+            words = "was raised again; the GPU's verdict stays"
         level, which = min(_LEVELS[verdict], logging.WARNING), whose(uuid, gpus)
         fields = _fields(uuid=uuid, signal=xid_signal.NAME, verdict=verdict.name, xid=xid)
         log.log(level, "%s: %s %s%s", which, describe(xid, name), words, more, extra=fields)
 
 
 class HealthReports:
-    """Counts changes of verdict and Xids, and gives each change to whoever subscribed.
+    """Counts changes of verdict and Xids, and passes each change to the subscribers.
 
     Attributes:
-        transitions: changes by (GPU uuid, signal, verdict that it came to).
-        xids: Xids by (GPU uuid, Xid, class).
-        first: when the first of them came, in Unix time, likewise.
+        transitions: number of changes by (GPU uuid, signal, new verdict).
+        xids: number of Xids by (GPU uuid, Xid, class).
+        first: Unix time of the first Xid, by the same keys.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Takes a clock of Unix time in seconds."""
+        """Store a clock of Unix time in seconds."""
         self._clock = clock
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         self.xids: Counter[tuple[str, int, str]] = Counter()
@@ -124,11 +124,11 @@ class HealthReports:
         self._subscribers: list[Subscriber] = []
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Has every change from now on given to `subscriber`."""
+        """Call `subscriber` for each change from now on."""
         self._subscribers.append(subscriber)
 
     def report(self, change: Transition) -> None:
-        """Takes in a change of verdict. A subscriber that fails costs the others nothing."""
+        """Count a change of verdict and pass it on. A subscriber that fails does not affect the others."""
         self.transitions[change.uuid, change.signal, change.verdict.name] += 1
         for subscriber in self._subscribers:
             try:
@@ -137,13 +137,13 @@ class HealthReports:
                 log.exception("GPU %s: a change of health could not be reported", change.uuid)
 
     def count_xid(self, uuid: str, xid: int, kind: str) -> None:
-        """Takes in an Xid, whatever came of it; `kind` is its class in the Xid policy."""
+        """Count an Xid, whether or not it changed a verdict. `kind` is its class in the Xid policy."""
         self.xids[uuid, xid, kind] += 1
         if (uuid, xid, kind) not in self.first:
             self.first[uuid, xid, kind] = self._clock()
 
     def status(self) -> Mapping[str, object]:
-        """The counters as plain data: `transitions` and `xids`, each a list in a stable order."""
+        """Return the counters as plain data: the lists `transitions` and `xids`, in a stable order."""
         return {
             "transitions": [
                 {"uuid": uuid, "signal": signal, "verdict": verdict, "total": total}
@@ -157,5 +157,5 @@ class HealthReports:
 
 
 def _fields(**known: str | int | None) -> dict[str, str | int]:
-    """The log line's own fields: those that are known."""
+    """Return the fields of a log line that have a value."""
     return {name: value for name, value in known.items() if value not in (None, "")}

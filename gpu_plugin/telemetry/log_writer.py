@@ -1,7 +1,7 @@
-"""Writes log lines from a thread of its own: whoever logs never waits for the pipe or the disk behind standard error.
+"""Writes log lines on a thread of its own, so that logging never waits for the pipe or disk behind standard error.
 
-A reader that has stopped, such as a runtime that does not take a container's output, fills the pipe after 64 KiB. What is
-logged meanwhile waits in a bounded queue; beyond that it is dropped, counted, and said once lines are taken again.
+If the reader stops, such as a container runtime that does not read the output, the pipe is full after 64 KiB. Further lines
+wait in a bounded queue. Beyond its limit lines are dropped and counted, and the count is logged once lines are read again.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_BYTES = 1024 * 1024
-"""What may wait to be written; some 5,000 lines."""
+"""Largest size of lines that wait to be written; about 5,000 lines."""
 
 PATIENCE = 0.5
-"""Seconds that the process's end waits at most for what is left to be written."""
+"""Seconds for which the end of the process waits for the remaining lines to be written."""
 
 
 class LogWriter:
@@ -24,21 +24,21 @@ class LogWriter:
     def __init__(
         self, write: Callable[[bytes], None], dropped_line: Callable[[int], str], limit: int = MAX_BYTES
     ) -> None:
-        """Takes what writes bytes, all of them, or raises OSError; and the line that says how many lines were dropped."""
+        """Store a function that writes all bytes or raises OSError, and a function that makes the line about dropped lines."""
         self._write = write
         self._dropped_line = dropped_line
         self._limit = limit
         self._lines: deque[bytes] = deque()
         self._bytes = 0
-        self._said = 0
+        self._logged_dropped = 0
         self._busy = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.dropped = 0
-        """Lines that were dropped since the start."""
+        """Number of lines that were dropped since the start."""
 
     def put(self, line: str) -> None:
-        """Has a line written, or drops it where too much waits already. Never waits for the writing."""
+        """Queue a line for writing, or drop it if the queue is full. Never waits for the writing."""
         content = line.encode(errors="backslashreplace") + b"\n"
         with self._changed:
             if self._bytes + len(content) > self._limit:
@@ -52,7 +52,7 @@ class LogWriter:
             self._changed.notify_all()
 
     def flush(self, seconds: float = PATIENCE) -> bool:
-        """Waits until all is written, but not for longer than this. Returns whether it is."""
+        """Wait up to `seconds` until all lines are written. Return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines and not self._busy, seconds)
 
@@ -65,28 +65,28 @@ class LogWriter:
                 self._busy = True
             try:
                 self._write(content)
-            except (OSError, ValueError):  # a full disk, no reader, or closed; there is nowhere to say so but the count
+            except (OSError, ValueError):  # a full disk, no reader, or a closed stream; only the count can report it
                 with self._changed:
                     self.dropped += 1
             else:
-                self._say_dropped()
+                self._log_dropped()
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _say_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         dropped = self.dropped
-        if dropped > self._said:
-            with contextlib.suppress(OSError, ValueError):  # said with a later line, then
-                self._write(self._dropped_line(dropped - self._said).encode() + b"\n")
-                self._said = dropped
+        if dropped > self._logged_dropped:
+            with contextlib.suppress(OSError, ValueError):  # repeated after a later line
+                self._write(self._dropped_line(dropped - self._logged_dropped).encode() + b"\n")
+                self._logged_dropped = dropped
 
 
 def to_descriptor(descriptor: int) -> Callable[[bytes], None]:
-    """Writes all of what it is given to a descriptor, waiting as long as that takes. Raises OSError.
+    """Return a function that writes all bytes to a descriptor, however long it takes. It raises OSError.
 
-    What comes after a content of which only a part could be written begins on a line of its own. Not through Python's own
-    standard error: its lock, held by a thread that waits, would end the process in a crash.
+    After content that was only written in part, the next content begins on a new line. It does not use Python's sys.stderr: if
+    a thread waits while it holds the lock of sys.stderr, the interpreter crashes at exit.
     """
     torn = False
 
@@ -98,7 +98,7 @@ def to_descriptor(descriptor: int) -> Callable[[bytes], None]:
             while left:
                 try:
                     left = left[os.write(descriptor, left) :]
-                except BlockingIOError:  # another process that has the same pipe made it non-blocking
+                except BlockingIOError:  # another process made the shared pipe non-blocking
                     with contextlib.suppress(OSError):
                         select.select([], [descriptor], [])
         finally:

@@ -1,4 +1,4 @@
-"""What the looks at each GPU read last: kept for whoever shows it, in the units that people and programs expect. No I/O."""
+"""Stores the newest readings of each GPU, and converts them to the units of metrics and of the status page. No I/O."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -24,13 +24,13 @@ CLOCKS_EVENTS: Mapping[str, int] = {
     "hw_thermal_slowdown": CLOCKS_HW_THERMAL_SLOWDOWN,
     "hw_power_brake": CLOCKS_HW_POWER_BRAKE_SLOWDOWN,
 }
-"""What holds clocks down, by the bit of `Sample.clocks_event_reasons`."""
+"""The reasons for reduced clocks, by the bit of `Sample.clocks_event_reasons`."""
 
 RECOVERY_ACTIONS: tuple[str, ...] = tuple(action.name.lower() for action in RecoveryAction)
-"""What a driver may ask for, by number."""
+"""Recovery actions that a driver may request, by number."""
 
 FABRIC_STATES = ("not_started", "in_progress", "completed", "failed")
-"""How far a GPU may have come in joining its fabric."""
+"""The states of a GPU in joining its fabric."""
 
 _ABOUT_THE_LOOK = frozenset({"fault", "detail", "binding", "counting", "asked"})
 
@@ -45,20 +45,20 @@ _SHOWN_AS_READ = tuple(
 
 
 class Newest(NamedTuple):
-    """The newest of everything that was read of a GPU, and when (Unix seconds) a look brought any of it last."""
+    """The newest value of each reading of a GPU, and the time (Unix seconds) of the last look that read any value."""
 
     sample: Sample
     at: float
 
 
 class Readings:
-    """The newest readings of each GPU, by its uuid. A look that finds a fault ends them: what was read before is past."""
+    """The newest readings of each GPU, by uuid. A look that finds a fault removes them, since they are outdated."""
 
     def __init__(self) -> None:
         self._newest: dict[str, Newest] = {}
 
     def saw(self, uuid: str, seen: Sample, now: float) -> None:
-        """Takes in a look at Unix time `now`. What it did not ask for is as an earlier one read it."""
+        """Store the result of a look at Unix time `now`. Values that it did not read are kept."""
         if seen.fault:
             self._newest.pop(uuid, None)
             return
@@ -68,12 +68,12 @@ class Readings:
         self._newest[uuid] = Newest(seen, now)
 
     def keep(self, uuids: frozenset[str]) -> None:
-        """Forgets the GPUs that are none of these."""
+        """Remove all GPUs except these."""
         for uuid in self._newest.keys() - uuids:
             del self._newest[uuid]
 
     def of(self, uuid: str) -> Newest | None:
-        """The newest readings of a GPU; None before the first look, and after one that found a fault."""
+        """Return the newest readings of a GPU; None before the first look, and after a look that found a fault."""
         return self._newest.get(uuid)
 
 
@@ -81,15 +81,15 @@ Told = Mapping[str, float | int | str | bool | None]
 
 
 def told(gpu: Gpu, newest: Newest | None) -> Told:
-    """What is shown of a GPU's readings: plain data, None where NVML does not say, or has not said yet.
+    """Convert a GPU's readings for display to plain data. Values are None if NVML does not report them, or not yet.
 
     Returns:
-        Limits and sizes, which outlive a fault: `slowdown_celsius`, `shutdown_celsius`, `gpu_max_celsius`, `memory_max_celsius`,
-        `memory_total_bytes`. Readings: `at` (Unix seconds of the last look that read anything), `temperature_celsius`,
+        Limits and sizes, also after a fault: `slowdown_celsius`, `shutdown_celsius`, `gpu_max_celsius`, `memory_max_celsius`,
+        `memory_total_bytes`. Readings: `at` (Unix seconds of the last look that read a value), `temperature_celsius`,
         `memory_temperature_celsius`, `margin_celsius`, `power_watts`, `power_limit_watts`, `energy_joules`,
-        `utilization_ratio`, `memory_used_bytes`, `recovery_action` (of `RECOVERY_ACTIONS`, or the number of a later one),
-        `fabric` (of `FABRIC_STATES`; None where the GPU has none), `nvlinks_active`, `nvlinks_inactive`, `clocks_events` (the
-        mask), and under their names as in `Sample` the counts and flags of memory, NVLink, PCIe and licenses.
+        `utilization_ratio`, `memory_used_bytes`, `recovery_action` (of `RECOVERY_ACTIONS`, or an unknown number as text),
+        `fabric` (of `FABRIC_STATES`; None if the GPU has no fabric), `nvlinks_active`, `nvlinks_inactive`, `clocks_events`
+        (the mask), and with their names in `Sample` the counts and flags of memory, NVLink, PCIe and licenses.
     """
     seen, at = newest or Newest(Sample(), 0.0)
     links = seen.nvlinks

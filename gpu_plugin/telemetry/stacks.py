@@ -1,7 +1,7 @@
-"""What every task and every thread of the process is doing, as lines for the log: for an operator who sends SIGUSR2.
+"""Logs the stacks of all tasks and threads when an operator sends SIGUSR2.
 
-Bounded, whatever there is to tell: so many tasks, so many threads, so many frames of each. A thread of its own looks and writes,
-so that an event loop that stands still is shown, too, and one that runs goes on.
+The numbers of tasks, threads and frames are limited. A thread of its own reads and logs the stacks, so that this works for a
+blocked event loop too and does not block a running loop.
 """
 
 import asyncio
@@ -19,51 +19,51 @@ from types import CodeType, FrameType
 from typing import Any
 
 log = logging.getLogger(__name__)
-log.setLevel(logging.INFO)  # who asks is answered, whatever --log-level says
+log.setLevel(logging.INFO)  # these lines are logged at any --log-level
 
 MAX_STACKS = 100
-"""Tasks, and threads, that are told."""
+"""Largest number of tasks, and of threads, that are logged."""
 
 MAX_FRAMES = 12
-"""Innermost frames that are told of each."""
+"""Largest number of frames that are logged for each; the innermost."""
 
 WIDTH = 200
-"""Characters of a task's name or of a file's that are told."""
+"""Longest name of a task or file in characters; only its end is logged if it is longer."""
 
 
 SECONDS_BETWEEN = 1.0
-"""At most one signal in this time is answered."""
+"""Shortest time in seconds between two answered signals."""
 
 
 @contextmanager
 def logged_on(number: int) -> Iterator[None]:
-    """Has each signal of this number answered by the tasks of the main thread's event loop, and all threads, in the log.
+    """Log the stacks of the main event loop's tasks and of all threads at each signal of this number.
 
-    From the main thread. A signal within a second of the last answer, or while it is written, gets none.
+    Call it on the main thread. A signal within a second of the last answer, or while an answer is written, is ignored.
     """
     answering = threading.Lock()
     answered = -math.inf
 
     def answer(loop: asyncio.AbstractEventLoop | None) -> None:
         try:
-            log.info("%s: what each task and thread does", signal.Signals(number).name)
+            log.info("%s: stacks of all tasks and threads", signal.Signals(number).name)
             for line in told(() if loop is None else asyncio.all_tasks(loop)):
                 log.info("%s", line)
         except Exception:
-            log.exception("the tasks and threads could not be told")
+            log.exception("the stacks of tasks and threads could not be logged")
         finally:
             answering.release()
 
     def asked(_number: int, _frame: FrameType | None) -> None:
-        # Wherever the main thread was interrupted, it may be holding any lock: nothing more is done here.
+        # The interrupted main thread may hold any lock, so do nothing here that might need a lock.
         nonlocal answered
-        # The main thread waits for each new thread. Signals that come faster would interrupt that wait with the next start.
+        # To start a thread, the main thread waits for it. Signals in quick succession would interrupt each wait by a new start.
         if time.monotonic() - answered < SECONDS_BETWEEN:
             return
         if answering.acquire(blocking=False):
             answered = time.monotonic()
             loop = None
-            with suppress(RuntimeError):  # it has not begun, or has ended
+            with suppress(RuntimeError):  # the event loop is not running yet, or has ended
                 loop = asyncio.get_running_loop()
             try:
                 threading.Thread(target=answer, args=[loop], name="stacks", daemon=True).start()
@@ -78,7 +78,7 @@ def logged_on(number: int) -> Iterator[None]:
 
 
 def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
-    """A line for each task and each thread, and one for each of its frames, the innermost last."""
+    """Return a line for each task and each thread, followed by a line for each of its frames, the innermost last."""
     known = sorted(tasks, key=lambda task: task.get_name())
     yield f"{len(known)} tasks:"
     for task in known[:MAX_STACKS]:
@@ -87,7 +87,7 @@ def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
         yield f"  task {_short(task.get_name())}: {_short(named)}"
         yield from _frames(awaited(task))
     yield from _left_out(len(known))
-    frames = sys._current_frames()  # noqa: SLF001 - the interpreter's own, and there is no other
+    frames = sys._current_frames()  # noqa: SLF001 - there is no public function for the frames of other threads
     threads = sorted(threading.enumerate(), key=lambda thread: thread.name)
     yield f"{len(threads)} threads:"
     for thread in threads[:MAX_STACKS]:
@@ -99,18 +99,18 @@ def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
 
 
 _WAITING = (("cr_frame", "cr_await"), ("ag_frame", "ag_await"), ("gi_frame", "gi_yieldfrom"))
-"""Of a coroutine, an asynchronous generator and a generator: its frame, and what it waits for."""
+"""The attributes for the frame and for the awaited object: of a coroutine, an asynchronous generator and a generator."""
 
 
 def awaited(task: "asyncio.Task[Any]") -> list[tuple[CodeType, int]]:
-    """Where a task stands: the code and line of each coroutine on the way to what it waits for, the innermost last.
+    """Return the stack of a task: the code and line of each awaited coroutine, the innermost last.
 
-    `Task.get_stack` knows the outermost alone.
+    `Task.get_stack` returns only the outermost coroutine.
     """
     found: list[tuple[CodeType, int]] = []
     waits_on: Any = task.get_coro()
     while len(found) < 10 * MAX_FRAMES:
-        # Asked for once: the loop runs on meanwhile, and a coroutine that has ended has no frame any more.
+        # Read the frame only once: the loop continues to run, and a finished coroutine has no frame.
         seen = ((getattr(waits_on, frame, None), inner) for frame, inner in _WAITING)
         frame, inner = next((pair for pair in seen if pair[0] is not None), (None, ""))
         if frame is None:

@@ -316,7 +316,7 @@ async def test_sigusr2_tells_tasks_and_threads_and_changes_nothing(kubelet, daem
     daemon.signal(signal.SIGUSR2)
     await daemon.said("  thread nvml-events (")
     log = daemon.log.read_text()
-    assert "SIGUSR2: what each task and thread does" in log
+    assert "SIGUSR2: stacks of all tasks and threads" in log
     assert "in _list_and_watch" in log
     assert len(kubelet.events) == before
     status, _ = await daemon.stop()
@@ -330,4 +330,4 @@ async def test_sigusr2_ends_nothing_from_the_start_to_the_last_line(kubelet, dae
         await kubelet.wait_for(healthy(kubelet, 8))
         status, _ = await daemon.stop()
     assert status == 0, daemon.log.read_text()[-2000:]
-    assert "SIGUSR2: what each task and thread does" in daemon.log.read_text()
+    assert "SIGUSR2: stacks of all tasks and threads" in daemon.log.read_text()

@@ -197,7 +197,7 @@ async def test_idle_clients_leave_descriptors_for_the_plugins_own_sockets_where_
     await told(port, "readyz", 200)
     for client in idle:
         await client.aclose()
-    assert "connections for probes and metrics wait" not in daemon.log.read_text()
+    assert "connections for probes and metrics cannot be accepted now" not in daemon.log.read_text()
 
 
 async def test_an_address_in_use_keeps_no_gpu_back(kubelet, daemon):
@@ -289,7 +289,7 @@ async def test_a_file_of_the_label_that_the_node_cannot_do_keeps_it_from_being_r
     async with FakeApiServer() as api:
         kubeconfig = f"--kubeconfig={api.kubeconfig(directory)}"
         daemon.start(*flags(port, f"--config-file-srcdir={configs}", f"--node-name={NODE}", kubeconfig))
-        await told(port, "readyz", 503, "[-]resources failed: none is served: ")
+        await told(port, "readyz", 503, "[-]resources failed: no resource is served: ")
         await told(port, "readyz", 503, "ask for fewer replicas")
         for page in ("startupz", "livez"):
             await told(port, page, 200)

@@ -112,7 +112,7 @@ async def test_sighup_takes_a_new_configuration_and_keeps_the_old_one_if_it_is_b
     mps.signal(signal.SIGHUP)
     await mps.until(lambda: not mps.modes())
     assert mps.children() == []
-    assert "runs none for it" in mps.why()
+    assert "runs no daemon for it" in mps.why()
     await mps.said("no resource of this node is shared by MPS")
     status, _ = await mps.stop()
     assert status == 0

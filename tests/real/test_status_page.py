@@ -95,7 +95,7 @@ async def test_a_fault_is_seen_without_a_reload_and_what_one_was_doing_goes_on(b
     await browser.open(url)
     await browser.until(HEADLINE, lambda told: told == "All 8 GPUs are Healthy")
     await browser.until(STATE, lambda state: state == "live")
-    assert "Nothing is wrong" in await browser.run("return document.getElementById('complaints').textContent")
+    assert "No problems found" in await browser.run("return document.getElementById('complaints').textContent")
     await seen(browser, "well")
     await browser.run(
         "window.marked = 1; const one = document.querySelector('#devices details'); one.open = true;"

@@ -1,1 +1,1 @@
-"""What kind of node this is, and how its GPUs are found there: NVML, WSL, or Tegra."""
+"""Detects the platform of this node (NVML, WSL or Tegra), and has a driver for each."""

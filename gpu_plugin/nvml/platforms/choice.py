@@ -1,4 +1,4 @@
-"""Which platform a node is, decided from what was found there. Does no I/O of its own."""
+"""Chooses the platform of a node from the files found there. Does no I/O of its own."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -8,11 +8,11 @@ import msgspec
 AUTO = "auto"
 
 INTEGRATED = ("(nvgpu)", "NVIDIA Thor")
-"""Parts of the names of GPUs that NVML knows and that are part of a Tegra chip (go-nvlib, pkg/nvlib/info)."""
+"""Parts of the NVML names of GPUs that are integrated into a Tegra chip (go-nvlib, pkg/nvlib/info)."""
 
 
 class Platform(StrEnum):
-    """How GPUs are found. The values are those of --device-discovery-strategy, which knows no word for WSL."""
+    """How GPUs are found. The values are those of --device-discovery-strategy, which has no value for WSL."""
 
     NVML = "nvml"
     WSL = "wsl"
@@ -20,10 +20,10 @@ class Platform(StrEnum):
 
 
 class Traces(msgspec.Struct, frozen=True):
-    """What a node's files say of it, each as the path that says so; empty where none does.
+    """Files that show the platform of a node, each as a path; empty if it does not exist.
 
-    `dxcore` is the library through which Linux reaches a Windows host's GPUs, `dxg` the device behind it; `tegra` is a file
-    that only a Tegra system has.
+    `dxcore` is the library through which Linux uses a Windows host's GPUs, and `dxg` is its device. `tegra` is a file that
+    only Tegra systems have.
     """
 
     dxcore: str = ""
@@ -32,33 +32,33 @@ class Traces(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A platform, and why it is that one."""
+    """A platform, and the reason for choosing it."""
 
     platform: Platform
     reason: str
 
 
 def choose(strategy: str, traces: Traces, models: Callable[[], Sequence[str] | None]) -> Choice:
-    """The platform of a node, by the rules of NVIDIA's plugin (go-nvlib, pkg/nvlib/info/resolver.go).
+    """Choose the platform of a node by the rules of NVIDIA's plugin (go-nvlib, pkg/nvlib/info/resolver.go).
 
-    WSL goes before all but an explicit Tegra, since NVML knows its GPUs by names that mean nothing there. The library alone
-    does not make a node WSL, unlike with NVIDIA's plugin: without /dev/dxg it reaches no GPU. Nor do both say that a GPU is
-    NVIDIA's: the driver for WSL asks NVML for that when it is opened.
+    WSL takes precedence over all but an explicit Tegra, since NVML's names of its GPUs are of no use there. Unlike in NVIDIA's
+    plugin, the library alone does not make a node WSL, since it reaches no GPU without /dev/dxg. Library and device together
+    do not prove that there is an NVIDIA GPU: the WSL driver asks NVML when it is opened.
 
-    `strategy` is AUTO, or a platform that the operator asks for. `models` gives the names of the GPUs that NVML knows, or None
-    where there is no NVML library; it is asked only where the answer could change something.
+    `strategy` is AUTO or the platform that the operator chose. `models` returns the names of NVML's GPUs, or None without an
+    NVML library; it is called only if the result matters.
     """
     if strategy == Platform.TEGRA:
-        return Choice(Platform.TEGRA, "--device-discovery-strategy says so")
+        return Choice(Platform.TEGRA, "set by --device-discovery-strategy")
     if traces.dxcore and traces.dxg:
         return Choice(Platform.WSL, f"{traces.dxcore} and {traces.dxg} exist")
     if strategy != AUTO:
-        return Choice(Platform.NVML, "--device-discovery-strategy says so")
+        return Choice(Platform.NVML, "set by --device-discovery-strategy")
     known = models()
     if known is None:
         if traces.tegra:
-            return Choice(Platform.TEGRA, f"{traces.tegra} says so and there is no NVML library")
-        return Choice(Platform.NVML, "nothing says that it is another, though there is no NVML library")
+            return Choice(Platform.TEGRA, f"{traces.tegra} exists and there is no NVML library")
+        return Choice(Platform.NVML, "no file shows another platform, and there is no NVML library")
     integrated = next((name for name in known if any(part in name for part in INTEGRATED)), "")
     if integrated:
         return Choice(Platform.TEGRA, f"NVML knows an integrated GPU, {integrated}")

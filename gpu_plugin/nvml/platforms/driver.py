@@ -1,4 +1,4 @@
-"""The driver of whatever platform this node turns out to be, by the files that tell platforms apart. Blocks."""
+"""Detects this node's platform from its files, and forwards calls to the driver of that platform. Blocks."""
 
 import logging
 import os
@@ -23,14 +23,14 @@ _WINDOWS_DRIVER = (
 
 
 class OneDeviceDriver(Driver):
-    """`port.Driver` of a node with one device, at index 0; what else NVML can be asked is NOT_SUPPORTED.
+    """`port.Driver` of a node with one device, at index 0. Calls that are not implemented here raise NOT_SUPPORTED.
 
-    None of these platforms tells of its GPUs' health, memory, place or events, to NVIDIA's plugin either.
+    These platforms do not report the health, memory, place or events of GPUs, neither here nor to NVIDIA's plugin.
     """
 
     why_unanswered = "not known on this platform"
     only = ""
-    """Its uuid."""
+    """The device's uuid."""
 
     def open(self) -> None:
         """Nothing needs to be opened."""
@@ -39,35 +39,35 @@ class OneDeviceDriver(Driver):
         """Nothing needs to be closed."""
 
     def driver_version(self) -> str:
-        """Empty: it is not known here."""
+        """Return an empty text: the version is not known here."""
         return ""
 
     def device_count(self) -> int:
-        """Always one: the device."""
+        """Return one."""
         return 1
 
     def handle_by_index(self, index: int) -> Handle:
-        """The device's handle. INVALID_ARGUMENT for any index but 0."""
+        """Return the device's handle. INVALID_ARGUMENT for any index but 0."""
         if index:
             raise NvmlError(Return.INVALID_ARGUMENT, "handle_by_index")
         return _ONLY
 
     def handle_by_uuid(self, uuid: str) -> Handle:
-        """The device's handle. NOT_FOUND for any uuid but its own."""
+        """Return the device's handle. NOT_FOUND for any other uuid."""
         if uuid != self.only:
             raise NvmlError(Return.NOT_FOUND, "handle_by_uuid")
         return _ONLY
 
     def uuid(self, handle: Handle) -> str:
-        """The device's uuid, whatever the handle: there is no other."""
+        """Return the device's uuid for any handle, since there is only one device."""
         del handle
         return self.only
 
 
 class WslDriver(OneDeviceDriver):
-    """All NVIDIA GPUs of the Windows host as one device: behind /dev/dxg they cannot be told apart.
+    """All NVIDIA GPUs of the Windows host as one device, since they cannot be distinguished behind /dev/dxg.
 
-    Whether there is any, NVML knows: a Windows host has /dev/dxg and libdxcore.so for GPUs of every make.
+    NVML shows whether there is an NVIDIA GPU: a Windows host has /dev/dxg and libdxcore.so for GPUs of all vendors.
     """
 
     only = WSL_GPUS
@@ -77,9 +77,9 @@ class WslDriver(OneDeviceDriver):
         self._count = 0
 
     def open(self) -> None:
-        """Asks NVML how many GPUs there are, and leaves it closed.
+        """Read the number of GPUs from NVML, and close NVML again.
 
-        Raises NvmlError where there is no NVML library, or it does not work.
+        Raises NvmlError if there is no NVML library, or it does not work.
         """
         self._count = 0
         try:
@@ -94,12 +94,12 @@ class WslDriver(OneDeviceDriver):
             self._nvml.close()
 
     def device_count(self) -> int:
-        """One device, or none where NVML counted no GPU when this was opened."""
+        """Return 1, or 0 if NVML counted no GPU when this was opened."""
         return min(self._count, 1)
 
 
 class TegraDriver(OneDeviceDriver):
-    """The GPU that is part of a Tegra chip."""
+    """The GPU of a Tegra chip."""
 
     only = TEGRA_GPU
 
@@ -111,18 +111,18 @@ _TEGRA_FAMILY = "sys/devices/soc0/family"
 
 
 def look(roots: Sequence[str]) -> Traces:
-    """What is found under these directories, which are seen as the root of a file system each; the first find counts."""
+    """Find the platform's files below these directories, each treated as the root of a file system. The first match counts."""
     return Traces(_first(roots, _DXCORE), _first(roots, _DXG), _first(roots, (_TEGRA_RELEASE,)) or _family(roots))
 
 
 def _first(roots: Iterable[str], paths: Iterable[str]) -> str:
-    """The first of these files that exists; a link counts wherever it leads, as it may be meant within its root."""
+    """Return the first of these files that exists. A link counts even if it is broken: it may be relative to its root."""
     files = (os.path.join(root, path) for root in roots for path in paths)  # noqa: PTH118
     return next((f for f in files if os.path.lexists(f) and not os.path.isdir(f)), "")  # noqa: PTH112
 
 
 def _family(roots: Iterable[str]) -> str:
-    """The file in which the kernel names the family of the chip, if it is one of the Tegras."""
+    """Return the file in which the kernel names the chip's family, if that is Tegra; else an empty text."""
     for root in roots:
         file = Path(root, _TEGRA_FAMILY)
         try:
@@ -137,24 +137,24 @@ def _family(roots: Iterable[str]) -> str:
 log = logging.getLogger(__name__)
 
 _NO_TEGRA = (
-    "this machine is no Tegra system: its processor is not ARM, and neither /etc/nv_tegra_release nor "
-    "/sys/devices/soc0/family says so"
+    "this machine is not a Tegra system: its processor is not ARM, and neither /etc/nv_tegra_release nor "
+    "/sys/devices/soc0/family shows one"
 )
 _MOUNT_WSL = "if the node is WSL, mount its directory /usr/lib/wsl into the container at the same path"
 
-ARM = frozenset({"aarch64", "arm64"})  # machines that a GPU can be part of the processor of, as the kernel calls them
+ARM = frozenset({"aarch64", "arm64"})  # the kernel's names of machines whose processor may have an integrated GPU
 
 NAMES_PATIENCE = 5.0
-"""Seconds GPUs may take to say their names, all together; the first contact wakes a sleeping one, and a sick one hangs."""
+"""Seconds all GPUs together may take to report their names. The first call wakes a sleeping GPU; a faulty GPU may hang."""
 
 
 class PlatformDriver(Driver):
-    """`port.Driver` of this node's platform, which is looked for again at each `open`: a driver may come, or come late."""
+    """`port.Driver` of this node's platform. Each `open` detects the platform again: a driver may be installed later."""
 
     def __init__(
         self, nvml: Driver, roots: Sequence[str], strategy: str = AUTO, machine: str = os.uname().machine
     ) -> None:
-        """Takes the driver where it is NVML's, the roots under which to look for files, and what the operator asks for.
+        """Store NVML's driver, the root directories below which to look for files, and the operator's strategy.
 
         `machine` is the kernel's name for the kind of processor.
         """
@@ -169,13 +169,13 @@ class PlatformDriver(Driver):
         self._strategy = strategy
         self._may_integrate = machine in ARM
         self._nvml_open = False
-        self._said: Choice | None = None
+        self._logged: Choice | None = None
 
     def open(self) -> None:
-        """Finds out what this node is, and opens the driver for that.
+        """Detect this node's platform and open its driver.
 
-        Raises NvmlError where it is NVML's, or needs NVML as WSL does, and there is none that works; and where a Tegra is asked
-        for that this machine cannot be.
+        Raises NvmlError if the platform is NVML or WSL and there is no working NVML, and if the operator chose Tegra on a
+        machine that cannot be a Tegra system.
         """
         self._nvml_open = False
         traces = look(self._roots)
@@ -187,10 +187,10 @@ class PlatformDriver(Driver):
         elif choice.platform is not Platform.NVML and self._nvml_open:
             self._nvml.close()
         self.chosen = self._drivers[choice.platform]
-        if choice != self._said:
-            level = logging.DEBUG if choice.platform is Platform.NVML else logging.INFO  # NVML is what everyone expects
+        if choice != self._logged:
+            level = logging.DEBUG if choice.platform is Platform.NVML else logging.INFO  # most nodes have NVML
             log.log(level, "this node's platform is %s: %s", choice.platform, choice.reason)
-        self._said = choice
+        self._logged = choice
         if self.chosen is not self._nvml:
             self.chosen.open()
 
@@ -203,7 +203,7 @@ class PlatformDriver(Driver):
             raise
 
     def _models(self) -> tuple[str, ...] | None:
-        """Opens NVML, and asks it for the GPUs' names where one may be part of the processor; None: there is no library."""
+        """Open NVML, and return the GPUs' names if a GPU may be integrated into the processor. None: there is no library."""
         try:
             self._nvml.open()
         except NvmlError as error:
@@ -214,19 +214,19 @@ class PlatformDriver(Driver):
         return self._names() if self._may_integrate else ()
 
     def _names(self) -> tuple[str, ...]:
-        """The names of the GPUs that say theirs in time: one that hangs is no reason to find none."""
+        """Return the names of the GPUs that report theirs in time. A GPU that hangs is left out."""
         names: dict[int, str] = {}
 
         def ask(index: int) -> None:
             try:
                 names[index] = self._nvml.name(self._nvml.handle_by_index(index))
             except NvmlError as error:
-                log.debug("GPU %d does not say its name: %s", index, error)
+                log.debug("GPU %d does not report its name: %s", index, error)
 
         try:
             count = self._nvml.device_count()
         except NvmlError:
-            return ()  # whoever opens the driver asks for the count next, and hears why there is none
+            return ()  # the next call reads the count again, and gets the error
         asking = [threading.Thread(target=ask, args=(i,), name=f"nvml-name-{i}", daemon=True) for i in range(count)]
         until = time.monotonic() + NAMES_PATIENCE
         for thread in asking:
@@ -236,13 +236,13 @@ class PlatformDriver(Driver):
         return tuple(name for _, name in sorted(names.copy().items()))
 
 
-def _passed_on(name: str) -> Callable[..., Any]:
+def _forwarding(name: str) -> Callable[..., Any]:
 
-    def passed_on(self: PlatformDriver, /, *arguments: Any, **named: Any) -> Any:
+    def forward(self: PlatformDriver, /, *arguments: Any, **named: Any) -> Any:
         return getattr(self.chosen, name)(*arguments, **named)
 
-    return passed_on
+    return forward
 
 
 for _call in NVML_FUNCTIONS.keys() - {PlatformDriver.open.__name__}:
-    setattr(PlatformDriver, _call, _passed_on(_call))
+    setattr(PlatformDriver, _call, _forwarding(_call))

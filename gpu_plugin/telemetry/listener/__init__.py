@@ -1,1 +1,1 @@
-"""What the kubelet's probes and Prometheus ask of the daemon, over HTTP."""
+"""The HTTP listener: the kubelet's probes, Prometheus metrics, and the status page."""

@@ -1,4 +1,4 @@
-"""What an HTTP request asks for, and what it is answered."""
+"""HTTP requests and answers, as the pages use them."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
@@ -13,9 +13,9 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request as a page sees it.
+    """A request to a page.
 
-    `headers` are by name in small letters; of a name that came several times the values are joined by commas, as RFC 9110, 5.3
+    `headers` are by name in lower case. If a name occurs several times, its values are joined by commas, as RFC 9110, 5.3
     allows.
     """
 
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Status code, text, its content type, and what else the head says."""
+    """Status code, text, content type, and further headers."""
 
     status: int
     text: str
@@ -33,10 +33,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """An answer that goes on until the client or the server ends it: `chunks` gives its bytes as they come.
+    """An answer that continues until the client or the server ends it. `chunks` yields its bytes when they become available.
 
-    A chunk that the client does not take within `Limits.send` seconds ends it. The first one should hold all there is to say:
-    from then on the connection is among the first to be closed where room is needed.
+    The stream ends if the client does not read a chunk within `Limits.send` seconds. The first chunk should have the complete
+    content: after it, the connection is among the first to be closed if there are too many.
     """
 
     chunks: Callable[[], AsyncGenerator[bytes, None]]
@@ -44,4 +44,4 @@ class Stream(msgspec.Struct, frozen=True):
 
 
 Page = Callable[[Request], Awaitable[Answer | Stream]]
-"""Gives the answer to a request of one path. Never blocks; the listener gives it `Limits.answer` seconds."""
+"""Returns the answer to a request of one path. It never blocks; the listener cancels it after `Limits.answer` seconds."""

@@ -1,6 +1,6 @@
-"""What each probe looks at: facts in, an answer with a line for each check out. Pure; the time is one of the facts.
+"""The checks of each probe: compute an answer with a line for each check from given facts. Pure; the time is an argument.
 
-The lines are in the form of the Kubernetes API server's /livez?verbose (k8s.io/apiserver, pkg/server/healthz).
+The lines have the format of the Kubernetes API server's /livez?verbose (k8s.io/apiserver, pkg/server/healthz).
 """
 
 import math
@@ -17,53 +17,53 @@ BEAT_INTERVAL = 1.0
 """Seconds between two beats of the event loop."""
 
 LATE = 5.0
-"""Seconds by which a beat must be late to be worth a word: the kubelet's calls waited as long."""
+"""A beat that is later than this number of seconds is reported, since the kubelet's calls waited that long too."""
 
 LAGS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
-"""Seconds by which beats are told apart: an idle loop is a millisecond late, and the kubelet waits for as long as it is."""
+"""Bounds of the histogram of delays, in seconds: an idle loop is a millisecond late, and each delay delays the kubelet."""
 
 RECENT = 60.0
-"""Seconds for which that is told."""
+"""Seconds for which a pause is reported."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at. It passed where `fault` is empty; `note` is then worth a word all the same."""
+    """The result of one check. It passed if `fault` is empty; then `note` may have further information."""
 
     name: str
     fault: str = ""
     note: str = ""
 
     def __str__(self) -> str:
-        told = f"[-]{self.name} failed: {self.fault}" if self.fault else f"[+]{self.name} ok"
-        told = f"{told}: {self.note}" if self.note and not self.fault else told
-        return " ".join(told.split())  # a reason may hold line breaks
+        text = f"[-]{self.name} failed: {self.fault}" if self.fault else f"[+]{self.name} ok"
+        text = f"{text}: {self.note}" if self.note and not self.fault else text
+        return " ".join(text.split())  # a reason may have line breaks
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """The event loop stood still for so many `seconds`, and went on at the time `until`."""
+    """The event loop was blocked for `seconds`, until the time `until`."""
 
     seconds: float
     until: float
 
 
 class LoopLag:
-    """The beats of the event loop, of which those are kept that came late."""
+    """Measures delays of the event loop by its beats, and keeps long pauses."""
 
     def __init__(self) -> None:
         self._last: float | None = None
         self._pauses: list[Pause] = []
         self.lag = Histogram(LAGS)
-        """By how much each beat was late."""
+        """Delay of each beat, in seconds."""
 
     def beat(self, now: float) -> None:
-        """The loop turns at this time."""
+        """Record that the loop runs at this time."""
         if self._last is not None:
             self.lag.observe(max(0.0, now - self._last - BEAT_INTERVAL))
         self._pauses = self._recent(now)
         self._last = now
 
     def longest(self, now: float) -> Pause | None:
-        """The longest recent pause; None where there was none. A loop that has just gone on may not have beaten yet."""
+        """Return the longest recent pause; None if there was no pause. A pause that has just ended is included."""
         return max(self._recent(now), key=lambda pause: pause.seconds, default=None)
 
     def _recent(self, now: float) -> list[Pause]:
@@ -74,18 +74,19 @@ class LoopLag:
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the daemon. Times are in seconds of the event loop's clock.
+    """The state of the daemon. Times are in seconds of the event loop's clock.
 
-    `waits_for` is which other daemon has the node, in a sentence, empty while this one has it: nothing else is known meanwhile.
-    `standby` is whether that daemon uses the same state directory, so that this one continues its work.
-    `takes_over` is whether a former daemon still answers the kubelet, until this one has registered a healthy device.
-    `awaited` is why there is no configuration yet, empty once there is one; `tried` whether the first attempt at it is over
-    meanwhile. `refused` is why a newer configuration is not in force. `driver` is the reason why no GPU can be reached now, or
-    why the node has none; empty if a GPU can be reached, and None while the first attempt is under way.
-    `turn_due` is by when the GPUs' present turn is over if all is well.
-    `offered` says whether anything was published; `resources` is what is, by name. `registering` says whether the kubelet is to
-    know of it, `standings` how each resource stands there. `unserved` is what of the configuration is not served as it says, and
-    why; `cdi` is why no device can be used by CDI name, empty where they can, and None where none is named.
+    `waits_for` is a sentence about another daemon that has the node; empty while this daemon has it. If it is set, no other
+    fact is known. `standby`: the other daemon uses the same state directory, so that this daemon continues its work.
+    `takes_over`: a former daemon still answers the kubelet, until this daemon has registered a healthy device.
+    `awaited` is why there is no configuration yet; empty once there is a configuration. `tried`: the first attempt to get it is
+    over. `refused` is why a newer configuration is not in force. `driver` is the reason why no GPU can be reached now, or why
+    the node has no GPU; empty if a GPU can be reached, and None during the first attempt.
+    `turn_due` is the time by which the present turn of the GPUs should be over.
+    `offered`: a snapshot was published. `resources` are its resources by name. `registering`: resources should be registered
+    with the kubelet. `standings` are their registrations. `unserved` are the parts of the configuration that are not served
+    as configured, with reasons. `cdi` is why no device can be used by CDI name; empty if devices can be used, and None if no
+    CDI names are used.
     """
 
     waits_for: str = ""
@@ -105,51 +106,55 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def live(facts: Facts, now: float, silent: Mapping[str, str], unasked: str = "", paused: Pause | None = None) -> Answer:
-    """Whether a restart of the process would help, which nothing outside it is a reason for.
+    """Check whether a restart of the process would help. Reasons outside of the process do not count.
 
-    An event loop that stands still answers nobody, which is what a prober hears of it. Whoever is answered can only be told
-    that it stood still a while ago: that is a note.
+    A blocked event loop sends no answer, so the probe fails. An answer can only report that the loop was blocked recently, as
+    a note.
 
     Args:
-        facts: what is known of the daemon.
+        facts: the state of the daemon.
         now: the time.
-        silent: why our own sockets do not answer, by resource; only of those that do not.
-        unasked: why they could not all be asked, which says nothing of them; empty where they were.
-        paused: the longest time for which the event loop stood still of late.
+        silent: by resource, why a socket of this daemon does not answer; other sockets are not included.
+        unasked: why some sockets could not be called, so that their state is unknown; empty if all were called.
+        paused: the longest recent time for which the event loop was blocked.
     """
     overdue = now - facts.turn_due
-    stood = "" if paused is None else f"it stood still for {paused.seconds:.1f} s, until {now - paused.until:.0f} s ago"
+    blocked = (
+        "" if paused is None else f"it was blocked for {paused.seconds:.1f} s, until {now - paused.until:.0f} s ago"
+    )
     return _verdict(
         "livez",
         [
-            Check("event-loop", note=stood),
+            Check("event-loop", note=blocked),
             Check("gpu-looks", f"the turn of the GPUs is {overdue:.0f} s overdue" if overdue > 0 else ""),
-            Check("sockets", _by_resource(silent), unasked and f"not all were asked: {unasked}"),
+            Check("sockets", _by_resource(silent), unasked and f"not all were called: {unasked}"),
         ],
     )
 
 
 def ready(facts: Facts, now: float) -> Answer:
-    """Whether the plugin does its work: the kubelet has the list of every resource that there is to serve.
+    """Check whether the plugin does its work: the kubelet has the list of each resource to be served.
 
-    A node without GPUs, or with a driver that does not work, is ready and serves nothing: a DaemonSet counts its pod as
-    available, and a roll-out goes on to the other nodes. Metrics and alerts report the driver.
+    A node without GPUs, or with a broken driver, is ready and serves nothing. So a DaemonSet counts its pod as available, and
+    a roll-out continues on other nodes. Metrics and alerts report the driver.
     """
     if facts.waits_for:
         # A DaemonSet ends the former pod only when this pod is ready.
         note, fault = (facts.waits_for, "") if facts.standby else ("", facts.waits_for)
         return _verdict("readyz", [Check("node", fault, note)])
-    if facts.takes_over:  # also without a driver: the former daemon has one
+    if facts.takes_over:  # even without a driver here: the former daemon has an open driver
         fault = "the former daemon answers the kubelet until this one has registered a healthy device"
         return _verdict("readyz", [Check("node", fault), Check("driver", note=facts.driver or "")])
-    if facts.awaited:  # until there is a configuration, nobody asks the driver or the kubelet for anything
+    if facts.awaited:  # without a configuration, neither the driver nor the kubelet is used
         return _verdict("readyz", [Check("configuration", facts.awaited)])
     asking = facts.driver is None
     driver = Check("driver", _ASKING if asking else "", facts.driver or "")
     checks = [_configuration(facts), driver, _resources(facts)]
     if facts.registering:
         away = {name: facts.standings.get(name, ResourceRegistration()) for name in facts.resources}
-        lost = {name: _away(standing, now) for name, standing in away.items() if standing.registered is None}
+        lost = {
+            name: _why_unregistered(standing, now) for name, standing in away.items() if standing.registered is None
+        }
         checks.append(Check("registrations", _by_resource(lost)))
     if facts.cdi is not None:
         checks.append(Check("cdi-specifications", facts.cdi))
@@ -157,12 +162,12 @@ def ready(facts: Facts, now: float) -> Answer:
 
 
 def started(facts: Facts, before: bool = False) -> Answer:  # noqa: FBT001, FBT002 - one of two facts
-    """Whether the first attempt at the configuration and at the driver is over, whatever came of it.
+    """Check whether the first attempts to get a configuration and to open the driver are over, with any result.
 
-    Without a configuration the driver is not asked, and a restart would bring neither. `before` says whether this has passed
-    once, which it then does for good.
+    Without a configuration the driver is not opened, and a restart would help with neither. `before`: this check has passed
+    once; then it passes always.
     """
-    if facts.waits_for:  # a restart would wait as well
+    if facts.waits_for:  # a restarted daemon would wait too
         return _verdict("startupz", [Check("node", note=facts.waits_for)])
     if facts.awaited:
         over = facts.tried or before
@@ -172,29 +177,31 @@ def started(facts: Facts, before: bool = False) -> Answer:  # noqa: FBT001, FBT0
     return _verdict("startupz", [_configuration(facts), driver])
 
 
-_ASKING = "it has not answered the first question for GPUs yet"
+_ASKING = "the first attempt to find GPUs is not over yet"
 
 
 def _configuration(facts: Facts) -> Check:
-    return Check("configuration", note=facts.refused and f"the one in force; refused: {facts.refused}")
+    return Check(
+        "configuration", note=facts.refused and f"the former configuration is in force; refused: {facts.refused}"
+    )
 
 
 def _resources(facts: Facts) -> Check:
-    """Serving nothing, or nothing healthy, can be what the operator asks for: it is no fault, and it is said."""
+    """Check the served resources. Serving nothing, or nothing healthy, may be intended: it is a note, not a fault."""
     if not facts.offered and facts.driver:
-        return Check("resources", note="none is served, since no GPU can be reached")
+        return Check("resources", note="no resource is served, since no GPU can be reached")
     if not facts.offered:
         why = "; ".join(facts.unserved)
-        return Check("resources", f"none is served{f': {why}' if why else ' yet'}")
+        return Check("resources", f"no resource is served{f': {why}' if why else ' yet'}")
     if not facts.resources:
-        return Check("resources", note="; ".join(("none is served", *facts.unserved)))
+        return Check("resources", note="; ".join(("no resource is served", *facts.unserved)))
     idle = {name: _idle(resource) for name, resource in facts.resources.items()}
     notes = (_by_resource({name: why for name, why in idle.items() if why}), *facts.unserved)
     return Check("resources", note="; ".join(filter(None, notes)))
 
 
 def _idle(resource: Resource) -> str:
-    """Why nothing of a resource is handed out; empty where something is."""
+    """Return why a resource has no device for pods; empty if it has a healthy device."""
     listed = [device for device in resource.devices if not device.retired]
     if any(device.healthy for device in listed):
         return ""
@@ -202,7 +209,7 @@ def _idle(resource: Resource) -> str:
     return f"no device is healthy: {first}" if first else "it has no device"
 
 
-def _away(standing: ResourceRegistration, now: float) -> str:
+def _why_unregistered(standing: ResourceRegistration, now: float) -> str:
     since = f" (lost {now - standing.lost:.0f} s ago)" if standing.lost is not None else ""
     return f"{standing.why}{since}"
 

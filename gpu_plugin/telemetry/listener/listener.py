@@ -1,4 +1,4 @@
-"""The listener as the daemon has it: begun as soon as its address is known, which may be before there is anything to serve."""
+"""Starts the HTTP listener of the daemon as soon as its address is known, even before there is anything to serve."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Answers probes and scrapes in a task group of the caller's. Imports what it needs once there is an address."""
+    """Answers probes and scrapes in the caller's task group. Imports its modules only if there is an address."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self._tasks = tasks
@@ -25,12 +25,12 @@ class Listener:
         self._page: StatusPage | None = None
 
     def begin(self, address: str, facts: "Callable[[], Facts]") -> None:
-        """Listens on HOST:PORT, unless it does already or `address` is empty. Has probes answered by these facts."""
+        """Listen on HOST:PORT, unless it listens already or `address` is empty. Use these facts for probes."""
         if self._probes is not None:
             self._probes.facts = facts
         if not address or self._probes is not None:
             return
-        from gpu_plugin.telemetry.listener import sockets  # noqa: PLC0415 - only those who ask for it pay for it
+        from gpu_plugin.telemetry.listener import sockets  # noqa: PLC0415 - imported only if used
         from gpu_plugin.telemetry.listener.probes import Probes  # noqa: PLC0415
         from gpu_plugin.telemetry.listener.server import Limits, Server  # noqa: PLC0415
         from gpu_plugin.telemetry.listener.status_page import StatusPage  # noqa: PLC0415
@@ -55,11 +55,11 @@ class Listener:
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         page: "Callable[[], Source]",
     ) -> None:
-        """Has probes answered by these facts from now on, scrapes by this status, and the status page by what `page` makes."""
+        """Use these facts for probes, this status for scrapes, and the source that `page` returns for the status page."""
         if self._probes is not None and self._page is not None:
             self._probes.facts, self._probes.status = facts, status
             self._page.source = page()
 
     def stop(self) -> None:
-        """Closes the listening sockets and every connection."""
+        """Close the listening sockets and all connections."""
         self._scope.cancel()

@@ -1,4 +1,4 @@
-"""What the status page shows, as plain data and the picture of the links: for people, and for programs at /status.json. Pure."""
+"""The content of the status page as plain data, also for programs at /status.json, and the picture of the links. Pure."""
 
 import math
 from base64 import b64encode
@@ -20,16 +20,16 @@ from gpu_plugin.placement.views.picture import dark_style, picture
 from gpu_plugin.placement.views.report import held_back, reported
 
 FORMAT = 1
-"""Changes where a program that reads /status.json has to be changed. Keys may be added without."""
+"""Version of the format of /status.json. It changes if programs must be changed; new keys do not change it."""
 
 EVENTS = 50
-"""The newest events that are shown."""
+"""Number of events that are shown; the newest."""
 
 HOLDERS = 64
-"""Containers that are named of one piece of hardware; `held` counts the devices of all."""
+"""Largest number of containers that are named for a GPU or MIG device. `held` counts the devices of all containers."""
 
 PODS = 1000
-"""Containers that are listed of the whole node."""
+"""Largest number of containers that are listed for the node."""
 
 READINGS = (
     "temperature_celsius",
@@ -41,25 +41,25 @@ READINGS = (
     "memory_used_bytes",
     "memory_total_bytes",
 )
-"""What may be known of a GPU from the newest look at it."""
+"""Readings that are shown of a GPU, from the newest looks."""
 
-# How bad it is, of the node and of one complaint.
+# Severities of the node's state and of each complaint.
 OK = "ok"
 ATTENTION = "attention"
 UNHEALTHY = "unhealthy"
 
 
 STYLE_HASH = f"sha256-{b64encode(sha256(dark_style().encode()).digest()).decode()}"
-"""What a Content-Security-Policy calls the picture's own style by."""
+"""The hash of the picture's own style, for a Content-Security-Policy."""
 
 
 class Material(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page is made of, each as the part tells it that knows.
+    """The data for the page, from the parts of the daemon.
 
-    `node` is what the node is called. `status` is that of `gpu-plugin status`; `troubles` what is wrong with the node beside
-    its GPUs, a sentence each. `explained` are the GPUs as `health.explain` has them, `topology` is a report of
-    `placement.views.report`. `events` are the newest, oldest first. `held` is which containers hold which devices; None where
-    it is not known, and `why_unknown` why.
+    `node` is the node's name. `status` is as in `gpu-plugin status`. `troubles` are sentences about problems of the node other
+    than its GPUs. `explained` are the GPUs from `health.explain`. `topology` is a report of `placement.views.report`. `events`
+    are the newest events, oldest first. `held` are the containers that hold each device; None if that is not known, with the
+    reason in `why_unknown`.
     """
 
     node: str
@@ -73,7 +73,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def awaiting(why: str) -> Mapping[str, Any]:
-    """What is shown before there is a daemon: `why` it has not begun."""
+    """Return the content before there is a daemon. `why` is the reason why it has not started."""
     return {
         "format": FORMAT,
         "node": "",
@@ -87,9 +87,9 @@ def awaiting(why: str) -> Mapping[str, Any]:
 
 
 def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """The page as objects for JSON; docs/status-page.md says what each is. `links` is what `links` below makes of the topology.
+    """Return the page as objects for JSON; docs/status-page.md describes them. `links` is the result of `links` below.
 
-    It is the same as long as nothing has changed: ages are the moments that they count from, in Unix seconds.
+    The result is equal as long as nothing has changed: it has Unix times in seconds instead of ages.
     """
     status = material.status
     hardware = _hardware(material.topology)
@@ -141,11 +141,11 @@ def page_data(material: Material, links: Mapping[str, Any] | None = None) -> Map
 _WORST = ("unhealthy", "degraded", "healthy")
 
 _Holdings = Mapping[tuple[str, str], Mapping[Holder, int]]
-"""How many devices a container holds, by resource and the id of the hardware."""
+"""Number of devices that a container holds, by resource and the id of the hardware."""
 
 
 def _hardware(topology: Mapping[str, Any]) -> Mapping[str, list[Mapping[str, Any]]]:
-    """What is listed to the kubelet of each GPU, by its uuid: an entry for each GPU and MIG device of each resource."""
+    """Return the devices that are listed to the kubelet, by GPU uuid: an entry for each GPU and MIG device of each resource."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for resource in topology.get("resources", ()):
         for each in resource["hardware"]:
@@ -155,7 +155,7 @@ def _hardware(topology: Mapping[str, Any]) -> Mapping[str, list[Mapping[str, Any
 
 def _by_hardware(held: HoldersByDevice) -> _Holdings:
     found: dict[tuple[str, str], Counter[Holder]] = {}
-    # Tens of thousands of replicas are counted at once where the same containers hold them: a third of the time
+    # Tens of thousands of replicas are grouped by equal sets of containers first, which takes a third of the time.
     alike = Counter((key[0], key[1].partition(REPLICA)[0], holders) for key, holders in held.items())
     for (resource, hardware, holders), count in alike.items():
         counts = found.setdefault((resource, hardware), Counter())
@@ -217,29 +217,29 @@ def _complaint(gpu: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _headline(gpus: Sequence[Mapping[str, Any]], troubles: Sequence[str], status: Mapping[str, Any]) -> str:
-    """The whole node in a sentence, for whoever reads nothing else: what is worst first, and never only what is well."""
+    """Summarize the node in a sentence, with the worst problem first. If there is a problem, it is always named."""
     if status.get("waiting"):
         return "Another daemon has this node"
     states = Counter(gpu["state"] for gpu in gpus)
     count = len(gpus)
-    told = [] if gpus else ["No GPU is known"]
+    parts = [] if gpus else ["No GPU is known"]
     if states["unhealthy"]:
-        told.append(f"{states['unhealthy']} of {counted(count, 'GPU')} {are(states['unhealthy'])} Unhealthy")
+        parts.append(f"{states['unhealthy']} of {counted(count, 'GPU')} {are(states['unhealthy'])} Unhealthy")
     if states["degraded"]:
-        told.append(f"{states['degraded']} degraded")
+        parts.append(f"{states['degraded']} degraded")
     if withheld := sum(gpu["state"] == "healthy" and bool(gpu["withheld"]) for gpu in gpus):
-        told.append(f"{withheld} withheld" if told else f"{withheld} of {counted(count, 'GPU')} withheld")
+        parts.append(f"{withheld} withheld" if parts else f"{withheld} of {counted(count, 'GPU')} withheld")
     if troubles:
-        told.insert(0, troubles[0])
+        parts.insert(0, troubles[0])
     if others := len(troubles[1:]):
-        told.append(f"{others} other {'thing needs' if others == 1 else 'things need'} attention")
-    if not told:
-        told.append("The GPU is Healthy" if count == 1 else f"All {count} GPUs are Healthy")
-    return "; ".join(told) if troubles else ", ".join(told)
+        parts.append(f"{others} other {'thing needs' if others == 1 else 'things need'} attention")
+    if not parts:
+        parts.append("The GPU is Healthy" if count == 1 else f"All {count} GPUs are Healthy")
+    return "; ".join(parts) if troubles else ", ".join(parts)
 
 
 def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, Any]:
-    """A row for each container that holds devices, those with an unfit GPU first."""
+    """Return a row for each container that holds devices, those with a bad GPU first."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for gpu in gpus:
         for device in gpu["devices"]:
@@ -269,15 +269,15 @@ def _pods(gpus: Sequence[Mapping[str, Any]], material: Material) -> dict[str, An
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    told = {key: event.get(key, "") for key in ("at", "kind", "text", "verdict", "by", "reason")}
-    return {**told, "gpu": event.get("index")}
+    fields = {key: event.get(key, "") for key in ("at", "kind", "text", "verdict", "by", "reason")}
+    return {**fields, "gpu": event.get("index")}
 
 
 def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The links in a report of `placement.views.report`; None where there are not two GPUs, or no link is known.
+    """Return the links in a report of `placement.views.report`; None with fewer than two GPUs or without a known link.
 
-    `gpus` are the indices, in the order of `rows`, which say in nvidia-smi's words what lies between every two; `words` are the
-    groups, a sentence each, and `legend` is what the words mean, by word.
+    `gpus` are the indices of GPUs, in the order of `rows`, which have nvidia-smi's word for the link of each pair. `words` are
+    sentences about the groups, and `legend` has the meaning of each word.
     """
     node, _ = reported(report)
     if len(node.gpus) < 2 or not node.links:
@@ -293,7 +293,7 @@ def links(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def drawn(report: Mapping[str, Any], name: str) -> str:
-    """The picture's SVG; `name` is what the node is called. GPUs that pods do not get now are struck through in it."""
+    """Return the picture as SVG. `name` is the node's name. GPUs that are not given to pods now are struck through."""
     node, resources = reported(report)
     struck = {each.visible_id: each.reason for each in held_back(node, resources) if each.kind == GPU}
     return picture(LinkGroups.of(node), Topology.of(node), name, struck)

@@ -1,4 +1,4 @@
-"""The GPUs of the status page, their devices and who holds them, as HTML, and the pieces that all its parts are made of. Pure."""
+"""HTML of the status page for GPUs, their devices and the holders of devices, and pieces for all sections. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
@@ -19,22 +19,22 @@ SIGNS: Mapping[str, str] = {
     "degraded": "▲",
     UNHEALTHY: "✕",
 }
-"""What stands before each state, for those who tell colours badly."""
+"""The sign before each state, for people who cannot distinguish colours well."""
 
 WORDS: Mapping[str, str] = {"healthy": "Healthy", "degraded": "Healthy, degraded", "unhealthy": "Unhealthy"}
 
 NONE = '<span class="none" aria-hidden="true">-</span><span class="unseen">not known</span>'
 
 Cell = tuple[str, str, str]
-"""The heading of its column, its content, and its style: `head` of those that head their row."""
+"""The heading of its column, its content, and its style: `head` if it is the heading of its row."""
 
 MAX_NAMED_PODS = 3
-"""Containers that are named in the row of a GPU; all of them are in the list of its devices."""
+"""Largest number of containers that are named in the row of a GPU; the list of its devices has all of them."""
 
 MAX_CELLS = 64
-"""Devices of a GPU that are drawn one by one; of more there are numbers alone."""
+"""Largest number of a GPU's devices that are drawn as cells; with more devices, only numbers are shown."""
 
-# Width of a device's cell with the gap after it, and cells in a row.
+# Width of a device's cell including the gap, and the number of cells in a row.
 CELL = 11
 ACROSS = 14
 
@@ -61,53 +61,53 @@ def _gpu(gpu: Data) -> Sequence[Cell]:
 
 
 def _health(gpu: Data) -> str:
-    told = badge(gpu["state"], WORDS[gpu["state"]])
+    html = badge(gpu["state"], WORDS[gpu["state"]])
     reasons = [(signal["detail"], signal["since"]) for signal in gpu["signals"]]
     reasons += [(f"withheld: {why}", None) for why in gpu["withheld"]]
-    return told + "".join(f'<br><span class="why">{xml(why)}</span>{since(when)}' for why, when in reasons)
+    return html + "".join(f'<br><span class="why">{xml(why)}</span>{since(when)}' for why, when in reasons)
 
 
 def _temperature(readings: Data) -> str:
     now, slow, off = (readings[f"{name}_celsius"] for name in ("temperature", "slowdown", "shutdown"))
     if now is None:
         return NONE
-    told = f"{now:.0f} °C"
+    html = f"{now:.0f} °C"
     if off is not None and now >= off:
-        told = f'<strong class="bad">{told}, beyond shutdown</strong>'
+        html = f'<strong class="bad">{html}, beyond shutdown</strong>'
     elif slow is not None and now >= slow:
-        told = f'<strong class="bad">{told}, at slowdown</strong>'
+        html = f'<strong class="bad">{html}, at slowdown</strong>'
     limits = [f"{how} {at:.0f}" for how, at in (("slows at", slow), ("off at", off)) if at is not None]
     if not limits:
-        return told
+        return html
     top = max(at for at in (slow, off) if at is not None)
     high = slow if slow is not None else top
     bar = (
         f'<meter min="0" max="{top:.0f}" low="{high - 10:.0f}" high="{high:.0f}" optimum="0" value="{min(now, top):.0f}"'
         ' aria-hidden="true"></meter>'
     )
-    return f'{told}{bar}<span class="muted">{", ".join(limits)}</span>'
+    return f'{html}{bar}<span class="muted">{", ".join(limits)}</span>'
 
 
 def _share(used: float | None, whole: float | None, unit: int, name: str) -> str:
-    """A reading and its limit, as a bar; either may not be known."""
+    """Show a reading and its limit as a bar. Both may be unknown."""
     if used is None:
         return NONE
-    told = f"{used / unit:.0f}"
+    html = f"{used / unit:.0f}"
     if whole is None:
-        return f"{told} {name}"
+        return f"{html} {name}"
     bar = f'<meter min="0" max="{max(whole, 1):.0f}" value="{min(used, whole):.0f}" aria-hidden="true"></meter>'
-    return f'{told} {name}{bar}<span class="muted">of {whole / unit:.0f}</span>'
+    return f'{html} {name}{bar}<span class="muted">of {whole / unit:.0f}</span>'
 
 
 def _strip(gpu: Data) -> str:
-    """A cell for each device: held ones are filled, those that cannot be handed out are crossed."""
+    """Draw a cell for each device: cells of held devices are filled, cells of unusable devices are crossed."""
     counts = _kinds(gpu["devices"])
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    if not told:
+    html = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    if not html:
         return '<span class="none">none</span>'
     total = sum(counts.values())
     if total > MAX_CELLS:
-        return f"{total}: {told}"
+        return f"{total}: {html}"
     drawn, at = "", 0
     for name, count in counts.items():
         if count:
@@ -121,7 +121,7 @@ def _strip(gpu: Data) -> str:
     width, height = CELL * min(total, ACROSS), CELL * -(-total // ACROSS)
     return (
         f'<svg class="cells" width="{width}" height="{height}" viewBox="0 0 {width} {height}" aria-hidden="true">{drawn}</svg>'
-        f'<span class="count">{told}</span>'
+        f'<span class="count">{html}</span>'
     )
 
 
@@ -157,11 +157,11 @@ def _held_by(gpu: Data) -> str:
 
 
 def pods(data: Data) -> str:
-    """Who holds devices, folded away."""
+    """Return the collapsed list of pods that hold devices."""
     held = data["pods"]
     if not held["known"]:
         return (
-            f'<p class="none">Which pods hold devices is not known: {xml(held["why"] or "nobody has said so yet")}.</p>'
+            f'<p class="none">Which pods hold devices is not known: {xml(held["why"] or "there is no answer yet")}.</p>'
         )
     if not held["containers"]:
         return '<p class="none">No pod holds a device.</p>'
@@ -188,7 +188,7 @@ def _gpu_of(gpu: Data) -> str:
 
 
 def devices(data: Data) -> str:
-    """The devices of each GPU, folded away."""
+    """Return the collapsed lists of the devices of each GPU."""
     if not data["gpus"]:
         return '<p class="none">No GPU is known yet.</p>'
     return "".join(map(_devices_of, data["gpus"]))
@@ -243,37 +243,37 @@ def _times(count: int) -> str:
 
 
 def moment(at: float | None) -> str:
-    """A moment; a script adds how long ago that was."""
+    """Show a time. A script adds its age."""
     if at is None:
         return ""
     try:
-        told = f'<time datetime="{rfc3339(at)}">{utc(at)}</time>'
+        html = f'<time datetime="{rfc3339(at)}">{utc(at)}</time>'
     except (OverflowError, ValueError, OSError):
         return utc(at)
-    return f'{told}<span class="age" data-since="{at:.0f}"></span>'
+    return f'{html}<span class="age" data-since="{at:.0f}"></span>'
 
 
 def since(at: float | None) -> str:
-    """Since when something is so; nothing where nobody knows."""
+    """Show the time since which something is the case; empty if it is not known."""
     return "" if at is None else f' <span class="since">since {moment(at)}</span>'
 
 
 def badge(state: str, text: str) -> str:
-    """A state in a word, with its sign."""
+    """Show a state as a word with its sign."""
     return f'<span class="badge {xml(state)}"><span aria-hidden="true">{SIGNS[state]}</span> {xml(text)}</span>'
 
 
 def bus_and_model(gpu: Data) -> str:
-    """Which GPU it is, beside its index."""
+    """Identify a GPU in addition to its index."""
     bus = f'<code class="muted">{xml(gpu["bus_id"])}</code> ' if gpu["bus_id"] else ""
     return f'{bus}<span class="who">{xml(gpu["model"] or "unknown model")}</span>'
 
 
-# Tables. Their roles are spelled out, since a browser forgets them where a style sheet lays rows out as blocks.
+# Tables. Roles are given explicitly, since browsers drop them if a style sheet displays rows as blocks.
 
 
 def table(caption: str, rows: Sequence[Sequence[Cell]], kind: str = "", states: Iterable[str] = repeat("")) -> str:
-    """A table of these rows, one at least; `states` are the styles of whole rows."""
+    """Return a table of these rows, of which there must be at least one. `states` are the styles of whole rows."""
     heads = "".join(
         f'<th scope="col" role="columnheader" class="{style if style == "number" else ""}">{xml(head)}</th>'
         if head
@@ -288,7 +288,7 @@ def table(caption: str, rows: Sequence[Sequence[Cell]], kind: str = "", states: 
 
 
 def _row(cells: Iterable[Cell], state: str) -> str:
-    """A row. The heading stands in each cell, for where the table is too wide."""
+    """Return a row. Each cell has its heading too, which is shown if the table is too wide."""
     shown = "".join(
         f'<th scope="row" role="rowheader" class="{style}">{content}</th>'
         if style.startswith("head")

@@ -1,7 +1,7 @@
-"""The status page as HTML, made of `page_data`, in parts that can be replaced one by one. Pure.
+"""The status page as HTML, made from `page_data`, in parts that can be replaced separately. Pure.
 
-Every text of others goes through `xml`, which leaves it a text whatever it holds. There is no style and no script in the page
-itself, so its Content-Security-Policy forbids both, too.
+All texts from outside are escaped by `xml`. The page itself has no style and no script, so its Content-Security-Policy forbids
+both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from gpu_plugin.telemetry.listener.page_gpus import (
 
 
 def page(data: Data, filled: Mapping[str, str], at: float, assets: str) -> str:
-    """The whole page: `filled` are its parts, `at` is the Unix time that they are of, `assets` the version of its files."""
+    """Return the whole page. `filled` are its parts, `at` is their Unix time, and `assets` is the version of its files."""
     menu = "".join(f'<li><a href="#{name}-section">{heading}</a></li>' for name, (heading, _) in SECTIONS.items())
     sections = "".join(
         f'<section id="{name}-section" aria-labelledby="{name}-heading"><h2 id="{name}-heading">{heading}</h2>'
@@ -77,14 +77,14 @@ def _summary(data: Data) -> str:
 
 def _complaints(data: Data) -> str:
     if not data["complaints"]:
-        return '<p class="fine">Nothing is wrong.</p>'
+        return '<p class="fine">No problems found.</p>'
     known = {gpu["uuid"]: gpu for gpu in data["gpus"]}
     shown = "".join(_card(complaint, known.get(complaint["gpu"])) for complaint in data["complaints"])
     return f'<ul class="cards">{shown}</ul>'
 
 
 def _card(complaint: Data, gpu: Data | None) -> str:
-    """What is wrong with a GPU, or with the node beside its GPUs."""
+    """Show the problem of a GPU, or a problem of the node other than its GPUs."""
     state = complaint["severity"]
     if gpu is None:
         return f'<li class="card {state}"><p>{badge(state, "Node")} {xml(complaint["text"])}</p></li>'
@@ -93,30 +93,30 @@ def _card(complaint: Data, gpu: Data | None) -> str:
     reasons += "".join(f"<li><p><strong>withheld: {xml(why)}</strong></p></li>" for why in gpu["withheld"])
     return (
         f'<li class="card {state}"><h3>{badge(state, complaint["text"])}'
-        f'</h3>{what}<ul class="reasons">{reasons}</ul><p class="hits">{_hit(gpu)}</p></li>'
+        f'</h3>{what}<ul class="reasons">{reasons}</ul><p class="hits">{_affected_pods(gpu)}</p></li>'
     )
 
 
 def _reason(signal: Data) -> str:
     where = f" (MIG device {xml(signal['device'])})" if signal["device"] else ""
-    told = f"<p><strong>{xml(signal['detail'])}{where}</strong>{since(signal['since'])}</p><dl>"
+    html = f"<p><strong>{xml(signal['detail'])}{where}</strong>{since(signal['since'])}</p><dl>"
     if signal["action"]:
-        told += f"<dt>What to do</dt><dd>{xml(signal['action'])}</dd>"
+        html += f"<dt>What to do</dt><dd>{xml(signal['action'])}</dd>"
     if signal["clears"]:
-        told += f"<dt>What ends it</dt><dd>{xml(signal['clears'])}</dd>"
-    return f"<li>{told}</dl></li>"
+        html += f"<dt>Recovers after</dt><dd>{xml(signal['clears'])}</dd>"
+    return f"<li>{html}</dl></li>"
 
 
-def _hit(gpu: Data) -> str:
-    """The containers that hold a device of the GPU."""
+def _affected_pods(gpu: Data) -> str:
+    """Name the containers that hold a device of the GPU."""
     if gpu["held"] is None:
-        return "Whom it hits is not known."
+        return "The affected pods are not known."
     holders = [holder for device in gpu["devices"] for holder in device["holders"]]
     if not holders:
         return "No pod holds it."
     names = list(dict.fromkeys(f"{holder['namespace']}/{holder['pod']} ({holder['container']})" for holder in holders))
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return f"<b>Hits</b> {', '.join(map(xml, names[:20]))}{more}"
+    return f"<b>Affected pods</b> {', '.join(map(xml, names[:20]))}{more}"
 
 
 # The node
@@ -139,15 +139,15 @@ def _node(data: Data) -> str:
         ),
         ("Device list strategy", xml(", ".join(strategy["used"]) + reason)),
     ]
-    shown = "".join(f"<div><dt>{term}</dt><dd>{told}</dd></div>" for term, told in facts)
+    shown = "".join(f"<div><dt>{term}</dt><dd>{html}</dd></div>" for term, html in facts)
     return f'<dl class="facts">{shown}</dl>{_resources(data)}'
 
 
 _CONFIGURATION = (("wanted", "asked for"), ("refused", "refused"), ("unheard", "not watched"))
 
 
-def _with_trouble(told: str, *troubles: str) -> str:
-    return told + "".join(f'<br><strong class="bad">{xml(trouble)}</strong>' for trouble in troubles if trouble)
+def _with_trouble(html: str, *troubles: str) -> str:
+    return html + "".join(f'<br><strong class="bad">{xml(trouble)}</strong>' for trouble in troubles if trouble)
 
 
 def _resources(data: Data) -> str:
@@ -165,11 +165,11 @@ def _resource(resource: Data, registration: Data | None) -> Sequence[Cell]:
     )
     gone = f' <span class="muted">and {resource["retired"]} gone</span>' if resource["retired"] else ""
     if registration is None:
-        told = '<span class="muted">not registered, as asked for</span>'
+        html = '<span class="muted">not registered, as asked for</span>'
     elif registration["registered"]:
-        told = f"{badge(OK, 'registered')}{since(registration['since'])}"
+        html = f"{badge(OK, 'registered')}{since(registration['since'])}"
     else:
-        told = f"{badge(UNHEALTHY, 'not registered')} {xml(registration['why'])}{since(registration['since'])}"
+        html = f"{badge(UNHEALTHY, 'not registered')} {xml(registration['why'])}{since(registration['since'])}"
     few = "" if healthy == devices else ' class="bad"'
     held = NONE if resource["held"] is None else resource["held"]
     return (
@@ -177,7 +177,7 @@ def _resource(resource: Data, registration: Data | None) -> Sequence[Cell]:
         ("Devices", f"{devices}{gone}", "number"),
         ("Healthy", f"<span{few}>{healthy}</span>", "number"),
         ("Held", f"{held}", "number"),
-        ("Kubelet", told, ""),
+        ("Kubelet", html, ""),
     )
 
 
@@ -188,7 +188,7 @@ def _links(data: Data) -> str:
     links = data["links"]
     if links is None:
         return '<p class="none">Links are shown where two GPUs or more are known.</p>'
-    words = "".join(f"<li>{xml(told)}</li>" for told in links["words"])
+    words = "".join(f"<li>{xml(sentence)}</li>" for sentence in links["words"])
     rows = [
         [
             ("", f"GPU {index}", "head"),
@@ -242,9 +242,9 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Data], str]]] = {
     "links": ("Links", _links),
     "events": ("Events", _events),
 }
-"""The parts that are sections, with their headings and what makes them, by the id of their element."""
+"""The parts that are sections, with their headings and functions, by the id of their element."""
 
 PARTS: Mapping[str, Callable[[Data], str]] = {"summary": _summary} | {
     name: made for name, (_, made) in SECTIONS.items()
 }
-"""What makes each part of the page, by the id of its element."""
+"""The function for each part of the page, by the id of its element."""

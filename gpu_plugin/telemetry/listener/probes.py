@@ -1,7 +1,6 @@
-"""The pages of the listener: what is known of the daemon when somebody asks, with calls of its own sockets.
+"""The pages for probes and metrics: answers from the daemon's present state, with calls to its own sockets.
 
-Nothing here asks NVML or the file system. What costs something is kept for a second, so that it costs no more however
-many ask.
+Nothing here calls NVML or reads files. Expensive results are kept for a second, so that more requests do not cost more.
 """
 
 import time
@@ -22,29 +21,29 @@ from gpu_plugin.telemetry.listener.checks import BEAT_INTERVAL, Facts, LoopLag
 from gpu_plugin.telemetry.metrics.exposition import Format, wanted
 
 FRESH = 1.0
-"""Seconds for which an answer from our own sockets, and the text of the metrics, are good for others who ask."""
+"""Seconds for which the results of calls to our own sockets, and the text of the metrics, are reused."""
 
 PIECE = 0.002
-"""Seconds for which metrics are written at a stretch, and some lines more."""
+"""Seconds for which metrics are written without a pause, apart from a few lines."""
 
 LINES = 100
-"""Lines that are made and written before anybody looks at the clock: 0.3 ms."""
+"""Number of lines that are written between two checks of the clock: 0.3 ms."""
 
 
 class Probes:
-    """Answers by path. Whom to ask may change: before the daemon is made, there is only what is waited for."""
+    """Answers by path. The sources may change: before the daemon is made, only the awaited configuration is known."""
 
     def __init__(self, facts: Callable[[], Facts]) -> None:
         self.facts = facts
         self.status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
-        """Gives the daemon's status, as `NodeView.scraped` tells it; None before there is one."""
+        """Returns the daemon's status, as `NodeView.scraped` does; None before there is a daemon."""
         self._beats = LoopLag()
         self._started_once = False
         self._called: tuple[float, Mapping[str, str], str] | None = None
         self._calling = anyio.Lock()
-        self._told: dict[Format, tuple[float, Answer]] = {}
-        self._telling = anyio.Lock()
-        self._took: float | None = None
+        self._rendered: dict[Format, tuple[float, Answer]] = {}
+        self._rendering = anyio.Lock()
+        self._scrape_seconds: float | None = None
 
     @property
     def pages(self) -> Mapping[str, Page]:
@@ -52,12 +51,12 @@ class Probes:
         return {"/livez": self._live, "/readyz": self._ready, "/startupz": self._started, "/metrics": self._metrics}
 
     async def beat(self) -> None:
-        """Notes that the event loop turns, and drops what is too old to be told again. Never returns."""
+        """Record beats of the event loop, and drop outdated texts of metrics. Never returns."""
         while True:
             self._beats.beat(now := anyio.current_time())
-            for form, (at, _) in list(self._told.items()):
+            for form, (at, _) in list(self._rendered.items()):
                 if now - at >= FRESH:
-                    del self._told[form]  # megabytes, on a node with tens of thousands of devices
+                    del self._rendered[form]  # megabytes on a node with tens of thousands of devices
             await anyio.sleep(BEAT_INTERVAL)
 
     async def _live(self, _: Request) -> Answer:
@@ -77,22 +76,22 @@ class Probes:
         if self.status is None:
             return Answer(503, f"there are no metrics yet: {self.facts().awaited}\n")
         form = wanted(request.headers.get("accept", ""))
-        async with self._telling:
-            told = self._told.get(form)
-            if told is None or anyio.current_time() - told[0] >= FRESH:
+        async with self._rendering:
+            answer = self._rendered.get(form)
+            if answer is None or anyio.current_time() - answer[0] >= FRESH:
                 status = {
                     **await self.status(),
                     "event_loop_lag": self._beats.lag.as_data(),
-                    "scrape_seconds": self._took,
+                    "scrape_seconds": self._scrape_seconds,
                 }
-                told = anyio.current_time(), Answer(200, await self._text(status, form), form.content_type)
-                self._told[form] = told
-            return told[1]
+                answer = anyio.current_time(), Answer(200, await self._text(status, form), form.content_type)
+                self._rendered[form] = answer
+            return answer[1]
 
     async def _text(self, status: Mapping[str, Any], form: Format) -> str:
-        """The metrics as text, made in pieces: between two of them the kubelet's calls are answered."""
+        """Return the metrics as text. It is made in pieces, between which the kubelet's calls are answered."""
         from gpu_plugin.telemetry.metrics.exposition import lines  # noqa: PLC0415
-        from gpu_plugin.telemetry.metrics.families import families  # noqa: PLC0415 - who is not scraped does not pay for it
+        from gpu_plugin.telemetry.metrics.families import families  # noqa: PLC0415 - imported only if used
 
         pieces, took = [], 0.0
         began = time.perf_counter()
@@ -105,13 +104,13 @@ class Probes:
                     await checkpoint()
                     began = time.perf_counter()
         text = "\n".join((*pieces, form.end))
-        self._took = took + time.perf_counter() - began
+        self._scrape_seconds = took + time.perf_counter() - began
         return text
 
     async def _silent(self) -> tuple[Mapping[str, str], str]:
-        """Why our own sockets do not answer, by resource, and why some could not be asked.
+        """Return why our own sockets do not answer, by resource, and why some could not be called.
 
-        They are asked once for all who want to know within a second.
+        The result of one call is used for all requests within a second.
         """
         async with self._calling:
             if self._called is None or anyio.current_time() - self._called[0] >= FRESH:
@@ -136,6 +135,6 @@ class Probes:
             async with anyio.create_task_group() as calls:
                 for name, socket in sockets.items():
                     calls.start_soon(partial(call, name, socket))
-        standings = self.facts().standings  # a socket that was given up meanwhile need not have answered
+        standings = self.facts().standings  # ignore sockets that were closed during the calls
         there = {name for name, socket in sockets.items() if name in standings and standings[name].socket == socket}
         return {name: why for name, why in found.items() if why and name in there}, unasked

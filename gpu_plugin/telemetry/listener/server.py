@@ -1,9 +1,10 @@
-"""HTTP/1.1 on TCP, for a few small pages. The only import of h11.
+"""An HTTP/1.1 server for a few small pages. The only module that imports h11.
 
-Whoever can reach the port may be slow, broken or hostile, and costs the others nothing: one request a connection, and a
-bound on its bytes, on the time of each step, and on how many connections there are. Beyond that one is closed to make room,
-the least busy first, but none that is so young that its request may be on its way: so a probe is answered in a flood, too.
-Streams are fewer still, and close early to make room; each is sent its first chunk before, so that who comes back is told.
+Clients may be slow, broken or hostile, and must not affect other clients. Each connection has one request. Its bytes and the
+time of each step are limited, and so is the number of connections. Beyond that number, the least busy connection is closed,
+but not a young connection whose request may be on its way. So probes are answered even with very many connections.
+Streams have a lower limit and are closed early. A stream's first chunk is sent before, so that a client that reconnects gets
+the newest content.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 METHODS = "GET, HEAD"
 
 _CHUNK = 4096
-"""Bytes that are read at once."""
+"""Number of bytes per read."""
 
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -44,20 +45,22 @@ _FAULTS_OF_A_PEER = (
     *(errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENOPROTOOPT, errno.EOPNOTSUPP),
     *(errno.ENETDOWN, errno.EHOSTDOWN, errno.ENONET, errno.EHOSTUNREACH, errno.ENETUNREACH),
 )
-"""What accept(2) reports of a connection that broke before it was taken."""
+"""Errors of accept(2) for a connection that broke before it was accepted."""
 
 _RESET = struct.pack("ii", 1, 0)
-"""struct linger: closed with RST, and what was not sent yet is dropped (socket(7))."""
+"""struct linger: close sends RST and drops unsent bytes (socket(7))."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds for a request's head to arrive, for its answer to be made and to be taken, and for the client to hang up then.
+    """Limits of connections.
 
-    `head_bytes` and `discarded_bytes` bound what is read of a head, and of anything that comes after it; `connections` how
-    many there may be, and `streams` how many of them may be streams. `buffer` is how many bytes of a stream the kernel keeps for
-    a client that does not read, and `gone` how many seconds a client may acknowledge none of them. `grace` is for how many
-    seconds none is closed to make room, `pause` until the next try to accept one where the process is out of descriptors, and
-    `episode` for how many it must not have been for the next time to be news.
+    Seconds: `head` for receiving a request's head, `answer` for making the answer, `send` for sending it to the client, and
+    `goodbye` for the client to close the connection. `head_bytes` and `discarded_bytes` limit the bytes read of a head, and
+    after it. `connections` is the largest number of connections, and `streams` of streams among them. `buffer` is the number
+    of bytes of a stream that the kernel keeps for a client that does not read, and `gone` the number of seconds without
+    acknowledgement of them. A connection is not closed to make room in its first `grace` seconds. `pause` is the time before
+    the next accept if there are no descriptors, which is logged as an error if it last happened more than `episode` seconds
+    ago.
     """
 
     head: float = 5.0
@@ -76,7 +79,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(IntEnum):
-    """How far a connection has come, in the order in which they are closed to make room."""
+    """The state of a connection. Lower values are closed first to make room."""
 
     ANSWERED = 0
     STREAMING = 1
@@ -98,7 +101,7 @@ class Server:
     """Serves the pages on one HOST and PORT."""
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Page], limits: Limits | None = None) -> None:
-        """`pages` are by path; an empty host stands for all addresses of the machine."""
+        """Store the pages by path. An empty host means all addresses of the machine."""
         self._host = host
         self._port = port
         self._pages = pages
@@ -108,35 +111,35 @@ class Server:
         self._exhausted = -math.inf
         self._lookup = lookup()
         self.addresses: tuple[tuple[str, int], ...] = ()
-        """Where it listens now."""
+        """The addresses on which it listens now."""
 
     async def run(self) -> None:
-        """Serves until cancelled. An address that cannot be had is said once, and asked for again ever more slowly."""
-        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY), ""
+        """Serve until cancelled. If listening fails, log it once, and try again at growing intervals."""
+        backoff, logged = Backoff(FIRST_RETRY, LONGEST_RETRY), ""
         while True:
             try:
                 sockets = await listen(self._host, self._port, self._lookup)
-            except OSError as error:  # TimeoutError is one
+            except OSError as error:  # includes TimeoutError
                 trouble = f"{error.strerror or error}"
                 log.log(
-                    logging.DEBUG if trouble == said else logging.ERROR,
-                    "--http-address: cannot listen on %s: %s; probes and metrics are not answered, GPUs are served all "
-                    "the same; trying again at growing intervals",
-                    _spelt((self._host, self._port)),
+                    logging.DEBUG if trouble == logged else logging.ERROR,
+                    "--http-address: cannot listen on %s: %s; probes and metrics are not answered, but GPUs are served; "
+                    "trying again at growing intervals",
+                    _address_text((self._host, self._port)),
                     trouble,
                 )
-                said = trouble
+                logged = trouble
                 await anyio.sleep(backoff.failed(anyio.current_time()))
             else:
-                said = ""
+                logged = ""
                 backoff.succeeded()
                 await self.serve(sockets)
 
     async def serve(self, sockets: list[socket.socket]) -> None:
-        """Serves on these listening sockets until cancelled, and closes them. Raises what accept(2) fails with for good."""
+        """Serve on these listening sockets until cancelled, and close them. Raises permanent errors of accept(2)."""
         try:
             self.addresses = tuple(each.getsockname()[:2] for each in sockets)
-            log.info("probes and metrics are answered on %s", " and ".join(map(_spelt, self.addresses)))
+            log.info("probes and metrics are answered on %s", " and ".join(map(_address_text, self.addresses)))
             async with anyio.create_task_group() as tasks:
                 for each in sockets:
                     tasks.start_soon(self._accept, each, tasks)
@@ -158,23 +161,27 @@ class Server:
                 continue
             try:
                 await self._make_room()
-            except BaseException:  # told to stop meanwhile
+            except BaseException:  # cancelled while waiting
                 connection.close()
                 raise
             visit = _Visit(connection, anyio.current_time())
             self._visits[visit] = None
             tasks.start_soon(self._receive, visit)
-            await checkpoint()  # many at once are not all taken before the first is read
+            await checkpoint()  # read from this connection before accepting further connections
 
     async def _wait_for_resources(self, error: OSError) -> None:
         now = anyio.current_time()
         news = now - self._exhausted >= self._limits.episode
-        log.log(logging.ERROR if news else logging.DEBUG, "connections for probes and metrics wait: %s", error.strerror)
+        log.log(
+            logging.ERROR if news else logging.DEBUG,
+            "connections for probes and metrics cannot be accepted now: %s",
+            error.strerror,
+        )
         self._exhausted = now
         await anyio.sleep(self._limits.pause)
 
     async def _make_room(self) -> None:
-        """Waits until there is room, for a moment: the oldest of those that are least busy makes some then."""
+        """Wait a moment until there is room. Then close the oldest of the least busy connections."""
         while len(self._visits) >= self._limits.connections:
             least = min(self._visits, key=lambda visit: visit.stage)
             left = least.since + self._limits.grace - anyio.current_time()
@@ -200,7 +207,7 @@ class Server:
             self._left.ring()
 
     async def _converse(self, visit: _Visit) -> None:
-        """One request and its answer."""
+        """Read one request and answer it."""
         connection, limits = visit.connection, self._limits
         protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         method = b""
@@ -208,7 +215,7 @@ class Server:
             with anyio.move_on_after(limits.head) as patience:
                 request = await _head(protocol, connection)
             if patience.cancelled_caught:
-                answer = Answer(408, f"no whole request came within {limits.head:g} s\n")
+                answer = Answer(408, f"no complete request was received within {limits.head:g} s\n")
             elif request is None:
                 return
             else:
@@ -226,35 +233,35 @@ class Server:
         visit.stage = Stage.ANSWERING
         if await self._sent(connection, _encoded(protocol, answer, method)):
             visit.stage = Stage.ANSWERED
-            await self._see_off(connection)
+            await self._wait_for_hang_up(connection)
 
     async def _answer(self, request: h11.Request) -> Answer | Stream:
         if request.http_version not in {b"1.0", b"1.1"}:
-            return Answer(505, "this is HTTP/1.1\n")
+            return Answer(505, "only HTTP/1.0 and HTTP/1.1 are supported\n")
         path = _path(request.target)
         page = self._pages.get(path)
         if page is None:
-            return Answer(404, f"there is nothing here; there are {', '.join(self._pages)}\n")
+            return Answer(404, f"there is no such page; the pages are {', '.join(self._pages)}\n")
         if request.method not in {b"GET", b"HEAD"}:
             return Answer(405, f"only {METHODS} are answered\n")
         with anyio.move_on_after(self._limits.answer):
             try:
-                return await page(_asked(path, request))
+                return await page(_request(path, request))
             except Exception:
                 log.exception("%s failed", path)
                 return Answer(500, "internal error: the daemon's log has the details\n")
         return Answer(503, f"no answer within {self._limits.answer:g} s\n")
 
     def _room_for_stream(self, visit: _Visit, stream: Stream) -> Answer | Stream:
-        """The stream, or what is said instead where there are as many as there may be."""
+        """Return the stream, or an error if there are too many streams."""
         if sum(other.streams for other in self._visits) >= self._limits.streams:
-            told = f"{self._limits.streams} others are being kept up to date, which is as many as there may be; ask again later\n"
-            return Answer(503, told, headers=(("Retry-After", "10"),))
+            text = f"too many status pages are open, at most {self._limits.streams} are updated; try again later\n"
+            return Answer(503, text, headers=(("Retry-After", "10"),))
         visit.streams = True
         return stream
 
     async def _stream(self, visit: _Visit, protocol: h11.Connection, stream: Stream, method: bytes) -> None:
-        """Sends a stream until it or the client ends."""
+        """Send a stream until it or the client ends."""
         connection = visit.connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.buffer)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._limits.gone * 1000))
@@ -267,10 +274,10 @@ class Server:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
                 self._discard, connection, tasks.cancel_scope
-            )  # it hung up, or sends more than it has to say
+            )  # ends the stream if the client hangs up, or sends too many bytes
             async with aclosing(stream.chunks()) as chunks:
                 async for chunk in chunks:
-                    # A copy of the chunk for each reader would be megabytes.
+                    # Send the chunk itself: a copy for each reader would need megabytes.
                     pieces = [head, *(protocol.send_with_data_passthrough(h11.Data(data=chunk)) or ())]
                     if not await self._sent(connection, *filter(None, pieces)):
                         break
@@ -281,7 +288,7 @@ class Server:
             tasks.cancel_scope.cancel()
 
     async def _sent(self, connection: socket.socket, *pieces: bytes) -> bool:
-        """Whether the client took these in time. One that did not is reset."""
+        """Return whether the client received these bytes in time. If not, the connection is reset."""
         with anyio.move_on_after(self._limits.send) as patience:
             try:
                 for piece in pieces:
@@ -293,25 +300,25 @@ class Server:
             _reset(connection)
         return not patience.cancelled_caught
 
-    async def _see_off(self, connection: socket.socket) -> None:
-        """Waits for a moment until the client hangs up: closed with bytes unread, its kernel might drop the answer."""
+    async def _wait_for_hang_up(self, connection: socket.socket) -> None:
+        """Wait a moment until the client hangs up. If closed with unread bytes, its kernel might drop the answer."""
         with suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         with anyio.move_on_after(self._limits.goodbye) as scope:
             await self._discard(connection, scope)
 
     async def _discard(self, connection: socket.socket, scope: anyio.CancelScope) -> None:
-        """Reads until the client hangs up or breaks off, or has sent as much as is read of it; then cancels the scope."""
+        """Read until the client hangs up, the connection breaks, or the limit of bytes is reached; then cancel the scope."""
         loop, left = asyncio.get_running_loop(), self._limits.discarded_bytes
         with suppress(OSError):
             while left > 0 and (more := await loop.sock_recv(connection, _CHUNK)):
                 left -= len(more)
-                await checkpoint()  # what is there already is read without a turn of the loop
+                await checkpoint()  # sock_recv does not yield if bytes are available
         scope.cancel()
 
 
 async def _head(protocol: h11.Connection, connection: socket.socket) -> h11.Request | None:
-    """The head of the first request; None where the client hangs up before it. Raises h11.RemoteProtocolError."""
+    """Read the head of the first request; None if the client hangs up before it. Raises h11.RemoteProtocolError."""
     loop = asyncio.get_running_loop()
     while True:
         event = protocol.next_event()
@@ -324,18 +331,18 @@ async def _head(protocol: h11.Connection, connection: socket.socket) -> h11.Requ
 
 
 def _path(target: bytes) -> str:
-    """The path of a request's target, which may be a whole address (RFC 9112, 3.2); empty where it has none."""
+    """Return the path of a request's target, which may be a full URL (RFC 9112, 3.2); empty if it has no path."""
     try:
         return urlsplit(target.decode("ascii")).path
     except ValueError:
         return ""
 
 
-def _asked(path: str, request: h11.Request) -> Request:
+def _request(path: str, request: h11.Request) -> Request:
     headers: dict[str, str] = {}
     for name, value in request.headers:
-        told, said = name.decode("ascii"), value.decode("latin-1")
-        headers[told] = f"{headers[told]}, {said}" if told in headers else said
+        key, text = name.decode("ascii"), value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return Request(path, headers)
 
 
@@ -358,18 +365,18 @@ def _encoded(protocol: h11.Connection, answer: Answer, method: bytes) -> bytes:
     if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
         headers.append(("Allow", METHODS))
     phrase = HTTPStatus(answer.status).phrase
-    told = protocol.send(h11.Response(status_code=answer.status, headers=headers, reason=phrase)) or b""
+    encoded = protocol.send(h11.Response(status_code=answer.status, headers=headers, reason=phrase)) or b""
     if method != b"HEAD" and not bodiless:
-        told += protocol.send(h11.Data(data=body)) or b""
-    return told + (protocol.send(h11.EndOfMessage()) or b"")
+        encoded += protocol.send(h11.Data(data=body)) or b""
+    return encoded + (protocol.send(h11.EndOfMessage()) or b"")
 
 
 def _reset(connection: socket.socket) -> None:
-    """Has the connection reset when it is closed, rather than kept by the kernel until the peer reads."""
+    """Make closing reset the connection. Otherwise the kernel would keep the data until the peer reads it."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
-def _spelt(address: tuple[str, int]) -> str:
+def _address_text(address: tuple[str, int]) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

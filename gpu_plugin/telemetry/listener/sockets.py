@@ -1,4 +1,4 @@
-"""From the HOST and PORT of --http-address to sockets that listen, and how many connections the process can afford."""
+"""Makes listening sockets for the HOST and PORT of --http-address, and computes how many connections are possible."""
 
 import errno
 import logging
@@ -14,48 +14,48 @@ from gpu_plugin.runtime.threads import NoAnswerError, begin
 log = logging.getLogger(__name__)
 
 RESOLVE_WITHIN = 10.0
-"""Seconds that the name of a host may take to be resolved."""
+"""Longest time in seconds for resolving the host's name."""
 
 BACKLOG = 128
-"""Connections that the kernel keeps ready to be accepted."""
+"""Number of connections that the kernel queues for accept."""
 
 WANTED_DESCRIPTORS = 4096
-"""Descriptors that the process asks for at most. More would be no use to it, and slow programs that close every possible one."""
+"""Limit of descriptors to set. A higher limit has no use, and slows programs that close every possible descriptor."""
 
 SHARE = 8
-"""One descriptor in so many may be a connection for probes and metrics: the kubelet's connections need them, too."""
+"""One of this many descriptors may be a connection for probes and metrics: the kubelet's connections need descriptors too."""
 
 MAX_CONNECTIONS = 32
-"""Connections that are enough for any number of probes and scrapes, each of which takes milliseconds."""
+"""Largest number of connections. It is enough for any number of probes and scrapes, which take milliseconds each."""
 
 _NOT_HERE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-"""What a machine without IPv6 says to an address of that family."""
+"""Errors for an IPv6 address on a machine without IPv6."""
 
 
 Lookup = SlowCall[list[Any]]
-"""Resolves HOST and PORT: one call at a time, however long the resolver hangs and however often it is asked."""
+"""Resolves HOST and PORT, with only one call at a time even if the resolver hangs."""
 
 
 def lookup() -> Lookup:
-    """One that has not been asked yet."""
-    return SlowCall(partial(begin, name="http-address"))  # a daemon thread: a pool's would be waited for at the end
+    """Return a lookup without a call."""
+    return SlowCall(partial(begin, name="http-address"))  # a daemon thread: threads of a pool would delay the exit
 
 
 async def listen(host: str, port: int, lookup: Lookup) -> list[socket.socket]:
-    """A listening socket for each address of `host`, or of the machine where it is empty.
+    """Return a listening socket for each address of `host`; an empty host means all addresses of the machine.
 
-    An address of a family that the machine does not have is left out where another can be had.
+    An address whose family the machine lacks is skipped if there is another address.
 
     Raises:
-        OSError: one cannot be bound, or there is none.
-        TimeoutError: `lookup` takes longer than `RESOLVE_WITHIN`. The next time, the same call is waited for.
+        OSError: an address cannot be bound, or there is no address.
+        TimeoutError: `lookup` takes longer than `RESOLVE_WITHIN`. The next attempt waits for the same call.
     """
     resolve = partial(socket.getaddrinfo, host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     try:
         found = await lookup.joined(resolve, RESOLVE_WITHIN)
     except NoAnswerError:
         raise TimeoutError(f"{host} was not resolved within {RESOLVE_WITHIN:g} s") from None
-    except UnicodeError as error:  # a name that cannot be one in the domain name system
+    except UnicodeError as error:  # the name is invalid in the domain name system
         raise OSError(f"{host} cannot be resolved: {error}") from None
     bound: list[socket.socket] = []
     missing: OSError | None = None
@@ -65,7 +65,7 @@ async def listen(host: str, port: int, lookup: Lookup) -> list[socket.socket]:
                 made = stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol))
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
-                    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # 0.0.0.0 has a socket of its own
+                    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a separate socket
                 made.bind(address)
                 made.listen(BACKLOG)
             except OSError as error:
@@ -82,7 +82,7 @@ async def listen(host: str, port: int, lookup: Lookup) -> list[socket.socket]:
 
 
 def allowed() -> int:
-    """How many descriptors the process may have; a limit below `WANTED_DESCRIPTORS` is raised as far as it can be."""
+    """Raise the limit of descriptors to `WANTED_DESCRIPTORS` if possible and needed. Return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limit(soft, hard)
     if wanted != soft:
@@ -91,12 +91,12 @@ def allowed() -> int:
 
 
 def limit(soft: int, hard: int) -> int:
-    """The soft limit to have instead of `soft` under a hard limit of `hard` descriptors. Never less than it is."""
+    """Return the new soft limit for these soft and hard limits of descriptors. It is never lower than `soft`."""
     if soft == resource.RLIM_INFINITY:
         return soft
     return max(soft, WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS))
 
 
 def connections(soft: int) -> int:
-    """How many connections there may be where the process may have `soft` descriptors; two at least."""
+    """Return the largest number of connections with `soft` descriptors; at least two."""
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(max(soft // SHARE, 2), MAX_CONNECTIONS)

@@ -1,10 +1,10 @@
-"""The status page: what it is made of is asked for while somebody looks, and everybody who looks gets the same bytes.
+"""The status page. It is only computed while a client reads it, and all clients get the same bytes.
 
     Source ──Material──▶ page_data ──▶ page_html ──▶ parts ──changed ones──▶ every stream
                               └──────▶ /status.json
 
-Nobody looks: nothing is asked, and nothing is kept up to date. A reader that was too slow for a change gets the newest of all
-parts instead; nothing is kept for it. Nothing here asks NVML or reads a file while it answers.
+Without readers nothing is computed or updated. A reader that was too slow for a change gets the newest version of all parts
+instead, so nothing is stored for it. Answers never call NVML or read files.
 """
 
 import json
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from gpu_plugin.telemetry.listener.page_data import Material
 
 FRESH = 1.0
-"""Seconds for which what was made of the page is good for others who ask."""
+"""Seconds for which a computed page is reused for other requests."""
 
 TICK = 2.0
-"""Seconds between two looks at what is not announced, such as temperatures, while somebody looks."""
+"""Seconds between two updates while there are readers, for values without notification such as temperatures."""
 
 MIN_REST = 0.25
-"""Seconds between two looks at least: a storm of events is shown so many at a time."""
+"""Shortest time in seconds between two updates, so that many events cause few updates."""
 
 SHARE = 20
-"""A look that takes long is followed by a rest so many times as long: the page takes a twentieth of the event loop at most."""
+"""After an update, pause for this many times its duration: the page uses at most a twentieth of the event loop's time."""
 
 HEARTBEAT = 10.0
-"""Seconds after which readers are told that all is as before. A page that hears nothing for 25 calls itself stale."""
+"""Seconds between heartbeats to readers if nothing has changed. A page without one for 25 s shows that it is outdated."""
 
 PODS_INTERVAL = 5.0
-"""Seconds after which the kubelet is asked again which pods hold what; `PodAttribution` keeps the answer for longer."""
+"""Seconds between two reads of the pods that hold devices. `PodAttribution` may keep the kubelet's answer for longer."""
 
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
@@ -56,17 +56,17 @@ ASSETS: Mapping[str, str] = {
     "page.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""Files of the package that the page is made with, and their types."""
+"""The page's files in this package, and their types."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content-Security-Policy of the page: nothing but its own files, and no script or style within."""
+"""Content-Security-Policy of the page: only its own files, and no inline script or style."""
 
 _ANOTHER_NAME = (
-    "the status page is not shown under this name, which may be another site's: open it by IP address or as localhost, or have "
-    "the name allowed with --status-page-hosts\n"
+    "the status page is not shown under this name, which may be another site's: open it by IP address or as localhost, or "
+    "allow the name with --status-page-hosts\n"
 )
 
 _CLOSED: Headers = (
@@ -82,15 +82,15 @@ _HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(:\d*)?")
 """uri-host and port of a Host header (RFC 9110, 7.2)."""
 
 LOCALHOST = "localhost"
-"""Browsers and resolvers never ask the domain name system for it (RFC 6761, 6.3)."""
+"""Browsers and resolvers never query the domain name system for it (RFC 6761, 6.3)."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the daemon tells what is shown.
+    """The daemon's source of the page's content.
 
-    `on` says whether there is to be a page now, and `names` under which names besides localhost and addresses. `held` asks which
-    containers hold which devices: None and why, where that is not known. `material` makes the rest, given that. `news` rings at
-    events that change what is shown.
+    `on` returns whether the page is enabled now, and `names` the names under which it may be shown in addition to localhost and
+    addresses. `held` returns the containers that hold devices; None and the reason if that is not known. `material` returns
+    the rest of the content for these holders. `news` rings after events that change the content.
     """
 
     on: Callable[[], bool]
@@ -101,13 +101,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusPage:
-    """Answers with the page, its data, and the stream that keeps it up to date."""
+    """Answers with the page, its data, and the stream of its updates."""
 
     def __init__(self, awaited: Callable[[], str], wall: Callable[[], float] = time.time) -> None:
-        """`awaited` tells why there is no daemon yet; `wall` gives Unix time in seconds. Reads the page's files."""
+        """`awaited` returns why there is no daemon yet; `wall` returns Unix time in seconds. Reads the page's files."""
         self.awaited = awaited
         self.source: Source | None = None
-        """The daemon's; None before there is one."""
+        """The daemon's source; None before there is a daemon."""
         self._wall = wall
         folder = Path(__file__).parent / "page"
         self._assets = {name: (folder / name).read_text(encoding="utf-8") for name in ASSETS}
@@ -121,20 +121,20 @@ class StatusPage:
         self._parts: Mapping[str, str] = {}
         self._topology: Mapping[str, Any] = {}
         self._links: tuple[Mapping[str, Any] | None, str] = None, ""
-        """What was made of that topology report: the links as data, and their picture."""
+        """The result for that topology report: the links as data, and their picture."""
         self._version = 0
         self._changes = b""
         self._whole: tuple[int, bytes] = (0, b"")
         self._beats = 0
         self._beat = b""
-        self._told = Pulse()
+        self._updated = Pulse()
         self._readers = 0
         self._wanted = Pulse()
         self._no_news = Pulse()
 
     @property
     def pages(self) -> Mapping[str, Page]:
-        """What is answered, by path."""
+        """The pages by path."""
         shown: Mapping[str, Page] = {
             "/": self._front,
             "/status.json": self._json,
@@ -147,7 +147,7 @@ class StatusPage:
         }
 
     async def run(self) -> None:
-        """Keeps what is shown up to date while somebody looks. Never returns."""
+        """Update the content while there are readers. Never returns."""
         while True:
             while not self._readers:
                 await self._wanted.wait()
@@ -155,20 +155,20 @@ class StatusPage:
                 tasks.start_soon(self._follow_pods)
                 await self._follow()
                 tasks.cancel_scope.cancel()
-            self._whole, self._changes = (0, b""), b""  # some hundred KiB that nobody reads now
+            self._whole, self._changes = (0, b""), b""  # frees some hundred KiB
 
     # Answers
 
     async def _shown(self, page: Page, request: Request) -> Answer | Stream:
-        """The page, unless it is switched off, or asked for under a name that may be another site's."""
+        """Return the page, or an error if it is disabled or was requested by a name that may be another site's."""
         if self.source is not None and not self.source.on():
-            return Answer(404, "the status page is switched off (--status-page=false)\n")
+            return Answer(404, "the status page is disabled (--status-page=false)\n")
         if not known_host(request.headers.get("host", ""), self.source.names() if self.source is not None else ()):
             return Answer(403, _ANOTHER_NAME)
         return await page(request)
 
     async def _front(self, _: Request) -> Answer:
-        from gpu_plugin.telemetry.listener.page_html import page  # noqa: PLC0415 - paid for by who looks
+        from gpu_plugin.telemetry.listener.page_html import page  # noqa: PLC0415 - imported only if used
 
         await self._fresh()
         text = page(self._data, self._parts, self._at, self._version_of_assets)
@@ -183,10 +183,10 @@ class StatusPage:
 
     async def _picture(self, _: Request) -> Answer:
         await self._fresh()
-        told, picture = self._links
-        if told is None:
+        data, picture = self._links
+        if data is None:
             return Answer(404, "no links between GPUs are known\n")
-        from gpu_plugin.telemetry.listener.page_data import STYLE_HASH  # noqa: PLC0415 - paid for by who looks
+        from gpu_plugin.telemetry.listener.page_data import STYLE_HASH  # noqa: PLC0415 - imported only if used
 
         policy = ("Content-Security-Policy", f"default-src 'none'; style-src '{STYLE_HASH}'; frame-ancestors 'none'")
         return Answer(200, picture, ASSETS["icon.svg"], (policy, *_RECONNECT))
@@ -205,7 +205,7 @@ class StatusPage:
         return Answer(200, self._assets[name], ASSETS[name], headers)
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        """What one reader is sent: everything, then what changes, and now and then that nothing has."""
+        """Yield the stream for one reader: the whole content, then changes, and a heartbeat if nothing changes."""
         self._readers += 1
         self._wanted.ring()
         try:
@@ -221,7 +221,7 @@ class StatusPage:
                     beats = self._beats
                     yield self._beat
                 else:
-                    await self._told.wait()
+                    await self._updated.wait()
         finally:
             self._readers -= 1
 
@@ -231,11 +231,11 @@ class StatusPage:
     # What is shown
 
     async def _fresh(self) -> None:
-        """Brings what is shown up to date, unless that was done within FRESH seconds."""
+        """Update the content, unless it was updated within FRESH seconds."""
         async with self._one_at_a_time:
             if anyio.current_time() - self._looked < FRESH:
                 return
-            if self._looked == float("-inf"):  # the kubelet's requests need not wait for 20 ms of imports
+            if self._looked == float("-inf"):  # import on a thread, or the kubelet's requests would wait for 20 ms
                 await anyio.to_thread.run_sync(import_module, "gpu_plugin.telemetry.listener.page_html")
             if self.source is not None:
                 self._held = await self.source.held()
@@ -251,7 +251,7 @@ class StatusPage:
             if anyio.current_time() - beaten >= HEARTBEAT or not self._on():
                 beaten = anyio.current_time()
                 self._beats, self._beat = self._beats + 1, _event("beat", {"at": self._wall()})
-                self._told.ring()
+                self._updated.ring()
             await (self._no_news if self.source is None else self.source.news).wait(TICK)
             await anyio.sleep(max(MIN_REST, SHARE * took))
 
@@ -262,8 +262,8 @@ class StatusPage:
             await anyio.sleep(PODS_INTERVAL)
 
     async def _look(self) -> None:
-        """Makes the page of what is known now, and wakes the readers if it has changed. Other tasks run between its parts."""
-        from gpu_plugin.telemetry.listener.page_data import awaiting, page_data  # noqa: PLC0415 - paid for by who looks
+        """Compute the page from the present state, and wake readers if it has changed. Other tasks run between its parts."""
+        from gpu_plugin.telemetry.listener.page_data import awaiting, page_data  # noqa: PLC0415 - imported only if used
         from gpu_plugin.telemetry.listener.page_html import PARTS  # noqa: PLC0415
 
         if self.source is None:
@@ -281,45 +281,45 @@ class StatusPage:
             await checkpoint()
             filled[name] = made(data)
         changed = {name: text for name, text in filled.items() if text != self._parts.get(name)}
-        # All four without an await between them: whoever waits may leave before
+        # No await between these four assignments: a cancelled task must not leave only some of them done.
         self._data, self._parts, self._looked, self._at = data, filled, now, at
         if changed:
             self._version += 1
             self._changes = _event("parts", {"at": self._at, "parts": changed})
-            self._told.ring()
+            self._updated.ring()
 
     def _linked(self, material: "Material") -> Mapping[str, Any] | None:
-        """The links as data, made again once they or the GPUs that pods get have changed."""
+        """Return the links as data, computed again if the topology report has changed."""
         if material.topology != self._topology:
-            from gpu_plugin.telemetry.listener.page_data import drawn, links  # noqa: PLC0415 - paid for by who looks
+            from gpu_plugin.telemetry.listener.page_data import drawn, links  # noqa: PLC0415 - imported only if used
 
-            told = links(material.topology)
-            picture = drawn(material.topology, material.node) if told is not None else ""
+            data = links(material.topology)
+            picture = drawn(material.topology, material.node) if data is not None else ""
             version = sha256(picture.encode()).hexdigest()[:16]
             self._topology = material.topology
-            self._links = None if told is None else {**told, "version": version}, picture
+            self._links = None if data is None else {**data, "version": version}, picture
         return self._links[0]
 
     def _everything(self) -> bytes:
-        """All parts as they are now, encoded once for all readers."""
+        """Return all present parts, encoded once for all readers."""
         if self._whole[0] != self._version:
             self._whole = self._version, _event("parts", {"at": self._at, "parts": self._parts})
         return self._whole[1]
 
 
-def _event(name: str, told: Mapping[str, Any]) -> bytes:
-    """A server-sent event; JSON has no line break in it."""
-    return f"event: {name}\ndata: {json.dumps(told)}\n\n".encode()
+def _event(name: str, data: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event. Its JSON has no line break."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 def known_host(header: str, names: Collection[str]) -> bool:
-    """Whether a Host header names this node as no other site can: by an address, as localhost, or by one of `names`.
+    """Return whether a Host header names this node and cannot be another site's: an address, localhost, or one of `names`.
 
-    A site may have its own name resolved to an address of this node, and its scripts could then read the page in the browser of
-    somebody who can reach it (DNS rebinding). They cannot change the Host header that the browser sends: it has the site's name.
+    A site can resolve its own name to an address of this node. Its scripts could then read the page in the browser of a user
+    who can reach the node (DNS rebinding). But the browser's Host header has the site's name, which scripts cannot change.
 
-    `names` are in small letters; `*.example.com` stands for every name that ends in `.example.com`. No header, or an empty
-    one, is no browser's.
+    `names` are in lower case; `*.example.com` matches each name that ends in `.example.com`. A missing or empty header is
+    accepted, since browsers always send it.
     """
     found = _HOST.fullmatch(header.strip())
     if found is None:
@@ -336,6 +336,6 @@ def known_host(header: str, names: Collection[str]) -> bool:
 def _is_address(family: int, text: str) -> bool:
     try:
         socket.inet_pton(family, text)
-    except (OSError, ValueError):  # text that is no ASCII is a ValueError
+    except (OSError, ValueError):  # ValueError: the text is not ASCII
         return False
     return True

@@ -1,1 +1,1 @@
-"""What the daemon says of itself, as Prometheus reads it: the status in, families of metrics out, as text. Pure."""
+"""The daemon's metrics for Prometheus: converts the status to families of metrics, and these to text. Pure."""

@@ -1,6 +1,6 @@
-"""Every metric: of process, configuration, driver; devices, who holds them, and what the kubelet asks; and of the GPUs (`gpus`).
+"""All metrics: of the process, configuration, driver, devices, pods and the kubelet's calls, and of the GPUs (`gpus`).
 
-docs/metrics.md has every one of them.
+docs/metrics.md describes all of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,16 +11,16 @@ from gpu_plugin.telemetry.metrics import gpus
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS, Family, counter, gauge, histogram, info, labelled, lines
 
 Named = Mapping[str, Mapping[str, Any]]
-"""What is said of each resource, or of each call, by its name."""
+"""The status of each resource, or of each call, by its name."""
 
 KNOWN = 1024
-"""Labels of containers and of GPUs that are made text once, and not again for each device."""
+"""Largest number of label texts of containers and of GPUs that are cached, for reuse with several devices."""
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:
-    """The families that a status makes, always in the same order, each made when its turn comes.
+    """Return the families for a status in a constant order, each made when it is iterated over.
 
-    What the status does not tell of has none, or no sample.
+    For parts that the status lacks there are no families or no samples.
     """
     counters = status.get("counters", {})
     kubelet = counters.get("kubelet", {})
@@ -30,7 +30,7 @@ def families(status: Mapping[str, Any]) -> Iterator[Family]:
     missing = status.get("missing")
     yield gauge(
         "gpu_plugin_gpus_missing",
-        "GPUs that the PCI bus or the memory of the node has and the driver does not list.",
+        "GPUs that are on the PCI bus, or were there before, and that the driver does not list.",
         None if missing is None else len(missing),
     )
     yield from _devices(status["resources"])
@@ -42,7 +42,7 @@ def families(status: Mapping[str, Any]) -> Iterator[Family]:
 
 
 def metrics(status: Mapping[str, Any]) -> list[str]:
-    """The status in Prometheus' text exposition format 0.0.4, line by line."""
+    """Return the status in Prometheus' text exposition format 0.0.4, line by line."""
     return [line for family in families(status) for line in lines(family, PROMETHEUS)]
 
 
@@ -50,7 +50,7 @@ def _process(status: Mapping[str, Any], counters: Mapping[str, Any]) -> Iterator
     daemon, state, lag = status["daemon"], status.get("state"), status.get("event_loop_lag")
     yield info(
         "gpu_plugin_build_info",
-        "What runs.",
+        "Versions of the plugin and of Python.",
         [labelled(version=daemon["version"], python=daemon["python"])] if "python" in daemon else [],
     )
     yield gauge("gpu_plugin_start_timestamp_seconds", "When the process started, in Unix time.", daemon.get("started"))
@@ -61,27 +61,27 @@ def _process(status: Mapping[str, Any], counters: Mapping[str, Any]) -> Iterator
     )
     yield gauge(
         "gpu_plugin_snapshot_version",
-        "The version of what is offered to the kubelet.",
+        "The version of the snapshot that is offered to the kubelet.",
         counters.get("snapshot_version"),
     )
     yield histogram(
         "gpu_plugin_event_loop_lag_seconds",
-        "By how much the event loop was late, once a second.",
+        "Delay of the event loop, measured once a second.",
         [] if lag is None else [("", lag)],
     )
     yield gauge(
         "gpu_plugin_state_written",
-        "Whether all that a restart must remember is on disk.",
+        "Whether all state that a restart needs is on disk.",
         None if state is None else not state["trouble"],
     )
     yield counter(
         "gpu_plugin_log_lines_dropped_total",
-        "Log lines that standard error did not take.",
+        "Log lines that could not be written to standard error.",
         daemon["log_lines_dropped"],
     )
     yield gauge(
         "gpu_plugin_scrape_duration_seconds",
-        "How long it took to make the text before this one.",
+        "Duration of making the text of the last scrape.",
         status.get("scrape_seconds"),
     )
 
@@ -95,17 +95,17 @@ def _configuration(status: Mapping[str, Any]) -> Iterator[Family]:
     )
     yield gauge(
         "gpu_plugin_config_refused",
-        "Whether the configuration that was asked for is not the one in force.",
+        "Whether the requested configuration is not in force.",
         bool(configuration["refused"]),
     )
     yield gauge(
         "gpu_plugin_config_label_unheard",
-        "Whether a change of the node label that names the configuration would not be heard of now.",
+        "Whether a change of the node label that names the configuration would go unnoticed now.",
         bool(configuration["unheard"]),
     )
     yield gauge(
         "gpu_plugin_cdi_ready",
-        "Whether the newest CDI specifications are valid and written; only where containers are given CDI names.",
+        "Whether the newest CDI specifications are valid and written; only if containers get CDI names.",
         None if cdi is None else not cdi["trouble"],
     )
 
@@ -126,22 +126,22 @@ def _driver(driver: Mapping[str, Any] | None, nvml: Mapping[str, Any] | None) ->
     calls = [(labelled(call=call), each) for call, each in nvml["calls"].items()]
     yield histogram(
         "gpu_plugin_nvml_call_duration_seconds",
-        "Calls to NVML that came back, but for the wait for events.",
+        "Duration of calls to NVML that have returned, except the wait for events.",
         [(labels, each["seconds"]) for labels, each in calls if each["seconds"] is not None],
     )
     yield counter(
         "gpu_plugin_nvml_call_errors_total",
-        "Calls that NVML refused, by return code, but for what a part does not have.",
+        "Calls that NVML refused, by return code, except unsupported calls.",
         _errors(calls),
     )
     yield counter(
         "gpu_plugin_nvml_calls_hung_total",
-        "Calls to NVML that took longer than they may, those that have not come back included.",
+        "Calls to NVML that took longer than the timeout, including calls that have not returned.",
         [(labels, each["hung"]) for labels, each in calls],
     )
     yield gauge(
         "gpu_plugin_nvml_calls_hanging",
-        "Calls to NVML that have been out for longer than they may.",
+        "Calls to NVML that have not returned within the timeout.",
         nvml["hanging"],
     )
 
@@ -162,7 +162,7 @@ def _devices(resources: Named) -> Iterator[Family]:
     )
     yield gauge(
         "gpu_plugin_devices_held_back",
-        "Unhealthy devices that nothing but an operator's order keeps from pods: their hardware has no fault.",
+        "Unhealthy devices that only an operator's order keeps from pods: their hardware has no fault.",
         [(labelled(resource=name), counts.get("held_back")) for name, counts in resources.items()],
     )
 
@@ -173,12 +173,12 @@ def _pods(attribution: Mapping[str, Any] | None) -> Iterator[Family]:
     yield gauge("gpu_plugin_pod_device", "A container holds a device.", _held(attribution["devices"]))
     yield gauge(
         "gpu_plugin_pod_attribution_up",
-        "Whether the PodResources service of the kubelet says which pods hold what.",
+        "Whether the PodResources service of the kubelet answers which pods hold devices.",
         not attribution["trouble"],
     )
     yield counter(
         "gpu_plugin_pod_resources_requests_total",
-        "Questions to the PodResources service of the kubelet, by whether they were answered.",
+        "Requests to the PodResources service of the kubelet, by result.",
         [
             (labelled(result="answered"), attribution["questions"] - attribution["failures"]),
             (labelled(result="failed"), attribution["failures"]),
@@ -187,7 +187,7 @@ def _pods(attribution: Mapping[str, Any] | None) -> Iterator[Family]:
 
 
 def _held(devices: Iterable[tuple[Mapping[str, Any], Iterable[tuple[str, str, str]]]]) -> Iterator[tuple[str, int]]:
-    """A sample for each device and container; what many devices have in common is made text once."""
+    """Return a sample for each device and container. Texts that several devices share are made once."""
 
     @lru_cache(KNOWN)
     def container_labels(namespace: str, pod: str, container: str) -> str:
@@ -205,7 +205,7 @@ def _held(devices: Iterable[tuple[Mapping[str, Any], Iterable[tuple[str, str, st
 
 
 def _resources(status: Mapping[str, Any], counted: Named) -> Iterator[Family]:
-    """What passes between plugin and kubelet of each resource; `counted` has those that are served, and former ones."""
+    """Return the traffic between plugin and kubelet of each resource. `counted` has served and former resources."""
     named = [(labelled(resource=name), each) for name, each in counted.items()]
     yield counter(
         "gpu_plugin_allocate_requests_total",
@@ -214,17 +214,17 @@ def _resources(status: Mapping[str, Any], counted: Named) -> Iterator[Family]:
     )
     yield counter(
         "gpu_plugin_allocated_devices_total",
-        "Devices given to containers in them.",
+        "Devices given to containers in Allocate calls.",
         [(labels, each.get("allocated_devices", 0)) for labels, each in named],
     )
     yield gauge(
         "gpu_plugin_registered",
-        "Whether the kubelet is told of a resource's devices: it took the registration and reads the list.",
+        "Whether the kubelet has a resource: it accepted the registration and reads the list of devices.",
         [(labelled(resource=name), each["registered"]) for name, each in status["kubelet"]["resources"].items()],
     )
     yield counter(
         "gpu_plugin_registrations_total",
-        "Attempts to register a resource with the kubelet, by what came of them.",
+        "Attempts to register a resource with the kubelet, by result.",
         [
             (f"{labels},{labelled(result=result)}", each.get("registrations", {}).get(result, 0))
             for labels, each in named
@@ -247,7 +247,7 @@ def _calls(methods: Named) -> Iterator[Family]:
     calls = [(labelled(method=method), each) for method, each in methods.items()]
     yield histogram(
         "gpu_plugin_rpc_duration_seconds",
-        "From the arrival of a request of the kubelet to its answer.",
+        "Time from the arrival of a request of the kubelet to its answer.",
         [(labels, each["seconds"]) for labels, each in calls],
     )
     yield counter(
@@ -272,7 +272,7 @@ def _mps(counted: Named) -> Iterator[Family]:
 
 
 def _errors(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, int]]:
-    """A sample for each code that calls failed with, by the labels of the call."""
+    """Return a sample for each error code of calls, with the labels of the call."""
     for labels, each in calls:
         for code, count in each["errors"].items():
             yield f"{labels},{labelled(code=code)}", count

@@ -1,4 +1,4 @@
-"""The metrics of each GPU: what it is, its health, and what looks read of it last. Every series has its uuid and index."""
+"""The metrics of each GPU: its description, its health, and its newest readings. All series have its uuid and index."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,18 +13,18 @@ STATES = ("healthy", "degraded", "unhealthy")
 ORDER_SIGNALS = tuple(name for name, signal in SIGNALS.items() if signal.kind is SignalKind.ORDER)
 
 Gpus = Sequence[tuple[str, Mapping[str, Any]]]
-"""Each GPU's labels, and what the status says of it."""
+"""Each GPU's labels, and its status."""
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:
-    """Metric families of the GPUs, each made when its turn comes: a full node has thousands of samples."""
+    """Return the families of the GPUs, each made when it is iterated over: a full node has thousands of samples."""
     health = status["health"]
     gpus = [(labelled(uuid=gpu["uuid"], index=gpu["index"]), gpu) for gpu in health["gpus"]]
     labels = {gpu["uuid"]: text for text, gpu in gpus}
     driver = status.get("driver", {}).get("version", "")
     yield info(
         "gpu_plugin_gpu_info",
-        "What a GPU is.",
+        "Description of a GPU.",
         [
             f"{of},{labelled(pci_bus_id=gpu['bus_id'], model=gpu['model'], driver=driver)}"
             for of, gpu in gpus
@@ -40,12 +40,12 @@ def _health(gpus: Gpus) -> Iterator[Family]:
     signals = [(name, labelled(signal=name)) for name in SIGNALS]
     yield gauge(
         "gpu_plugin_gpu_health",
-        "The state that each GPU is in (1) and those it is not in (0). One of whose MIG devices is bad is degraded.",
+        "The state of each GPU (1) and the other states (0). A GPU with a bad MIG device is degraded.",
         _one_hot(gpus, "state", "state", STATES),
     )
     yield gauge(
         "gpu_plugin_gpu_held_back",
-        "Whether nothing but this order of an operator, or another one, keeps a GPU from pods: it has no fault.",
+        "Whether only this and other orders of operators keep a GPU from pods: it has no fault.",
         [
             (f"{labels},{labelled(by=order)}", order in held)
             for labels, gpu in gpus
@@ -55,12 +55,12 @@ def _health(gpus: Gpus) -> Iterator[Family]:
     )
     yield gauge(
         "gpu_plugin_gpu_health_since_timestamp_seconds",
-        "Since when the worst of what is held against a GPU stands, in Unix time.",
+        "Time since which a GPU has its worst verdict, in Unix time.",
         [(labels, gpu.get("since")) for labels, gpu in gpus],
     )
     yield gauge(
         "gpu_plugin_gpu_signal_verdict",
-        "What each signal makes of a GPU now: 0 fine, 1 an error of an application, 2 degraded, 3 fatal.",
+        "The present verdict of each signal on a GPU: 0 fine, 1 an error of an application, 2 degraded, 3 fatal.",
         [
             (f"{labels},{signal}", Verdict[verdicts[name]].value if name in verdicts else 0)
             for labels, gpu in gpus
@@ -73,7 +73,7 @@ def _health(gpus: Gpus) -> Iterator[Family]:
 def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[Family]:
     yield gauge(
         "gpu_plugin_health_signal_supported",
-        "Whether a GPU tells what a health signal needs.",
+        "Whether a GPU reports the values that a health signal needs.",
         [
             (f"{_of(uuid, labels)},{labelled(signal=signal)}", supported)
             for uuid, signals in health["supported"].items()
@@ -82,7 +82,7 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
     )
     yield counter(
         "gpu_plugin_health_transitions_total",
-        "Changes of verdict, by GPU, signal and the verdict it came to.",
+        "Changes of verdict, by GPU, signal and new verdict.",
         [
             (
                 f"{_of(each['uuid'], labels)},{labelled(signal=each['signal'], verdict=each['verdict'].lower())}",
@@ -96,7 +96,7 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
     )
     yield gauge(
         "gpu_plugin_gpu_xid_first_timestamp_seconds",
-        "When the first Xid of this number and class came since the start, in Unix time.",
+        "Time of the first Xid of this number and class since the start, in Unix time.",
         [
             (f"{_of(each['uuid'], labels)},{labelled(xid=each['xid'], **{'class': each['class']})}", each.get("first"))
             for each in health["xids"]
@@ -105,7 +105,7 @@ def _history(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[F
 
 
 def _xids(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """A sample for every Xid of the policy's table on every GPU, and for others that were reported."""
+    """Return a sample for each Xid of the policy's table on each GPU, and for other Xids that were reported."""
     known = [
         (str(xid), kind, labelled(xid=xid, **{"class": kind})) for xid, kind in health.get("xid_classes", {}).items()
     ]
@@ -122,7 +122,7 @@ def _xids(health: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[tupl
 
 
 def _of(uuid: str, labels: Mapping[str, str]) -> str:
-    """The labels of a GPU; one that is not of the node any more has no index."""
+    """Return the labels of a GPU. A GPU that the node no longer has has no index."""
     return labels.get(uuid) or labelled(uuid=uuid, index="")
 
 
@@ -133,7 +133,7 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
         yield family(_PREFIX + name, about, [(labels, readings.get(key)) for labels, readings in read])
     yield gauge(
         "gpu_plugin_gpu_temperature_threshold_celsius",
-        "Its own limits of temperature.",
+        "Temperature limits of a GPU.",
         _several(read, "threshold", "{}_celsius", ("slowdown", "shutdown", "gpu_max", "memory_max")),
     )
     yield gauge(
@@ -146,12 +146,12 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
     )
     yield gauge(
         "gpu_plugin_gpu_recovery_action",
-        "What the driver asks for (1), and what it does not ask for (0).",
+        "The action that the driver requests (1), and the other actions (0).",
         _one_hot(read, "action", "recovery_action", RECOVERY_ACTIONS),
     )
     yield gauge(
         "gpu_plugin_gpu_fabric_state",
-        "How far a GPU has come in joining its NVLink fabric (1), and the other states (0).",
+        "The state of a GPU in joining its NVLink fabric (1), and the other states (0).",
         _one_hot(read, "state", "fabric", FABRIC_STATES),
     )
     yield gauge(
@@ -167,7 +167,7 @@ def _readings(gpus: Gpus) -> Iterator[Family]:
 
 
 def _several(read: Gpus, label: str, key: str, values: Sequence[str]) -> Iterator[tuple[str, float | None]]:
-    """A sample for each of several readings; `key` is what they are called, with a place for the label's value."""
+    """Return a sample for each of several readings. `key` is their name, with a place for the label's value."""
     for labels, readings in read:
         for value in values:
             yield f'{labels},{label}="{value}"', readings.get(key.format(value))
@@ -183,19 +183,19 @@ def _one_hot(read: Gpus, label: str, key: str, known: Sequence[str]) -> Iterator
 
 
 _PREFIX = "gpu_plugin_gpu_"
-"""What the names of the table begin with."""
+"""The beginning of the table's names."""
 
 _PLAIN: tuple[tuple[str, str, str], ...] = (
-    ("readings_timestamp_seconds", "at", "When a look brought readings last, in Unix time."),
+    ("readings_timestamp_seconds", "at", "Time of the last look that read values, in Unix time."),
     ("temperature_celsius", "temperature_celsius", "Temperature of a GPU."),
     ("memory_temperature_celsius", "memory_temperature_celsius", "Temperature of its memory."),
-    ("temperature_margin_celsius", "margin_celsius", "What is left to its T.Limit, negative beyond it."),
+    ("temperature_margin_celsius", "margin_celsius", "Degrees left to its T.Limit, negative beyond it."),
     ("power_watts", "power_watts", "Power draw."),
     ("power_limit_watts", "power_limit_watts", "The power limit in force."),
     ("energy_joules_total", "energy_joules", "Energy used since the driver was loaded."),
     ("utilization_ratio", "utilization_ratio", "Share of the last sample period of the driver in which a kernel ran."),
     ("memory_used_bytes", "memory_used_bytes", "Memory in use."),
-    ("memory_total_bytes", "memory_total_bytes", "Memory that it has."),
+    ("memory_total_bytes", "memory_total_bytes", "Size of its memory."),
     (
         "ecc_uncorrected_errors_total",
         "ecc_uncorrected",
@@ -206,7 +206,7 @@ _PLAIN: tuple[tuple[str, str, str], ...] = (
         "ecc_corrected",
         "Corrected memory errors since the driver was loaded or the GPU reset.",
     ),
-    ("sram_threshold_exceeded", "sram_threshold", "Whether it has had more SRAM errors than it may."),
+    ("sram_threshold_exceeded", "sram_threshold", "Whether it has had more SRAM errors than allowed."),
     ("unrepairable_memory", "unrepairable_memory", "Whether it has memory that cannot be repaired."),
     ("row_remap_pending", "remap_pending", "Whether a memory row waits for a reset."),
     ("row_remap_failure", "remap_failure", "Whether a memory row could not be remapped."),
@@ -222,4 +222,4 @@ _PLAIN: tuple[tuple[str, str, str], ...] = (
     ("pcie_replays_total", "pcie_replays", "Packets that were sent again on its PCIe link."),
     ("pcie_fatal_errors_total", "pcie_fatal_errors", "Fatal errors of its PCIe link."),
 )
-"""Families of one reading: name, the reading, and the help. A name in _total is a counter's."""
+"""Families with one reading: name, the reading, and the help text. A name that ends in _total is a counter."""

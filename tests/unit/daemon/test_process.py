@@ -872,7 +872,7 @@ async def test_without_a_driver_it_has_started_is_alive_and_ready_and_says_so(di
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
         assert await until_told(pages["/startupz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
         assert await until_told(pages["/readyz"], "[+]driver ok: the NVIDIA driver cannot be used: ") == 200
-        assert await until_told(pages["/readyz"], "[+]resources ok: none is served") == 200
+        assert await until_told(pages["/readyz"], "[+]resources ok: no resource is served") == 200
         assert (await pages["/livez"]()).status == 200
         assert (await pages["/metrics"]()).status == 200
 
@@ -882,7 +882,7 @@ async def test_a_driver_that_has_not_answered_yet_is_waited_for_by_the_start_pro
     real = SimulatedDriver.open
     monkeypatch.setattr(SimulatedDriver, "open", lambda self: (answered.wait(), real(self))[1])
     async with running(directory, node) as (daemon, _, _status), probed(daemon) as pages:
-        asking = "[-]driver failed: it has not answered the first question for GPUs yet"
+        asking = "[-]driver failed: the first attempt to find GPUs is not over yet"
         assert await until_told(pages["/startupz"], asking) == 503
         assert (await pages["/livez"]()).status == 200
         answered.set()
@@ -972,7 +972,8 @@ async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(d
         monkeypatch.setattr(daemon.configuration, "_resolve", refuse)
         daemon.configuration.ask()
         await until_told(
-            pages["/readyz"], "[+]configuration ok: the one in force; refused: config.yaml:3: no such key\n"
+            pages["/readyz"],
+            "[+]configuration ok: the former configuration is in force; refused: config.yaml:3: no such key\n",
         )
 
 

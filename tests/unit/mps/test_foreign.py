@@ -4,7 +4,18 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
-from gpu_plugin.mps.foreign import CONFIRM, LOOK_AGAIN, SET_UP, Answer, Signs, doubt, due, settled, weighed, why_down
+from gpu_plugin.mps.foreign import (
+    CONFIRM,
+    LOOK_AGAIN,
+    SET_UP,
+    Answer,
+    Signs,
+    answer_to_use,
+    doubt,
+    due,
+    settled,
+    why_down,
+)
 
 UP = Signs(control=(1, 2, 3), started=(1, 4, 5), locked=True)
 ENDED = replace(UP, locked=False)
@@ -75,9 +86,9 @@ def test_where_it_cannot_be_asked_its_lock_and_the_file_made_after_its_limits_sp
     unable = Answer(UP, 100.0, unable="no nvidia-cuda-mps-control at $PATH")
     assert down(UP, unable) == ""
     assert "no nvidia-cuda-mps-control at $PATH" in down(replace(UP, started=()), unable)
-    assert "and there is no file .started of it beside its pipe directory" in down(replace(UP, started=()), unable)
+    assert "and it has no file .started next to its pipe directory" in down(replace(UP, started=()), unable)
     assert "and no process holds the lock of a control daemon" in down(ENDED, replace(unable, signs=ENDED))
-    assert "no file .started of it" in down(NEW, replace(unable, signs=NEW))  # left by the daemon before
+    assert "no file .started next" in down(NEW, replace(unable, signs=NEW))  # left by the daemon before
 
 
 def test_a_daemon_is_left_alone_until_it_has_been_told_its_limits():
@@ -112,18 +123,19 @@ def test_it_is_asked_at_once_when_its_signs_change(signs):
 
 
 def test_one_unanswered_question_is_excused_to_a_daemon_that_lives_and_was_up():
-    once = weighed(SILENT, GOOD)
+    once = answer_to_use(SILENT, GOOD)
     assert down(UP, once) == ""
-    assert "has not answered" in down(UP, weighed(replace(SILENT, asked=133.0), once))
-    assert weighed(replace(GOOD, asked=133.0), once) == replace(GOOD, asked=133.0)
+    assert "has not answered" in down(UP, answer_to_use(replace(SILENT, asked=133.0), once))
+    assert answer_to_use(replace(GOOD, asked=133.0), once) == replace(GOOD, asked=133.0)
     unstarted = replace(UP, started=())
-    assert weighed(replace(SILENT, signs=unstarted), GOOD).signs == unstarted  # else it would be asked in every look
+    # Otherwise each look would send a query.
+    assert answer_to_use(replace(SILENT, signs=unstarted), GOOD).signs == unstarted
 
 
 @pytest.mark.parametrize("last", [None, GONE, SILENT, replace(GOOD, signs=NEW)])
 def test_no_other_is_excused(last):
-    assert weighed(SILENT, last) == SILENT
+    assert answer_to_use(SILENT, last) == SILENT
 
 
 def test_a_daemon_that_is_gone_is_not_excused():
-    assert weighed(GONE, GOOD) == GONE
+    assert answer_to_use(GONE, GOOD) == GONE

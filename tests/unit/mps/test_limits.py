@@ -40,8 +40,8 @@ def test_limits_of_the_configuration_as_daemons_round_them(answer):
         ("25.0 17179869183G 500M", "it limits the memory of device 0 to 17179869183G, not 20389M"),
         ("25.0 19G 501M", "it limits the memory of device 1 to 501M, not 500M"),
         ("25.0 19G nonsense", "it limits the memory of device 1 to nonsense, not 500M"),
-        ("25.0 19G", "it has not taken or kept all of 2 memory limits: it answers '19G'"),
-        ("25.0", "it has not taken or kept all of 2 memory limits: it answers 'nothing'"),
+        ("25.0 19G", "it has not set or kept all of 2 memory limits: it answers '19G'"),
+        ("25.0", "it has not set or kept all of 2 memory limits: it answers 'nothing'"),
     ],
 )
 def test_other_limits(answer, why):

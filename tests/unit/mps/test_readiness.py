@@ -52,7 +52,7 @@ def made(root):
 
 
 def test_a_daemon_is_ready_from_up_to_down(root, supervisor, made):
-    assert "runs none for it" in ready(root, NAME)
+    assert "runs no daemon for it" in ready(root, NAME)
     assert "the same configuration" in ready(root, NAME).split("; to do: ")[1]
     made.down("it is being started")
     assert ready(root, NAME) == "its MPS daemon is down: it is being started"
@@ -160,10 +160,10 @@ def test_a_mark_that_says_nothing_is_not_ready(root, supervisor, made, content):
 def test_a_pipe_or_a_link_in_the_place_of_a_mark_holds_nobody_up(root, supervisor):
     os.mkfifo(root / NAME / ".ready")
     os.mkfifo(root / NAME / ".down")
-    assert "runs none for it" in ready(root, NAME)
+    assert "runs no daemon for it" in ready(root, NAME)
     (root / NAME / ".ready").unlink()
     (root / NAME / ".ready").symlink_to("/etc/hostname")
-    assert "runs none for it" in ready(root, NAME)
+    assert "runs no daemon for it" in ready(root, NAME)
     other = "nvidia.com/gpu.shared"
     (root / other).mkdir()
     (root / NAME / ".ready").unlink()
@@ -171,7 +171,7 @@ def test_a_pipe_or_a_link_in_the_place_of_a_mark_holds_nobody_up(root, superviso
     held = ReadyMark(root / other)
     held.up(mark())
     assert ready(root, other) == ""
-    assert "runs none for it" in ready(root, NAME)
+    assert "runs no daemon for it" in ready(root, NAME)
     held.down()
 
 

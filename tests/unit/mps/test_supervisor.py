@@ -212,7 +212,7 @@ async def test_a_daemon_that_listens_nowhere_is_ended_and_started_again(mps, sho
     [
         (
             "set_default_device_pinned_mem_limit",
-            "it has not taken or kept all of 1 memory limits: it answers 'nothing'",
+            "it has not set or kept all of 1 memory limits: it answers 'nothing'",
         ),
         ("set_default_active_thread_percentage", "it gives each client '100.0' % of the threads, not 25"),
     ],
@@ -234,7 +234,7 @@ async def test_a_daemon_that_knows_no_memory_limits_is_ready_without_and_that_is
         asked = mps.asked()
         await until(lambda: mps.asked() > asked + 2)
         assert mps.is_ready()
-    assert caplog.text.count("its MPS daemon sets no such limit: Unknown command") == 1
+    assert caplog.text.count("its MPS daemon does not support a limit: Unknown command") == 1
     assert "restoring" not in caplog.text
 
 
@@ -280,7 +280,7 @@ async def test_only_what_changed_is_started_again(mps):
         assert mps.is_ready()
         supervisor.apply([mps.resource(1)])  # the GPU goes from one resource's daemon to the other's
         await until(lambda: ready(mps.root, GPU, gpus=(mps.gpus[1].uuid,)) == "")
-        assert "runs none for it" in mps.why(OTHER)
+        assert "runs no daemon for it" in mps.why(OTHER)
         assert (mps.mode(0), mps.mode(1)) == (DEFAULT, EXCLUSIVE)
         supervisor.apply([])
         await until(lambda: marked(mps.root) == [])

@@ -151,7 +151,7 @@ async def test_without_a_control_program_the_kernels_word_counts_and_that_is_tol
     monkeypatch.setattr(foreign, "SET_UP", 0.0)
     await other.start(started=False)
     other.program.unlink()
-    why = await other.until("cannot be asked")
+    why = await other.until("cannot be queried")
     assert f"no {PROGRAM} at {other.driver}/usr/bin/{PROGRAM}, $PATH" in why
     other.started.touch()
     await other.until("")
@@ -167,7 +167,7 @@ async def test_where_gpu_plugin_mps_runs_no_other_daemon_counts(other):
     held = lock(other.root / ".supervisor")
     assert held is not None
     try:
-        assert "gpu-plugin mps runs none for it" in await other.look()
+        assert "gpu-plugin mps runs no daemon for it" in await other.look()
         assert other.asked() == before
     finally:
         os.close(held)
@@ -184,13 +184,13 @@ async def test_the_root_is_looked_for_at_the_mount_of_nvidias_manifests(other, m
 
 async def test_a_root_that_hangs_is_told_in_time_and_holds_one_thread_until_it_answers(other, monkeypatch):
     reading, written = os.pipe()
-    seen = watch._seen
+    seen = watch._read_state
     monkeypatch.setattr(watch, "PATIENCE", 0.05)
-    monkeypatch.setattr(watch, "_seen", lambda *_: os.read(reading, 1))
+    monkeypatch.setattr(watch, "_read_state", lambda *_: os.read(reading, 1))
     for _ in range(5):
         assert await other.look() == "its MPS daemon's state cannot be read in time; does the disk of --mps-root hang?"
     assert [thread.name for thread in threading.enumerate()].count("mps-readiness") == 1
-    monkeypatch.setattr(watch, "_seen", seen)
+    monkeypatch.setattr(watch, "_read_state", seen)
     monkeypatch.setattr(watch, "PATIENCE", PATIENCE)
     os.close(written)
     assert "gpu-plugin mps has not run on this node" in await other.look()
@@ -212,7 +212,7 @@ async def test_a_root_whose_own_time_is_up_cannot_be_read(other, monkeypatch):
     def times_out(*_):
         raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
 
-    monkeypatch.setattr(watch, "_seen", times_out)
+    monkeypatch.setattr(watch, "_read_state", times_out)
     assert await other.look() == "its MPS daemon's state cannot be read: Connection timed out; is --mps-root right?"
 
 
@@ -237,6 +237,6 @@ async def test_a_question_that_never_ends_is_not_asked_a_second_time_and_said_on
     skipped = watch.ANSWER
     assert "hangs" not in await other.look()
     skipped = 2 * watch.ANSWER + 0.1
-    assert f"{PROGRAM} hangs; nothing can be asked" in await other.look()
+    assert f"{PROGRAM} hangs; no query is possible" in await other.look()
     assert len(began) == 1
     os.close(hung)

@@ -126,7 +126,7 @@ class Alone:
     async def turn(self, patience=0.1, gpus=None):
         self.subscription.collect()
         self.subscription.listen(LONG)
-        rebuilt = await self.subscription.tend(self.gpus if gpus is None else gpus, patience)
+        rebuilt = await self.subscription.update(self.gpus if gpus is None else gpus, patience)
         self.subscription.report(watched.gpu.uuid for watched in self.gpus)
         self.subscription.listen(LONG)
         return rebuilt
@@ -194,7 +194,7 @@ async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(a
     alone.driver.held = {held}
     await alone.turn(0.01)
     alone.driver.always = Return.GPU_IS_LOST
-    await alone.turns_until(lambda: len(alone.driver.ended) >= 1 or alone.subscription._left_behind)
+    await alone.turns_until(lambda: len(alone.driver.ended) >= 1 or alone.subscription._abandoned)
     await alone.turns_until(lambda: all(alone.now()))
     assert all(alone.told[watched.gpu.uuid][-1] for watched in alone.gpus)
     made = alone.driver.made
@@ -205,7 +205,7 @@ async def test_while_an_undone_set_cannot_be_replaced_all_of_its_gpus_are_told(a
     alone.driver.free.set()
     alone.subscription._rebuilds.longest = 0.0
     alone.subscription._rebuilds.not_before = 0.0
-    await alone.turns_until(lambda: alone.subscription._set and not alone.subscription._set.undone)
+    await alone.turns_until(lambda: alone.subscription._set and not alone.subscription._set.unusable)
     assert alone.driver.wrongs == []
 
 
@@ -217,7 +217,7 @@ async def test_what_is_told_late_of_a_set_that_was_left_is_nothing_to_the_next(a
     await alone.turn()
     upsets = alone.upsets
     alone.subscription._failed(left, NvmlError(Return.GPU_IS_LOST, "nvmlEventSetWait_v2"))
-    alone.subscription._heard(left, "it failed")
+    alone.subscription._waiting_changed(left, "it failed")
     assert alone.now() == [""] * GPUS
     assert alone.upsets == upsets
 

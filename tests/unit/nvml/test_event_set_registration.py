@@ -9,7 +9,7 @@ from gpu_plugin.nvml.port import Event, EventSet, Handle, NvmlError
 SET, ALONE = EventSet(7), EventSet(8)
 GPU = Handle(0x1000)
 XID = int(EventType.XID_CRITICAL)
-HEARD = Registered(Outcome.HEARD)
+REGISTERED = Registered(Outcome.REGISTERED)
 EVENT = Event(GPU, XID, 48)
 
 
@@ -66,7 +66,7 @@ class Registering:
 )
 def test_what_is_wanted_and_supported_is_registered(supported, mask):
     driver = Registering(supported)
-    assert register(driver, GPU, SET) == HEARD  # type: ignore[arg-type]
+    assert register(driver, GPU, SET) == REGISTERED  # type: ignore[arg-type]
     assert driver.asked == [(GPU, mask, SET)]
     assert type(driver.asked[0][1]) is int
 
@@ -95,25 +95,25 @@ def test_a_part_without_any_health_event_is_not_asked(supported):
 def test_nothing_but_a_want_of_support_settles_anything(refused, outcome):
     answer = register(Registering(**refused), GPU, SET)  # type: ignore[arg-type]
     assert answer.outcome is outcome
-    assert ("could not be asked" in answer.why) is (outcome is not Outcome.UNSUPPORTED)
+    assert ("registering for them failed" in answer.why) is (outcome is not Outcome.UNSUPPORTED)
 
 
 def test_where_one_type_too_many_is_asked_for_xids_alone_are():
     driver = Registering(all=Return.NOT_SUPPORTED)
-    assert register(driver, GPU, SET) == HEARD  # type: ignore[arg-type]
+    assert register(driver, GPU, SET) == REGISTERED  # type: ignore[arg-type]
     assert [mask for _, mask, _ in driver.asked] == [int(WANTED), XID]
 
 
 @pytest.mark.parametrize(
     ("refused", "answer"),
     [
-        ({}, Registered(Outcome.HEARD, event=EVENT)),
+        ({}, Registered(Outcome.REGISTERED, event=EVENT)),
         ({"alone": Return.UNKNOWN}, Outcome.REFUSED),
         ({"alone": Return.NOT_SUPPORTED}, Outcome.UNSUPPORTED),
         ({"wait": Return.GPU_IS_LOST}, Outcome.REFUSED),
         ({"event_set": Return.UNKNOWN}, Outcome.REFUSED),
         ({"register": Return.UNKNOWN}, Outcome.UNDEFINED),
-        ({"free": Return.UNKNOWN}, Registered(Outcome.HEARD, event=EVENT)),
+        ({"free": Return.UNKNOWN}, Registered(Outcome.REGISTERED, event=EVENT)),
     ],
 )
 def test_one_that_may_undo_a_set_is_tried_in_one_of_its_own_first(refused, answer):
@@ -122,7 +122,7 @@ def test_one_that_may_undo_a_set_is_tried_in_one_of_its_own_first(refused, answe
     assert answer in (found, found.outcome)
     assert driver.sets == set(), "what was made for it is freed"
     touched = SET in {event_set for *_, event_set in driver.asked}
-    assert touched is (found.outcome in (Outcome.HEARD, Outcome.UNDEFINED))
+    assert touched is (found.outcome in (Outcome.REGISTERED, Outcome.UNDEFINED))
 
 
 def test_corrected_errors_are_asked_for_only_where_they_come_in_a_storm():

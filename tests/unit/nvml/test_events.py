@@ -80,7 +80,7 @@ class Outcome:
         self.threads.add(threading.current_thread())
         self.events.append(event)
 
-    def upset(self, error):
+    def on_failure(self, error):
         self.threads.add(threading.current_thread())
         self.upsets.append(error)
 
@@ -98,7 +98,7 @@ def play(monkeypatch):
     async def run(script, wait_failures=None):
         driver, outcome, pauses = Script(script, clock), Outcome(), Pauses(clock)
         handed_on = wait_failures or WaitFailures()
-        waiter = EventWaiter(driver, SET, outcome.deliver, outcome.upset, outcome.deaf, handed_on)  # type: ignore[arg-type]
+        waiter = EventWaiter(driver, SET, outcome.deliver, outcome.on_failure, outcome.deaf, handed_on)  # type: ignore[arg-type]
         waiter._stop = pauses  # type: ignore[assignment]
         driver.end = waiter.stop
         waiter.start()
@@ -129,22 +129,22 @@ def test_events_are_handed_over_at_once_but_in_a_storm_and_none_waits_longer_tha
     for now in arrived:
         if held and batch.due <= now:
             waits += [batch.due - at for at in held]
-            batches.append(len(batch.handed_over()))
+            batches.append(len(batch.take_all()))
             held = []
-        batch.take(event(31), now)
+        batch.add(event(31), now)
         held.append(now)
         if batch.due <= now:
             waits += [0.0 for _ in held]
-            batches.append(len(batch.handed_over()))
+            batches.append(len(batch.take_all()))
             held = []
     assert waits[: events.BURST] == [0.0] * events.BURST
     assert max(waits) <= events.BATCH_SECONDS + 1e-9
     assert len(batches) < len(arrived) / 2
     batch = EventBatch()
     for number in range(1, 200):  # none of these is in a storm
-        batch.take(event(31), number / 30)
+        batch.add(event(31), number / 30)
         assert batch.due == number / 30
-        batch.handed_over()
+        batch.take_all()
 
 
 async def test_events_of_a_storm_arrive_all_and_in_order(play):
@@ -253,7 +253,7 @@ def test_the_loop_may_close_while_the_thread_waits():
             return event(79)
 
     async def leave():
-        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.upset, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
+        waiter = EventWaiter(Late(), SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
         waiter.start()
         await anyio.to_thread.run_sync(waiting.wait, LONG)
         waiter.stop()
@@ -275,7 +275,7 @@ async def test_who_asks_hears_when_the_thread_is_out_of_the_driver():
             assert go.wait(LONG)
             raise QUIET
 
-    waiter = EventWaiter(Held(), SET, outcome.deliver, outcome.upset, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
+    waiter = EventWaiter(Held(), SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
     waiter.start()
     await anyio.to_thread.run_sync(waiting.wait, LONG)
     waiter.stop()
@@ -296,7 +296,7 @@ async def test_a_wait_that_hangs_is_stuck_also_while_the_set_is_emptied(monkeypa
             raise QUIET
 
     outcome = Outcome()
-    waiter = EventWaiter(Hanging(), SET, outcome.deliver, outcome.upset, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
+    waiter = EventWaiter(Hanging(), SET, outcome.deliver, outcome.on_failure, outcome.deaf, WaitFailures())  # type: ignore[arg-type]
     waiter.start()
     for _ in ("the wait", "the one that empties the set"):
         assert await anyio.to_thread.run_sync(lambda: in_driver.acquire(timeout=LONG))

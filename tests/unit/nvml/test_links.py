@@ -174,7 +174,7 @@ def test_what_makes_links_other_ones(later, news):
 def test_what_a_gpu_said_before_it_was_described_anew_is_no_longer_known():
     watched = Watched(Gpu("GPU-a", 0), Handle(1))
     watched.links_changed(SEEN)
-    watched.described(Handle(2), watched.gpu)
+    watched.update_description(Handle(2), watched.gpu)
     assert watched.links_changed(SEEN), "the links may have been read in between, while the fabric was another"
     assert not Watched(Gpu("GPU-a", 0), Handle(1)).links_changed(Sample()), "a part without NVLinks never has news"
 

@@ -209,7 +209,7 @@ async def test_a_gpu_that_answers_for_another_is_not_taken_for_two():
     bench.driver.handle_by_index = lambda index: real(4 if index == 3 else index)
     async with bench.running():
         await bench.until(
-            lambda: (f"{PLACEHOLDER}3", Sample(fault=Fault.ERROR, detail="another GPU answers for it")) in bench.seen
+            lambda: (f"{PLACEHOLDER}3", Sample(fault=Fault.ERROR, detail="another GPU has its uuid")) in bench.seen
         )
     assert len(bench.nodes) == 1
 
@@ -374,10 +374,10 @@ async def test_an_event_of_an_unknown_gpu_is_nobodys(caplog):
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
-        bench.monitor._reports.heard(Event(Handle(1), EventType.XID_CRITICAL, 79))
+        bench.monitor._reports.receive(Event(Handle(1), EventType.XID_CRITICAL, 79))
         await bench.rounds()
     assert not [seen for _, seen in bench.seen if isinstance(seen, XidEvent)]
-    assert "came from no GPU known here" in caplog.text
+    assert "came from an unknown GPU" in caplog.text
 
 
 async def test_a_lost_gpu_is_lost_alone_and_clean_after_its_repair():

@@ -236,7 +236,7 @@ async def test_a_call_that_hangs_keeps_its_gpu_and_is_named_and_the_rest_follows
         await bench.until(lambda: bench.hangs(3))
         began = anyio.current_time()
         with pytest.raises(
-            ReleaseError, match=rf"not dropped yet.*a call to it has not come back, about GPU {bench.uuids[3]}"
+            ReleaseError, match=rf"not closed yet.*a call to it has not returned, about GPU {bench.uuids[3]}"
         ):
             await bench.monitor.release(of(bench, 3))
         assert anyio.current_time() - began < LONG
@@ -321,7 +321,9 @@ class Holding(SimulatedDriver):
         super().open()
 
 
-@pytest.mark.parametrize(("call", "said"), [("close", "it does not close"), ("wait", "holds the wait for its events")])
+@pytest.mark.parametrize(
+    ("call", "said"), [("close", "it does not close"), ("wait", "the wait for its events has not returned")]
+)
 async def test_a_driver_that_holds_on_is_waited_for_by_nobody(hasty, call, said):
     bench = Bench(timeout=0.1, driver=Holding)
     await bench.monitor.open()
@@ -432,7 +434,7 @@ async def test_a_driver_that_opens_late_at_the_start_is_closed_where_all_is_rele
     assert bench.seen == []
     assert caplog.text.count("closing the driver: all GPUs are released") == 1
     assert "reopening the driver" not in caplog.text
-    assert caplog.text.count("cannot be closed now: it does not open; will be tried again; wanted because all") == 1
+    assert caplog.text.count("cannot be closed now: it does not open; will be tried again; needed because all") == 1
 
 
 async def test_gpus_resumed_before_a_late_driver_opens_are_found_through_it(hasty):

@@ -26,7 +26,7 @@ async def deliver(bench, *events):
     async with bench.running():
         await bench.rounds()
         for event in events:
-            bench.monitor._reports.heard(event)
+            bench.monitor._reports.receive(event)
         await bench.monitor._turned.wait()
         bench.monitor.look_now()
         await bench.rounds()
@@ -112,7 +112,7 @@ async def test_an_event_of_nobody_is_held_against_nobody_and_said_once(whose, ca
     assert looked >= 2, "it was a reason to look"
     await deliver(bench, Event(STRANGE, XID, 79))
     assert not told(bench)
-    assert caplog.text.count("came from no GPU known here") == 1
+    assert caplog.text.count("came from an unknown GPU") == 1
 
 
 async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypatch, caplog):
@@ -129,16 +129,16 @@ async def test_a_driver_that_hangs_over_whose_event_it_is_holds_nobody(monkeypat
     await bench.monitor.open()
     async with bench.running():
         await bench.rounds()
-        bench.monitor._reports.heard(Event(STRANGE, XID, 79))
-        await bench.until_turned(lambda: "is kept until the driver says whose it is" in caplog.text)
+        bench.monitor._reports.receive(Event(STRANGE, XID, 79))
+        await bench.until_turned(lambda: "is kept until the driver reports which GPU it is" in caplog.text)
         await bench.rounds(2)
         assert "counts against no GPU" not in caplog.text
         free.set()
         await bench.until_turned(lambda: "counts against no GPU" in caplog.text)
-    assert caplog.text.count("is kept until the driver says whose it is") == 1
+    assert caplog.text.count("is kept until the driver reports which GPU it is") == 1
     assert not told(bench)
     assert all(set(bench.faults(gpu)) == {""} for gpu in range(8))
-    assert caplog.text.count("came from no GPU known here, and counts against no GPU") == 1
+    assert caplog.text.count("came from an unknown GPU, and counts against no GPU") == 1
 
 
 class Silent(SimulatedDriver):
@@ -169,7 +169,7 @@ async def test_a_driver_that_does_not_say_whose_an_event_is_is_asked_once_and_it
     await bench.monitor.open()
     async with bench.running():
         for xid in (13, 31, 43):
-            bench.monitor._reports.heard(Event(STRANGE, XID, xid))
+            bench.monitor._reports.receive(Event(STRANGE, XID, xid))
             await bench.until_turned(lambda: bench.driver.out)
             await bench.turned(2)
         assert bench.driver.calls["uuid of a stranger"] == 1
@@ -187,7 +187,7 @@ async def test_many_unknown_handles_at_once_are_asked_about_a_few_at_a_time(monk
     await bench.monitor.open()
     async with bench.running():
         for handle in handles:
-            bench.monitor._reports.heard(Event(handle, XID, 48))
+            bench.monitor._reports.receive(Event(handle, XID, 48))
         await bench.until_turned(lambda: len(bench.driver.out) == reports.MAX_HANDLE_LOOKUPS)
         await bench.turned(2)
         assert bench.driver.most == reports.MAX_HANDLE_LOOKUPS
@@ -203,13 +203,13 @@ async def test_a_handle_from_before_the_driver_was_closed_is_not_asked_about_aft
     bench.driver.whose = bench.uuids[5]
     async with bench.running():
         await bench.rounds()
-        bench.monitor._reports.heard(Event(STRANGE, XID, 79))
+        bench.monitor._reports.receive(Event(STRANGE, XID, 79))
         await bench.monitor.release(frozenset({bench.uuids[1]}))
         bench.monitor.look_now()
         await bench.turned(1)
     assert not told(bench)
     assert not bench.driver.calls["uuid of a stranger"]
-    assert "before it said whose these events were, dropped: 1" in caplog.text
+    assert "before it reported the GPUs of some events, dropped: 1" in caplog.text
 
 
 async def test_what_else_the_driver_reports_is_no_line_for_people(caplog):
@@ -268,6 +268,6 @@ async def test_a_wait_that_does_not_come_back_makes_deaf_too():
         bench.driver.free.set()
         await bench.until(lambda: bench.of(7).count(EventDelivery()) == 1)
     assert [seen.trouble for gpu, seen in told(bench) if gpu == 0] == [
-        "the call that waits for them does not come back",
+        "the call that waits for them has not returned",
         "",
     ]

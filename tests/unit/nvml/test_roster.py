@@ -25,7 +25,7 @@ def tries(bus, gpus, rounds):
     """The rounds in which the driver is opened again, each time in vain."""
     found = []
     for now in range(1, rounds):
-        if bus.news(gpus, now):
+        if bus.due_bus_ids(gpus, now):
             found.append(now)
             bus.opened(gpus, now)
     return found
@@ -76,7 +76,7 @@ def test_a_binding_of_a_gpu_that_nobody_knows_is_news_at_once_and_then_ever_more
     gpus = [watched(ONE)]
     bus = opened({ONE: 1}, gpus)
     bus.bindings = {ONE: 1, NEW: 5}
-    assert bus.news(gpus, 1) == (NEW,)
+    assert bus.due_bus_ids(gpus, 1) == (NEW,)
     assert tries(bus, gpus, 1000) == [1, 1 + FIRST_WAIT, 1 + FIRST_WAIT + FIRST_WAIT * WAIT_FACTOR]
     assert len(tries(opened({ONE: 1, NEW: 5}, gpus), gpus, 1000)) == MAX_TRIES - 1, "the first opening counts"
 
@@ -85,7 +85,7 @@ def test_a_gpu_that_was_found_is_news_no_more():
     gpus = [watched(ONE)]
     bus = opened({ONE: 1}, gpus)
     bus.bindings = {ONE: 1, NEW: 5}
-    assert bus.news(gpus, 1) == (NEW,)
+    assert bus.due_bus_ids(gpus, 1) == (NEW,)
     gpus.append(watched(NEW))
     bus.opened(gpus, 1)
     assert tries(bus, gpus, 1000) == []
@@ -96,7 +96,7 @@ def test_another_binding_of_what_was_given_up_on_is_news_again():
     bus = opened({ONE: 1, NEW: 5}, gpus)
     tries(bus, gpus, 1000)
     bus.bindings = {ONE: 1, NEW: 6}
-    assert bus.news(gpus, 1000) == (NEW,)
+    assert bus.due_bus_ids(gpus, 1000) == (NEW,)
 
 
 def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
@@ -104,22 +104,22 @@ def test_a_gpu_bound_anew_is_news_once_it_has_not_answered_under_that_binding():
     gpus = [gpu, watched(TWO)]
     bus = opened({ONE: 1, TWO: 2}, gpus)
     bus.bindings = {ONE: 8, TWO: 2}
-    assert bus.news(gpus, 1) == ()
+    assert bus.due_bus_ids(gpus, 1) == ()
     gpu.asked_under = 8
-    assert bus.news(gpus, 2) == (ONE,)
+    assert bus.due_bus_ids(gpus, 2) == (ONE,)
     assert tries(bus, gpus, 1000)[0] == 1
     gpu.handle = Handle(1)
-    assert bus.news(gpus, 2000) == ()
+    assert bus.due_bus_ids(gpus, 2000) == ()
 
 
 def test_a_gpu_that_came_back_and_is_lost_later_is_no_news():
     gpu = watched(ONE, handle=None, asked_under=8)
     bus = opened({TWO: 2}, [gpu])
     bus.bindings = {ONE: 8, TWO: 2}
-    assert bus.news([gpu, watched(TWO)], 1) == (ONE,)
+    assert bus.due_bus_ids([gpu, watched(TWO)], 1) == (ONE,)
     gpu.handle = Handle(1)
     bus.opened([gpu, watched(TWO)], 1)
-    bus.news([gpu, watched(TWO)], 2)
+    bus.due_bus_ids([gpu, watched(TWO)], 2)
     gpu.handle = None
     assert tries(bus, [gpu, watched(TWO)], 1000) == []
 
@@ -130,4 +130,4 @@ def test_bindings_of_gpus_that_do_not_say_their_bus_id_are_no_news():
     assert tries(opened({ONE: 1, TWO: 2}, gpus), gpus, 1000) == []
     bus = opened({ONE: 1, TWO: 2}, gpus)
     bus.bindings = {ONE: 1, TWO: 2, NEW: 3}
-    assert set(bus.news(gpus, 1)) == {TWO, NEW}
+    assert set(bus.due_bus_ids(gpus, 1)) == {TWO, NEW}

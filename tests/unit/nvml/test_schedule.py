@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_plugin.nvml.schedule import ANYBODY, EVENT_GAP, Schedule, Turn
+from gpu_plugin.nvml.schedule import EVENT_GAP, UNKNOWN_GPU, Schedule, Turn
 
 EVERYONE = Turn(whole=True, full=None)
 
@@ -50,7 +50,7 @@ def test_the_first_event_has_its_gpu_looked_at_at_once_and_more_of_them_once_a_s
     made, looks = polled(1e9), []
     for tenth in range(100):
         now = 1.0 + tenth / 10
-        made.heard("a", now)
+        made.event_arrived("a", now)
         assert made.expects("a")
         assert not made.expects("b")
         if made.next() <= now:
@@ -63,9 +63,9 @@ def test_the_first_event_has_its_gpu_looked_at_at_once_and_more_of_them_once_a_s
 
 def test_an_event_of_nobody_known_is_a_reason_to_look_at_everyone_once_a_second():
     made = polled()
-    made.heard(ANYBODY, 1.0)
+    made.event_arrived(UNKNOWN_GPU, 1.0)
     assert made.take(1.0) == EVERYONE
-    made.heard(ANYBODY, 1.1)
+    made.event_arrived(UNKNOWN_GPU, 1.1)
     assert made.next() == 1.0 + EVENT_GAP
     assert made.take(1.5) == Turn(whole=False, full=frozenset())
     assert made.take(2.0) == EVERYONE
@@ -83,7 +83,7 @@ def test_whatever_is_asked_for_is_done_in_time_and_events_of_one_are_no_others(s
     for kind, uuid, passed in steps:
         now += passed
         if kind == "event":
-            made.heard(uuid, now)
+            made.event_arrived(uuid, now)
             owed[uuid] = min(owed.get(uuid, math.inf), now + EVENT_GAP)
         elif kind == "soon":
             made.one(uuid, now + 1.0)

@@ -202,7 +202,7 @@ async def test_a_gpu_without_events_is_no_trouble_and_one_that_could_not_be_aske
         if isinstance(seen, EventDelivery) and seen.trouble
     ]
     assert {uuid for uuid, _ in told} == {bench.uuids[5]}
-    assert "could not be asked" in told[0][1]
+    assert "registering for them failed" in told[0][1]
     assert f"GPU {bench.uuids[5]}: its events are not received" in caplog.text
     assert "it reports no events" not in caplog.text
 
@@ -220,7 +220,7 @@ async def test_the_first_report_says_also_that_nothing_is_wrong_once_the_gpus_he
     assert reports_before == [{}]
     trouble = bench.event_deliveries.pop(bench.uuids[5])
     assert len(trouble) == 1
-    assert "could not be asked" in trouble[0]
+    assert "registering for them failed" in trouble[0]
     assert bench.event_deliveries == {uuid: [""] for uuid in bench.uuids if uuid != bench.uuids[5]}
 
 

@@ -8,7 +8,7 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.nvml import monitor, session
-from gpu_plugin.nvml.finding import HostSight, see_host
+from gpu_plugin.nvml.finding import HostState, read_host
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS
@@ -193,8 +193,8 @@ async def test_the_host_and_the_links_are_asked_once_though_whoever_asked_was_ca
 
     monkeypatch.setattr(machine.host, "boot_id", boot_id)
     monkeypatch.setattr(machine.driver, "common_ancestor", ancestor)
-    asking: SlowCall[HostSight] = SlowCall(calls.begin_unrelated)
-    see, links = partial(see_host, machine.host, sliced=False), Links(machine.driver, machine.host, calls)
+    asking: SlowCall[HostState] = SlowCall(calls.begin_unrelated)
+    see, links = partial(read_host, machine.host, sliced=False), Links(machine.driver, machine.host, calls)
     watched = [Watched(gpu, handles[gpu.uuid]) for gpu in gpus[:2]]
     for _ in range(3):
         with anyio.move_on_after(0.02):

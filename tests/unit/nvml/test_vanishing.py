@@ -463,7 +463,7 @@ async def test_what_a_gpu_never_answers_stays_known_while_it_cannot_be_reached()
         await bench.rounds(2)
         learnt = bench.monitor.unsupported()
         for watched in bench.monitor._roster.gpus:
-            watched.forget()  # as where the driver is closed
+            watched.reset()  # as where the driver is closed
         assert bench.monitor.unsupported() == learnt
         await bench.rounds(2)
         assert bench.monitor.unsupported() == learnt

@@ -619,7 +619,7 @@ def test_an_unwritable_state_directory_does_not_stop_a_fault(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     node = make_node(state=tmp_path / "file" / "state")
     node.lose(0)
-    assert "will not outlive this daemon" in caplog.text
+    assert "will be lost when this daemon ends" in caplog.text
     assert code(opened(node).handle_by_index, 0) == Return.GPU_IS_LOST
 
 

@@ -243,7 +243,7 @@ def test_a_place_that_is_not_told_is_that_of_one_gpu(bench):
     with pytest.raises(NvmlError):
         bench.driver.common_ancestor(other, bench.gpu)
     assert bench.driver.common_ancestor(other, third) == TopologyLevel.NODE
-    assert bench.apply(topology="readable").endswith(": NVML and sysfs tell its place on PCIe.")
+    assert bench.apply(topology="readable").endswith(": NVML and sysfs report its place on PCIe.")
     assert bench.driver.common_ancestor(other, bench.gpu) == TopologyLevel.NODE
 
 
@@ -271,9 +271,7 @@ def test_what_is_asked_for_already_stays(bench):
 
 
 def test_a_driver_told_to_ask_for_nothing_does_so_until_reset(bench):
-    assert bench.apply(recovery_action="none").endswith(
-        ": its driver asks for no recovery, whatever Xid is raised, until reset."
-    )
+    assert bench.apply(recovery_action="none").endswith(": its driver requests no recovery after any Xid, until reset.")
     bench.apply(xid=79)
     assert bench.field(230) == 0
     bench.apply(reset=True)
@@ -395,26 +393,26 @@ T4, A100, H200, BARE = "t4-4", "dgx-a100", "h200", None
 @pytest.mark.parametrize(
     ("model", "request_", "what"),
     [
-        (T4, {"memory-temperature": 90}, "does not have the field that tells it, 82"),
-        (A100, {"margin": 1}, "tells no margin temperature"),
-        (BARE, {"clocks-event-reasons": 1}, "tells no clocks event reasons"),
-        (BARE, {"ecc-uncorrected": 1}, "counts no memory errors"),
-        (T4, {"remap-pending": True}, "remaps no memory rows"),
-        (T4, {"remap-failure": True}, "remaps no memory rows"),
-        (H200, {"retired-pages": 1}, "retires no memory pages"),
-        (H200, {"retirement-pending": True}, "retires no memory pages"),
-        (T4, {"sram-threshold": True}, "tells nothing of its SRAM"),
-        (A100, {"unrepairable-memory": True}, "tells nothing of unrepairable memory"),
-        (T4, {"recovery-action": "none"}, "does not have the field that tells it, 230"),
+        (T4, {"memory-temperature": 90}, "does not have the field for it, 82"),
+        (A100, {"margin": 1}, "does not report a margin temperature"),
+        (BARE, {"clocks-event-reasons": 1}, "does not report clocks event reasons"),
+        (BARE, {"ecc-uncorrected": 1}, "does not count memory errors"),
+        (T4, {"remap-pending": True}, "does not remap memory rows"),
+        (T4, {"remap-failure": True}, "does not remap memory rows"),
+        (H200, {"retired-pages": 1}, "does not retire memory pages"),
+        (H200, {"retirement-pending": True}, "does not retire memory pages"),
+        (T4, {"sram-threshold": True}, "does not report SRAM errors"),
+        (A100, {"unrepairable-memory": True}, "does not report unrepairable memory"),
+        (T4, {"recovery-action": "none"}, "does not have the field for it, 230"),
         (T4, {"nvlink-down": 0}, "has no NVLinks"),
         (H200, {"nvlink-up": 0}, "has no NVLinks"),
-        (A100, {"nvlink-errors": 1}, "does not have the field that tells it, 214"),
-        (T4, {"nvlink-crc-errors": 1}, "does not have the field that tells it, 38"),
+        (A100, {"nvlink-errors": 1}, "does not have the field for it, 214"),
+        (T4, {"nvlink-crc-errors": 1}, "does not have the field for it, 38"),
         (A100, {"fabric": "unhealthy"}, "is part of no NVLink fabric"),
         (H200, {"fabric": "completed"}, "is part of no NVLink fabric"),
-        (BARE, {"pcie-width": 8}, "tells nothing of its PCIe link"),
-        (BARE, {"pcie-replays": 1}, "tells nothing of its PCIe link"),
-        (T4, {"pcie-fatal-errors": 1}, "does not have the field that tells it, 180"),
+        (BARE, {"pcie-width": 8}, "does not report its PCIe link"),
+        (BARE, {"pcie-replays": 1}, "does not report its PCIe link"),
+        (T4, {"pcie-fatal-errors": 1}, "does not have the field for it, 180"),
         (T4, {"event": 0x8000}, "sends no events of type 0x8000"),
         (BARE, {"event": 0x2}, "sends no events of type 0x2"),
     ],

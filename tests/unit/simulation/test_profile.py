@@ -177,7 +177,7 @@ def test_the_cut_profiles_are_cut():
         (SMALL | {"nvlink": {"links": 6, "pairs": "0-4:1"}}, "0-4:1: GPU 4: this node has GPUs 0 to 3"),
         (SMALL | {"nvlink": {"links": 6, "pairs": "0-1"}}, "0-1: a pair reads GPU-GPU:LINKS"),
         (SMALL | {"nvlink": {"links": 6, "pairs": "1-1:1"}}, "1-1:1: a GPU and itself"),
-        (SMALL | {"nvlink": {"links": 6, "pairs": "0-1:1 1-0:1"}}, "1-0:1: this pair stands there already"),
+        (SMALL | {"nvlink": {"links": 6, "pairs": "0-1:1 1-0:1"}}, "1-0:1: this pair is there already"),
         (SMALL | {"nvlink": {"links": 6, "pairs": "0-1:7"}}, "GPU 0 has 6 links, and 7 are taken"),
         (SMALL | {"nvlink": {"links": 6, "pairs": ""}, "nvswitch": {"links": 6}}, "$.nvswitch: a node has nvlink or"),
         (

@@ -151,7 +151,7 @@ def test_an_xid_raised_by_the_hundred_is_said_once_a_minute_with_how_many_there_
     assert len(caplog.records) == 2
     clock.now += REPEAT_LOG
     repeated.count("GPU-1", 31, "page fault", APP)
-    assert "(299 more since this was last said)" in caplog.text
+    assert "(299 more since the last log line)" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 3
 
 

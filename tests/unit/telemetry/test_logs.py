@@ -13,7 +13,7 @@ from gpu_plugin.telemetry import logs
 @pytest.fixture
 def err(capsys):
     """Standard error; levels and handlers are put back afterwards."""
-    loggers = [logging.getLogger(name) for name in (None, *logs._CHATTY, logs._AT_WILL)]
+    loggers = [logging.getLogger(name) for name in (None, *logs._CHATTY, logs._LOGGING_PEER_CANCELS)]
     levels = [logger.level for logger in loggers]
     yield capsys
     for handler in loggers[0].handlers[:]:
@@ -91,7 +91,7 @@ def test_what_libraries_say_of_every_request_is_our_debugging(err, library, leve
 def test_what_a_peer_can_have_said_at_will_is_not_said(err, level, heard):
     logs.configure("json", level)
     for name in ("debug", "info", "warning"):
-        getattr(logging.getLogger(logs._AT_WILL), name)("said")
+        getattr(logging.getLogger(logs._LOGGING_PEER_CANCELS), name)("said")
     assert [json.loads(line)["level"] for line in lines(err)] == heard
 
 

@@ -56,7 +56,7 @@ def value(status, name, **labels):
 def test_lines_are_as_prometheus_has_them():
     shown = metrics({**STATUS, "driver": {"version": "580.1", "trouble": ""}})
     at = shown.index("# TYPE gpu_plugin_gpu_info gauge")
-    assert shown[at - 1] == "# HELP gpu_plugin_gpu_info What a GPU is."
+    assert shown[at - 1] == "# HELP gpu_plugin_gpu_info Description of a GPU."
     uuid = 'uuid="GPU-0",index="0"'
     assert shown[at + 1] == (
         f'gpu_plugin_gpu_info{{{uuid},pci_bus_id="0000:10:00.0",model="NVIDIA H100",driver="580.1"}} 1'

@@ -113,4 +113,4 @@ async def test_a_loop_that_stands_still_is_told_of_all_the_same(caplog, monkeypa
     finally:
         stacks.log.removeHandler(heard)
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
-    assert "SIGUSR2: what each task and thread does" in caplog.text
+    assert "SIGUSR2: stacks of all tasks and threads" in caplog.text

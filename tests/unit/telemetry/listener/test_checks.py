@@ -88,7 +88,7 @@ def test_what_a_restart_would_not_help_against(changed):
 def test_sockets_that_could_not_be_asked_are_not_to_blame():
     verdict = live(facts(), NOW, {}, "Too many open files")
     assert verdict.status == 200
-    assert "[+]sockets ok: not all were asked: Too many open files" in verdict.text
+    assert "[+]sockets ok: not all were called: Too many open files" in verdict.text
     failing = live(facts(), NOW, {GPU: "no answer within 2 s"}, "Too many open files")
     assert lines(failing.text, "-") == [f"[-]sockets failed: {GPU}: no answer within 2 s"]
 
@@ -96,7 +96,7 @@ def test_sockets_that_could_not_be_asked_are_not_to_blame():
 def test_that_the_event_loop_stood_still_is_told_and_is_no_failure():
     verdict = live(facts(), NOW, {}, "", Pause(7.25, NOW - 12))
     assert verdict.status == 200
-    assert "[+]event-loop ok: it stood still for 7.2 s, until 12 s ago" in verdict.text
+    assert "[+]event-loop ok: it was blocked for 7.2 s, until 12 s ago" in verdict.text
 
 
 def test_the_longest_recent_pause_between_beats():
@@ -128,11 +128,11 @@ def test_pauses_are_not_kept_for_longer_than_they_are_told():
     ("changed", "line"),
     [
         ({"awaited": "waiting for the label", "driver": None}, "[-]configuration failed: waiting for the label"),
-        ({"driver": None}, "[-]driver failed: it has not answered the first question for GPUs yet"),
-        ({"offered": False, "resources": {}}, "[-]resources failed: none is served yet"),
+        ({"driver": None}, "[-]driver failed: the first attempt to find GPUs is not over yet"),
+        ({"offered": False, "resources": {}}, "[-]resources failed: no resource is served yet"),
         (
             {"offered": False, "resources": {}, "unserved": ["two entries share nvidia.com/gpu"]},
-            "[-]resources failed: none is served: two entries share nvidia.com/gpu",
+            "[-]resources failed: no resource is served: two entries share nvidia.com/gpu",
         ),
         (
             {"standings": {}},
@@ -174,7 +174,7 @@ def test_a_driver_that_cannot_be_used_is_a_note(changed):
 def test_resources_that_are_served_stay_so_while_the_driver_is_away():
     verdict = ready(facts(driver="the driver is not open"), NOW)
     assert verdict.status == 200
-    assert "none is served" not in verdict.text
+    assert "no resource is served" not in verdict.text
 
 
 def test_without_a_configuration_nothing_is_said_of_what_nobody_has_asked():
@@ -186,7 +186,7 @@ def test_without_a_configuration_nothing_is_said_of_what_nobody_has_asked():
 def test_a_newer_configuration_that_is_refused_is_a_note():
     verdict = ready(facts(refused="default:3: no such key"), NOW)
     assert verdict.status == 200
-    assert "[+]configuration ok: the one in force; refused: default:3: no such key" in verdict.text
+    assert "[+]configuration ok: the former configuration is in force; refused: default:3: no such key" in verdict.text
 
 
 def test_what_is_not_served_as_configured_is_a_note_while_the_rest_is():
@@ -204,7 +204,7 @@ def test_nobody_asks_for_a_registration_where_none_is_wanted():
 def test_a_node_that_serves_nothing_on_purpose_is_ready_and_says_why():
     verdict = ready(facts(resources={}, standings={}, unserved=["no GPU is served: all are excluded"]), NOW)
     assert verdict.status == 200
-    assert "[+]resources ok: none is served; no GPU is served: all are excluded" in verdict.text
+    assert "[+]resources ok: no resource is served; no GPU is served: all are excluded" in verdict.text
 
 
 def test_a_resource_of_which_nothing_is_handed_out_is_ready_and_says_why():
@@ -232,7 +232,7 @@ def test_the_start_is_over_once_the_driver_was_asked_whatever_it_said():
 def test_a_start_that_is_over_stays_so():
     asking = started(facts(driver=None), before=True)
     assert asking.status == 200
-    assert "[+]driver ok: it has not answered the first question for GPUs yet" in asking.text
+    assert "[+]driver ok: the first attempt to find GPUs is not over yet" in asking.text
     assert started(facts(awaited="waiting for the label", driver=None), before=True).status == 200
 
 

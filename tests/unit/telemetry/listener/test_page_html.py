@@ -189,7 +189,7 @@ def test_what_it_says_of_a_sick_gpu():
         "1 of 2 GPUs is Unhealthy",
         "Xid 79 since 1970-01-01 01:00:00 UTC",
         "What to do drain the node and reboot it",
-        "Hits team-a/train-1 (main)",
+        "Affected pods team-a/train-1 (main)",
         "0000:11:00.0",
         "61 °C slows at 89, off at 95",
         "312 W of 700",

@@ -117,7 +117,7 @@ async def test_a_lack_of_descriptors_is_no_verdict_on_the_sockets(monkeypatch, t
     async with probing(lambda: Facts(standings=standings)) as probes:
         answer = await answered_on(probes, "/livez")
     assert answer.status == 200
-    assert "[+]sockets ok: not all were asked: Too many open files\n" in answer.text
+    assert "[+]sockets ok: not all were called: Too many open files\n" in answer.text
 
 
 async def test_the_start_is_over_for_good():
@@ -135,7 +135,7 @@ async def test_a_loop_that_stood_still_is_told_of_afterwards(monkeypatch):
     monkeypatch.setattr(probes_module, "BEAT_INTERVAL", 0.01)
     async with probing(Facts) as probes:
         with anyio.fail_after(5):
-            while "[+]event-loop ok: it stood still for " not in (answer := await answered_on(probes, "/livez")).text:
+            while "[+]event-loop ok: it was blocked for " not in (answer := await answered_on(probes, "/livez")).text:
                 await anyio.sleep(0.005)
     assert answer.status == 200
 
@@ -267,10 +267,10 @@ async def test_a_text_that_is_too_old_is_not_kept(monkeypatch):
         probes.status = status
         await answered_on(probes, "/metrics")
         await anyio.sleep(0.05)
-        assert probes._told, "it is good for others who ask"
+        assert probes._rendered, "it is good for others who ask"
         monkeypatch.setattr(probes_module, "FRESH", 0.0)
         with anyio.fail_after(5):
-            while probes._told:
+            while probes._rendered:
                 await anyio.sleep(0.01)
 
 

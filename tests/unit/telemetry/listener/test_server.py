@@ -168,11 +168,11 @@ async def test_a_large_page_arrives_whole_with_its_own_type():
         (b"GET http://a:80/good HTTP/1.1\r\nHost: a\r\n\r\n", 200, "all is well\n"),
         (b"GET /good HTTP/1.0\r\n\r\n", 200, "all is well\n"),
         (b"GET /good HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n", 200, "all is well\n"),
-        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here; there are /good, /large, /slow, /broken, "),
-        (b"GET /good/ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
-        (b"GET //good HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
-        (b"GET http://[ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
-        (b"GET /%67ood HTTP/1.1\r\nHost: a\r\n\r\n", 404, "nothing here"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 404, "no such page; the pages are /good, /large, /slow, /broken, "),
+        (b"GET /good/ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "no such page"),
+        (b"GET //good HTTP/1.1\r\nHost: a\r\n\r\n", 404, "no such page"),
+        (b"GET http://[ HTTP/1.1\r\nHost: a\r\n\r\n", 404, "no such page"),
+        (b"GET /%67ood HTTP/1.1\r\nHost: a\r\n\r\n", 404, "no such page"),
         (b"POST /good HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx", 405, "only GET, HEAD are answered\n"),
         (b"DELETE /good HTTP/1.1\r\nHost: a\r\n\r\n", 405, "only GET, HEAD"),
         (b"CONNECT /good HTTP/1.1\r\nHost: a\r\n\r\n", 405, "only GET, HEAD"),
@@ -180,10 +180,10 @@ async def test_a_large_page_arrives_whole_with_its_own_type():
         (b"GET /good HTTP/1.1\r\n\r\n", 400, ""),  # no Host
         (b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", 400, ""),
         (b"GET /good HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, ""),
-        (b"GET /good HTTP/9.9\r\nHost: a\r\n\r\n", 505, "this is HTTP/1.1"),
+        (b"GET /good HTTP/9.9\r\nHost: a\r\n\r\n", 505, "only HTTP/1.0 and HTTP/1.1 are supported"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, ""),  # somebody speaks TLS
         (b"\0" * 100 + b"\r\n\r\n", 400, ""),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "this is HTTP/1.1"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "only HTTP/1.0 and HTTP/1.1 are supported"),
     ],
 )
 async def test_what_is_answered_to_what(request_, status, said, caplog):
@@ -420,7 +420,7 @@ async def test_out_of_descriptors_is_one_line_and_a_pause(caplog, monkeypatch):
     async with serving(Limits(pause=0.01)) as (_, port):
         assert body(await ask(port, GET)) == "all is well\n"
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
-        "connections for probes and metrics wait: Too many open files"
+        "connections for probes and metrics cannot be accepted now: Too many open files"
     ]
 
 
@@ -669,7 +669,7 @@ async def test_streams_beyond_those_there_may_be_are_refused_and_one_that_ends_m
         refused = await ask(port, STREAM)
         assert head(refused)[0] == "HTTP/1.1 503 Service Unavailable"
         assert "Retry-After: 10" in head(refused)
-        assert body(refused).startswith("2 others are being kept up to date")
+        assert body(refused).startswith("too many status pages are open, at most 2 ")
         clients[0][1].transport.abort()
         await until(lambda: ticker.readers == 1)
         _, writer, _ = await subscribed(port)

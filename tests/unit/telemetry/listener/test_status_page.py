@@ -241,7 +241,7 @@ async def test_the_page_forbids_what_is_not_its_own_and_is_kept_by_nobody():
     assert POLICY.startswith("default-src 'none'")
     assert headers["Cache-Control"] == "no-store"
     assert headers["Referrer-Policy"] == "no-referrer"
-    assert "Nothing is wrong" not in answer.text
+    assert "No problems found" not in answer.text
 
 
 async def test_the_data_for_programs():
