@@ -54,7 +54,7 @@ class Tempo(msgspec.Struct, frozen=True):
     # Until a daemon that went down is started again: the first pause is doubled each time up to the longest.
     first_pause: float = 1.0
     longest_pause: float = 60.0
-    forget: float = 60.0  # after a daemon was ready for this time, the next pause is the first pause again
+    stable: float = 60.0  # after a daemon was ready for this time, the next pause is the first pause again
 
 
 class _Kept(msgspec.Struct):
@@ -182,7 +182,7 @@ class Supervisor:
         """Run one resource's daemon and restart it with growing pauses, until it is not wanted any more."""
         daemon, tempo = kept.daemon, self._tempo
         mark = self._mark(daemon.resource)
-        backoff = Backoff(tempo.first_pause, tempo.longest_pause, ON_NODE, stable=tempo.forget)
+        backoff = Backoff(tempo.first_pause, tempo.longest_pause, ON_NODE, stable=tempo.stable)
         try:
             with kept.scope:
                 mark.down("it is being started")

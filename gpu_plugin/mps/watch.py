@@ -32,7 +32,7 @@ AT_ONCE = 0.25
 
 _STATE = "its MPS daemon's state"
 
-_State = tuple[str, dict[str, tuple[str, Signs | None]], dict[str, Counts]]
+_Reading = tuple[str, dict[str, tuple[str, Signs | None]], dict[str, Counts]]
 """The MPS root's path here; by resource why its daemon is down, and the signs of another program's daemon; the counts."""
 
 
@@ -48,7 +48,7 @@ class MpsWatch:
 
     def __init__(self) -> None:
         self._looks = Workers("mps-readiness")
-        self._looking: SlowCall[_State] = SlowCall(self._looks.begin)
+        self._looking: SlowCall[_Reading] = SlowCall(self._looks.begin)
         self._foreign: dict[str, _Foreign] = {}
         self._logged_doubts: dict[str, str] = {}
         self.counts: dict[str, Counts] = {}
@@ -110,7 +110,7 @@ class MpsWatch:
         self._logged_doubts[name] = doubt
 
 
-def _read_state(configured: str, shared: Sequence[MpsShared]) -> _State:
+def _read_state(configured: str, shared: Sequence[MpsShared]) -> _Reading:
     """Read the state of these resources' daemons. Blocks. If gpu-plugin mps runs, daemons of other programs do not count.
 
     Raises OSError if the root cannot be read.

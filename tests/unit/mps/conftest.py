@@ -26,7 +26,7 @@ from gpu_plugin.state.directory import StateDirectory
 
 GPU = "nvidia.com/gpu"
 OTHER = "nvidia.com/gpu.shared"
-QUICK = Tempo(start=10, answer=10, probe=0.05, misses=2, quit=5, first_pause=0.01, longest_pause=0.05, forget=60)
+QUICK = Tempo(start=10, answer=10, probe=0.05, misses=2, quit=5, first_pause=0.01, longest_pause=0.05, stable=60)
 PATIENCE = 30.0
 
 

@@ -112,7 +112,7 @@ async def test_a_daemon_that_fails_again_and_again_is_started_ever_more_slowly_a
 
 async def test_a_daemon_that_ran_for_long_begins_with_the_first_pause_again(mps, caplog):
     mps.fault("crash")
-    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, forget=0.0)):
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, stable=0.0)):
         await until(lambda: sum("starting it again" in record.message for record in caplog.records) >= 3)
     pauses = [record.args[2] for record in caplog.records if "starting it again" in record.msg]
     assert max(pauses) <= QUICK.first_pause
