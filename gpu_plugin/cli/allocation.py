@@ -1,6 +1,7 @@
 """What `simulate-allocation` is asked and answers: what of a resource is free, what a container wants of it, and what it gets."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -47,7 +48,7 @@ def simulated(profile: str, replicas: int | None, policy: str | None) -> Served:
     """All GPUs of a simulated node, whole or given out so many times. Raises UsageError where there is no such node."""
     node = simulated_node(profile)
     count, how = (replicas, TIME_SLICING) if replicas else (1, "")
-    gpus = sorted(node.gpus, key=lambda gpu: gpu.index)
+    gpus = sorted(node.gpus, key=attrgetter("index"))
     hardware = [Offered(gpu.uuid, gpu.uuid, str(gpu.index), GPU, count, count, shared=how) for gpu in gpus]
     return Served(node, OfferedResource(GPU_RESOURCE, policy or DISTRIBUTED, tuple(hardware)))
 

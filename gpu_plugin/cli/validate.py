@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import click
@@ -100,7 +101,7 @@ def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -
 
 
 def _by_line(faults: Iterable[Fault]) -> list[Fault]:
-    return sorted(faults, key=lambda fault: fault.line)
+    return sorted(faults, key=attrgetter("line"))
 
 
 def _without_effect(document: Document) -> list[Fault]:

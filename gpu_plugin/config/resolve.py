@@ -1,6 +1,7 @@
 """Flag > environment > file > default, each value read once and every fault named with the place it stands at."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
@@ -72,7 +73,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
     )
     faults += [fault for fault, names in _contradictions(settings, written.document) if not names & unsure]
     if faults:
-        raise ConfigError.of(sorted(faults, key=lambda fault: fault.line))
+        raise ConfigError.of(sorted(faults, key=attrgetter("line")))
     return settings
 
 

@@ -1,6 +1,7 @@
 """Which GPUs of a node are missing: the PCI bus, the memory of the node and the driver's list, compared. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -47,7 +48,7 @@ def absent_gpus(bus: Mapping[str, str] | None, before: Collection[Gpu], listed: 
         for gpu in known
         if (at := bus_id_numbers(gpu.pci_bus_id)) is None or (at not in places and at not in on_bus)
     ]
-    return tuple(sorted(found, key=lambda gpu: (gpu.pci_bus_id, gpu.uuid)))
+    return tuple(sorted(found, key=attrgetter("pci_bus_id", "uuid")))
 
 
 def no_gpu(bus: Mapping[str, str] | None, before: Collection[Gpu], device_nodes: Collection[str]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 
 import msgspec
 
@@ -60,7 +61,7 @@ def counted_as(gpu: Gpu, settings: Settings, mig: MigDevice | None = None) -> st
 
 def served_gpus(node: Node, settings: Settings) -> tuple[Gpu, ...]:
     """The GPUs that workloads may use and the operator has not excluded, by index."""
-    known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
+    known = [gpu for gpu in sorted(node.gpus, key=attrgetter("index", "uuid")) if served(gpu)]
     return tuple(selected(known, settings.include_gpus, settings.exclude_gpus))
 
 
@@ -75,7 +76,7 @@ def plan(node: Node, settings: Settings) -> Plan:
         ConfigError: the settings ask for what this node cannot do: one device in two sharing entries, or a list of devices
             longer than the kubelet reads.
     """
-    known = [gpu for gpu in sorted(node.gpus, key=lambda g: (g.index, g.uuid)) if served(gpu)]
+    known = [gpu for gpu in sorted(node.gpus, key=attrgetter("index", "uuid")) if served(gpu)]
     gpus = served_gpus(node, settings)
     warnings = [
         f"{first_few(items)} on the list of GPUs to {word} {are(len(items))} none of this node's GPUs"

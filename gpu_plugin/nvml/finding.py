@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
+from operator import attrgetter
 
 import anyio
 import msgspec
@@ -171,7 +172,7 @@ def _at_indices(unread: Sequence[int], gpus: Sequence[Gpu]) -> Mapping[int, Gpu]
     If there are equally many of both, by order, since NVML numbers GPUs by PCI bus id; else by the GPUs' last indices.
     """
     if len(unread) == len(gpus):
-        return dict(zip(sorted(unread), sorted(gpus, key=lambda gpu: (gpu.pci_bus_id, gpu.index)), strict=True))
+        return dict(zip(sorted(unread), sorted(gpus, key=attrgetter("pci_bus_id", "index")), strict=True))
     return {gpu.index: gpu for gpu in gpus if gpu.index in unread}
 
 

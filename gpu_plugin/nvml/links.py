@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, takewhile
+from operator import attrgetter
 
 import msgspec
 
@@ -90,7 +91,7 @@ class _Reading:
                 continue  # the look at this GPU reports the reason
         distances = self._host.numa_distances()
         links: dict[Pair, Link] = {}
-        answering = sorted((gpu for gpu in self._gpus if gpu.uuid in ends), key=lambda gpu: gpu.uuid)
+        answering = sorted((gpu for gpu in self._gpus if gpu.uuid in ends), key=attrgetter("uuid"))
         for one, other in combinations(answering, 2):  # the lower uuid first
             distance = numa_distance(distances, one.numa_node, other.numa_node)
             links[one.uuid, other.uuid] = link_between(

@@ -7,6 +7,7 @@ describe. These are not faults of the GPU.
 import math
 import re
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -107,7 +108,7 @@ def with_partition(gpu: Gpu, partition: Partition, *, hold: bool = False) -> Gpu
     """
     there = {device.uuid for device in partition.devices}
     retained = [d for d in gpu.mig_devices if hold and d.index in partition.unreadable and d.uuid not in there]
-    devices = tuple(sorted([*partition.devices, *retained], key=lambda device: device.index))
+    devices = tuple(sorted([*partition.devices, *retained], key=attrgetter("index")))
     found = replace(
         gpu, mig_capable=True, mig_enabled=partition.enabled, mig_devices=devices, mig_pending=partition.pending
     )

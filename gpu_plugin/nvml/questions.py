@@ -4,7 +4,7 @@ Each steady look reads all values that show a fault at once, and a part of the v
 with one call if the GPU model supports them; other values have a function each.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -31,15 +31,20 @@ class Shape(Enum):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A driver function that returns the values of these fields of a Sample.
+    """The fields of a Sample that a call of the driver's port (`nvml/port.py`) returns, as a tuple if there are several.
 
-    Steady looks call it each time, or once in `TURNS` looks if it is `slow`. `calls` is its largest number of NVML calls.
+    Steady looks make the call each time, or once in `TURNS` looks if it is `slow`. `calls` is its largest number of NVML calls.
     """
 
     names: tuple[str, ...]
-    ask: Callable[[Driver, Handle], tuple[Any, ...]]
+    call: str
     slow: bool = False
     calls: int = 1
+
+    def ask(self, driver: Driver, handle: Handle) -> Mapping[str, Any]:
+        """Make the call, and return the values by field. Raises NvmlError."""
+        answer = getattr(driver, self.call)(handle)
+        return {self.names[0]: answer} if len(self.names) == 1 else dict(zip(self.names, answer, strict=True))
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -60,26 +65,26 @@ REMAP = ("remapped_correctable", "remapped_uncorrectable", "remap_pending", "rem
 """The fields for remapped rows, in the order of `RemappedRows`. A GPU does not report them while it is partitioned (MIG)."""
 
 QUESTIONS: tuple[Question, ...] = (
-    Question(("temperature",), lambda driver, handle: (driver.temperature(handle),)),
-    Question(("energy",), lambda driver, handle: (driver.total_energy(handle),)),
-    Question(("memory_used",), lambda driver, handle: (driver.memory_used(handle),)),
-    Question(("utilization",), lambda driver, handle: (driver.utilization(handle),)),
-    Question(("margin",), lambda driver, handle: (driver.margin_temperature(handle),)),
-    Question(("ecc_uncorrected",), lambda driver, handle: (driver.uncorrected_ecc_errors(handle),)),
-    Question(REMAP, lambda driver, handle: driver.remapped_rows(handle)),
-    Question(("clocks_event_reasons",), lambda driver, handle: (driver.clocks_event_reasons(handle),)),
-    Question(("fabric",), lambda driver, handle: (driver.fabric(handle),)),
-    Question(("sram_threshold",), lambda driver, handle: (driver.sram_threshold_exceeded(handle),), slow=True),
-    Question(("unrepairable_memory",), lambda driver, handle: (driver.unrepairable_memory(handle),), slow=True),
-    Question(("retired_pending",), lambda driver, handle: (driver.retired_pages_pending(handle),), slow=True),
-    Question(("pcie_replays",), lambda driver, handle: (driver.pcie_replays(handle),), slow=True),
-    Question(("pcie_width", "pcie_max_width"), lambda driver, handle: driver.pcie_link(handle), slow=True, calls=2),
-    Question(("pcie_generation",), lambda driver, handle: (driver.pcie_generation(handle),), slow=True),
-    Question(("pcie_max_generation",), lambda driver, handle: (driver.pcie_max_generation(handle),), slow=True),
-    Question(("vgpu_licensed",), lambda driver, handle: (driver.vgpu_licensed(handle),), slow=True, calls=2),
-    Question(("power",), lambda driver, handle: (driver.power_usage(handle),), slow=True),
-    Question(("power_limit",), lambda driver, handle: (driver.power_limit(handle),), slow=True),
-    Question(("nvlinks",), lambda driver, handle: (driver.nvlink_states(handle),), slow=True, calls=nvml_h.MAX_NVLINKS),
+    Question(("temperature",), "temperature"),
+    Question(("energy",), "total_energy"),
+    Question(("memory_used",), "memory_used"),
+    Question(("utilization",), "utilization"),
+    Question(("margin",), "margin_temperature"),
+    Question(("ecc_uncorrected",), "uncorrected_ecc_errors"),
+    Question(REMAP, "remapped_rows"),
+    Question(("clocks_event_reasons",), "clocks_event_reasons"),
+    Question(("fabric",), "fabric"),
+    Question(("sram_threshold",), "sram_threshold_exceeded", slow=True),
+    Question(("unrepairable_memory",), "unrepairable_memory", slow=True),
+    Question(("retired_pending",), "retired_pages_pending", slow=True),
+    Question(("pcie_replays",), "pcie_replays", slow=True),
+    Question(("pcie_width", "pcie_max_width"), "pcie_link", slow=True, calls=2),
+    Question(("pcie_generation",), "pcie_generation", slow=True),
+    Question(("pcie_max_generation",), "pcie_max_generation", slow=True),
+    Question(("vgpu_licensed",), "vgpu_licensed", slow=True, calls=2),
+    Question(("power",), "power_usage", slow=True),
+    Question(("power_limit",), "power_limit", slow=True),
+    Question(("nvlinks",), "nvlink_states", slow=True, calls=nvml_h.MAX_NVLINKS),
 )
 """Functions in the order of calls. All GPUs support the first functions, which return the error of a lost GPU."""
 

@@ -177,7 +177,7 @@ def sample(
     try:
         for question in asking.questions:
             try:
-                values.update(zip(question.names, question.ask(driver, handle), strict=True))
+                values.update(question.ask(driver, handle))
             except NvmlError as error:
                 refused(error, question.names, for_good=error.unsupported)
         if asking.fields:

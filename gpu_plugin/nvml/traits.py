@@ -6,6 +6,7 @@ does not hide other GPUs, and an unreadable trait does not hide its GPU.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,10 +43,14 @@ class TraitQuery(msgspec.Struct):
     level: int
     open: bool = False
 
-    def ask(self, question: Callable[[], T], default: T) -> T:
-        """Return the answer, or `default` if the driver refuses it. Errors of a lost GPU are raised."""
+    def ask(self, call: Callable[..., T], *arguments: object, default: T) -> T:
+        """Make a call of the driver about this GPU. Return the answer, or `default` if the driver refuses the call.
+
+        Raises:
+            NvmlError: the GPU is lost.
+        """
         try:
-            return question()
+            return call(self.handle, *arguments)
         except NvmlError as error:
             if error.code in GPU_GONE_CODES:
                 raise
@@ -55,8 +60,8 @@ class TraitQuery(msgspec.Struct):
             return default
 
 
-def _simple(name: str, call: Callable[[Driver, Handle], object]) -> Callable[[TraitQuery], dict[str, Any]]:
-    return lambda query: {name: query.ask(lambda: call(query.driver, query.handle), getattr(query.known, name))}
+def _simple(name: str, call: str, query: TraitQuery) -> dict[str, Any]:
+    return {name: query.ask(getattr(query.driver, call), default=getattr(query.known, name))}
 
 
 def _numa_node(query: TraitQuery) -> dict[str, Any]:
@@ -66,31 +71,31 @@ def _numa_node(query: TraitQuery) -> dict[str, Any]:
     """
     if query.known.numa_node is not None:
         return {}
-    nodes: frozenset[int] = query.ask(lambda: query.driver.memory_affinity(query.handle), frozenset())
+    nodes: frozenset[int] = query.ask(query.driver.memory_affinity, default=frozenset())
     return {"numa_node": next(iter(nodes)) if len(nodes) == 1 else None}
 
 
 def _thresholds(query: TraitQuery) -> dict[str, Any]:
     def limit(kind: Threshold, known: int | None) -> int | None:
-        return query.ask(lambda: query.driver.temperature_threshold(query.handle, kind), known)
+        return query.ask(query.driver.temperature_threshold, kind, default=known)
 
     limits = Thresholds(*map(limit, Threshold, astuple(query.known.thresholds)))
     return {"thresholds": plausible_limits(limits, THRESHOLD)}
 
 
 def _remaps_rows(query: TraitQuery) -> dict[str, Any]:
-    rows = query.ask(lambda: query.driver.remapped_rows(query.handle), None)
+    rows = query.ask(query.driver.remapped_rows, default=None)
     return {"remaps_rows": rows is not None or query.known.remaps_rows}
 
 
 def _nvlinks(query: TraitQuery) -> dict[str, Any]:
     """Return the number of NVLinks, and whether they lead to switches: the first active link decides, as all are of one kind."""
     none: tuple[bool, ...] = ()
-    states = query.ask(lambda: query.driver.nvlink_states(query.handle), none)
+    states = query.ask(query.driver.nvlink_states, default=none)
     first = next((link for link, active in enumerate(states) if active), None)
     if first is None:
         return {"nvlinks": len(states)}
-    switched = query.ask(lambda: query.driver.nvlink_to_switch(query.handle, first), query.known.nvswitch)
+    switched = query.ask(query.driver.nvlink_to_switch, first, default=query.known.nvswitch)
     return {"nvlinks": len(states), "nvswitch": switched}
 
 
@@ -100,7 +105,7 @@ def _fields(query: TraitQuery) -> dict[str, Any]:
     of_links = [Field(number, link) for number in sorted(LINK_FIELDS) for link in range(query.known.nvlinks)]
     wanted = (*whole, *of_links)
     none: tuple[int | NvmlError, ...] = ()
-    answers = query.ask(lambda: query.driver.field_values(query.handle, wanted), none)
+    answers = query.ask(query.driver.field_values, wanted, default=none)
     if not answers:
         return {}
     by_field = dict(zip(wanted, answers, strict=True))
@@ -123,12 +128,12 @@ def _signed(value: int) -> int:
 
 
 TRAITS: Mapping[str, Callable[[TraitQuery], Mapping[str, Any]]] = {
-    "pci_bus_id": _simple("pci_bus_id", lambda driver, handle: driver.pci_bus_id(handle)),
-    "minor": _simple("minor", lambda driver, handle: driver.minor_number(handle)),
-    "model": _simple("model", lambda driver, handle: driver.name(handle)),
-    "architecture": _simple("architecture", lambda driver, handle: driver.architecture(handle)),
-    "compute_capability": _simple("compute_capability", lambda driver, handle: driver.compute_capability(handle)),
-    "memory_bytes": _simple("memory_bytes", lambda driver, handle: driver.memory_total(handle)),
+    "pci_bus_id": partial(_simple, "pci_bus_id", "pci_bus_id"),
+    "minor": partial(_simple, "minor", "minor_number"),
+    "model": partial(_simple, "model", "name"),
+    "architecture": partial(_simple, "architecture", "architecture"),
+    "compute_capability": partial(_simple, "compute_capability", "compute_capability"),
+    "memory_bytes": partial(_simple, "memory_bytes", "memory_total"),
     "numa_node": _numa_node,
     "thresholds": _thresholds,
     "remaps_rows": _remaps_rows,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+from operator import attrgetter
 
 from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.devices.nvml_h import TopologyLevel
@@ -63,7 +64,7 @@ class Topology:
     @classmethod
     def of(cls, node: Node) -> "Topology":
         """The topology of a probed node."""
-        gpus = sorted(node.gpus, key=lambda gpu: gpu.index)
+        gpus = sorted(node.gpus, key=attrgetter("index"))
         pairs = [
             [None if one is other else (one, other, node.link(one.uuid, other.uuid)) for other in gpus] for one in gpus
         ]

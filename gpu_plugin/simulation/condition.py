@@ -1,6 +1,6 @@
 """The changing state of one GPU of a simulated node, and the effects of a reset, a boot and a repair on it. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -227,24 +227,26 @@ def pcie_generation(built: GpuProfile) -> int | None:
     return None if built.pcie_width is None else _PCIE_GENERATIONS.get(built.architecture or 0)
 
 
-_FIELDS: Mapping[int, Callable[[GpuProfile, Condition], int]] = {
-    FI_REMAPPED_PENDING: lambda _, now: now.remap_pending,
-    FI_REMAPPED_FAILURE: lambda _, now: now.remap_failure,
-    FI_REMAPPED_UNC: lambda _, now: now.rows_uncorrectable,
-    FI_POWER_INSTANT: power,
-    FI_POWER_CURRENT_LIMIT: lambda built, _: power_limit(built),
-    FI_RETIRED_PENDING: lambda _, now: now.retirement_pending,
-    FI_PCIE_REPLAY_COUNTER: lambda _, now: now.pcie_replays,
+_PRESENT: Mapping[int, str] = {
+    FI_REMAPPED_PENDING: "remap_pending",
+    FI_REMAPPED_FAILURE: "remap_failure",
+    FI_REMAPPED_UNC: "rows_uncorrectable",
+    FI_RETIRED_PENDING: "retirement_pending",
+    FI_PCIE_REPLAY_COUNTER: "pcie_replays",
 }
-"""Fields with the same values as functions of NVML."""
+"""The fields of a Condition that NVML returns by functions and by these field ids."""
 
 
 def field_value(built: GpuProfile, now: Condition, number: int) -> int | None:
     """Return a field's value by its NVML_FI_* id, except fields that count with time; None: not supported."""
     if number not in built.fields:
         return None
-    if number in _FIELDS:
-        return int(_FIELDS[number](built, now))
+    if number == FI_POWER_INSTANT:
+        return power(built, now)
+    if number == FI_POWER_CURRENT_LIMIT:
+        return power_limit(built)
+    if number in _PRESENT:
+        return int(getattr(now, _PRESENT[number]))
     return now.fields.get(number, built.fields[number])
 
 

@@ -17,7 +17,16 @@ from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.event_sets import GpuIsLostError
 from gpu_plugin.simulation.mig import COMPUTE_SLICES
 from gpu_plugin.simulation.profile import GpuProfile
-from gpu_plugin.simulation.session import Session, answered, gpu_of_mig, mig_handle, refused, supported
+from gpu_plugin.simulation.session import (
+    Session,
+    answered,
+    gpu_of_mig,
+    mig_handle,
+    of_profile,
+    present,
+    refused,
+    supported,
+)
 
 _OF_ROWS = (FI_REMAPPED_PENDING, FI_REMAPPED_FAILURE, FI_REMAPPED_COR, FI_REMAPPED_UNC)
 
@@ -44,11 +53,11 @@ class SimulatedDriver(Session):
     """
 
     # Values from a GPU's profile (`built`) and its present state (`now`). None is raised as NOT_SUPPORTED.
-    minor_number = answered("minor_number", lambda built, _: built.minor)
-    pci_bus_id = answered("pci_bus_id", lambda built, _: built.pci_bus_id)
-    architecture = answered("architecture", lambda built, _: built.architecture)
+    minor_number = of_profile("minor_number", "minor")
+    pci_bus_id = of_profile("pci_bus_id", "pci_bus_id")
+    architecture = of_profile("architecture", "architecture")
     compute_capability = answered("compute_capability", lambda built, _: _compute_capability(built))
-    memory_total = answered("memory_total", lambda built, _: built.memory_bytes)
+    memory_total = of_profile("memory_total", "memory_bytes")
     memory_used = answered("memory_used", lambda built, now: None if built.memory_bytes is None else now.memory_used)
     power_usage = answered("power_usage", condition.power)
     power_limit = answered("power_limit", lambda built, _: condition.power_limit(built))
@@ -56,29 +65,21 @@ class SimulatedDriver(Session):
         "memory_affinity",
         lambda built, _: None if built.memory_affinity is None else frozenset(built.memory_affinity),
     )
-    persistence_mode = answered("persistence_mode", lambda _, now: now.persistence)
+    persistence_mode = present("persistence_mode", "persistence")
     temperature = answered("temperature", condition.temperature)
     margin_temperature = answered("margin_temperature", condition.margin)
-    uncorrected_ecc_errors = answered(
-        "uncorrected_ecc_errors", lambda built, now: now.ecc_uncorrected if built.ecc else None
-    )
-    sram_threshold_exceeded = answered(
-        "sram_threshold_exceeded", lambda built, now: now.sram_threshold if built.sram_status else None
-    )
-    retired_pages_pending = answered(
-        "retired_pages_pending", lambda built, now: now.retirement_pending if built.page_retirement else None
-    )
-    unrepairable_memory = answered(
-        "unrepairable_memory", lambda built, now: now.unrepairable_memory if built.unrepairable_memory else None
-    )
+    uncorrected_ecc_errors = present("uncorrected_ecc_errors", "ecc_uncorrected", only_if="ecc")
+    sram_threshold_exceeded = present("sram_threshold_exceeded", "sram_threshold", only_if="sram_status")
+    retired_pages_pending = present("retired_pages_pending", "retirement_pending", only_if="page_retirement")
+    unrepairable_memory = present("unrepairable_memory", "unrepairable_memory", only_if="unrepairable_memory")
     clocks_event_reasons = answered("clocks_event_reasons", condition.clocks_event_reasons)
     fabric = answered("fabric", condition.fabric)
     pcie_link = answered("pcie_link", condition.pcie_link)
     pcie_generation = answered("pcie_generation", lambda built, _: condition.pcie_generation(built))
     pcie_max_generation = answered("pcie_max_generation", lambda built, _: condition.pcie_generation(built))
-    pcie_replays = answered("pcie_replays", lambda built, now: now.pcie_replays if built.pcie_width else None)
-    vgpu_licensed = answered("vgpu_licensed", lambda built, _: built.vgpu_licensed)
-    supported_event_types = answered("supported_event_types", lambda built, _: built.event_types)
+    pcie_replays = present("pcie_replays", "pcie_replays", only_if="pcie_width")
+    vgpu_licensed = of_profile("vgpu_licensed", "vgpu_licensed")
+    supported_event_types = of_profile("supported_event_types", "event_types")
 
     def driver_version(self) -> str:
         self._begin("driver_version")

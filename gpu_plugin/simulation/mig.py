@@ -7,6 +7,7 @@ nvidia-smi about GPU instances.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -140,7 +141,7 @@ def lay_out(model: str, profiles: Sequence[str]) -> tuple[MigInstance, ...]:
         for (profile, parts), number in ((i, next(ids[i[0].memory])) for i in instances)
         for at, compute in enumerate(parts)
     ]
-    return tuple(sorted(found, key=lambda instance: (instance.gpu_instance, instance.compute_instance)))
+    return tuple(sorted(found, key=attrgetter("gpu_instance", "compute_instance")))
 
 
 def minors(gpu_minor: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, Driver, Handle, NvmlError
@@ -171,6 +171,27 @@ def answered(call: str, answer: Callable[[GpuProfile, Condition], T_co | None]) 
         return supported(call, answer(session._profile.gpus[index], session._node.condition(index)))  # noqa: SLF001
 
     return cast("_Call[T_co]", method)
+
+
+def of_profile(call: str, field: str) -> _Call[Any]:
+    """Make a call about one GPU that returns this field of its profile. None is raised as NOT_SUPPORTED."""
+
+    def answer(built: GpuProfile, _: Condition) -> object:
+        return getattr(built, field)
+
+    return answered(call, answer)
+
+
+def present(call: str, field: str, only_if: str = "") -> _Call[Any]:
+    """Make a call about one GPU that returns this field of its present state.
+
+    NOT_SUPPORTED is raised for None, and for a GPU whose profile has no value for the field `only_if`.
+    """
+
+    def answer(built: GpuProfile, now: Condition) -> object:
+        return getattr(now, field) if not only_if or getattr(built, only_if) else None
+
+    return answered(call, answer)
 
 
 def mig_handle(gpu: int, number: int) -> Handle:

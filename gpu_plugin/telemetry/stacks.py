@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any
 
@@ -88,7 +89,7 @@ def told(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[str]:
         yield from _frames(awaited(task))
     yield from _left_out(len(known))
     frames = sys._current_frames()  # noqa: SLF001 - there is no public function for the frames of other threads
-    threads = sorted(threading.enumerate(), key=lambda thread: thread.name)
+    threads = sorted(threading.enumerate(), key=attrgetter("name"))
     yield f"{len(threads)} threads:"
     for thread in threads[:MAX_STACKS]:
         yield f"  thread {_short(thread.name)} ({thread.native_id}{', daemon' if thread.daemon else ''})"

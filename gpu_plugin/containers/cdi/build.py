@@ -7,6 +7,7 @@ instead where the operator names one (`hooks`).
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -89,7 +90,7 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
     described = [gpu for gpu in gpus if not is_placeholder(gpu.uuid)]
     served: list[tuple[tuple[str, ...], list[str]]] = []
     missing: dict[str, str] = {}
-    for gpu in sorted(described, key=lambda each: (each.index, each.uuid)):
+    for gpu in sorted(described, key=attrgetter("index", "uuid")):
         for called, paths, more in _units(gpu, host):
             gone = [path for path in paths if path not in host.nodes]
             if gone or not paths:

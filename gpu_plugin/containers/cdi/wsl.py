@@ -6,6 +6,7 @@ driver asks Windows for the driver store and opens them there.
 
 import re
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -85,7 +86,7 @@ def choose(stores: Sequence[Store], root: str) -> tuple[Store, tuple[str, ...]]:
         stores: those that have CUDA for Linux; at least one.
         root: what the operator calls the driver root, for sentences.
     """
-    best = max(stores, key=lambda store: (store.current, store.written, store.directory))
+    best = max(stores, key=attrgetter("current", "written", "directory"))
     if len(stores) == 1:
         return best, ()
     why = (

@@ -64,37 +64,37 @@ def described(driver: Port, index: int) -> Gpu:
         uuid = driver.uuid(handle)
     except NvmlError as error:
         return Gpu(index, trouble=str(error))
-    mig, pending = _or_none(lambda: mig_mode(driver, handle)) or (False, None)
-    links = _or_none(lambda: driver.nvlink_states(handle)) or ()
-    fabric = _or_none(lambda: driver.fabric(handle)) if links else None
+    mig, pending = _or_none(mig_mode, driver, handle) or (False, None)
+    links = _or_none(driver.nvlink_states, handle) or ()
+    fabric = _or_none(driver.fabric, handle) if links else None
     return Gpu(
         index,
         uuid,
-        bus_id=_or_none(lambda: driver.pci_bus_id(handle)) or "",
-        minor=_or_none(lambda: driver.minor_number(handle)),
-        model=_or_none(lambda: driver.name(handle)) or "",
+        bus_id=_or_none(driver.pci_bus_id, handle) or "",
+        minor=_or_none(driver.minor_number, handle),
+        model=_or_none(driver.name, handle) or "",
         mig=mig,
         mig_pending=pending,
-        vgpu_licensed=_or_none(lambda: driver.vgpu_licensed(handle)),
-        persistence=_or_none(lambda: driver.persistence_mode(handle)),
+        vgpu_licensed=_or_none(driver.vgpu_licensed, handle),
+        persistence=_or_none(driver.persistence_mode, handle),
         fabric=fabric,
         nvswitch=_leads_to_switch(driver, handle, links, fabric),
-        compute_mode=_or_none(lambda: driver.compute_mode(handle)),
+        compute_mode=_or_none(driver.compute_mode, handle),
     )
 
 
 def _leads_to_switch(driver: Port, handle: Handle, links: tuple[bool, ...], fabric: Fabric | None) -> bool:
     """Whether the first NVLink that is up leads to a switch; while none is up, a fabric that is to be joined says so."""
     up = next((link for link, active in enumerate(links) if active), None)
-    if up is not None and (told := _or_none(lambda: driver.nvlink_to_switch(handle, up))) is not None:
+    if up is not None and (told := _or_none(driver.nvlink_to_switch, handle, up)) is not None:
         return told
     return fabric is not None and fabric.state != FabricState.NOT_SUPPORTED
 
 
-def _or_none(ask: Callable[[], T]) -> T | None:
+def _or_none(ask: Callable[..., T], *arguments: object) -> T | None:
     """The driver's answer; None where it refuses."""
     try:
-        return ask()
+        return ask(*arguments)
     except NvmlError:
         return None
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 import anyio
@@ -26,7 +27,7 @@ def kubelet_directory(path: str, registration: str) -> KubeletDirectory:
         return KubeletDirectory(found)
     written, others = False, list[str]()
     with suppress(OSError):  # that it cannot be listed is told by `found`
-        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(path), key=attrgetter("name"))
         written = any(entry.name == checkpoint.NAME for entry in entries)
         for entry in entries:
             ours = entry.path == registration or entry.name.startswith(PREFIX) or entry.name == "kubelet.sock"

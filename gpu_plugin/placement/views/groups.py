@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
+from operator import attrgetter
 
 import msgspec
 
@@ -53,7 +54,7 @@ class LinkGroups(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, node: Node) -> "LinkGroups":
         """The groups of a probed node."""
-        gpus = tuple(sorted(node.gpus, key=lambda gpu: gpu.index))
+        gpus = tuple(sorted(node.gpus, key=attrgetter("index")))
         links = tuple(tuple(node.link(one.uuid, other.uuid) for other in gpus) for one in gpus)
         every = range(len(gpus))
         numa = dict.fromkeys(gpu.numa_node for gpu in gpus)

@@ -5,6 +5,7 @@ The lines have the format of the Kubernetes API server's /livez?verbose (k8s.io/
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -64,7 +65,7 @@ class LoopLag:
 
     def longest(self, now: float) -> Pause | None:
         """Return the longest recent pause; None if there was no pause. A pause that has just ended is included."""
-        return max(self._recent(now), key=lambda pause: pause.seconds, default=None)
+        return max(self._recent(now), key=attrgetter("seconds"), default=None)
 
     def _recent(self, now: float) -> list[Pause]:
         pauses = [pause for pause in self._pauses if now - pause.until <= RECENT]

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from enum import IntEnum
 from http import HTTPStatus
+from operator import attrgetter
 from urllib.parse import urlsplit
 
 import anyio
@@ -183,7 +184,7 @@ class Server:
     async def _make_room(self) -> None:
         """Wait a moment until there is room. Then close the oldest of the least busy connections."""
         while len(self._visits) >= self._limits.connections:
-            least = min(self._visits, key=lambda visit: visit.stage)
+            least = min(self._visits, key=attrgetter("stage"))
             left = least.since + self._limits.grace - anyio.current_time()
             if least.stage < Stage.ASKING or left <= 0:
                 del self._visits[least]
