@@ -1,1 +1,1 @@
-"""GPUs and the devices made of them: what the kubelet counts, under which name and id. Pure: no I/O, no clock."""
+"""GPUs and the devices made of them, with the resource names and ids for the kubelet. Pure: no I/O, no clock."""

@@ -1,4 +1,4 @@
-"""Which GPUs of a node are missing: the PCI bus, the memory of the node and the driver's list, compared. Pure."""
+"""Find missing GPUs: compare the PCI bus, the stored GPUs of the node and the driver's list. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
@@ -14,7 +14,7 @@ _GIVEN_AWAY = ("vfio", "pci-stub")
 
 
 def absent_gpus(bus: Mapping[str, str] | None, before: Collection[Gpu], listed: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """GPUs that the bus or the memory has and the driver's list lacks; `unreadable` of each is the reason, for people.
+    """Return GPUs that the bus or `before` has and the driver's list lacks; `unreadable` of each is the reason, for people.
 
     Args:
         bus: NVIDIA's GPUs on the PCI bus, each with the kernel driver bound to it (empty: no driver); None: not known.
@@ -52,12 +52,12 @@ def absent_gpus(bus: Mapping[str, str] | None, before: Collection[Gpu], listed: 
 
 
 def no_gpu(bus: Mapping[str, str] | None, before: Collection[Gpu], device_nodes: Collection[str]) -> str:
-    """The reason why no GPU is to be expected on this node, for people; empty if there may be a GPU.
+    """Return the reason why this node need not have a GPU, for people; empty if there may be a GPU.
 
     Args:
-        bus: NVIDIA's GPUs on the PCI bus, as `absent_gpus` takes them.
+        bus: NVIDIA's GPUs on the PCI bus, as for `absent_gpus`.
         before: GPUs that the node is known to have had.
-        device_nodes: paths of the node's device nodes, of which /dev/dxg gives WSL its GPUs without a PCI bus.
+        device_nodes: paths of the node's device nodes. With /dev/dxg, WSL has GPUs without a PCI bus.
     """
     if bus is None or before or "/dev/dxg" in device_nodes:
         return ""
@@ -70,22 +70,22 @@ def no_gpu(bus: Mapping[str, str] | None, before: Collection[Gpu], device_nodes:
 
 
 def missing_gpus(absent: Sequence[Gpu], settings: Settings) -> tuple[Gpu, ...]:
-    """Those absent GPUs that the settings do not exclude."""
+    """Return the absent GPUs that the settings do not exclude."""
     return tuple(selected(absent, settings.include_gpus, settings.exclude_gpus))
 
 
 def named(gpu: Gpu) -> str:
-    """A missing GPU for people: `GPU 0000:1b:00.0 (GPU-6f1c..., NVIDIA H100)`."""
+    """Return a missing GPU's name for people: `GPU 0000:1b:00.0 (GPU-6f1c..., NVIDIA H100)`."""
     more = ", ".join(filter(None, (gpu.uuid, gpu.model)))
     return f"GPU {short_bus_id(gpu.pci_bus_id) or gpu.uuid}" + (f" ({more})" if more and gpu.pci_bus_id else "")
 
 
 def remedy(uuid: str) -> str:
-    """The action for a missing GPU, for people; `uuid` is empty if only its bus id is known."""
+    """Return the action for a missing GPU, for people; `uuid` is empty if only its bus id is known."""
     found = "look for its bus id in the kernel's log; reset the GPU, reboot the node or have the GPU serviced"
     return f"{found}; if it was removed for good: gpu-plugin uncordon --gpu {uuid} --override" if uuid else found
 
 
 def held_for_guest(driver: str) -> bool:
-    """Whether a kernel driver of this name holds a GPU for a virtual machine."""
+    """Return True if a kernel driver of this name holds a GPU for a virtual machine."""
     return any(part in driver for part in _GIVEN_AWAY)

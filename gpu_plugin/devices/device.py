@@ -1,4 +1,4 @@
-"""Devices and resources: what the kubelet counts, by which id, and the name it counts them under. Immutable."""
+"""Devices, which the kubelet counts by id, and resources, the names of groups of devices. Immutable."""
 
 from collections.abc import Sequence
 
@@ -14,25 +14,25 @@ GPU = "gpu"
 MIG = "mig"
 
 WSL_GPUS = "all"
-"""What NVIDIA's plugin calls all GPUs of a Windows host together, as its Linux guests see them (0.19.1 and later)."""
+"""The name in NVIDIA's plugin (0.19.1 and later) of all GPUs of a Windows host together, for its Linux guests."""
 
 TEGRA_GPU = "tegra"
-"""What NVIDIA's plugin calls the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
+"""The name in NVIDIA's plugin of the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
 
 OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})
 """Names in place of the uuid, for GPUs that have none."""
 
 MAX_DEVICE_ID = 63
-"""Longest device id the API's own comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)."""
+"""The longest device id that the API's comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)."""
 
 MAX_LIST_BYTES = 4 * 1024 * 1024
 """The longest message that the kubelet's gRPC client reads (grpc-go, defaultClientMaxReceiveMessageSize)."""
 
 PLACEHOLDER = "GPU-unreadable-"
-"""Begins the made-up uuid of a GPU whose own is not known yet. Such a device is never healthy, so no pod can hold it."""
+"""Prefix of the placeholder uuid of a GPU whose uuid is not known yet. Such a device is never healthy: no pod can hold it."""
 
 MAX_NUMA_NODE = 2**31 - 1
-"""The highest number that a NUMA node can have: the kernel counts them in an int."""
+"""The highest number of a NUMA node: the kernel stores it in an int."""
 
 _MAX_SHOWN_ID = 80  # characters of an id that cannot be listed
 
@@ -41,17 +41,17 @@ _MAX_SHOWN = 4  # items of a list that may be long
 _OWN_NODES = {WSL_GPUS: ("/dev/dxg",)}
 
 
-# Tens of thousands may exist, and none refers to itself: Python's search for cycles (13 ms for 5,000) leaves them out.
+# Tens of thousands of devices may exist, without reference cycles: gc=False spares the garbage collector 13 ms for 5,000.
 class Device(msgspec.Struct, frozen=True, gc=False):
     """One device of a resource, as the kubelet knows it.
 
-    `id` is at most 63 characters and never changes its meaning; `visible_id` is what a container is told to see: the uuid of
-    the GPU or MIG device; `index` its NVML index as text ("0", or "0:1" of a MIG device); `gpu` the uuid of the hardware
-    that its health follows; `nodes` the /dev paths that are this device's own; `numa` its NUMA nodes, empty where unknown.
-    `kind` is GPU or MIG; `sharing` is why there are several of it, None for one that is given out once.
+    `id` has at most 63 characters and always refers to the same hardware. `visible_id` is the id for the container runtime: the
+    uuid of the GPU or MIG device. `index` is its NVML index as text ("0", or "0:1" for a MIG device). `gpu` is the uuid of the
+    GPU whose health applies. `nodes` are the device's own /dev paths. `numa` are its NUMA nodes, empty if unknown. `kind` is
+    GPU or MIG. `sharing` is the entry that shares it, None for a device that is given out once.
 
-    `reason` says why it is not healthy, and is empty where it is; `withheld` is a reason that no proof of health takes away;
-    `retired` means that it is gone, and listed for the sake of a pod that may hold it.
+    `reason` is the reason why it is unhealthy, empty if it is healthy. `withheld` is a reason that no proof of health removes.
+    `retired` is True if the device is gone, and only listed because a pod may hold it.
     """
 
     id: str
@@ -68,17 +68,17 @@ class Device(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def healthy(self) -> bool:
-        """Whether the kubelet may hand it out."""
+        """True if the kubelet may allocate it."""
         return not self.reason
 
     @property
     def shared(self) -> str:
-        """How it is shared: TIME_SLICING or MPS of `config.sharing`; empty for one that is given out once."""
+        """The kind of sharing: TIME_SLICING or MPS of `config.sharing`; empty for a device that is given out once."""
         return self.sharing.strategy if self.sharing else ""
 
     @property
     def replicas(self) -> int:
-        """How often its hardware is given out."""
+        """The number of times that its hardware is given out."""
         return self.sharing.replicas if self.sharing else 1
 
     @property
@@ -95,7 +95,7 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 def whole_gpu(gpu: Gpu) -> Device:
-    """The device that is a whole GPU: its id is the GPU's uuid."""
+    """Return the device of a whole GPU. Its id is the GPU's uuid."""
     return Device(
         id=gpu.uuid,
         gpu=gpu.uuid,
@@ -107,9 +107,9 @@ def whole_gpu(gpu: Gpu) -> Device:
 
 
 def mig_device(gpu: Gpu, mig: MigDevice) -> Device:
-    """The device that is one MIG device: its id is the MIG device's uuid, its NUMA node the GPU's.
+    """Return the device of a MIG device. Its id is the MIG device's uuid, its NUMA node the GPU's.
 
-    Its nodes are the GPU's own and the capability nodes of both instances, as NVIDIA's plugin gives them.
+    Its nodes are the GPU's own and the capability nodes of both instances, as in NVIDIA's plugin.
     """
     caps = (mig.gpu_instance_cap, mig.compute_instance_cap)
     return Device(
@@ -124,17 +124,17 @@ def mig_device(gpu: Gpu, mig: MigDevice) -> Device:
 
 
 def withhold(device: Device, reason: str) -> Device:
-    """The device, withheld for that reason (empty: not withheld); the very same object where nothing changes."""
+    """Return the device, withheld for this reason (empty: not withheld); the same object if nothing changed."""
     return device if device.withheld == reason == device.reason else replace(device, withheld=reason, reason=reason)
 
 
 def with_reason(device: Device, reason: str) -> Device:
-    """The device with that reason (empty: healthy); the very same object where nothing changes."""
+    """Return the device with this reason (empty: healthy); the same object if nothing changed."""
     return device if device.reason == reason else replace(device, reason=reason)
 
 
 def device_id_fault(identifier: str) -> str:
-    """Why a kubelet must not be sent this device id; empty if it may."""
+    """Return the reason why a kubelet must not get this device id; empty if it may get it."""
     if not identifier:
         return "a device id must not be empty"
     if len(identifier) > MAX_DEVICE_ID:
@@ -145,7 +145,7 @@ def device_id_fault(identifier: str) -> str:
 
 
 def shown_id(identifier: str) -> str:
-    """A device id for messages: as it is if it can be listed, else quoted and cut."""
+    """Return a device id for messages: unchanged if it is valid, else quoted and cut."""
     return shortened(ascii(identifier), _MAX_SHOWN_ID) if device_id_fault(identifier) else identifier
 
 
@@ -160,21 +160,21 @@ def _numa(gpu: Gpu) -> tuple[int, ...]:
 
 
 def placeholder(index: int) -> str:
-    """The uuid that stands for that of a GPU which cannot be read."""
+    """Return the placeholder uuid of a GPU whose uuid cannot be read."""
     return f"{PLACEHOLDER}{index}"
 
 
 def is_placeholder(uuid: str) -> bool:
-    """Whether a uuid is none, and stands for one that is not known."""
+    """Return True if a uuid is the placeholder of an unknown uuid."""
     return uuid.startswith(PLACEHOLDER)
 
 
 def mig_resource(profile: str) -> str:
-    """The resource that MIG devices of a profile are counted under: nvidia.com/mig-1g.10gb.me for 1g.10gb+me."""
+    """Return the resource name of MIG devices of a profile: nvidia.com/mig-1g.10gb.me for 1g.10gb+me."""
     return f"{DOMAIN}/mig-{profile.replace('+', '.')}"
 
 
 def first_few(items: Sequence[str]) -> str:
-    """The first four items, quoted, and how many more there are: one file fits a whole cluster, so lists may be long."""
+    """Return the first four items, quoted, and the number of further items. Lists of a file for a whole cluster may be long."""
     shown = ", ".join(repr(item) for item in items[:_MAX_SHOWN])
     return f"{shown} and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else shown

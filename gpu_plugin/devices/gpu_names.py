@@ -1,4 +1,4 @@
-"""The one way to write a GPU for people, and the ways for people to name it: in commands, and in lists of the settings. Pure."""
+"""Names of GPUs: the form in messages, and the forms that people use in commands and in lists of the settings. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gpu_plugin.devices.node import Gpu
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
-"""domain:bus:device.function, as NVML (8 digits of domain) or sysfs (4) spells it; domain and function may be left out."""
+"""domain:bus:device.function, as NVML (8 digits of domain) or sysfs (4 digits) spells it; domain and function are optional."""
 
 _INDEX = re.compile(r"[0-9]{1,5}", re.ASCII)
 
@@ -19,7 +19,7 @@ HOW = "its index, its uuid or how that begins, or its PCI bus id"
 
 
 def called(gpu: "Gpu") -> str:
-    """The GPU's name for people: `GPU 3 (0000:1b:00.0, GPU-6f1c...)`, without a bus id if it has none.
+    """Return the GPU's name for people: `GPU 3 (0000:1b:00.0, GPU-6f1c...)`, without a bus id if that is unknown.
 
     A GPU without an index (-1) is `GPU 0000:1b:00.0 (GPU-6f1c...)`.
     """
@@ -29,7 +29,7 @@ def called(gpu: "Gpu") -> str:
 
 
 def bus_id_numbers(bus_id: str) -> tuple[int, int, int, int] | None:
-    """Domain, bus, device and function of a whole PCI bus id, in either spelling; None for any other text."""
+    """Return domain, bus, device and function of a whole PCI bus id, in either spelling; None for any other text."""
     form = _BUS_ID.fullmatch(bus_id)
     if form is None or form[1] is None or form[4] is None:
         return None
@@ -37,26 +37,26 @@ def bus_id_numbers(bus_id: str) -> tuple[int, int, int, int] | None:
 
 
 def short_bus_id(bus_id: str) -> str:
-    """A PCI bus id in sysfs's spelling, `0000:1b:00.0`; what is none, as it is."""
+    """Return a PCI bus id in sysfs's spelling, `0000:1b:00.0`; any other text unchanged."""
     numbers = bus_id_numbers(bus_id)
     return bus_id if numbers is None else "{:04x}:{:02x}:{:02x}.{}".format(*numbers)
 
 
 def is_bus_id(name: str) -> bool:
-    """Whether this can be nothing but a PCI bus id: two decimal numbers alone may also be a MIG device's index."""
+    """Return True if this is surely a PCI bus id: two decimal numbers alone may also be a MIG device's index."""
     form = _BUS_ID.fullmatch(name)
     return form is not None and (form[1] is not None or form[4] is not None or not name.replace(":", "").isdecimal())
 
 
 def named(name: str | int, gpus: "Sequence[Gpu]") -> "Gpu | None":
-    """The GPU that someone calls so; None where none is.
+    """Return the GPU with this name, or None if no GPU has it.
 
     Args:
-        name: an index, a uuid or how one begins (in any case), or a PCI bus id, without its domain or function if need be.
-        gpus: those of the node.
+        name: an index, a uuid or its beginning (in any case), or a PCI bus id, with or without its domain and function.
+        gpus: the GPUs of the node.
 
     Raises:
-        ConfigError: several are called so, or it is a MIG device.
+        ConfigError: the name fits several GPUs, or belongs to a MIG device.
     """
     found = _meant(str(name).strip(), gpus)
     if len(found) > 1:
@@ -67,12 +67,12 @@ def named(name: str | int, gpus: "Sequence[Gpu]") -> "Gpu | None":
 
 
 def matches(text: str, pattern: str) -> bool:
-    """Whether all of `text` is what `pattern` describes: "*" stands for any text, all else for itself."""
+    """Return True if `pattern` matches all of `text`: "*" matches any text, any other character only itself."""
     return fnmatchcase(text, re.sub("[?[]", r"[\g<0>]", pattern))
 
 
 def means(item: str, gpu: "Gpu") -> bool:
-    """Whether a list's item means this GPU: its index, its uuid, its PCI bus id (NVML's or sysfs's spelling), or its model."""
+    """Return True if a list's item names this GPU: by index, uuid, PCI bus id (NVML's or sysfs's spelling) or model."""
     if item.isdecimal():
         return int(item) == gpu.index
     if item.startswith("GPU-"):
@@ -84,7 +84,7 @@ def means(item: str, gpu: "Gpu") -> bool:
 
 
 def selected(gpus: "Iterable[Gpu]", include: Sequence[str], exclude: Sequence[str]) -> "list[Gpu]":
-    """The GPUs that are on `include` (or all, where that is empty) and not on `exclude`."""
+    """Return the GPUs that are in `include` (or all if it is empty) and not in `exclude`."""
     return [
         gpu
         for gpu in gpus
@@ -93,7 +93,7 @@ def selected(gpus: "Iterable[Gpu]", include: Sequence[str], exclude: Sequence[st
 
 
 def unmatched(gpus: "Sequence[Gpu]", items: Iterable[str]) -> list[str]:
-    """The items that mean none of these GPUs."""
+    """Return the items that match no GPU of these."""
     return [item for item in items if not any(means(item, gpu) for gpu in gpus)]
 
 
@@ -113,7 +113,7 @@ def _meant(name: str, gpus: "Sequence[Gpu]") -> "list[Gpu]":
 
 
 def _is_at(form: re.Match[str], bus_id: str) -> bool:
-    """Whether a bus id is one that was asked for, where what was left out stands for anything."""
+    """Return True if a bus id matches a form, of which missing parts match any value."""
     own = _BUS_ID.fullmatch(bus_id)
     if own is None:
         return False

@@ -1,38 +1,39 @@
-"""Where MPS daemons and their clients meet. Pure. Paths are those below the host's MPS root (--mps-root).
+"""Directories and files that MPS daemons share with their clients, below the host's MPS root (--mps-root). Pure.
 
-Source: NVIDIA's plugin v0.20.0, cmd/mps-control-daemon/mps (Root and Daemon), so that either program's daemons are found.
+They are those of NVIDIA's plugin, so that each program finds the other's daemons. Source: version v0.20.0,
+cmd/mps-control-daemon/mps (Root and Daemon).
 """
 
 IN_CONTAINERS = "/mps"  # where NVIDIA's manifests mount the host's MPS root
-PIPE = "pipe"  # directory below a resource's
-LOG = "log"  # directory below a resource's
+PIPE = "pipe"  # directory below a resource's directory
+LOG = "log"  # directory below a resource's directory
 SHM = "shm"  # directory below the MPS root
 CONTROL = "control"  # socket of a control daemon in its pipe directory
-CONTROL_LOCK = "control_lock"  # file in its pipe directory that it holds a lock of
-LOG_FIFO = "log"  # FIFO in its pipe directory: servers and clients write their log records to it
+CONTROL_LOCK = "control_lock"  # file in its pipe directory that a control daemon locks
+LOG_FIFO = "log"  # FIFO in its pipe directory, to which servers and clients write their log records
 STARTED = ".started"  # NVIDIA's mps-control-daemon makes it in the resource's directory (daemon.go)
 
 
 def resource_directory(root: str, resource: str) -> str:
-    """Where all that belongs to one resource's daemon lies."""
+    """Return the directory with all files of a resource's daemon."""
     return f"{root.rstrip('/')}/{resource}"
 
 
 def pipe_directory(root: str, resource: str) -> str:
-    """Where clients of a resource meet its daemon."""
+    """Return the pipe directory of a resource, through which clients connect to its daemon."""
     return f"{resource_directory(root, resource)}/{PIPE}"
 
 
 def container_pipe_directory(resource: str) -> str:
-    """Where a container finds its resource's pipe directory."""
+    """Return the path of a resource's pipe directory in a container."""
     return pipe_directory(IN_CONTAINERS, resource)
 
 
 def log_directory(root: str, resource: str) -> str:
-    """Where the daemon of a resource and its servers write their logs."""
+    """Return the directory of the logs of a resource's daemon and its servers."""
     return f"{resource_directory(root, resource)}/{LOG}"
 
 
 def shm_directory(root: str) -> str:
-    """The shared memory of all daemons and clients; containers get it as /dev/shm."""
+    """Return the directory of the shared memory of all daemons and clients; containers get it as /dev/shm."""
     return f"{root.rstrip('/')}/{SHM}"

@@ -1,4 +1,4 @@
-"""What a probe of the hardware found: the node's GPUs and how they are linked. Immutable."""
+"""The result of a probe of the hardware: the node's GPUs and their links. Immutable."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """A GPU's own temperature limits, °C; None where the part does not say."""
+    """A GPU's own temperature limits in °C; None if the part does not report one."""
 
     shutdown: int | None = None
     slowdown: int | None = None
@@ -15,7 +15,7 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 class Engines(msgspec.Struct, frozen=True):
-    """How many multiprocessors a MIG device has, and how many engines its GPU instance has of each kind."""
+    """The number of multiprocessors of a MIG device, and of each kind of engine of its GPU instance."""
 
     multiprocessors: int = 0
     copy: int = 0
@@ -28,10 +28,10 @@ class Engines(msgspec.Struct, frozen=True):
 class MigDevice(msgspec.Struct, frozen=True):
     """A MIG device: a compute instance, with the GPU instance that it is part or all of.
 
-    `index` is its MIG index on its GPU; `profile` is NVIDIA's word for its size, such as 1g.10gb, 1g.10gb+me or 1c.3g.40gb;
-    `whole` is False where the compute instance is smaller than its GPU instance. `gpu_instance_cap` and
-    `compute_instance_cap` are N of /dev/nvidia-caps/nvidia-capN; None where the host does not say. `gpu_slices` and
-    `compute_slices` are the sizes of its instances, in sevenths of the GPU.
+    `index` is its MIG index on its GPU. `profile` is NVIDIA's name of its size, such as 1g.10gb, 1g.10gb+me or 1c.3g.40gb.
+    `whole` is False if the compute instance is smaller than its GPU instance. `gpu_instance_cap` and `compute_instance_cap` are
+    N of /dev/nvidia-caps/nvidia-capN, None if the host does not report it. `gpu_slices` and `compute_slices` are the sizes of
+    its instances, in sevenths of the GPU.
     """
 
     uuid: str
@@ -49,16 +49,16 @@ class MigDevice(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One piece of hardware. None means that the part, the driver or the host does not say.
+    """A GPU. A value is None if the part, the driver or the host does not report it.
 
-    `nvlinks` is how many NVLinks it has, active or not; `fields` are the ids (`nvml_h.FI_*`) that its probe found answered.
-    `unreadable` is why the driver could not describe it: such a GPU is listed and never handed out. Its `uuid` is then
-    the one remembered from an earlier probe, or a placeholder made of its index. `margins` are its limits relative to
-    T.Limit; `remaps_rows` is whether it remaps bad memory rows, `nvswitch` whether its NVLinks lead to switches.
-    `mig_devices` are in the order of their index, and only looked at while `mig_enabled`; `mig_capable` is whether it could be
-    partitioned, `mig_pending` the MIG mode after its next reset if that is another than now. `compute_capability` is CUDA's,
-    major and minor number. `unsettled` names what the driver did not tell for the moment when it was probed, by the names of
-    the fields here: it is asked again.
+    `nvlinks` is the number of its NVLinks, active or not. `fields` are the field ids (`nvml_h.FI_*`) that the driver answered
+    in the probe. `unreadable` is the reason why the driver could not describe the GPU. Such a GPU is listed and never
+    allocated; its `uuid` is then that of an earlier probe, or a placeholder made of its index. `margins` are its limits
+    relative to T.Limit. `remaps_rows` is whether it remaps bad memory rows, `nvswitch` whether its NVLinks lead to switches.
+    `mig_devices` are in the order of their index, and only read while `mig_enabled`. `mig_capable` is whether the GPU supports
+    MIG, `mig_pending` the MIG mode after its next reset if it changes then. `compute_capability` is CUDA's, major and minor
+    number. `unsettled` has the names of fields that the driver did not report in the probe for a passing reason, and that are
+    read again.
     """
 
     uuid: str
@@ -87,10 +87,10 @@ class Gpu(msgspec.Struct, frozen=True):
 class Link(msgspec.Struct, frozen=True):
     """The connection of two GPUs, as far as it works now.
 
-    `nvlinks` is the number of NVLinks between them: direct ones or, where `switched`, those that both have to the NVSwitches
-    of one mesh. `ancestor` is nvmlGpuTopologyLevel_t, the closest common PCIe ancestor: 0 one board, 10 one switch, 20 several
-    switches, 30 one host bridge, 40 one NUMA node, 50 different ones; what could not be read is the worst. `numa_distance` is
-    that of their NUMA nodes as firmware tells it (ACPI SLIT: 10 is one and the same); None where it is not known.
+    `nvlinks` is the number of direct NVLinks between them or, if `switched`, of NVLinks that both have to the NVSwitches of the
+    same mesh. `ancestor` is nvmlGpuTopologyLevel_t, the closest common PCIe ancestor: 0 one board, 10 one switch, 20 several
+    switches, 30 one host bridge, 40 one NUMA node, 50 different NUMA nodes, also if it could not be read. `numa_distance` is
+    the distance of their NUMA nodes in the firmware's table (ACPI SLIT: 10 for the same node), None if it is not known.
     """
 
     nvlinks: int = 0
@@ -100,7 +100,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 OWN_MESH = "nvswitch"
-"""How the name of an NVSwitch mesh begins that is the node's own; others go by their cluster of NVLink domains."""
+"""Prefix of the name of an NVSwitch mesh of this node alone. Other meshes are named by their cluster of NVLink domains."""
 
 Pair = tuple[str, str]
 
@@ -108,11 +108,10 @@ Pair = tuple[str, str]
 class Node(msgspec.Struct, frozen=True):
     """The whole node as probed. `links` has every pair of uuids once, the lower first.
 
-    `cliques` has, by uuid, the NVSwitch mesh that a GPU is part of: one word for all GPUs that reach each other through the
-    same switches (`OWN_MESH`); no entry for a GPU that is in none. `device_nodes` are the paths under /dev that exist there,
-    and `device_roots` has the root on the host of each that was not found below /.
-    `cuda_version` is the newest CUDA that the driver is good for, major and minor number. `absent` are GPUs that the node should
-    have (`absent.absent_gpus`).
+    `cliques` has the NVSwitch mesh of a GPU by uuid: all GPUs that reach each other through the same switches have the same
+    name (`OWN_MESH`), and a GPU without a mesh has no entry. `device_nodes` are the existing paths under /dev, and
+    `device_roots` has the root on the host of each path that was not found below /. `cuda_version` is the newest CUDA that the
+    driver supports, major and minor number. `absent` are missing GPUs of the node (`absent.absent_gpus`).
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -125,5 +124,5 @@ class Node(msgspec.Struct, frozen=True):
     device_roots: Mapping[str, str] = {}
 
     def link(self, one: str, other: str) -> Link:
-        """The link of two GPUs by uuid, in either order; the worst there is where nothing is known."""
+        """Return the link of two GPUs by uuid, in either order; the worst link if it is not known."""
         return self.links.get((one, other) if one < other else (other, one), Link())

@@ -1,13 +1,13 @@
-"""The numbers of nvml.h that this plugin tells apart, for every room: return codes, event types, field ids, enumerations.
+"""The numbers of nvml.h that this plugin uses, in any package: return codes, event types, field ids, enumerations.
 
-Names are the header's, less the prefix that all of a kind share. What the header has as an enumeration or a mask that is
-named in messages is an enum here; field ids are plain numbers, as they are in the header.
+Names are those of the header, without the prefix that all names of a kind share. Enumerations of the header, and masks that
+messages name, are enums here. Field ids are plain numbers, as in the header.
 """
 
 from enum import IntEnum, IntFlag
 
 ALL_INSTANCES = 0xFFFFFFFF
-"""GPU or compute instance id of an event that is the whole GPU's (recorded on an H200)."""
+"""GPU or compute instance id of an event of the whole GPU (recorded on an H200)."""
 
 MAX_NVLINKS = 36
 """More links than any GPU has (NVML_NVLINK_MAX_LINKS); a driver ends the count with INVALID_ARGUMENT or NOT_SUPPORTED."""
@@ -36,7 +36,7 @@ class Return(IntEnum):
 UNSUPPORTED = frozenset(
     {Return.NOT_SUPPORTED, Return.NO_PERMISSION, Return.FUNCTION_NOT_FOUND, Return.ARGUMENT_VERSION_MISMATCH}
 )
-"""Codes that mean "this part or driver never answers that": learnt once, never a fault."""
+"""Codes of requests that this part or driver never supports. They are stored at the first answer, and are never a fault."""
 
 
 class ValueType(IntEnum):
@@ -52,7 +52,7 @@ class ValueType(IntEnum):
 
 
 class Threshold(IntEnum):
-    """nvmlTemperatureThresholds_t: the kinds asked for, in degrees Celsius."""
+    """nvmlTemperatureThresholds_t: the kinds that are read, in degrees Celsius."""
 
     SHUTDOWN = 0
     SLOWDOWN = 1
@@ -61,7 +61,7 @@ class Threshold(IntEnum):
 
 
 class ComputeMode(IntEnum):
-    """nvmlComputeMode_t: whether one process alone may use the GPU."""
+    """nvmlComputeMode_t: whether only one process may use the GPU."""
 
     DEFAULT = 0
     EXCLUSIVE_THREAD = 1
@@ -70,7 +70,7 @@ class ComputeMode(IntEnum):
 
 
 class EventType(IntFlag):
-    """nvmlEventType* bits that say something about health."""
+    """nvmlEventType* bits that concern health."""
 
     SINGLE_BIT_ECC = 0x1
     DOUBLE_BIT_ECC = 0x2
@@ -86,7 +86,7 @@ class EventType(IntFlag):
 
 
 EVENT_TYPES_ALL = 0xFF9F
-"""nvmlEventTypeAll: a bit beyond it is no event type at all."""
+"""nvmlEventTypeAll: any other bit is no event type."""
 
 
 VIRTUALIZATION_VGPU = 2
@@ -105,7 +105,7 @@ class TopologyLevel(IntEnum):
 
 
 class Architecture(IntEnum):
-    """nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_*: those that are told apart."""
+    """nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_*: the architectures that the plugin distinguishes."""
 
     VOLTA = 5
     HOPPER = 9
@@ -120,19 +120,19 @@ class RecoveryAction(IntEnum):
     DRAIN_P2P = 3
     DRAIN_AND_RESET = 4
     RECOVER_IMEX_DOMAIN = 5
-    """Sharing memory between nodes is what suffers; the GPU itself works."""
+    """Memory sharing between nodes fails; the GPU itself works."""
     BUS_RESET = 6
     SYSTEM_REBOOT = 7
 
 
 class FabricState(IntEnum):
-    """nvmlGpuFabricState_t, an unsigned char: how far a GPU has come in joining its NVLink fabric."""
+    """nvmlGpuFabricState_t, an unsigned char: the progress of a GPU in joining its NVLink fabric."""
 
     NOT_SUPPORTED = 0
     NOT_STARTED = 1
     IN_PROGRESS = 2
     COMPLETED = 3
-    """It has joined, or failed to: the status tells."""
+    """It has joined, or failed to join: the status has the result."""
 
 
 class FabricSummary(IntEnum):
@@ -159,7 +159,7 @@ FABRIC_FALSE = 2
 """NVML_GPU_FABRIC_HEALTH_MASK_*_TRUE and _FALSE."""
 
 FABRIC_CONDITION_MASK = 0x3
-"""NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_* of those conditions."""
+"""NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_* of these conditions."""
 
 FABRIC_CONFIGURATION_SHIFT = 8
 FABRIC_CONFIGURATION_MASK = 0xF
@@ -167,7 +167,7 @@ FABRIC_CONFIGURATION_MASK = 0xF
 
 
 class FabricConfiguration(IntEnum):
-    """NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*: what is wrong with the configuration."""
+    """NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*: the error in the configuration."""
 
     NOT_SUPPORTED = 0
     NONE = 1
@@ -192,7 +192,8 @@ CLOCKS_HW_THERMAL_SLOWDOWN = 0x40
 CLOCKS_HW_POWER_BRAKE_SLOWDOWN = 0x80
 """nvmlClocksThrottleReasonHwThermalSlowdown and nvmlClocksThrottleReasonHwPowerBrakeSlowdown.
 
-HwSlowdown (0x8) alone says neither why nor how much, SwPowerCap (0x4) and GpuIdle (0x1) are a GPU at work and at rest.
+The other reasons are not used: HwSlowdown (0x8) alone shows neither cause nor extent, and SwPowerCap (0x4) and GpuIdle (0x1)
+are normal for a busy and an idle GPU.
 """
 
 AFFINITY_SCOPE_NODE = 0

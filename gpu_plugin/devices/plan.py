@@ -1,4 +1,4 @@
-"""From the node's hardware and the settings to the resources the kubelet is told of."""
+"""Compute the resources for the kubelet from the node's hardware and the settings."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -30,29 +30,29 @@ from gpu_plugin.devices.sharing import Named, share
 
 GPU_RESOURCE = f"{DOMAIN}/gpu"
 
-# What NVIDIA's own library leaves out of its devices (go-nvlib, device/api.go): the display part of a DGX Station.
+# The display part of a DGX Station, which NVIDIA's own library leaves out, too (go-nvlib, device/api.go)
 _SKIPPED_MODELS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 
 STRATEGIES: Functions[Callable[[Sequence[Gpu], Settings], tuple[list[Named], list[str]]]] = Functions(
     "MIG strategy", MIG_STRATEGIES, "MIG_STRATEGIES in gpu_plugin/config/choices.py", "gpu_plugin/devices/plan.py"
 )
-"""MIG strategies by name: GPUs and settings in, devices with the names they are counted under and warnings out."""
+"""MIG strategies by name: functions from GPUs and settings to devices with their resource names, and warnings."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The resources of a node, and a sentence for everything in it that the operator will not expect."""
+    """The resources of a node, and a warning for everything in it that the operator may not expect."""
 
     resources: tuple[Resource, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def served(gpu: Gpu) -> bool:
-    """Whether a GPU is one that workloads may use at all."""
+    """Return True if workloads may use a GPU of this model."""
     return gpu.model not in _SKIPPED_MODELS
 
 
 def counted_as(gpu: Gpu, settings: Settings, mig: MigDevice | None = None) -> str:
-    """The resource that a GPU as such, or a MIG device of it, is counted under before it is shared."""
+    """Return the resource name of a whole GPU, or of a MIG device of it, before sharing."""
     if mig is None:
         return _named_by(settings.gpu_names, gpu.model) or GPU_RESOURCE
     default = mig_resource(mig.profile) if settings.mig_strategy == "mixed" else GPU_RESOURCE
@@ -60,21 +60,21 @@ def counted_as(gpu: Gpu, settings: Settings, mig: MigDevice | None = None) -> st
 
 
 def served_gpus(node: Node, settings: Settings) -> tuple[Gpu, ...]:
-    """The GPUs that workloads may use and the operator has not excluded, by index."""
+    """Return the GPUs that workloads may use and the operator has not excluded, by index."""
     known = [gpu for gpu in sorted(node.gpus, key=attrgetter("index", "uuid")) if served(gpu)]
     return tuple(selected(known, settings.include_gpus, settings.exclude_gpus))
 
 
 def plan(node: Node, settings: Settings) -> Plan:
-    """The resources of a node, in the order of their first device; devices in the order of their indices.
+    """Return the resources of a node, in the order of their first device; devices in the order of their indices.
 
     Args:
-        node: what the probe found.
-        settings: the operator's wishes.
+        node: the result of the probe.
+        settings: the operator's settings.
 
     Raises:
-        ConfigError: the settings ask for what this node cannot do: one device in two sharing entries, or a list of devices
-            longer than the kubelet reads.
+        ConfigError: the settings are impossible on this node: they have a device in two sharing entries, or lead to a list of
+            devices that is longer than the kubelet reads.
     """
     known = [gpu for gpu in sorted(node.gpus, key=attrgetter("index", "uuid")) if served(gpu)]
     gpus = served_gpus(node, settings)
@@ -97,7 +97,7 @@ def plan(node: Node, settings: Settings) -> Plan:
 
 @STRATEGIES("none")
 def _none(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """Every GPU as a whole. A GPU in MIG mode is withheld: CUDA uses its MIG devices alone (MIG User Guide, CUDA visibility)."""
+    """Offer whole GPUs. A GPU in MIG mode is withheld: CUDA only uses its MIG devices (MIG User Guide, CUDA visibility)."""
     in_mig_mode = [gpu for gpu in gpus if gpu.mig_enabled and not gpu.unreadable]
     if not in_mig_mode:
         return [_whole(gpu, settings) for gpu in gpus], []
@@ -111,7 +111,7 @@ def _none(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[st
 
 
 def _as_partitioned(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
-    """The MIG devices of GPUs whose MIG mode is on, and the others whole."""
+    """Return the MIG devices of GPUs in MIG mode, and all other GPUs as whole GPUs."""
     return [
         named
         for gpu in gpus
@@ -123,13 +123,13 @@ def _as_partitioned(gpus: Sequence[Gpu], settings: Settings) -> list[Named]:
 
 @STRATEGIES("mixed")
 def _mixed(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """MIG devices by profile, whole GPUs beside them; a compute instance smaller than its GPU instance has a name too."""
+    """Offer MIG devices by profile, and whole GPUs. A compute instance smaller than its GPU instance has a name, too."""
     return _as_partitioned(gpus, settings), _empty(gpus)
 
 
 @STRATEGIES("single")
 def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[str]]:
-    """MIG devices count as GPUs, which takes a node whose GPUs are all partitioned alike; any other is withheld, and said."""
+    """Offer MIG devices as GPUs. If the GPUs of the node are not all partitioned equally, withhold all devices, and warn."""
     named = _as_partitioned(gpus, settings)
     why = _unequal(gpus)
     if not why:
@@ -139,7 +139,7 @@ def _single(gpus: Sequence[Gpu], settings: Settings) -> tuple[list[Named], list[
 
 
 def _unequal(gpus: Sequence[Gpu]) -> str:
-    """Why MIG strategy single cannot serve these GPUs; empty where it can."""
+    """Return the reason why MIG strategy single cannot serve these GPUs; empty if it can."""
     readable = [gpu for gpu in gpus if not gpu.unreadable]
     if len({gpu.mig_enabled for gpu in readable}) > 1:
         modes = ", ".join(f"{gpu.index} {'on' if gpu.mig_enabled else 'off'}" for gpu in readable)
@@ -165,7 +165,7 @@ def _whole(gpu: Gpu, settings: Settings, why_not: str = "") -> Named:
 
 
 def _mig_device(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
-    legacy = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"  # as drivers before 470 called it
+    legacy = f"MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance}"  # the name in drivers before 470
     aliases = (f"{gpu.index}:{mig.index}", mig.uuid, legacy)
     reason = gpu.unreadable or ""
     if not reason and settings.pass_device_specs and None in (mig.gpu_instance_cap, mig.compute_instance_cap):
@@ -175,12 +175,12 @@ def _mig_device(gpu: Gpu, mig: MigDevice, settings: Settings) -> Named:
 
 
 def _named_by(patterns: Iterable[NamePattern], text: str) -> str:
-    """The name of the first pattern that matches; empty where none does."""
+    """Return the name of the first pattern that matches; empty if no pattern matches."""
     return next((pattern.name for pattern in patterns if matches(text, pattern.pattern)), "")
 
 
 def _valid(named: Iterable[Named], warnings: list[str]) -> Mapping[str, list[Named]]:
-    """By name; what no kubelet would take is left out and said."""
+    """Return the devices by resource name. Leave out devices that no kubelet would accept, with a warning."""
     by_name: dict[str, list[Named]] = {}
     seen: set[str] = set()
     for one in named:
@@ -198,7 +198,7 @@ def _valid(named: Iterable[Named], warnings: list[str]) -> Mapping[str, list[Nam
 
 
 def _listable(name: str, devices: Sequence[Device], warnings: list[str]) -> tuple[Device, ...]:
-    """The devices whose ids a kubelet may be sent; the others are left out, and said."""
+    """Return the devices with valid ids. Add a warning if others are left out."""
     faulty = [device for device in devices if device_id_fault(device.id)]
     if not faulty:
         return tuple(devices)
@@ -211,23 +211,23 @@ def _listable(name: str, devices: Sequence[Device], warnings: list[str]) -> tupl
 
 
 def list_bytes(resource: Resource) -> int:
-    """Bytes that a list of these devices takes when all are unhealthy, the longer of the two words for health."""
+    """Return the length in bytes of a list of these devices if all are unhealthy, which is longer than healthy."""
     return sum(_device_bytes(len(device.id.encode()), device.numa) for device in resource.devices)
 
 
 _UNHEALTHY_BYTES = 11
-"""What the field with "Unhealthy" takes: its tag and length, and the word."""
+"""Bytes of the field with "Unhealthy": its tag, its length, and the word."""
 
 
 @lru_cache(256)
 def _device_bytes(of_id: int, numa: tuple[int, ...]) -> int:
-    """Bytes of one device in a list as protobuf encodes it (v1beta1.Device), unhealthy, with an id of so many bytes."""
+    """Return the bytes of an unhealthy device in a list in protobuf (v1beta1.Device), with an id of `of_id` bytes."""
     nodes = sum(_sized(0 if node == 0 else 1 + _varint_bytes(node)) for node in numa)
     return _sized(_sized(of_id) + _UNHEALTHY_BYTES + (_sized(nodes) if numa else 0))
 
 
 def _sized(size: int) -> int:
-    """Bytes of a field that holds so many: its tag, its length, and they."""
+    """Return the bytes of a field with a value of `size` bytes: its tag, its length, and the value."""
     return 1 + _varint_bytes(size) + size
 
 
@@ -236,7 +236,7 @@ def _varint_bytes(value: int) -> int:
 
 
 def fitting(devices: Iterable[Device], room: int) -> tuple[Device, ...]:
-    """The devices that a list has room for, in order; `room` is in bytes."""
+    """Return the devices that fit into a list of `room` bytes, in order."""
     kept = []
     for device in devices:
         size = _device_bytes(len(device.id.encode()), device.numa)
@@ -247,7 +247,7 @@ def fitting(devices: Iterable[Device], room: int) -> tuple[Device, ...]:
 
 
 def check_length(resource: Resource) -> None:
-    """Raises ConfigError where a list of these devices is longer than a kubelet reads."""
+    """Raise ConfigError if a list of these devices is longer than a kubelet reads."""
     size = list_bytes(resource)
     if size > MAX_LIST_BYTES:
         raise ConfigError(

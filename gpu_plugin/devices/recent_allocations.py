@@ -1,6 +1,6 @@
 """Devices that were given to containers and that the kubelet has not confirmed yet. The time is an argument.
 
-A kubelet enters a device into its books as soon as it has the answer to Allocate. It writes its checkpoint once it has all
+A kubelet records a device in memory as soon as it has the answer to Allocate. It writes its checkpoint once it has all
 resources of the container, which another plugin may delay without limit. PodResources lists the pod only after that. Source:
 pkg/kubelet/cm/devicemanager/manager.go, allocateContainerResources.
 """
@@ -16,13 +16,14 @@ Key = tuple[str, str]
 """Resource name and device id."""
 
 ENTERED = 1.0
-"""Seconds within which a kubelet has entered an answer of ours into its books, which it writes down later."""
+"""Seconds after an answer of Allocate within which a kubelet has recorded it in memory. It writes its checkpoint later."""
 
 
 class _Allocation(msgspec.Struct, eq=False):
     """One call of Allocate.
 
-    `writing` is the checkpoint as the first question found it after which the next writing confirms the call.
+    `writing` identifies the checkpoint at the first question after the kubelet has recorded the call; any later checkpoint
+    confirms it.
     """
 
     at: float
@@ -37,7 +38,7 @@ class RecentAllocations:
 
     def __init__(self) -> None:
         self._newest: dict[Key, _Allocation] = {}
-        # A long Allocate notes its devices on a thread while the loop confirms and drops others.
+        # A long Allocate calls `note` on a thread while the event loop calls `seen`
         self._lock = threading.Lock()
 
     def note(self, resource: str, ids: Iterable[str], now: float) -> None:
@@ -48,7 +49,7 @@ class RecentAllocations:
             self._newest |= noted
 
     def seen(self, listed: AbstractSet[Key], writing: object, asked: float) -> None:
-        """Drop the devices that an answer of the kubelet, to a question of the time `asked`, confirms.
+        """Drop the devices that an answer of the kubelet confirms. The question was sent at the time `asked`.
 
         `listed` is the set that PodResources lists. `writing` differs after each writing of the kubelet's checkpoint, and is None
         if the checkpoint could not be read. A device is confirmed if it is listed, or if the checkpoint was written
@@ -71,17 +72,17 @@ class RecentAllocations:
             self._newest = left
 
     def unconfirmed(self, keys: Collection[Key]) -> frozenset[Key]:
-        """Which of these may have been given away without the kubelet having confirmed it."""
+        """Return the devices of these that were given away and that the kubelet has not confirmed."""
         with self._lock:
             return frozenset(self._newest.keys() & keys)
 
     def begun(self, keys: Collection[Key]) -> frozenset[Key]:
-        """Which of these are confirmed as soon as the checkpoint is written again."""
+        """Return the devices of these that the next writing of the checkpoint confirms."""
         with self._lock:
             return frozenset(key for key in self._newest.keys() & keys if self._newest[key].writing is not None)
 
     def worth_asking(self, keys: Collection[Key]) -> float:
-        """The earliest time of a question that makes one of these `begun`, in seconds; inf if none can become so."""
+        """Return the earliest time in seconds of a question that makes a device `begun`, inf if no question can."""
         with self._lock:
             newest = set(map(self._newest.__getitem__, self._newest.keys() & keys))
         return min((each.at + ENTERED for each in newest if each.writing is None), default=inf)

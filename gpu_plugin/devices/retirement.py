@@ -1,7 +1,7 @@
 """Retired devices: no longer in the plan, listed and Unhealthy until no pod can hold them.
 
-A kubelet may crash over a device that leaves the list while a pod holds it or is being given it (1.34 to 1.36: the device
-manager dereferences its entry without looking), so an id is withdrawn only on the kubelet's word that no pod has it.
+A kubelet may crash over a device that leaves the list while a pod holds it or gets it (1.34 to 1.36: the device manager
+dereferences its entry without a check). So an id is withdrawn only after the kubelet has reported that no pod has it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from gpu_plugin.devices.device import MIG, Device, Resource, is_placeholder, sho
 from gpu_plugin.devices.recent_allocations import Key
 
 SETTLE = 5.0
-"""Seconds that a retired device stays listed at least: a pod that was being given it when it went shows up meanwhile."""
+"""Least seconds that a retired device stays listed: a pod that was getting the device when it went is reported by then."""
 
 Allocated = frozenset[Key]
 """(resource name, device id) of devices that pods hold or may hold."""
@@ -26,9 +26,9 @@ NO_LONGER_OFFERED = "it is not offered any more"
 class Retirement(msgspec.Struct, frozen=True):
     """Retired devices that are still listed, by resource name and device id.
 
-    `since` is when that began (seconds, of the caller's clock). `free` is what no pod holds: nobody is given it any more, so
-    that stays so. `beside` are the MIG devices that were on its GPU together with it until it went: what a pod has as one of
-    them is no part of the others. `back` are replicas that are withheld in place of former ones.
+    `since` is the time of retirement (seconds of the caller's clock). `free` are the devices that no pod holds; pods no longer
+    get them, so they stay free. `beside` are the MIG devices that were on the GPU together with the retired device: they share
+    no hardware with it. `back` are replicas that are withheld in place of former replicas.
     """
 
     since: Mapping[Key, float] = msgspec.field(default_factory=dict)
@@ -47,23 +47,23 @@ def retire(
     elsewhere: Iterable[Device] = (),
     held: Allocated | None = None,
 ) -> tuple[tuple[Resource, ...], Retirement]:
-    """The planned resources, with what was listed before and is gone added at the end of each, unhealthy.
+    """Return the planned resources, with the devices that were listed before and are gone at the end of each, unhealthy.
 
     Args:
-        listed: the resources as the kubelet was last told of them.
-        planned: the resources as they should be.
-        before: what was retired already.
-        allocated: what pods may hold as far as the kubelet says; None where it has not said.
-        now: when the kubelet was asked, in seconds of a clock that never goes back.
-        recent: what was given to a pod, and the kubelet has not said so yet.
-        elsewhere: what pods hold under names that are not listed here.
-        held: all that pods may hold besides `recent`, as last known; None if that was never known.
+        listed: the resources of the last list for the kubelet.
+        planned: the resources of the plan.
+        before: the former retirement.
+        allocated: the devices that pods may hold according to the kubelet; None without an answer.
+        now: the time of the question to the kubelet, in seconds of a monotonic clock.
+        recent: the devices that pods got, and that the kubelet has not reported yet.
+        elsewhere: the devices that pods hold under names that are not in `listed`.
+        held: the devices that pods may hold in addition to `recent`, as last known; None if that was never known.
 
     Returns:
-        Resources in the order of the plan, then those that have retired devices alone; and what is retired now. A planned
-        device is withheld while a pod may hold its hardware under the id of a retired one, until the kubelet has said that
-        none does. Where both are replicas of the same hardware, so many are withheld that no more pods get it than it is given
-        out to (`_replicas_back`).
+        Resources in the order of the plan, then resources with retired devices only; and the new retirement. A planned device
+        is withheld while a pod may hold its hardware under the id of a retired device, until the kubelet has reported that no
+        pod does. If both are replicas of the same hardware, enough replicas are withheld that no more pods get the hardware
+        than its number of replicas (`_replicas_back`).
     """
     listed = tuple(listed)
     wanted = {resource.name: resource for resource in planned}
@@ -120,11 +120,11 @@ def _replicas_back(
     recent: Collection[Key],
     held: Allocated | None,
 ) -> Mapping[str, Device]:
-    """The replicas to withhold while pods may hold former ones of the same hardware, by id, each with a former one.
+    """Return the replicas to withhold while pods may hold former replicas of the same hardware, by id, with a former replica.
 
-    For each former replica, one that surely no pod has is withheld: first those that were withheld `before`, then the last
-    ones. If there are fewer such replicas than former ones, all replicas are withheld. The others would not do: a pod that
-    has one may end, and the kubelet would give that replica to the next pod while the former ones are still held.
+    For each former replica, a replica is withheld that surely no pod has: first the replicas that were withheld `before`, then
+    the last ones. If there are fewer such replicas than former replicas, all are withheld. Replicas that pods have would not
+    help: when such a pod ends, the kubelet would give its replica to the next pod while former replicas are still held.
     """
     unheld: dict[str, list[tuple[bool, int, str]]] = {}
     ids: dict[str, list[str]] = {}
@@ -146,7 +146,7 @@ def _replicas_back(
 
 
 def gone(device: Device) -> Device:
-    """The device, listed for the sake of a pod that may hold it, and for no other."""
+    """Return the device as retired: listed because a pod may hold it, and not for other pods."""
     return device if device.retired else replace(withhold(device, NO_LONGER_OFFERED), retired=True)
 
 
@@ -155,7 +155,7 @@ def _beside(
     retired: Collection[Key],
     before: Mapping[Key, frozenset[str]],
 ) -> Mapping[Key, frozenset[str]]:
-    """The MIG devices beside each retired one on its GPU when it was last planned; no entry where that is not known."""
+    """Return the MIG devices on each retired device's GPU when it was last planned; no entry if that is not known."""
     together: dict[str, set[str]] = {}
     fresh = []
     for resource in listed:
@@ -170,16 +170,17 @@ def _beside(
 
 
 class _InUse(msgspec.Struct, frozen=True):
-    """A retired device; `beside` as in Retirement, None where it is not known."""
+    """A retired device; `beside` as in Retirement, None if it is not known."""
 
     device: Device
     beside: frozenset[str] | None
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """The former devices of which pods may have the hardware of a planned device.
+    """The former devices that have hardware of a planned device, and that pods may hold.
 
-    `former` is one of what it cannot be given away beside; None for none. `replicas` are former ones that it shares it with.
+    `former` is a former device with which the planned device cannot share the hardware, None if there is none. `replicas` are
+    former replicas with which it shares the hardware.
     """
 
     former: Device | None = None
@@ -190,7 +191,7 @@ _UNCLAIMED = _Claim()
 
 
 class _Busy:
-    """Which planned devices have hardware that retired ones have. Devices of the same hardware are judged once."""
+    """The planned devices with hardware of retired devices. Devices of the same hardware are compared once."""
 
     def __init__(self, in_use: Iterable[_InUse], planned: Iterable[Device]) -> None:
         gpu_of = {device.visible_id: device.gpu for device in planned if device.kind == MIG}
@@ -199,13 +200,13 @@ class _Busy:
         for old in in_use:
             device = old.device
             parent = device.gpu
-            if device.kind == MIG and device.gpu == device.visible_id:  # all that is known of it is its name
+            if device.kind == MIG and device.gpu == device.visible_id:  # only its name is known
                 parent = gpu_of.get(device.visible_id, ANYWHERE)
             alike = (device.kind, device.visible_id, bool(device.shared), old.beside)
             self._of.setdefault(parent, {}).setdefault(alike, []).append(old)
 
     def claim(self, device: Device) -> _Claim:
-        """The former devices of which pods may have its hardware."""
+        """Return the former devices with hardware of this device."""
         if device.gpu not in self._of and ANYWHERE not in self._of:
             return _UNCLAIMED
         unit = (device.gpu, device.visible_id, device.kind, bool(device.shared), device.nodes)
@@ -218,21 +219,21 @@ class _Busy:
 
 
 ANYWHERE = ""
-"""Stands for the GPU of a MIG device of which only its name is known, and which is on this node no more."""
+"""The key for the unknown GPU of a MIG device of which only its name is known, and which is no longer on this node."""
 
 
 def _shared(device: Device, former: Device) -> bool:
-    """Whether both are replicas of one thing. A whole GPU is none with its MIG devices: who has the one has all of the others."""
+    """Return True if both are replicas that may be held together. A whole GPU and its MIG devices may not."""
     return bool(device.shared and former.shared) and device.kind == former.kind
 
 
 def _overlap(device: Device, old: _InUse) -> bool:
-    """Whether a pod that has `old` and one that gets `device`, of one GPU, would both have some of the same hardware."""
+    """Return True if `old` and `device` of the same GPU have some of the same hardware."""
     former = old.device
     if device.visible_id == former.visible_id:
         return True
-    # MIG devices that were there together are no parts of each other. Of others, that was made of the same instances which
-    # has the same capability node: what a container was once given it can open for as long as it lives. A whole GPU has none.
+    # MIG devices that existed together do not overlap. Otherwise MIG devices overlap if they have the same capability node, since
+    # a container can open its nodes as long as it runs. A whole GPU has no capability node, and overlaps all its MIG devices.
     if old.beside is not None and device.visible_id in old.beside:
         return False
     mine, theirs = _capability(device), _capability(former)
@@ -240,6 +241,6 @@ def _overlap(device: Device, old: _InUse) -> bool:
 
 
 def _capability(device: Device) -> str:
-    """The capability node of a MIG device's compute instance; empty where it is not known."""
+    """Return the capability node of a MIG device's compute instance; empty if it is not known."""
     last = device.nodes[-1] if device.nodes else ""
     return last if "/nvidia-caps/" in last else ""

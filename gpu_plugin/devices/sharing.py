@@ -11,11 +11,11 @@ from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import MAX_LIST_BYTES, MIG, Device, first_few, withhold
 
 REPLICA = "::"
-"""Between the id of what is shared and the replica's number, as NVIDIA's plugin writes it."""
+"""Separator of the shared device's id and the replica's number, as in NVIDIA's plugin."""
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A device with the resource name it is counted under and what an operator may call it: index, uuid, legacy MIG name."""
+    """A device with its resource name, and the names that an operator may use for it: index, uuid, legacy MIG name."""
 
     name: str
     device: Device
@@ -23,9 +23,9 @@ class Named(msgspec.Struct, frozen=True):
 
 
 class MpsShared(msgspec.Struct, frozen=True):
-    """A resource that is shared by MPS: the uuids of its GPUs that can be used, how often each is given out, the limits.
+    """A resource that is shared by MPS: the uuids of its usable GPUs, the number of replicas of each, and the limits.
 
-    `root` is the host's MPS root, under which its daemon's directory lies.
+    `root` is the host's MPS root, which contains the directory of its daemon.
     """
 
     name: str
@@ -38,14 +38,14 @@ class MpsShared(msgspec.Struct, frozen=True):
 def share(
     named: Mapping[str, Sequence[Named]], entries: Sequence[SharedResource]
 ) -> tuple[dict[str, list[Device]], list[str]]:
-    """Devices by the name they are offered under, after every entry has taken its own; and what the operator should hear.
+    """Return the devices by the resource name that they are offered under, after sharing, and warnings for the operator.
 
-    Entries of one resource take what they list first, then counts in their order, then the one that takes all that is left.
-    An entry for a resource that the node does not have asks for nothing, and is said.
+    Of the entries of a resource, those with a list of devices come first, then those with a count in their order, then the
+    entry for all remaining devices. An entry for a resource that the node does not have is a warning.
 
     Raises:
-        ConfigError: two entries list the same device, one perhaps by index and the other by uuid, or there would be more
-            replicas than a list takes.
+        ConfigError: two entries list the same device, perhaps by index and by uuid, or there are more replicas than a list of
+            devices can have.
     """
     offered: dict[str, list[Device]] = {}
     warnings = [
@@ -71,12 +71,12 @@ def share(
 
 
 def _check_lengths(taken: Iterable[Mapping[str, SharedResource]]) -> None:
-    """Raises ConfigError where there would be more replicas than any list takes: making them would take seconds."""
+    """Raise ConfigError if there are more replicas than any list can have, before making them, which would take seconds."""
     least: dict[str, int] = {}
     count: dict[str, int] = {}
     for of_one_name in taken:
         for identifier, entry in of_one_name.items():
-            # A list has the id, "::" and a number of each, and "Healthy", with their tags and lengths: 2, 2 and 9 bytes.
+            # The least bytes of a replica: its id, "::", a digit, and 13 for "Healthy" with all tags and lengths (2, 2 and 9)
             each = len(identifier) + len(REPLICA) + 1 + 13
             least[entry.offered_as] = least.get(entry.offered_as, 0) + entry.replicas * each
             count[entry.offered_as] = count.get(entry.offered_as, 0) + entry.replicas
@@ -91,7 +91,7 @@ def _check_lengths(taken: Iterable[Mapping[str, SharedResource]]) -> None:
 def _taken(
     devices: Sequence[Named], entries: Sequence[SharedResource], warnings: list[str]
 ) -> dict[str, SharedResource]:
-    """The entry that each device falls to, by device id; a device that is left alone is in none."""
+    """Return the entry for each device by device id. A device that is not shared has no entry."""
     taken: dict[str, SharedResource] = {}
     by_alias = {alias: one.device.id for one in devices for alias in one.aliases}
     for entry in entries:
@@ -112,7 +112,9 @@ def _taken(
         free = [one.device.id for one in devices if one.device.id not in taken]
         wanted = len(free) if entry.devices.everything else entry.devices.count
         if wanted > len(free):
-            warnings.append(f"sharing of {entry.name}: {wanted} devices are to be shared, and {len(free)} are there")
+            warnings.append(
+                f"sharing of {entry.name}: {wanted} devices should be shared, but there are only {len(free)}"
+            )
         taken |= dict.fromkeys(free[:wanted], entry)
     return taken
 

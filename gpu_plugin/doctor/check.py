@@ -1,4 +1,4 @@
-"""What a check is, which there are, and what one finds. Pure."""
+"""The type of a check, the names of all checks, and their findings. Pure."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -11,21 +11,21 @@ from gpu_plugin.doctor.facts import Facts, Known, T, Unknown
 
 
 class Status(StrEnum):
-    """How it stands, the worst first."""
+    """The status of a finding, the worst first."""
 
     FAILED = "failed"
-    """GPUs are not served, or pods that get them fail, until it is mended."""
+    """GPUs are not served, or pods that get them fail, until it is repaired."""
     WARNING = "warning"
-    """It works, and will cause trouble."""
+    """It works now, and will cause trouble."""
     NOTE = "note"
-    """Worth knowing when something else is wrong."""
+    """Useful to know when something else is wrong."""
     OK = "ok"
     SKIPPED = "skipped"
-    """Not looked at, or not to be seen from here; `found` says why."""
+    """Not checked, or not visible from here; `found` is the reason."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that a check found; `remedy` is what to do about it, empty where there is nothing to do."""
+    """A result of a check. `remedy` is advice to the operator, empty if there is nothing to do."""
 
     status: Status
     found: str
@@ -37,7 +37,7 @@ note = partial(Finding, Status.NOTE)
 warning = partial(Finding, Status.WARNING)
 failed = partial(Finding, Status.FAILED)
 skipped = partial(Finding, Status.SKIPPED)
-"""A finding of each status, of what was found (of what is skipped: why) and what to do about it."""
+"""Functions that make a finding of each status from `found` (of a skipped check: the reason) and `remedy`."""
 
 _HANGS = (
     "its file system, or the program that answers for it, hangs: look for it in the kernel log (dmesg) and in "
@@ -46,7 +46,7 @@ _HANGS = (
 
 
 class UnseenError(Exception):
-    """What a check looks at is not known: then `finding` is all that it finds."""
+    """A fact that the check needs is not known: `finding` is the only result of the check."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.found)
@@ -54,9 +54,10 @@ class UnseenError(Exception):
 
 
 def seen(known: Known[T], what: str, remedy: str = _HANGS, *, needed: bool = False) -> T:
-    """A fact that is known. Raises UnseenError for one that is not; that somebody hangs is a finding by itself.
+    """Return a fact that is known. Raise UnseenError for an `Unknown`, with a WARNING if its probe hangs, else SKIPPED.
 
-    `needed`: pods do not get their GPUs without it, so that what hangs has failed. `remedy` is for what hangs.
+    With `needed`, pods do not get their GPUs without the fact, and a probe that hangs is FAILED. `what` names the fact, and
+    `remedy` is the advice if its probe hangs.
     """
     if not isinstance(known, Unknown):
         return known
@@ -91,9 +92,9 @@ NAMES = (
     "kubernetes-api",
     "features-directory",
 )
-"""The checks in the order in which one thing depends on another: of several failures the first is often the cause."""
+"""The checks in order of dependency: the first of several failures is often the cause of the others."""
 
 check: Functions[Check] = Functions(
     "check", NAMES, "NAMES in gpu_plugin/doctor/check.py", "a file of gpu_plugin/doctor/checks"
 )
-"""A decorator: the function is the check of that name."""
+"""A decorator that makes the function the check of this name."""

@@ -1,6 +1,6 @@
-"""Work in a child process, so that what hangs in the kernel holds the child and not the process that reports.
+"""Work in a child process, so that a call that hangs in the kernel blocks the child and not the process that reports.
 
-A thread that a driver holds in the kernel cannot be ended, and neither can its process: whoever waited for that would wait, too.
+A thread that a driver holds in the kernel cannot be ended, and neither can its process.
 """
 
 import os
@@ -16,31 +16,31 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _MAX_RESULT_BYTES = 2 * 1024 * 1024
-"""Bytes of a result that are taken: the longest config file has half of it."""
+"""The longest result in bytes, twice the size of the longest config file."""
 
 _EXIT_SECONDS = 0.5
-"""Seconds that the child may take to end once it has answered or was killed."""
+"""Seconds that the child may take to end after its answer or after it was killed."""
 
 _POLL_INTERVAL = 0.01
-"""Seconds between two looks whether it has: one that is stuck tells nobody."""
+"""Seconds between two checks if the child has ended. A child that is stuck in the kernel never sends a signal."""
 
 
 class ChildError(Exception):
-    """The child ended without a result, or gave none in time; the text says which."""
+    """The child ended without a result, or sent no result in time; the text says which."""
 
 
 class ChildTimeoutError(ChildError):
-    """The child gave no result in time."""
+    """The child sent no result in time."""
 
 
 def in_child(work: Callable[[], T], limit: float) -> T:
-    """The result of `work`, made in a child process within `limit` seconds; what it raises is raised here.
+    """Run `work` in a child process for up to `limit` seconds, and return its result or raise its exception.
 
-    In a process with other threads, which none can be forked from in good order, it is made right here.
+    A process with other threads cannot fork safely: there, `work` runs in the calling process.
 
     Raises:
         ChildTimeoutError: there is no result in time.
-        ChildError: there is none at all.
+        ChildError: the child ended without a result.
     """
     if threading.active_count() > 1:
         return work()
@@ -51,7 +51,7 @@ def in_child(work: Callable[[], T], limit: float) -> T:
         _answer(work, writing)
     os.close(writing)
     try:
-        result, error = pickle.loads(_received(reading, time.monotonic() + limit, limit))  # noqa: S301 - from our own child
+        result, error = pickle.loads(_receive(reading, time.monotonic() + limit, limit))  # noqa: S301 - from our own child
     except BaseException:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
@@ -65,7 +65,7 @@ def in_child(work: Callable[[], T], limit: float) -> T:
 
 
 def _answer(work: Callable[[], object], writing: int) -> None:
-    """Sends what the work gives or raises and ends this process, without ending anything that the parent has begun."""
+    """Send the result or the exception of `work`, and end this process without running the parent's exit handlers."""
     status = 1
     try:
         try:
@@ -77,25 +77,27 @@ def _answer(work: Callable[[], object], writing: int) -> None:
             view = view[os.write(writing, view) :]
         status = 0
     finally:
-        os._exit(status)  # also from an interrupt: nothing of the parent's stack is to run here
+        os._exit(status)  # also after an interrupt: no code of the parent's stack may run here
 
 
-def _received(reading: int, until: float, limit: float) -> bytes:
-    got = bytearray()
-    while len(got) < 8 or len(got) < 8 + int.from_bytes(got[:8]):
+def _receive(reading: int, until: float, limit: float) -> bytes:
+    received = bytearray()
+    while len(received) < 8 or len(received) < 8 + int.from_bytes(received[:8]):
         if not select.select([reading], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise ChildTimeoutError(f"no answer within {round(limit, 1):g} s: something holds the process that looks")
+            raise ChildTimeoutError(f"no answer within {round(limit, 1):g} s: the process that runs the checks hangs")
         piece = os.read(reading, 65536)
         if not piece:
-            raise ChildError("the process that looks has ended without an answer: was it killed for lack of memory?")
-        got += piece
-        if len(got) > _MAX_RESULT_BYTES:
+            raise ChildError(
+                "the process that runs the checks ended without an answer: was it killed for lack of memory?"
+            )
+        received += piece
+        if len(received) > _MAX_RESULT_BYTES:
             raise ChildError(f"the answer is longer than {_MAX_RESULT_BYTES} bytes")
-    return bytes(got[8:])
+    return bytes(received[8:])
 
 
 def _reap(child: int) -> None:
-    """Waits for the child's end, unless it is stuck: then it is left to whoever reaps orphans."""
+    """Wait up to `_EXIT_SECONDS` for the child's end. If it is stuck, init reaps it later."""
     until = time.monotonic() + _EXIT_SECONDS
     with suppress(ChildProcessError):
         while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < until:

@@ -1,6 +1,6 @@
-"""What was seen of a node: the only input of the checks. Immutable.
+"""The facts of a node: the only input of the checks. Immutable.
 
-Paths are as this process sees them. A fact that could not be gathered in time, or at all, is an `Unknown`.
+Paths are as in this process's file system. A fact that could not be gathered, or not in time, is an `Unknown`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from gpu_plugin.health.observation import Fabric
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """`why` a fact is not known, as a sentence. `hung`: whoever was asked has not answered in time."""
+    """`why` a fact is not known, as a sentence. `hung` is True if its probe did not answer in time."""
 
     why: str
     hung: bool = False
@@ -29,8 +29,8 @@ Known: TypeAlias = T | Unknown
 class Process(msgspec.Struct, frozen=True):
     """This process. `capabilities` is CapEff of proc(5), `seccomp` its mode there: 0 off, 1 strict, 2 a filter.
 
-    `selinux` is enforcing, permissive, or empty where it is off; `label` is the process's own under SELinux or AppArmor.
-    `host_processes`: the node's other processes can be seen.
+    `selinux` is enforcing, permissive, or empty if it is off. `label` is the process's label under SELinux or AppArmor.
+    `host_processes` is True if the process can see the node's other processes.
     """
 
     uid: int
@@ -45,11 +45,11 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """What the driver says of one GPU; None where it does not say. `trouble` is why it could not be asked, empty where it could.
+    """The driver's values of one GPU, None for a value that it does not report. `trouble` is the driver's error, empty for none.
 
     `mig_pending` is the MIG mode after the next reset if it changes then, `vgpu_licensed` whether a vGPU has its license.
-    `compute_mode` is nvmlComputeMode_t; `nvswitch` whether an NVLink of it leads to a switch. `fabric` is None of a GPU without
-    NVLinks, such as one that was passed through alone: it has none to wait for, whatever the driver says.
+    `compute_mode` is nvmlComputeMode_t. `nvswitch` is True if an NVLink of the GPU leads to a switch. `fabric` is None for a GPU
+    without NVLinks, such as a GPU that was passed through alone: it has no fabric to wait for, even if the driver reports one.
     """
 
     index: int
@@ -68,11 +68,11 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """The driver's library as it was opened. `code` is nvmlReturn_t of the attempt, `trouble` its text, empty where it is open.
+    """The result of opening the driver's library: `code` is the nvmlReturn_t, `trouble` its text, empty if it is open.
 
-    `library` is the file that was loaded, empty for none; `version` what the driver says of itself, else what the name of the
-    file says. `platform` is nvml, wsl or tegra. `count` is how many GPUs it counts; -1 where it does not say, and `count_trouble`
-    is why.
+    `library` is the path of the loaded file, empty for none. `version` is the version that the driver reports, or else that in
+    the file's name. `platform` is nvml, wsl or tegra. `count` is the number of GPUs, -1 if the driver does not report it;
+    `count_trouble` is the reason.
     """
 
     code: int = 0
@@ -86,7 +86,7 @@ class Driver(msgspec.Struct, frozen=True):
 
 
 class KernelModule(msgspec.Struct, frozen=True):
-    """The driver's half in the kernel: whether it is loaded, its version (empty: not said), and whether nouveau is loaded."""
+    """The driver's kernel module: whether it is loaded, its version (empty if unknown), and whether nouveau is loaded."""
 
     loaded: bool
     version: str = ""
@@ -94,9 +94,9 @@ class KernelModule(msgspec.Struct, frozen=True):
 
 
 class Pci(msgspec.Struct, frozen=True):
-    """NVIDIA's GPUs and NVSwitches that sysfs lists: by bus id the kernel driver that is bound to each, empty for none.
+    """NVIDIA's GPUs and NVSwitches in sysfs: the bound kernel driver by bus id, empty if no driver is bound.
 
-    `dxg`: /dev/dxg exists, which gives WSL its GPUs without a PCI bus.
+    `dxg` is True if /dev/dxg exists, through which WSL has GPUs without a PCI bus.
     """
 
     gpus: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -105,9 +105,10 @@ class Pci(msgspec.Struct, frozen=True):
 
 
 class DeviceNode(msgspec.Struct, frozen=True):
-    """A path under /dev. `major` is None where there is no character device; `error` is errno of opening it, 0 if that worked.
+    """A path under /dev. `major` is None if it is not a character device.
 
-    `reason` is that error in the system's words. `error` is None where it was not opened, and `why` says why not.
+    `error` is the errno of opening it, 0 if that worked, and `reason` the system's text for it. `error` is None if the device
+    was not opened, and `why` is the reason.
     """
 
     path: str
@@ -129,11 +130,11 @@ class DeviceNodes(msgspec.Struct, frozen=True):
 
 
 class Directory(msgspec.Struct, frozen=True):
-    """A directory. `error` is why it cannot be looked at, in the system's words; empty where it can, or is not there.
+    """A directory. `error` is the system's text if stat(2) failed; empty if it worked, or if there is no such directory.
 
-    `writable` is by this process. `removed`: it was removed on the host and is still mounted here. `mount` and `filesystem` are
-    the mount point and the type of what it lies on; `free_bytes` and `free_inodes` are -1 where that file system does not say.
-    Of one that is not there they are those of the nearest one above it, as is `writable`.
+    `writable` is for this process. `removed` is True if the directory was removed on the host and is still mounted here.
+    `mount` and `filesystem` are the mount point and the type of its file system. `free_bytes` and `free_inodes` are -1 if the
+    file system does not report them. For a missing directory, these fields and `writable` are of the nearest parent directory.
     """
 
     path: str
@@ -153,8 +154,8 @@ class Directory(msgspec.Struct, frozen=True):
 class KubeletDirectory(msgspec.Struct, frozen=True):
     """The device plugin directory.
 
-    `checkpoint`: the kubelet's file is in it. `others` are sockets there that are neither the kubelet's nor ours and take
-    connections.
+    `checkpoint` is True if it has the kubelet's checkpoint file. `others` are sockets in it that accept connections, without
+    the kubelet's and this plugin's own.
     """
 
     directory: Directory
@@ -163,10 +164,10 @@ class KubeletDirectory(msgspec.Struct, frozen=True):
 
 
 class Socket(msgspec.Struct, frozen=True):
-    """A Unix socket. `error` is why nobody could be reached there, in the system's words, empty where somebody was.
+    """A Unix socket. `error` is the system's text if no connection was possible, empty otherwise.
 
-    `http2`: what answers begins as a gRPC server does. `pid` and `program` are the process that listens, as far as the kernel
-    tells: 0 for one of another container.
+    `http2` is True if the server answers as a gRPC server does. `pid` and `program` are those of the process that listens, 0
+    for a process of another container.
     """
 
     path: str
@@ -179,10 +180,10 @@ class Socket(msgspec.Struct, frozen=True):
 
 
 class PodResources(msgspec.Struct, frozen=True):
-    """What the kubelet's PodResources service answers, and in how many seconds.
+    """The answer of the kubelet's PodResources service, and the time it took in seconds.
 
-    `allocated` is how many devices pods have, `healthy` how many of each resource the kubelet takes for healthy. `trouble` is
-    why it does not answer; `absent`: there is no socket.
+    `allocated` is the number of devices that pods have, `healthy` the number of devices of each resource that are healthy for
+    the kubelet. `trouble` is the reason if there is no answer. `absent` is True if there is no socket.
     """
 
     path: str
@@ -194,11 +195,11 @@ class PodResources(msgspec.Struct, frozen=True):
 
 
 class Daemon(msgspec.Struct, frozen=True):
-    """What the running daemon's status says (`NodeView.status`); None where none answers, and `trouble` is why.
+    """The status of the running daemon (`NodeView.status`), None if no daemon answers; then `trouble` is the reason.
 
-    `forbidden`: its socket is there, or may be, and this process may not talk to it. `refused`: one answers, and `trouble` is its
-    own word, such as that it waits for another one. `abandoned`: its socket is there and nobody is behind it, so it did not end
-    of itself.
+    `forbidden` is True if this process may not connect to the daemon's socket. `refused` is True if a daemon answered with an
+    error, such as that it waits for another daemon; `trouble` is its text. `abandoned` is True if the socket exists and no
+    process listens on it, so that the daemon was killed.
     """
 
     status: Mapping[str, Any] | None = None
@@ -209,9 +210,9 @@ class Daemon(msgspec.Struct, frozen=True):
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """The system's clock: Unix time in seconds, and what the kernel says of it (adjtimex(2)).
+    """The system's clock: Unix time in seconds, and the kernel's state of it (adjtimex(2)).
 
-    `synchronised` is None where the kernel does not say, and `why` is why; `may_be_off` is in seconds.
+    `synchronised` is None if the kernel does not report it, and `why` is the reason. `may_be_off` is in seconds.
     """
 
     now: float
@@ -221,9 +222,9 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Mps(msgspec.Struct, frozen=True):
-    """Traces of MPS: processes that can be seen by id and name, and the directories of resources below the MPS root.
+    """Traces of MPS: the ids and names of visible processes, and the directories of resources below the MPS root.
 
-    Of each directory it is known whether a control daemon takes connections there.
+    The value of a directory is True if a control daemon accepts connections there.
     """
 
     processes: tuple[tuple[int, str], ...] = ()
@@ -232,9 +233,9 @@ class Mps(msgspec.Struct, frozen=True):
 
 
 class Right(msgspec.Struct, frozen=True):
-    """Something that the Kubernetes API is asked whether we may do, and the option that needs it.
+    """A right on the Kubernetes API, and the option that needs it.
 
-    `namespace` is empty for what is in none, or for all namespaces.
+    `namespace` is empty for a resource without a namespace, or for all namespaces.
     """
 
     verb: str
@@ -245,15 +246,15 @@ class Right(msgspec.Struct, frozen=True):
     name: str = ""
 
     def __str__(self) -> str:
-        """As a ClusterRole names it, such as patch on nodes/status."""
+        """Return the right as a ClusterRole names it, such as patch on nodes/status."""
         resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
         return f"{self.verb} on {resource}" + (f" in namespace {self.namespace}" if self.namespace else "")
 
 
 class Api(msgspec.Struct, frozen=True):
-    """The Kubernetes API: where and in how many seconds it answered, and which rights it says that we do not have.
+    """The Kubernetes API: its address, the time of its answer in seconds, and the `asked` rights that are `missing`.
 
-    `trouble` is why it could not be asked; empty where it could, or where no option needs it (then `asked` is empty).
+    `trouble` is the reason if it did not answer. It is empty if it answered, or if no option needs it (then `asked` is empty).
     """
 
     asked: tuple[Right, ...] = ()
@@ -264,12 +265,12 @@ class Api(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything.
+    """All facts.
 
-    `file` is the config file that `settings` come from, besides flags and environment; empty for none. `configuration` is what is
-    wrong with it, where they come from those alone; an `Unknown` where it could not be read in time.
-    `fabric_manager` is a trace of nvidia-fabricmanager, a process or its socket's path, empty for none.
-    `released` are the GPUs that an operator has released for maintenance.
+    `file` is the config file of `settings`, in addition to flags and environment; empty for none. `configuration` is the error
+    in the config file if `settings` come from flags and environment alone; an `Unknown` if the file could not be read in time.
+    `fabric_manager` is a trace of nvidia-fabricmanager, a process or its socket's path, empty for none. `released` are the GPUs
+    that an operator has released for maintenance.
     """
 
     settings: Settings
@@ -297,12 +298,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def simulated(self) -> bool:
-        """Whether the node's GPUs are simulated."""
+        """True if the node's GPUs are simulated."""
         return bool(self.settings.simulate)
 
     @property
     def no_gpu(self) -> str:
-        """The reason why no GPU is to be expected on this node, for people; empty if there may be a GPU, or that is not known."""
+        """The reason why this node need not have a GPU, for people; empty if there may be a GPU, or that is not known."""
         if isinstance(self.pci, Unknown) or isinstance(self.module, Unknown):
             return ""
         if self.module.loaded and not self.pci.gpus and not self.simulated:
@@ -310,12 +311,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.driver, Unknown) and self.driver.platform != "nvml":
             return ""
         if not isinstance(self.daemon, Unknown) and (self.daemon.status or {}).get("missing"):
-            return ""  # the daemon remembers GPUs of this node
+            return ""  # the daemon knows GPUs of this node that are missing now
         return no_gpu(self.pci.gpus, (), ("/dev/dxg",) if self.pci.dxg else ())
 
     @property
     def opened(self) -> Driver | None:
-        """The driver where it is open and serves GPUs that can be asked."""
+        """The driver if it is open and its GPUs can be queried, else None."""
         if isinstance(self.driver, Unknown) or self.driver.trouble or self.driver.platform != "nvml":
             return None
         return self.driver

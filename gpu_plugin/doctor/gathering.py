@@ -1,4 +1,4 @@
-"""Gathers the facts of a node, all side by side. No probe is waited for longer than its limit: what hangs is left behind."""
+"""Gather the facts of a node with concurrent probes. Each probe has a time limit; a probe that hangs keeps its thread."""
 
 import os
 import time
@@ -44,11 +44,11 @@ from gpu_plugin.runtime.threads import begin, settled
 T = TypeVar("T")
 
 GPU_SECONDS = 1.0
-"""Seconds for the questions to each GPU, however long the driver took to open."""
+"""Least seconds for the queries of each GPU, even if the driver took all other time to open."""
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where the kernel's file systems are, and what the process sees as its root."""
+    """Paths of the kernel's file systems and of the process's root."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -58,32 +58,32 @@ class Places(msgspec.Struct, frozen=True):
 async def gather(
     settings: Settings, patience: float, configuration: Known[str] = "", file: str = "", places: Places | None = None
 ) -> Facts:
-    """Everything that is known of this node, within `patience` seconds a probe, and the driver's own limit (--nvml-timeout).
+    """Gather all facts of this node.
 
     Args:
-        settings: what the node is to be for.
-        patience: seconds that each probe may take.
-        configuration: what is wrong with the config file, if it is not used; an `Unknown` where it could not be read in time.
-        file: the config file that is.
-        places: where the kernel's file systems are.
+        settings: the daemon's settings.
+        patience: seconds that each probe may take; for the driver at least `--nvml-timeout`.
+        configuration: the error in the config file if it is not used; an `Unknown` if the file could not be read in time.
+        file: the config file in use.
+        places: the paths of the kernel's file systems.
 
     Raises:
-        ConfigError: there is no such simulated node.
+        ConfigError: the simulated node of the settings cannot be loaded.
     """
     facts = await _Gathering(settings, patience, places or Places(), await _hardware(settings, patience)).facts()
     return replace(facts, configuration=configuration, file=file)
 
 
 def longest(settings: Settings, patience: float) -> float:
-    """Seconds after which `gather` has ended, whatever hangs: daemon, state directory, driver and device nodes, in a row.
+    """Return the longest time in seconds that `gather` takes even if probes hang.
 
-    A simulated node's files come before them.
+    The longest sequence is a simulated node's files, the daemon, the state directory, the driver and the device nodes.
     """
     return 3 * patience + max(patience, settings.nvml_timeout) + 2 * patience + 10.0
 
 
 async def _hardware(settings: Settings, patience: float) -> Known[Hardware]:
-    """The driver and host to look at. Raises ConfigError for a simulated node that cannot be."""
+    """Return the driver and host to probe. Raises ConfigError for a simulated node that cannot be loaded."""
     if not settings.simulate:
         return hardware_for(settings)
     job = begin(partial(simulated, settings), "doctor-simulated")
@@ -97,7 +97,7 @@ def _unanswered(patience: float, whose: str = "") -> Unknown:
 
 
 class _Gathering:
-    """One gathering of the facts: every probe on a thread of its own, none waited for longer than its limit."""
+    """One gathering of the facts. Every probe runs on its own thread, with a time limit."""
 
     def __init__(self, settings: Settings, patience: float, places: Places, hardware: Known[Hardware]) -> None:
         self._settings = settings
@@ -152,7 +152,7 @@ class _Gathering:
         return Facts(settings=settings, **found)
 
     async def _within(self, probe: Callable[[], T], patience: float, name: str) -> Known[T]:
-        """The result of a probe, on a thread of its own."""
+        """Return the result of a probe, which runs on its own thread."""
         job = begin(probe, f"doctor-{name}")
         if not await settled(job, patience):
             return _unanswered(patience)
@@ -161,7 +161,7 @@ class _Gathering:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             return Unknown(f"{where}{error.strerror or error}")
-        except Exception as error:  # noqa: BLE001 - one probe that fails takes no other with it
+        except Exception as error:  # noqa: BLE001 - a probe that fails must not stop the others
             return Unknown(f"{type(error).__name__}: {error}")
 
     def _pci(self) -> Pci:
@@ -185,9 +185,9 @@ class _Gathering:
             return Daemon(trouble=str(error), refused=True)
 
     async def _released(self, daemon: Known[Daemon], hardware: Hardware) -> Known[tuple[str, ...]]:
-        """The GPUs that an operator has released: nothing may open them, so that they can be reset.
+        """Return the GPUs that an operator has released. Nothing may open them, so that they can be reset.
 
-        Where no daemon says which, what one wrote down does: one that hangs or was killed has them released still.
+        If no daemon answers, read the releases that a daemon stored: they still hold if the daemon hangs or was killed.
         """
         if not isinstance(daemon, Unknown) and daemon.status is not None:
             try:
@@ -224,7 +224,7 @@ class _Gathering:
     async def _nodes(
         self, driver: Known[Driver], released: Known[tuple[str, ...]], hardware: Hardware
     ) -> Known[DeviceNodes]:
-        """The device nodes that CUDA needs; those of GPUs are opened only where the driver answered for the GPU."""
+        """Return the device nodes that CUDA needs. The node of a GPU is opened only if the driver answered for the GPU."""
         if self._settings.simulate:
             there = hardware.host.device_roots()
             channels = tuple(sorted(path for path in there if path.startswith(imex_node(0)[:-1])))
@@ -247,8 +247,8 @@ class _Gathering:
         majors = await self._within(partial(host.majors, self._places.proc), self._patience, "majors")
         channels_seen: Known[tuple[str, ...]] = ()
         if self._settings.imex_channel_ids == AUTO or self._settings.imex_channel_ids:
-            looked = (f"{self._places.root}/", *self._roots)
-            channels_seen = await self._within(partial(host.imex_channels, looked), self._patience, "imex")
+            roots = (f"{self._places.root}/", *self._roots)
+            channels_seen = await self._within(partial(host.imex_channels, roots), self._patience, "imex")
         return DeviceNodes(
             {path: nodes[path] for path in wanted},
             {} if isinstance(majors, Unknown) else majors,
@@ -271,7 +271,7 @@ def _forbidden(path: Path) -> bool:
 
 
 def released(status: Mapping[str, Any]) -> tuple[str, ...]:
-    """The GPUs by index that are released as a daemon's status says."""
+    """Return the indices of the released GPUs in a daemon's status."""
     gpus = status.get("health", {}).get("gpus", ())
     return tuple(str(gpu["index"]) for gpu in gpus if MAINTENANCE in gpu.get("signals", ()))
 

@@ -1,4 +1,4 @@
-"""A latch as it is written down: enough to hold the same verdict after a restart."""
+"""The stored form of a latch, from which a later process restores the same verdict."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -24,40 +24,43 @@ from gpu_plugin.health.latch import (
 from gpu_plugin.health.signals import SIGNALS
 
 CORRECTED = 1.0
-"""Seconds by which a wall clock was set at least, where it was: its zero is read from two clocks, one after the other."""
+"""Smallest difference in seconds that counts as a corrected wall clock.
+
+A smaller one may arise because the two clocks behind `Evidence.zero` are read one after the other.
+"""
 
 LATEST = 2.0**33
-"""Unix seconds beyond which nothing that was written down can have happened: the year 2242."""
+"""The latest possible time of an entry, in Unix seconds: the year 2242."""
 
 LONGEST = 86400.0
-"""Seconds beyond which nothing is counted or held back by the clock: a day, in `flapping.LONGEST` and in the table of Xids."""
+"""The longest time in seconds that a signal counts or withholds: a day, as in `flapping.LONGEST` and the table of Xids."""
 
 _GREATEST = LATEST**2
-"""Beyond any number that a signal remembers."""
+"""Greater than any number in a signal's memory."""
 
 _DEEPEST = 6
-"""Levels beyond any nesting of what a signal remembers."""
+"""Deeper than the nesting of any signal's memory."""
 
 
 BACKGROUND = LatchKey("background")
-"""Stands where a signal is written down, for what is remembered of a GPU beside latches; there is no signal of this name."""
+"""The key of the entry that stores a GPU's marks and recovery action. There is no signal of this name."""
 
 
 class Background(Memory, frozen=True):
-    """`action` is what the driver said last that it asks for (`Sample.recovery_action`); None: nothing yet."""
+    """`action` is the latest recovery action that the driver reported (`Sample.recovery_action`), None before the first."""
 
     action: int | None = None
 
-    lasting: ClassVar[bool] = True  # it is written down where there is something to it
+    lasting: ClassVar[bool] = True  # `GpuRecord.written` leaves it out if it is empty
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry of the file: what is held against a GPU, by which signal, since when (Unix seconds), and the proof that ends it.
+    """An entry of the file: a latch of one GPU, with its signal, its start (Unix seconds) and the proof that closes it.
 
-    `boot_id` is the boot in which it was true, `zero` the Unix time at which the clock of that boot stood at 0, as the process
-    that wrote this down had it: where a later process has another, the wall clock was corrected, and every time is shifted.
-    `memory` is what the signal remembers, by the names of its type's fields, and the rest what `Latch` says of the same names.
-    A `verdict` of OK holds nothing against the GPU: some signals remember a count or a baseline.
+    `boot_id` is the boot in which the entry was true. `zero` is the Unix time at which the clock of that boot read 0, according
+    to the process that stored the entry. If a later process finds another value, the wall clock was corrected, and every time
+    is shifted. `memory` is the signal's memory, by the names of its type's fields. The other fields are those of `Latch` and
+    of its `Recovery` and `Marks`. With a `verdict` of OK the latch is closed: some signals store a count or a baseline.
     """
 
     boot_id: str
@@ -84,7 +87,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, boot_id: str, uuid: str, key: LatchKey, latch: AnyLatch, zero: float | None = None) -> "Evidence":
-        """A latch of a GPU."""
+        """Return the entry for a latch of a GPU."""
         memory, recovery = latch.memory, latch.recovery.before or latch.recovery
         marks = recovery.marks
         memory = memory.stored() if latch.verdict is Verdict.OK else memory.stored_open()
@@ -112,12 +115,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def key(self) -> LatchKey:
-        """Which latch it was."""
+        """The key of the latch."""
         return LatchKey(self.signal, self.part, self.device)
 
     @property
     def known(self) -> bool:
-        """Whether this version has such a signal, and latches of it that are told apart so."""
+        """True if this version has the signal, and the signal can have a latch with this `part`."""
         if self.signal == BACKGROUND.signal:
             return self.key == BACKGROUND and self.verdict == Verdict.OK.name
         signal = SIGNALS.get(self.signal)
@@ -125,14 +128,14 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def lasts(self) -> bool:
-        """Whether the entry outlives boots, as an operator's cordon does."""
+        """True if the entry outlives boots, as an operator's cordon does."""
         return self.known and self.key != BACKGROUND and SIGNALS[self.signal].lasts
 
     @property
     def possible(self) -> bool:
-        """Whether the entry can be true: its times are times, and its numbers such as a signal remembers.
+        """True if the entry can be true: its times and numbers are in the ranges that signals use.
 
-        A time a little before 0 is one: the wall clock may have been corrected by more than it told. It is taken for 0.
+        A time below 0 is allowed, because a correction of the wall clock may exceed the time itself. `latch` reads it as 0.
         """
         if not (all(map(_time, (self.since, self.taken, self.reset_after))) and _sane(self.memory, -LATEST)):
             return False
@@ -141,15 +144,15 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
         return all(_plausible(value, of) for value, of in values(_memory(self)))
 
     def latch(self, zero: float | None = None) -> AnyLatch:
-        """The latch of a known signal as it was, its times by a wall clock of this `zero`.
+        """Return the latch of a known signal, with its times by a wall clock of this `zero`.
 
-        A verdict that another version wrote is taken for the worst, a proof for that of a reset. What the signal cannot read
-        of its memory it does not remember.
+        A verdict that this version does not know becomes FATAL, and an unknown proof becomes that of a reset. A memory that
+        the signal cannot read is replaced by an empty one.
         """
         by = 0.0 if zero is None or self.zero is None else zero - self.zero
         by = by if abs(by) >= CORRECTED else 0.0
         memory = _memory(self)
-        # The counters that persistence mode suspended are not among them: the driver was closed since
+        # `suspended` is left out: the driver was closed since, which sets those counters back
         marks = Marks(self.energy, self.ecc, self.binding, self.counting, self.taken, self.opening)
         return Latch(
             shifted(memory, by),
@@ -162,14 +165,14 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def moved(self, zero: float | None) -> "Evidence":
-        """The entry as a process with a wall clock of this `zero` would have written it down."""
+        """Return the entry that a process with a wall clock of this `zero` would have stored."""
         if zero is None or self.zero is None or abs(zero - self.zero) < CORRECTED or not self.known:
             return self
         return Evidence.of(self.boot_id, self.uuid, self.key, self.latch(zero), zero)
 
 
 def newer(evidence: Iterable[Evidence], than: Iterable[Evidence]) -> tuple[Evidence, ...]:
-    """The entries that hold something against a GPU which no entry of `than` held against it then, or not as severely."""
+    """Return the open entries that `than` lacks, by GPU, latch, start and verdict."""
     before = {(entry.uuid, entry.key, entry.since, entry.verdict) for entry in than}
     return tuple(
         entry
@@ -178,24 +181,22 @@ def newer(evidence: Iterable[Evidence], than: Iterable[Evidence]) -> tuple[Evide
     )
 
 
-def news(latch: AnyLatch | None) -> tuple[object, ...]:
-    """The parts of a latch that are written down when they change: a report or a restart needs them."""
+def stored_parts(latch: AnyLatch | None) -> tuple[object, ...]:
+    """Return the parts of a latch whose change must be stored, because a report or a restart needs them."""
     if latch is None:
         return ()
     memory = latch.memory
     if latch.verdict is Verdict.OK:
-        return (memory.news,) if memory.lasting else ()
+        return (memory.counted_closed,) if memory.lasting else ()
     recovery = latch.recovery.before or latch.recovery
     done = (recovery.reset, recovery.rebound, latch.overridden)
-    return (latch.verdict, latch.detail, latch.proof, done, marks_news(recovery.marks), memory.counted)
+    return (latch.verdict, latch.detail, latch.proof, done, stored_marks(recovery.marks), memory.counted)
 
 
-def marks_news(marks: Marks) -> tuple[object, ...]:
-    """The parts of a GPU's marks that are written down when they change.
-
-    Energy counts up all the time: each doubling is written down, which is seldom and enough: a reset while nobody looks shows
-    until a quarter of what had been used then was used again.
-    """
+def stored_marks(marks: Marks) -> tuple[object, ...]:
+    """Return the parts of a GPU's marks whose change must be stored."""
+    # Energy grows all the time, and is stored at each doubling, which is seldom. The stored value is then at least half of the
+    # energy before a reset, so a reset while no process runs shows until the GPU has used a quarter of that energy again.
     energy = None if marks.energy is None else marks.energy.bit_length()
     return marks.ecc, marks.binding, marks.counting, energy
 
@@ -213,7 +214,7 @@ def _time(at: float | None) -> bool:
 
 
 def _plausible(value: object, declared: object) -> bool:
-    """Whether a number that is declared so can be true; words always can."""
+    """Return True if a number is in the range of its declared type. Words always are."""
     if declared == Celsius or not isinstance(value, int | float):
         return True
     if declared == Moment:
@@ -222,7 +223,7 @@ def _plausible(value: object, declared: object) -> bool:
 
 
 def _sane(value: object, least: float = 0, depth: int = 0) -> bool:
-    """Whether all numbers are such as a signal remembers, and nested no deeper; `least` is the least of them."""
+    """Return True if all numbers are at least `least` and below `_GREATEST`, and nested less than `_DEEPEST` levels deep."""
     if isinstance(value, Mapping | list | tuple):
         inside = value.values() if isinstance(value, Mapping) else value
         return depth < _DEEPEST and all(_sane(each, least, depth + 1) for each in inside)

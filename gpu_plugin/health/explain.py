@@ -1,4 +1,4 @@
-"""Why each GPU is in the state it is in, since when, what would clear it, and what to do about it."""
+"""Reports for people: the open latches of each GPU, their start, the recovery that closes them, and advice."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,19 +24,19 @@ Explained = Mapping[str, Any]
 
 
 def explain(ledger: HealthLedger, gpus: Iterable[Gpu], now: float) -> Explained:
-    """`{"gpus": [...]}` for people and programs, at Unix time `now`, in the order of the GPUs given.
+    """Return `{"gpus": [...]}` at Unix time `now`, in the order of the given GPUs.
 
-    Each has `index`, `uuid`, `health` ("Healthy" or "Unhealthy", of the whole GPU), `verdict` ("OK", "APP", "DEGRADED" or
-    "FATAL": the worst, its MIG devices' included) and `signals`, the worst first: `name`, `detail`, `since` (Unix seconds,
-    null where nobody knows), `clears`, `verdict`, `action`, `device` where one MIG device alone is meant, and `readings` where
-    it goes by a measure: a list of `Reading`s as objects. A GPU with MIG devices also has `devices`: `uuid`, `health` and
-    `verdict` of each.
+    Each GPU has `index`, `uuid`, `health` ("Healthy" or "Unhealthy", of the whole GPU), `verdict` ("OK", "APP", "DEGRADED" or
+    "FATAL": the worst, including its MIG devices) and `signals`, the worst first. A signal has `name`, `detail`, `since` (Unix
+    seconds, null if unknown), `clears`, `verdict` and `action`, also `device` if it concerns a single MIG device, and
+    `readings`, a list of `Reading`s as objects, if it judges a measure. A GPU with MIG devices also has `devices`: `uuid`,
+    `health` and `verdict` of each.
     """
     return {"gpus": [_gpu(ledger, gpu, now) for gpu in gpus]}
 
 
 def missing(gpu: Gpu) -> Explained:
-    """An object as in `explain`'s list for a GPU that is not listed: `index` null, `health` "Missing", and the reason."""
+    """Return an object as in `explain`'s list for a GPU that is not listed: `index` null, `health` "Missing", and the reason."""
     return {
         "index": None,
         "uuid": gpu.uuid,
@@ -58,10 +58,10 @@ def missing(gpu: Gpu) -> Explained:
 
 
 def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) -> str:
-    """The recovery that would close a latch of a GPU, exact about what is still missing, as words that can end a sentence.
+    """Return the recovery that closes a latch of a GPU, with the steps that are still missing, as words that end a sentence.
 
-    `unfit` are the signals that call the GPU FATAL by their own readings, of which no proof of a recovery can be gathered
-    meanwhile (`HealthLedger.unfit`); `is_released` is whether it is released for maintenance.
+    `unfit` are the signals that call the GPU FATAL by their own readings (`HealthLedger.unfit`): no recovery can be proven
+    while they do. `is_released` is whether the GPU is released for maintenance.
     """
     key, latch, policy, gpu = case.key, case.latch, case.policy, case.gpu
     signal = SIGNALS[key.signal]
@@ -84,7 +84,7 @@ def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) 
     else:
         means = _recovered(signal, latch, how, unfit)
     if latch.overridden:
-        return f"{means}; overridden by an operator meanwhile"
+        return f"{means}; overridden by an operator until then"
     if standing(key, latch, policy) is not Verdict.FATAL or not signal.takes_override(latch):
         return means
     if key.signal == xid.NAME and (lowered := xid.lowered_by(case)):
@@ -94,10 +94,10 @@ def clears(case: Case, *, unfit: Sequence[str] = (), is_released: bool = False) 
 
 def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
     unfit = ledger.unfit(gpu.uuid)
-    stands = ledger.standing(gpu.uuid, None)
-    if gpu.unreadable is not None:  # why there was no look at it says more than that there was none
-        stands = [one for one in stands if not SIGNALS[one[0].signal].of_process]
-    open_ = sorted(stands, key=lambda one: (-one[2], one[1].since, one[0].signal, one[0].part))
+    standing = ledger.standing(gpu.uuid, None)
+    if gpu.unreadable is not None:  # the reason below says more than the signal first-look
+        standing = [each for each in standing if not SIGNALS[each[0].signal].of_process]
+    open_ = sorted(standing, key=lambda each: (-each[2], each[1].since, each[0].signal, each[0].part))
     is_released = any(released(latch) for _, latch, _ in open_)
     signals: list[Explained] = []
     for key, latch, verdict in open_:
@@ -120,7 +120,7 @@ def _gpu(ledger: HealthLedger, gpu: Gpu, now: float) -> Explained:
     whole = ledger.verdict(gpu.uuid)
     if gpu.unreadable is not None:
         if not any(v is Verdict.FATAL and not key.device for key, _, v in open_):
-            signals.insert(0, _unreadable(gpu.unreadable))  # else what is says why it is not read, or is why
+            signals.insert(0, _unreadable(gpu.unreadable))  # otherwise an open signal explains it already
         worst = whole = Verdict.FATAL
     explained: dict[str, object] = {
         "index": gpu.index,
@@ -155,7 +155,7 @@ def _said(signal: Signal, case: Case) -> str:
 
 
 def _read(signal: Signal, case: Case, reset: str) -> str:
-    """The readings that close a latch, and for how long they have been good."""
+    """Return the readings that close a latch, and for how long they have been good."""
     means = (_said(signal, case) or "good readings") + reset
     memory = case.latch.memory
     since = memory.quiet_since if isinstance(memory, Level) else None
@@ -163,14 +163,14 @@ def _read(signal: Signal, case: Case, reset: str) -> str:
 
 
 def _condemned(signal: Signal, latch: AnyLatch, override: str, advised: str) -> str:
-    """The end of the latch of a part that is to be replaced."""
+    """Return the recovery of a part that must be replaced."""
     if latch.overridden:
-        return f"{counted(CLEAN_SAMPLES, 'good look')} in a row; overridden by an operator meanwhile"
+        return f"{counted(CLEAN_SAMPLES, 'good look')} in a row; overridden by an operator until then"
     if latch.recovery.rebound:
         return f"{_to_go(latch)}: it was enumerated again; or {override}"
     if signal.kind is SignalKind.EVENT:
         return f"nothing by itself: {advised}; or {override}"
-    reenumerated = "what is read good after the GPU was enumerated again (a repaired part)"
+    reenumerated = "good readings after the GPU was enumerated again (a repaired part)"
     return f"nothing by itself: have the GPU replaced; {reenumerated}, or {override}"
 
 
@@ -180,13 +180,13 @@ def _quiet(signal: Signal, latch: AnyLatch) -> str:
 
 
 def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) -> str:
-    """The recovery that `proof.after_recovery` still waits for."""
+    """Return the recovery that `proof.after_recovery` still waits for."""
     names, marks = dict.fromkeys(unfit), latch.recovery.marks
     only = f", counted once {' and '.join(names)} {are(len(names))} over" if names else ""
     if _seen(latch):
         why = "it was found again" if signal.shown else "its reset was seen"
         if marks.energy is None and marks.binding is None:
-            why = "nothing was known of it that a reset would change"
+            why = "the plugin knew no counter of it that a reset changes"
         return f"{_to_go(latch)}{only}: {why}"
     if signal.recovery:
         recovery = signal.recovery.format(reset=how)
@@ -200,25 +200,25 @@ def _recovered(signal: Signal, latch: AnyLatch, how: str, unfit: Sequence[str]) 
 
 
 def _shown_by(latch: AnyLatch) -> str:
-    """How a reset of this GPU shows, as far as that is known."""
+    """Return the evidence by which the plugin can recognize a reset of this GPU; empty if nothing was read of it."""
     marks = latch.recovery.marks
     if marks.counting:
         return (
             "; without persistence mode the driver's counters restart whenever nobody has the GPU open, and prove no "
             "reset: a reboot or a new binding of the driver does, or an override"
         )
-    if marks.counting is None:  # nothing was read of it since
+    if marks.counting is None:
         return ""
     if marks.energy is None and not marks.ecc:
         return (
             "; this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or an override"
         )
     counter = "energy counter" if marks.energy is not None else "count of memory errors"
-    return f"; its {counter} shows that where it restarts, else a reboot or a new binding of the driver does"
+    return f"; its {counter} shows that if it restarts, else a reboot or a new binding of the driver does"
 
 
 def _seen(latch: AnyLatch) -> bool:
-    """Whether the recovery that a latch waits for was seen, and good looks alone are missing."""
+    """Return True if the recovery was seen, so that only good looks are missing."""
     if latch.proof not in RECOVERIES:
         return False
     return latch.recovery.rebound if latch.proof is Proof.REBOOT else latch.recovery.reset

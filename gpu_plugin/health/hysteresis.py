@@ -1,8 +1,8 @@
 """The rules of signals that judge by their own readings.
 
-One is that so many bad ones in a row open, and so much good closes. The other is of readings that are graded: each look says OK,
-DEGRADED or FATAL, and the verdict follows what lasts. A signal that goes by a measure also tells its numbers: the worst that was
-read, what was read last, and its limit.
+With `level`, a number of bad readings in a row opens the latch, and a number or a time of good readings closes it. With `graded`,
+each look has a grade (OK, DEGRADED or FATAL), and the verdict follows a grade that lasts. A signal that judges a measure also
+reports its numbers: the worst reading, the latest reading and the limit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,27 +16,27 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context
 
 MINUTE = 60.0
-"""Seconds: how finely the time of the last of many events is written down."""
+"""Seconds to which the time of the last event is rounded when it is stored, so that a storm of events is stored seldom."""
 
 
 class Level(Memory, frozen=True):
-    """How long readings were alike: bad ones in a row before it opens, good ones since (`row`, or from `quiet_since` on)."""
+    """`row` counts bad readings in a row before the latch opens, and good ones after; or they were good since `quiet_since`."""
 
     row: int = 0
     quiet_since: float | None = None
 
     @property
     def gathering(self) -> bool:
-        """Whether a row has begun."""
+        """True if a row has begun."""
         return self.row > 0
 
     @property
     def lasting(self) -> bool:
-        """Whether there were bad readings, which are not enough yet: the next process goes on from them."""
+        """True if there were bad readings, but too few to open: the next process continues to count."""
         return self.row > 0
 
     def stored_open(self) -> Self:
-        """The memory without the good readings since."""
+        """Return the memory without the good readings."""
         return _restarted(self)
 
 
@@ -58,12 +58,12 @@ def level(
     leave_seconds: float = 0.0,
     proof: Proof = Proof.READING,
 ) -> Latch[L] | None:
-    """The latch after a reading that was `bad`, good (False), or not to be had (None). `fresh` is the memory of a new one.
+    """Return the latch after a reading that is `bad`, good (False) or missing (None). `fresh` is the memory of a new latch.
 
-    Opens after `enter` bad readings in a row, with the words of the last. Closes after `leave` good ones in a row or, with
-    `leave_seconds`, once they have been good for so long; a latch of Proof.RMA only once the GPU was enumerated again, or an
-    operator overrides it. A reading that is not to be had ends every row and proves nothing. A worse verdict is taken over
-    at once, with its words and its proof, a better one never.
+    The latch opens after `enter` bad readings in a row, with the words of the last. It closes after `leave` good readings in a
+    row or, with `leave_seconds`, after readings that were good for that time. A latch of Proof.RMA closes only if the GPU was
+    enumerated again or an operator overrode it. A missing reading ends every row and proves nothing. A worse verdict applies
+    at once, with its words and its proof. A better verdict never applies.
     """
     if latch is None or latch.verdict is Verdict.OK:
         if not bad:
@@ -88,13 +88,13 @@ def level(
 
 
 def unproven(latch: Latch[L]) -> Latch[L]:
-    """The latch with nothing gathered yet of what closes it; the very same one where nothing was."""
+    """Return the latch without its progress towards closing; the same object if there was none."""
     memory = _restarted(latch.memory)
     return latch if memory is latch.memory else replace(latch, memory=memory)
 
 
-def lately(times: tuple[float, ...], now: float, within: float, most: int = 64) -> tuple[float, ...]:
-    """Of these times (Unix seconds, oldest first) the last `most` that are not older than `within` seconds."""
+def recent(times: tuple[float, ...], now: float, within: float, most: int = 64) -> tuple[float, ...]:
+    """Return the last `most` of these times (Unix seconds, oldest first) that are at most `within` seconds old."""
     return tuple(at for at in times if now - at <= within)[-most:]
 
 
@@ -105,7 +105,7 @@ def _restarted(memory: L) -> L:
 class Graded(Memory, frozen=True):
     """The grades of the last looks, the newest last.
 
-    `row` is how many of them in a row were other than the verdict, `worse` how many in a row were worse.
+    `row` counts the latest looks in a row whose grade differs from the verdict, `worse` those whose grade is worse.
     """
 
     looks: tuple[Verdict, ...] = ()
@@ -114,25 +114,25 @@ class Graded(Memory, frozen=True):
 
     @property
     def gathering(self) -> bool:
-        """Whether the last looks speak for another verdict."""
+        """True if the last looks have another grade than the verdict."""
         return self.row > 0
 
     @property
     def lasting(self) -> bool:
-        """Whether there were bad looks, which are not enough yet: the next process goes on from them."""
+        """True if there were looks with a bad grade, but too few to open: the next process continues to count."""
         return bool(self.looks)
 
     @property
     def counted(self) -> object:
-        """The looks that are written down."""
+        """The looks that are stored."""
         return self.stored_open()
 
     def stored_open(self) -> Self:
-        """The memory without the looks that speak for a better verdict since."""
+        """Return the memory with only the latest looks that were worse than the verdict."""
         return replace(self, looks=self.looks[-self.worse :] if self.worse else (), row=self.worse)
 
     def after_boot(self) -> Self:
-        """The memory without its looks."""
+        """Return the memory without its looks."""
         return replace(self, looks=(), row=0, worse=0)
 
 
@@ -150,11 +150,10 @@ def graded(
     detail: str,
     enter: int = 1,
 ) -> Latch[G] | None:
-    """The latch after a look of this `grade`; None: it was not to be had, which ends every row and proves nothing.
+    """Return the latch after a look of this `grade`. None means a missing reading, which ends every row and proves nothing.
 
-    The verdict rises to what the last `enter` looks all came to at least, and falls to what the last three came to at
-    most: so FATAL becomes DEGRADED where that is what is left, and not only OK. `detail` is what this look says, `fresh` the
-    memory of a new latch.
+    The verdict rises to the best grade of the last `enter` looks, and falls to the worst grade of the last three. So FATAL can
+    become DEGRADED as well as OK. `detail` are the words of this look, `fresh` is the memory of a new latch.
     """
     if latch is None and grade is Verdict.OK:
         return None
@@ -189,22 +188,23 @@ def graded(
 
 
 def _noted(memory: G, looks: tuple[Verdict, ...], verdict: Verdict) -> G:
-    """The memory after these looks, of a latch that has come to this verdict."""
+    """Return the memory after these looks, of a latch that now has this verdict."""
     same = max((at for at, look in enumerate(looks, 1) if look is verdict), default=0)
     better = max((at for at, look in enumerate(looks, 1) if look <= verdict), default=0)
     return replace(memory, looks=looks, row=len(looks) - same, worse=len(looks) - better)
 
 
 Celsius = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
-"""°C, within what any sensor can say."""
+"""°C, in the range of any sensor."""
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The readings of one measure, in °C.
 
-    `name` is its field of `Sample`: temperature, memory_temperature or margin. `threshold` is what the hardware does something
-    at, and `limit` what that is: shutdown or slowdown. `worst` is the highest temperature, or the lowest margin, since it came
-    near that. `now` is what the last look read; None: it could not, or there was none since the start of this process.
+    `name` is its field of `Sample`: temperature, memory_temperature or margin. `threshold` is the value at which the hardware
+    acts, and `limit` its action: shutdown or slowdown. `worst` is the highest temperature, or the lowest margin, since the
+    measure came near the threshold. `now` is the reading of the last look; None if it failed, or if this process has not
+    looked yet.
     """
 
     name: str
@@ -215,22 +215,22 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measured(Level, frozen=True):
-    """`readings` has those measures that came near their limit."""
+    """`readings` has the measures that came near their limit."""
 
     readings: tuple[Reading, ...] = ()
 
     @property
     def counted(self) -> object:
-        """How bad it was."""
+        """The worst reading of each measure."""
         return tuple((each.name, each.limit, each.worst) for each in self.readings)
 
     def stored_open(self) -> Self:
-        """The memory without the last readings: the next process looks for itself."""
+        """Return the memory without the last readings: the next process reads its own."""
         return replace(super().stored_open(), readings=tuple(replace(each, now=None) for each in self.readings))
 
 
 class Measure(NamedTuple):
-    """One measure at one look: `celsius` is None where it was not read; `near`: so near its limit that it counts."""
+    """One measure at one look: `celsius` is None if it was not read; `near` is True if it is near its limit."""
 
     name: str
     limit: str
@@ -245,11 +245,14 @@ R = TypeVar("R", bound=Measured)
 def measured(
     latch: Latch[R] | None, before: Latch[R] | None, seen: Sample, measures: Iterable[Measure]
 ) -> Latch[R] | None:
-    """The latch with what this look read, and its words; `before` is what it was. The very same one where nothing changes."""
+    """Return the latch with this look's readings and words; the same object if nothing changed.
+
+    `before` is the latch before this look.
+    """
     if latch is None:
         return None
     known = {each.name: each for each in before.memory.readings} if before is not None else {}
-    # What was never near its limit says nothing.
+    # Leave out measures that never came near their limit
     found = tuple(reading for each in measures if (reading := _read(known.get(each.name), seen, each)) is not None)
     detail = spelled(found, now=False) if latch.verdict is not Verdict.OK and found else latch.detail
     if found == latch.memory.readings and detail == latch.detail:
@@ -258,7 +261,10 @@ def measured(
 
 
 def spelled(readings: Sequence[Reading], *, now: bool = True) -> str:
-    """For people: `97 °C at its peak, 88 °C now, shutdown threshold 92 °C`. Without `now` it stays true until it is worse."""
+    """Return words for people: `97 °C at its peak, 88 °C now, shutdown threshold 92 °C`.
+
+    Without `now` the words stay true until there is a worse reading.
+    """
     return "; ".join(_spelled(each, now=now) for each in readings)
 
 

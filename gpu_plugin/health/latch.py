@@ -1,4 +1,4 @@
-"""Verdicts, and the latch that holds one open from its evidence until there is proof of recovery."""
+"""Verdicts, and the latch that keeps a verdict from its evidence until there is proof of recovery."""
 
 from collections.abc import Callable
 from enum import IntEnum, StrEnum
@@ -13,17 +13,17 @@ from msgspec.structs import replace
 from gpu_plugin.health.observation import Sample
 
 CLEAN_SAMPLES = 3
-"""Samples in a row without a fault before a reset GPU is believed."""
+"""Samples in a row without a fault after which a reset GPU counts as fit."""
 
 
 class Verdict(IntEnum):
-    """How bad a signal is, the worse the greater."""
+    """How bad a signal is: a greater number is worse."""
 
     OK = 0
     APP = 1
-    """An application's own error: counted, nothing else."""
+    """An application's own error: it is counted, and has no other effect."""
     DEGRADED = 2
-    """Worth an operator's look; still handed out."""
+    """An operator should look at it. Pods still get the GPU."""
     FATAL = 3
     """Not fit for use: Unhealthy to the kubelet."""
 
@@ -34,28 +34,28 @@ class Proof(StrEnum):
     READING = "reading"
     """The signal's own readings, by its exit rule."""
     APPLICATION = "application"
-    """Time without another: the fault was an application's, the GPU keeps nothing of it."""
+    """Time without another such event: an application caused the fault, and the GPU works on."""
     QUIET = "quiet"
-    """A long time without another, or whatever proves a reset."""
+    """A long time without another such event, or the proof of a reset."""
     RESET = "reset"
-    """The GPU was reset, the driver reloaded or the node booted, and it answers without a fault since."""
+    """The GPU was reset, the driver reloaded or the node booted, and the GPU has answered without a fault since."""
     REBOOT = "reboot"
-    """The node was booted or the GPU enumerated again, and it answers without a fault since."""
+    """The node was booted or the GPU enumerated again, and the GPU has answered without a fault since."""
     RMA = "rma"
-    """Nothing by itself: the part is to be replaced, or an operator overrides."""
+    """Replacement of the part, or an operator's override. It never closes by itself."""
     OPERATOR = "operator"
-    """The operator's own word."""
+    """An order of the operator."""
 
 
 RESET = "reset the GPU when no pod has it"
 REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
-"""Advice that brings the proofs of these names about."""
+"""Advice that leads to the proofs of these names."""
 
 Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]
-"""A time in what a signal remembers: shifted where the wall clock is corrected between two processes."""
+"""A time in a signal's memory. It is shifted if the wall clock was corrected between two processes."""
 
 Span = Annotated[float, msgspec.Meta(title="seconds")]
-"""For how long something is counted, was watched or is withheld."""
+"""A duration in a signal's memory."""
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -71,11 +71,12 @@ class Marks(msgspec.Struct, frozen=True):
     """Counters of a GPU that only a reset, a reload of the driver or a new enumeration sets back or changes; None: unknown.
 
     `energy` in mJ and `ecc` (uncorrected errors) are the driver's volatile counters, `binding` is `Sample.binding`. `taken` is
-    when (Unix seconds) the energy was read. Counters compare with those of samples of the same `counting` (`Sample.counting`).
+    the Unix time in seconds at which the energy was read. Counters are comparable if the samples have the same `counting`
+    (`Sample.counting`).
 
     `opening` is the opening of the driver in which they were read. `suspended` has the counters of persistence mode while that
-    is off. They compare again once it is on, if the driver was not closed since: closing it without persistence mode sets the
-    counters back, too.
+    is off. They are comparable again once it is on, if the driver was not closed since: closing the driver without persistence
+    mode sets the counters back, too.
     """
 
     energy: int | None = None
@@ -88,19 +89,20 @@ class Marks(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seen: Sample, now: float) -> "Marks":
-        """The marks of this sample alone, at Unix time `now`."""
+        """Return the marks of this sample alone, at Unix time `now`."""
         opening = (seen.counting or None) if seen.opening is None else seen.opening
         taken = None if seen.energy is None else now
         return cls(seen.energy, seen.ecc_uncorrected, seen.binding, seen.counting, taken, opening)
 
     def after(self, seen: Sample, now: float) -> "Marks":
-        """The marks as of this sample at Unix time `now`. A reading that the sample lacks stays as it was, if it compares.
+        """Return the marks updated by this sample at Unix time `now`; the same object if nothing changed.
 
-        The energy is unknown if it grew by more than any GPU can draw. The very same object if nothing changes.
+        A reading that the sample lacks keeps its value if it is comparable. The energy is unknown if it grew by more than any
+        GPU can draw.
         """
         fresh = Marks.of(seen, now)
         if fresh.counting is None and self.counting is not None:
-            # Counters may compare with nothing here: a count differs only if there are errors
+            # The counters may not be comparable: a count of 0 is no difference, a greater count is
             after = replace(self, ecc=fresh.ecc or self.ecc, binding=_first(fresh.binding, self.binding))
             return self if after == self else after
         base = self if self.counting is None else self.comparing(fresh)
@@ -117,10 +119,11 @@ class Marks(msgspec.Struct, frozen=True):
         return self if replace(after, taken=self.taken) == self else after
 
     def sure(self, seen: Sample, now: float) -> "Marks":
-        """The marks as of this sample, for evidence of now: energy that went back or another binding is unknown until the next.
+        """Return the marks updated by this sample, for evidence of the same moment.
 
-        Either it was misread, or the GPU was reset before the evidence. It may have been reset as well since persistence mode
-        was on: suspended counters are left out.
+        An energy that decreased and a binding that changed are unknown until the next sample: either the driver misread them,
+        or the GPU was reset before the evidence. Suspended counters are left out, because the GPU may also have been reset
+        since persistence mode was on.
         """
         after, before = self.after(seen, now), self.comparing(Marks.of(seen, now))
         after = after if after.suspended is None else replace(after, suspended=None)
@@ -131,7 +134,7 @@ class Marks(msgspec.Struct, frozen=True):
         return after
 
     def completed(self, seen: Sample, now: float) -> "Marks":
-        """The marks with what is unknown as of this sample; what is known stays, so that a change since still shows."""
+        """Return the marks with unknown values filled from this sample. Known values stay, so that a later change shows."""
         fresh = Marks.of(seen, now)
         uncounted = self.counting is None and self.energy is None and self.ecc is None
         return replace(
@@ -145,7 +148,7 @@ class Marks(msgspec.Struct, frozen=True):
         )
 
     def comparing(self, fresh: "Marks") -> "Marks":
-        """The marks with those counters alone that these fresh ones continue: a difference is the GPU's own then."""
+        """Return the marks with only the counters that are comparable with fresh ones, so that a difference is the GPU's own."""
         if fresh.counting is not None and self.counting == fresh.counting:
             return self
         aside = self.suspended
@@ -154,28 +157,28 @@ class Marks(msgspec.Struct, frozen=True):
         return Marks(binding=self.binding)
 
     def leads_to(self, fresh: "Marks") -> bool:
-        """Whether the energy of these comparable fresh marks is no more than the GPU can have drawn since."""
+        """Return True unless the energy of these comparable fresh marks grew by more than the GPU can have drawn."""
         if self.energy is None or fresh.energy is None or self.taken is None:
             return True
         return fresh.energy - self.energy <= self.drawn(fresh)
 
     def fell_to(self, fresh: "Marks") -> bool:
-        """Whether the energy of these comparable fresh marks is less."""
+        """Return True if the energy of these comparable fresh marks is lower."""
         return self.energy is not None and fresh.energy is not None and fresh.energy < self.energy
 
     def rebound_to(self, fresh: "Marks") -> bool:
-        """Whether the driver has another binding to the GPU as of fresh marks."""
+        """Return True if the fresh marks show another binding of the driver to the GPU."""
         return self.binding is not None and fresh.binding is not None and fresh.binding != self.binding
 
     def drawn(self, fresh: "Marks") -> float:
-        """The most mJ that the GPU can have drawn between these marks and fresh ones; as if at once if a time is unknown."""
+        """Return the most mJ that the GPU can have drawn between these marks and fresh ones; an unknown time counts as 0 s."""
         seconds = 0.0 if self.taken is None or fresh.taken is None else max(0.0, fresh.taken - self.taken)
         return DRAWN * (seconds + SLACK_SECONDS)
 
     def _suspended(self, base: "Marks", fresh: "Marks") -> "Marks | None":
-        """The counters of persistence mode to keep beside fresh marks, of which `base` are the comparable ones before.
+        """Return the counters of persistence mode to keep with fresh marks; `base` are the marks comparable with the fresh ones.
 
-        None after a reset, which set them back, too.
+        Return None after a reset, which set them back, too.
         """
         reset = base.fell_to(fresh) or self.rebound_to(fresh)
         if not fresh.counting or reset or self._reopened(fresh):
@@ -185,7 +188,7 @@ class Marks(msgspec.Struct, frozen=True):
         return self.suspended
 
     def _reopened(self, fresh: "Marks") -> bool:
-        """Whether the driver was closed and opened between these marks and fresh ones."""
+        """Return True if the driver was closed and opened between these marks and fresh ones."""
         return None not in (self.opening, fresh.opening) and self.opening != fresh.opening
 
 
@@ -194,16 +197,17 @@ def _first(one: int | None, other: int | None) -> int | None:
 
 
 UNMARKED = Marks()
-"""Of a GPU that nothing is known of."""
+"""The marks of a GPU that was never read."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
     """Signs of a recovery since the evidence.
 
-    `marks` are the GPU's as last seen; `reset` and `rebound` whether they showed that it was reset or the driver reloaded, or
-    that it was enumerated again; `clean` how many clean looks there were in a row, up to CLEAN_SAMPLES. `since` (Unix seconds)
-    is the time after which a reset happened that the energy counter showed; None: something else showed it. `before` is the
-    state before a look that showed a reset, until the next look confirms that. Until then `before` is written down.
+    `marks` are the latest marks of the GPU. `reset` is True if they showed that the GPU was reset or the driver reloaded,
+    `rebound` if they showed that the GPU was enumerated again. `clean` is the number of clean looks in a row, up to
+    CLEAN_SAMPLES. `since` (Unix seconds) is the time after which a reset happened that the energy counter showed, None if the
+    counter did not show it. `before` is the state before a look that showed a reset, until the next look confirms that. Until
+    then, `before` is the state that is stored.
     """
 
     marks: Marks = UNMARKED
@@ -215,7 +219,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
     @property
     def ended_before(self) -> bool:
-        """Whether what came before is over: a reset showed that the next look did not contradict."""
+        """True if a look showed a reset that the next look did not contradict, so that earlier faults are over."""
         return self.reset and self.before is None
 
 
@@ -223,96 +227,95 @@ UNPROVEN = Recovery()
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The memory of one signal beside what all latches have. A signal that needs more has a type of its own.
+    """The memory of a signal, in addition to the fields of all latches. A signal that needs a memory defines a subclass.
 
-    Its fields are what is written down for a restart, by their names; times are declared as `Moment`, durations as `Span`, and
-    a number that may be below 0 as `hysteresis.Celsius`.
+    Its fields are stored for a restart, by their names. Times are declared as `Moment`, durations as `Span`, and a number that
+    may be below 0 as `hysteresis.Celsius`.
     """
 
     @property
     def gathering(self) -> bool:
-        """Whether the next samples would settle something."""
+        """True if the next samples would decide something."""
         return False
 
     @property
     def lasting(self) -> bool:
-        """Whether it is worth keeping over a restart while nothing is held against the GPU."""
+        """True if it must be stored for a restart although the latch is closed."""
         return False
 
     @property
-    def news(self) -> object:
-        """The part that is written down when it changes, while nothing is held against the GPU."""
+    def counted_closed(self) -> object:
+        """The part that is stored when it changes, while the latch is closed."""
         return self
 
     @property
     def counted(self) -> object:
-        """The part that is written down when it changes, while the latch is open: what counts towards more."""
+        """The part that is stored when it changes, while the latch is open: it counts towards a worse verdict."""
         return None
 
     def stored(self) -> Self:
-        """The memory as a restart is to know it while nothing is held against the GPU."""
+        """Return the memory of a closed latch as it is stored for a restart."""
         return self
 
     def stored_open(self) -> Self:
-        """The memory of an open latch as a restart is to know it: progress towards its end is left out, and gathered again."""
+        """Return the memory of an open latch as it is stored for a restart, without the progress towards closing."""
         return self.stored()
 
     def after_boot(self) -> Self:
-        """The memory of an open latch after a boot: whatever was gathered since is gathered again."""
+        """Return the memory of an open latch after a boot, without progress that a boot invalidates."""
         return self.stored_open()
 
     def joined(self, _other: Self) -> Self:
-        """The memory joined with that of the same GPU under another name, as far as it counts towards more."""
+        """Return the memory joined with that of the same GPU under another name: events that count towards a worse verdict."""
         return self
 
 
-def shifted(remembered: S, by: float) -> S:
-    """A value with each `Moment` as it is after the wall clock was corrected by so many seconds."""
-    found: S = _changed(remembered, type(remembered), lambda value, of: corrected(value, by) if of == Moment else value)
+def shifted(memory: S, by: float) -> S:
+    """Return the value with each `Moment` in it shifted by this correction of the wall clock in seconds."""
+    found: S = _changed(memory, type(memory), lambda value, of: corrected(value, by) if of == Moment else value)
     return found
 
 
-def values(remembered: msgspec.Struct) -> list[tuple[Any, Any]]:
-    """All numbers and words that are remembered, however nested, each with the type that it is declared as."""
+def values(memory: msgspec.Struct) -> list[tuple[Any, Any]]:
+    """Return all numbers and words of a memory, at any depth, each with its declared type."""
     found: list[tuple[Any, Any]] = []
-    _changed(remembered, type(remembered), lambda value, of: found.append((value, of)))
+    _changed(memory, type(memory), lambda value, of: found.append((value, of)))
     return found
 
 
-def _changed(remembered: Any, declared: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """The same value with `change(value, declared type)` in place of each number and word in it."""
-    if remembered is None:
+def _changed(memory: Any, declared: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """Return the value with `change(value, declared type)` in place of each number and word in it."""
+    if memory is None:
         return None
     types = get_args(declared)
     if NoneType in types:
-        return _changed(remembered, types[0], change)
-    if isinstance(remembered, msgspec.Struct):
-        fields = _fields(type(remembered))
-        return type(remembered)(*(_changed(getattr(remembered, name), of, change) for name, of in fields))
-    if isinstance(remembered, tuple):
+        return _changed(memory, types[0], change)
+    if isinstance(memory, msgspec.Struct):
+        fields = _fields(type(memory))
+        return type(memory)(*(_changed(getattr(memory, name), of, change) for name, of in fields))
+    if isinstance(memory, tuple):
         of_each = repeat(types[0]) if types[-1] is ... else types
-        return tuple(_changed(each, of, change) for each, of in zip(remembered, of_each, strict=False))
-    return change(remembered, declared)
+        return tuple(_changed(each, of, change) for each, of in zip(memory, of_each, strict=False))
+    return change(memory, declared)
 
 
-@cache
+@cache  # `msgspec.structs.fields` takes far longer than reading the fields
 def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
-    """Name and declared type of each field; telling them takes far longer than reading the fields."""
     return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
 
 
 def corrected(at: float, by: float) -> float:
-    """A Unix time after the wall clock was corrected by so many seconds, 0 at least: nothing is dated before that."""
+    """Return a Unix time shifted by this correction of the wall clock in seconds, at least 0."""
     return max(0.0, at + by)
 
 
 def merged(mine: tuple[float, ...], others: tuple[float, ...], most: int = 64) -> tuple[float, ...]:
-    """The last `most` of two rows of times, the oldest first, one that is in both once."""
+    """Return the last `most` times of both rows, the oldest first, without duplicates."""
     return tuple(sorted({*mine, *others}))[-most:]
 
 
 NOTHING = Memory()
-"""Of a signal that remembers nothing of its own."""
+"""The memory of a signal that stores nothing of its own."""
 
 M = TypeVar("M", bound=Memory)
 
@@ -320,9 +323,9 @@ M = TypeVar("M", bound=Memory)
 class Latch(msgspec.Struct, Generic[M], frozen=True):
     """The state of one signal for one GPU or MIG device: its verdict and its memory.
 
-    `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is what closes it,
-    `recovery` what was seen of that where it is a reset or more. `overridden`: an operator states that the GPU is fit despite it.
-    `memory` is the signal's own.
+    `verdict` is OK while evidence is still being gathered. `since` is Unix time in seconds. `proof` is the proof that closes
+    the latch, and `recovery` the progress of a proof that needs a reset or more. `overridden` is True if an operator stated
+    that the GPU is fit despite the latch. `memory` is the signal's own.
     """
 
     memory: M
@@ -335,13 +338,13 @@ class Latch(msgspec.Struct, Generic[M], frozen=True):
 
     @property
     def gathering(self) -> bool:
-        """Whether the next samples would settle something, rather than a recovery that nobody has made yet."""
+        """True if the next samples would decide something, without a recovery that is still missing."""
         return 0 < self.recovery.clean < CLEAN_SAMPLES or self.memory.gathering
 
     def renewed(self, memory: M, marks: Marks | None = None, **changes: Any) -> "Latch[M]":
-        """The latch after its evidence was renewed: whatever had been proven, or overridden, counts no more.
+        """Return the latch after new evidence: an earlier proof or override no longer counts.
 
-        `marks` are what a recovery is told by from now on; None: as before.
+        A recovery is recognized by a change of `marks` from now on. None keeps the marks of before.
         """
         fresh = Recovery(self.recovery.marks if marks is None else marks)
         return replace(self, memory=memory, **{"recovery": fresh, "overridden": False, **changes})
@@ -351,9 +354,9 @@ AnyLatch = Latch[Any]
 
 
 class LatchKey(NamedTuple):
-    """Which latch of a GPU: the signal's name; `part` tells several of one signal apart, such as the Xid's number.
+    """The key of a latch of a GPU: the signal's name, and `part` if the signal has several latches, such as an Xid's number.
 
-    `device` is the uuid of the MIG device that alone is meant; empty for the whole GPU.
+    `device` is the uuid of the MIG device that the latch is limited to; empty for the whole GPU.
     """
 
     signal: str
@@ -362,9 +365,9 @@ class LatchKey(NamedTuple):
 
 
 class Health(NamedTuple):
-    """The health of a GPU or a MIG device: the key and the verdict of each latch that stands against it.
+    """The health of a GPU or a MIG device: the key and the verdict of each open latch.
 
-    `reason` is why the hardware is not to be handed out, worded for people; empty where it may be.
+    `reason` is the reason why pods must not get the hardware, in words for people; empty if they may get it.
     """
 
     standing: tuple[tuple[LatchKey, Verdict], ...] = ()
@@ -372,16 +375,16 @@ class Health(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst there is; OK where nothing stands."""
+        """The worst verdict of the open latches; OK if there are none."""
         return max((verdict for _, verdict in self.standing), default=Verdict.OK)
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """A change of a signal's verdict: the event that everyone who reports on health is given.
+    """A change of a signal's verdict, as all reports on health receive it.
 
-    `uuid` is the GPU's; `device` and `part` are those of the latch's key. `since` is Unix time in seconds; `xid` the Xid
-    behind it, if one is, and `xid_name` its name. `action` is what an operator is advised to do, empty once the verdict
-    is OK. `standing` is the worst of all signals of the GPU, or that MIG device, after the change.
+    `uuid` is the GPU's, `device` and `part` are the fields of the latch's key. `since` is Unix time in seconds. `xid` is the
+    number of the Xid, None for other signals, and `xid_name` is its name. `action` is the advice to the operator, empty if the
+    verdict is OK. `standing` is the worst verdict of the GPU, or of the MIG device, after the change.
     """
 
     uuid: str
@@ -399,5 +402,5 @@ class Transition(msgspec.Struct, frozen=True):
 
     @property
     def healthy_again(self) -> bool:
-        """Whether nothing is left that makes the GPU, or that MIG device, Unhealthy, where this did before."""
+        """True if this signal made the GPU or the MIG device Unhealthy, and no signal does now."""
         return self.before is Verdict.FATAL and self.standing < Verdict.FATAL

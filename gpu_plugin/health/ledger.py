@@ -1,4 +1,4 @@
-"""The health of every GPU of a node: latches by GPU and signal, and what of them must outlive this process."""
+"""The health of every GPU of a node: latches by GPU and signal, and the evidence that must outlive this process."""
 
 from collections.abc import Iterable, Sequence
 
@@ -25,59 +25,63 @@ from gpu_plugin.health.signals import (
 
 _FIRST_LOOK = LatchKey(first_look.NAME)
 _WHOLE = LatchKey("")
-_UNWATCHED = GpuRecord(Facts(), unseen=None)  # nothing is ever put into it
+_UNWATCHED = GpuRecord(Facts(), unseen=None)  # the record of every unknown GPU; never changed
 
 
 class HealthLedger:
-    """Takes observations, keeps latches, says why a GPU or a MIG device is not fit for use.
+    """Updates latches from observations, and returns the reasons why a GPU or a MIG device is not fit for use.
 
-    Health is the worst standing among the latches, whatever came last. One GPU's observations reach no other, except that a
-    GPU without an NVLink fabric is compared with those that have joined one. What reaches a GPU reaches every MIG device and
-    replica of it, what reaches a MIG device only that one. Once that one is gone, what is held against it counts against its
-    GPU, until it is proven over: repartitioning a GPU repairs nothing.
+    Health is the worst verdict of the open latches, not that of the latest observation. An observation of a GPU affects no
+    other GPU, except that a GPU without an NVLink fabric is compared with those that have joined one. A latch of a GPU applies
+    to all its MIG devices and replicas, a latch of a MIG device only to that device. Once the MIG device is gone, its latches
+    apply to the whole GPU until they close, because partitioning a GPU again repairs nothing.
 
-    A GPU that is watched and of which no good sample has come yet is unfit, whatever else is known of it (`first_look`).
+    A watched GPU is unfit until its first good sample, whatever its latches say (`first_look`).
     """
 
     def __init__(self, policy: HealthPolicy, boot_id: str = "", zero: float | None = None) -> None:
-        """Takes the policy, the boot, and the Unix time at which that boot's clock stood at 0 by the wall clock in use.
+        """Create a ledger.
 
-        None: the wall clock is taken for the one that earlier processes had.
+        Args:
+            policy: the rules by which evidence is judged.
+            boot_id: the boot of the node.
+            zero: the Unix time at which the clock of that boot read 0, by the present wall clock. None: the wall clock was not
+                corrected since earlier processes.
         """
         self.policy = policy
         self.boot_id = boot_id
         self.zero = zero
         self.revision = 0
-        """Grows whenever evidence that must outlive the process changed: a verdict, its words, or a recovery that was seen."""
+        """Grows when evidence changed that must outlive the process: a verdict, its words, or the progress of a recovery."""
         self._records: dict[str, GpuRecord] = {}
         self._withheld = ""
 
     def withhold(self, why: str) -> None:
-        """Withhold every GPU that is watched from now on, whatever looks at it tell, for as long as this ledger is in use.
+        """Withhold every GPU that is watched from now on as long as this ledger is in use. No look releases it.
 
-        It is for a ledger that cannot know what earlier processes held against GPUs. `why` is the reason, for people.
+        This is for a ledger that could not read the evidence of earlier processes. `why` is the reason, for people.
         """
         self._withheld = why
 
     def watch(self, uuid: str, facts: Facts, mig_devices: MigUuids | None = None) -> None:
-        """Begins to keep a GPU's health, or gives it new facts and MIG devices; what is known of it stays."""
+        """Start to watch a GPU, or replace the facts and MIG devices of a watched GPU. Its latches stay."""
         record = self._records.setdefault(uuid, GpuRecord(facts, unseen=self._unseen()))
         record.facts = facts
         record.mig_devices = mig_devices or {}
 
     def observe(self, uuid: str, seen: Observation, now: float) -> tuple[Transition, ...]:
-        """Takes in one observation of a watched GPU at Unix time `now`. Returns the verdicts it changed."""
+        """Update the latches of a watched GPU after an observation at Unix time `now`. Return the verdicts that changed."""
         record = self._records.get(uuid)
         if record is None:
             return ()
         changed: Changed = {}
-        # Those of an earlier process date from before what is told now: between them the GPU may have been reset
+        # The GPU may have been reset between the marks of an earlier process and this event
         marks = UNMARKED if record.recalled and not isinstance(seen, Sample) else record.marks
         aimed: tuple[str, ...] = ()
         if isinstance(seen, XidEvent):
             aimed = record.aimed(seen, whole_gpu=self.policy.xids.judge(seen.xid).whole_gpu)
-            # When it came last, to the second, is what others are judged by
-            self.revision += record.take_xid(seen.xid, aimed, now) and seen.xid in self.policy.xids.heeded
+            # Other Xids are judged by the time of the last one, to the second
+            self.revision += record.note_xid(seen.xid, aimed, now) and seen.xid in self.policy.xids.companions
         ctx = Context(
             now,
             _WHOLE,
@@ -91,7 +95,7 @@ class HealthLedger:
             peers_joined=isinstance(seen, Sample) and self._peers_joined(record),
         )
         if isinstance(seen, Sample) and not self._withheld:
-            self.revision += record.look(seen, now)  # others are to be told
+            self.revision += record.look(seen, now)  # the GPU may be fit now, which must be reported
         judged, event = False, isinstance(seen, XidEvent | DriverEvent)
         for whole, signal in shown(seen):
             if signal.recovers and not judged and not event:
@@ -106,7 +110,7 @@ class HealthLedger:
             for key in own:
                 known = dated = record.latches.get(key)
                 if event and known is not None and known.recovery.marks != marks:
-                    # It is evidence of now: a reset before it proves nothing
+                    # The event is new evidence: a reset before it proves nothing
                     dated = replace(known, recovery=replace(known.recovery, marks=marks))
                 stepped = signal.step(dated, seen, replace(ctx, key=key))
                 self.revision += record.put(key, known if stepped is dated else stepped, changed)
@@ -119,24 +123,24 @@ class HealthLedger:
         return self._transitions(uuid, record, changed)
 
     def override(self, uuid: str) -> tuple[Transition, ...]:
-        """An operator states that a GPU is fit. Events held against it are forgotten; what still reads badly is at most DEGRADED.
+        """Apply an operator's statement that a GPU is fit. Return the verdicts that changed.
 
-        What makes a GPU impossible to serve, and the operator's own orders, stay; but one that answers again is lost no more.
-        Returns the verdicts it changed.
+        Latches of events are removed, and readings that are still bad count as DEGRADED at most. Signals of a GPU that cannot
+        be served and the operator's own orders stay, except that a lost GPU that answers again is no longer lost.
         """
         record = self._known(uuid)
         changed: Changed = {}
         for key, latch in list(record.latches.items()):
             signal = SIGNALS[key.signal]
-            forgotten = signal.kind in (SignalKind.EVENT, SignalKind.GUARD) or signal.essential
-            if forgotten and signal.takes_override(latch):
+            removable = signal.kind in (SignalKind.EVENT, SignalKind.GUARD) or signal.essential
+            if removable and signal.takes_override(latch):
                 self.revision += record.put(key, None, changed)
             elif not signal.essential and Verdict.FATAL in (latch.verdict, self._standing(key, latch)):
                 self.revision += record.put(key, replace(latch, overridden=True), changed)
         return self._transitions(uuid, record, changed)
 
     def judge_by(self, policy: HealthPolicy) -> tuple[Transition, ...]:
-        """Judges by another policy from now on, what is open already included. Returns the verdicts that it changed."""
+        """Judge by another policy from now on, including the open latches. Return the verdicts that changed."""
         before = [
             (uuid, record, key, latch, self._standing(key, latch))
             for uuid, record in self._records.items()
@@ -150,10 +154,10 @@ class HealthLedger:
         )
 
     def booted(self, boot_id: str) -> tuple[Transition, ...]:
-        """The node was booted: every GPU was reset and enumerated, and is believed after good looks.
+        """Update all latches after a boot of the node, which reset and enumerated every GPU. Return the verdicts that changed.
 
-        Counts and baselines are of the boot before, and so are errors of applications, overrides, and
-        what was released. Returns the verdicts it changed.
+        An open latch that needs a recovery closes after good looks. Counts, baselines, errors of applications, overrides and
+        releases of the boot before are dropped.
         """
         if boot_id == self.boot_id:
             return ()
@@ -172,32 +176,32 @@ class HealthLedger:
         return tuple(found)
 
     def verdict(self, uuid: str, device: str = "") -> Verdict:
-        """The worst standing of a GPU or of one MIG device of it; OK for one never heard of."""
+        """Return the worst verdict of a GPU or of one MIG device of it; OK for an unknown GPU."""
         return max((verdict for _, _, verdict in self.standing(uuid, device)), default=Verdict.OK)
 
     def health(self, uuid: str, device: str = "") -> Health:
-        """The health of a GPU, or of one MIG device of it."""
+        """Return the health of a GPU, or of one MIG device of it."""
         standing = tuple((key, verdict) for key, _, verdict in self.standing(uuid, device))
         return Health(standing, self.reason(uuid, device))
 
     def reason(self, uuid: str, device: str = "") -> str:
-        """Why a GPU, or one MIG device of it, is not to be handed out, worded for people; empty where it may be."""
+        """Return the reason why pods must not get a GPU or a MIG device of it, for people; empty if they may get it."""
         record = self._known(uuid)
         fatal = [
             (latch.since, latch.detail or k.signal) for k, latch, v in self._open(record, device) if v is Verdict.FATAL
         ]
-        if not fatal and record.unseen is not None:  # what else there is says more
+        if not fatal and record.unseen is not None:  # any other reason says more
             return record.unseen.detail
         return "; ".join(dict.fromkeys(words for _, words in sorted(fatal)))
 
     def standing(self, uuid: str, device: str | None = "") -> list[tuple[LatchKey, AnyLatch, Verdict]]:
-        """The latches that stand against a GPU, or against one MIG device of it, or (None) against it and all of them."""
+        """Return the open latches of a GPU, or of one MIG device of it, or (None) of the GPU and all its MIG devices."""
         record = self._known(uuid)
         latches = self._open(record, device)
         return latches if record.unseen is None else [*latches, (_FIRST_LOOK, record.unseen, Verdict.FATAL)]
 
     def unfit(self, uuid: str) -> tuple[str, ...]:
-        """The signals that call a GPU FATAL by their own readings, and not by the operator's word: no look is clean then."""
+        """Return the signals, other than orders, that call a GPU FATAL by their own readings. They make every look unclean."""
         return tuple(
             key.signal
             for key, latch in self._known(uuid).latches.items()
@@ -208,15 +212,15 @@ class HealthLedger:
         )
 
     def facts(self, uuid: str) -> Facts:
-        """The facts of a GPU; none for one that is not watched."""
+        """Return the facts of a GPU; empty facts for a GPU that is not watched."""
         return self._known(uuid).facts
 
     def suspicious(self, uuid: str) -> bool:
-        """Whether evidence against a GPU, or proof for it, is being gathered: another look soon would tell."""
+        """Return True if the next looks at a GPU would open or close a latch, so that it should be read again soon."""
         return any(latch.gathering for latch in self._known(uuid).latches.values())
 
     def rename(self, old: str, new: str) -> None:
-        """A GPU known under a made-up name turned out to be `new`: what is held against it goes with it."""
+        """Move the record of a GPU from a placeholder name to its real uuid `new`, and join it with the record there."""
         record = self._records.pop(old, None)
         if record is None:
             return
@@ -232,7 +236,7 @@ class HealthLedger:
             known.latches[key] = replace(worse, memory=worse.memory.joined(other.memory))
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Every open latch, and what else is remembered of a GPU, in a stable order."""
+        """Return the entries to store: every open latch, lasting memories, marks and actions, in a stable order."""
         return tuple(
             Evidence.of(self.boot_id, uuid, key, latch, self.zero)
             for uuid, record in sorted(self._records.items())
@@ -241,7 +245,7 @@ class HealthLedger:
         )
 
     def replay(self, evidence: Iterable[Evidence]) -> None:
-        """Holds again what was held when it was written down, for GPUs that are watched. Unknown signals are left out."""
+        """Restore the latches of watched GPUs from stored entries. Entries of unknown signals are ignored."""
         for entry in evidence:
             record = self._records.get(entry.uuid)
             if record is None or not entry.known:
@@ -263,7 +267,7 @@ class HealthLedger:
                 record.xids[number, key.device] = max(xid.last(latch), record.xids.get((number, key.device), 0.0))
 
     def _peers_joined(self, record: GpuRecord) -> bool:
-        """Whether another GPU of the same model, if that is known, has joined an NVLink fabric."""
+        """Return True if another GPU of the same model, if that is known, has joined an NVLink fabric."""
         model = record.facts.model
         peers = (each for each in self._records.values() if model and each is not record)
         return any(each.joined and each.facts.model == model for each in peers)
@@ -275,7 +279,7 @@ class HealthLedger:
         return self._records.get(uuid, _UNWATCHED)
 
     def _open(self, record: GpuRecord, device: str | None) -> list[tuple[LatchKey, AnyLatch, Verdict]]:
-        """The latches of `standing`, but for the first look."""
+        """Return the latches of `standing` without the first look."""
         return [
             (key, latch, verdict)
             for key, latch in record.latches.items()
@@ -284,10 +288,12 @@ class HealthLedger:
         ]
 
     def _beside(self, record: GpuRecord, name: str, seen: XidEvent, ctx: Context, changed: Changed) -> None:
-        """Shows an Xid to the latches of other Xids, which it may make more or less of: of another MIG device it says nothing."""
-        swayed = self.policy.xids.swayed
+        """Step the latches of other Xids whose verdict this Xid may change; they check that it is of the same MIG device."""
+        accompanied = self.policy.xids.accompanied
         others = [
-            key for key in record.latches if key.part in swayed and key.signal == name and key.part != str(seen.xid)
+            key
+            for key in record.latches
+            if key.part in accompanied and key.signal == name and key.part != str(seen.xid)
         ]
         for key in others:
             self.revision += record.put(
@@ -295,7 +301,7 @@ class HealthLedger:
             )
 
     def _keys(self, name: str, record: GpuRecord, seen: Observation, aimed: tuple[str, ...]) -> Sequence[LatchKey]:
-        """The latches of a signal that keeps several of a GPU which an observation is about; `aimed` as of `GpuRecord.aimed`."""
+        """Return the latches that an observation concerns, of a signal with several latches; `aimed` is of `GpuRecord.aimed`."""
         if isinstance(seen, XidEvent):
             return [LatchKey(name, str(seen.xid), device) for device in aimed]
         if isinstance(seen, DriverEvent):
@@ -306,10 +312,10 @@ class HealthLedger:
         return standing(key, latch, self.policy)
 
     def _guard(self, record: GpuRecord, changed: Changed, now: float) -> None:
-        """Counts drops, and holds a GPU back if they keep happening.
+        """Count drops, and hold a GPU back if they keep happening.
 
-        A fault counts when it makes the GPU unfit. One that the driver may lower counts when a reset has ended it instead: if
-        the driver did lower it, it was no drop.
+        A fault counts as a drop when it makes the GPU unfit. A fault that the driver may lower counts later, when a reset has
+        ended it: if the driver lowers it, it is no drop.
         """
         if not self.policy.flap_hold:
             return
@@ -325,7 +331,7 @@ class HealthLedger:
                 self.revision += record.put(guard, dropped, changed)
 
     def _lowerable(self, record: GpuRecord, key: LatchKey) -> bool:
-        """Whether a driver that asks for nothing may make this fault less."""
+        """Return True if the verdict of this fault falls when the driver requests no recovery."""
         number = xid_number(key)
         if number is None:
             return key.signal == application_errors.NAME
@@ -360,7 +366,7 @@ class HealthLedger:
 
 
 def _of_its_boot(key: LatchKey, latch: AnyLatch) -> bool:
-    """Whether a boot alone ends it: a release, and events that no recovery is asked of."""
+    """Return True if a boot alone closes the latch: a release, or an event that needs no proof of recovery."""
     signal = SIGNALS[key.signal]
     if signal.kind is SignalKind.ORDER:
         return not signal.lasts

@@ -1,4 +1,4 @@
-"""Facts about a GPU that need an operator and make it no less fit: a MIG mode that waits for a reset, no license. Pure."""
+"""Facts about a GPU that an operator should handle, although the GPU is fit: a pending MIG mode, a missing license. Pure."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from gpu_plugin.health.resetting import reset_commands
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """A sentence about a GPU, and the remedy."""
+    """A statement about a GPU, and the remedy."""
 
     found: str
     remedy: str
@@ -17,10 +17,10 @@ class Notice(msgspec.Struct, frozen=True):
 def notices(
     uuid: str, *, mig_pending: bool | None, vgpu_licensed: bool | None, persistent: bool, released: bool = False
 ) -> Iterator[Notice]:
-    """The notices about a GPU.
+    """Yield the notices about a GPU.
 
     Args:
-        uuid: the GPU's.
+        uuid: the uuid of the GPU.
         mig_pending: the MIG mode after the next reset, None if that is the same as now.
         vgpu_licensed: whether a vGPU has its license, None for other GPUs.
         persistent: whether the GPU is in persistence mode, in which the driver refuses a reset.

@@ -10,13 +10,13 @@ from gpu_plugin.devices.nvml_h import FI_GET_GPU_RECOVERY_ACTION, Architecture
 
 
 class Fabric(msgspec.Struct, frozen=True):
-    """nvmlGpuFabricInfoV_t: how far a GPU has come in joining its NVLink fabric.
+    """nvmlGpuFabricInfoV_t: the progress of a GPU in joining its NVLink fabric.
 
-    `state` is nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed; `status` an nvmlReturn_t once
-    completed; `health_mask` NVML_GPU_FABRIC_HEALTH_MASK_* and `summary` NVML_GPU_FABRIC_HEALTH_SUMMARY_*: 0 not supported,
-    1 healthy, 2 unhealthy, 3 limited capacity. Those two are 0 where the driver is too old to tell. `cluster` is the uuid of
-    the cluster of NVLink domains, as 32 hexadecimal digits, empty where there is none (all zeros); `clique` is the number of
-    the GPUs in it that reach each other.
+    `state` is nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed. `status` is an nvmlReturn_t,
+    valid once completed. `health_mask` is NVML_GPU_FABRIC_HEALTH_MASK_*, `summary` is NVML_GPU_FABRIC_HEALTH_SUMMARY_*: 0 not
+    supported, 1 healthy, 2 unhealthy, 3 limited capacity. Both are 0 if the driver is too old to report them. `cluster` is the
+    uuid of the cluster of NVLink domains, as 32 hexadecimal digits, empty if the driver reports only zeros. `clique` is the
+    number of the group of GPUs in it that reach each other.
     """
 
     state: int = 0
@@ -28,7 +28,7 @@ class Fabric(msgspec.Struct, frozen=True):
 
 
 class Fault(StrEnum):
-    """Why a look brought no readings; empty where it did."""
+    """The reason why a look has no readings; empty if it has them."""
 
     NONE = ""
     LOST = "lost"
@@ -36,38 +36,39 @@ class Fault(StrEnum):
     RESET_REQUIRED = "reset-required"
     """NVML_ERROR_RESET_REQUIRED."""
     VANISHED = "vanished"
-    """The driver or the bus has no such GPU any more."""
+    """The driver or the bus no longer lists the GPU."""
     DRIVER = "driver"
     """The driver is not loaded, not open, or of another version than its library."""
     HUNG = "hung"
     """No answer within the time allowed."""
     ERROR = "error"
-    """Anything else."""
+    """Any other error."""
 
 
 CORE = frozenset({"temperature", "energy", "memory_used", "utilization"})
-"""Fields of a Sample that show whether a GPU works: every look asks for those that the part supports."""
+"""Fields of a Sample that show if a GPU works. Every look requests the ones supported by the part."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One look at a GPU. None: the part does not say, or did not this time.
+    """One look at a GPU. A reading is None if the part does not report it, or did not in this look.
 
-    `fault` is why there are no readings, with the driver's words in `detail`. `asked` are the names of the fields that this look
-    asked for, None for all: a signal is shown only what was asked, while what is at fault is shown to all.
+    `fault` is the reason why there are no readings, with the driver's words in `detail`. `asked` has the names of the fields
+    that this look requested, None for all. A signal gets only looks that requested its fields, but every signal gets a look
+    with a fault.
 
-    Temperatures are in °C: `margin` is what is left to the GPU's T.Limit, negative beyond it. `energy` is in mJ since the
+    Temperatures are in °C. `margin` is the distance to the GPU's T.Limit, negative beyond it. `energy` is in mJ since the
     driver was last loaded. `recovery_action` is nvmlDeviceGpuRecoveryAction_t (field 230). `ecc_uncorrected` counts
     uncorrected errors since the driver was last loaded or the GPU reset. `clocks_event_reasons` is a mask of
-    nvmlClocksEventReason*. `nvlinks` is whether each NVLink is active, by link number; the nvlink and pcie counters are
-    totals of the GPU that only a reset sets back. `binding` changes whenever the driver is bound to the GPU again.
+    nvmlClocksEventReason*. `nvlinks` is True for each active NVLink, by link number. The nvlink and pcie counters are totals
+    of the GPU that only a reset sets back. `binding` changes whenever the driver is bound to the GPU again.
 
-    Those after `counting` are shown and judged by no signal: `power` and `power_limit` are in mW, `utilization` in percent,
-    `memory_used` in bytes; `ecc_corrected` counts as `ecc_uncorrected` does, remapped rows those of the part's life;
-    `vgpu_licensed` is whether a vGPU has its license, None of other GPUs.
+    No signal judges the fields after `counting` that are displayed: `power` and `power_limit` are in mW, `utilization` in
+    percent, `memory_used` in bytes. `ecc_corrected` counts since the same time as `ecc_uncorrected`, remapped rows count over
+    the part's life. `vgpu_licensed` is whether a vGPU has its license, None for other GPUs.
 
-    `counting` tells which counters can be compared: those of two samples with the same number. It is 0 while the driver keeps
-    the GPU initialised with nobody using it (persistence mode), and another number for each time that the driver was opened
-    otherwise: the last process to close the driver then sets the counters back, which is no reset. None: not known.
+    The counters of two samples are comparable if `counting` is the same number. It is 0 while the driver keeps the GPU
+    initialised without a user (persistence mode). Otherwise it is another number for each opening of the driver, because the
+    last process that closes the driver sets the counters back, which is no reset. None: not known.
     """
 
     temperature: int | None = None
@@ -115,7 +116,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def core_implausible(self) -> bool:
-        """True if the driver reported a temperature or an energy that cannot be true, and neither that can."""
+        """True if the driver reported a temperature or an energy that cannot be true, and no valid value of either."""
         return (
             self.temperature is None and self.energy is None and not self.unknown.isdisjoint(("temperature", "energy"))
         )
@@ -132,12 +133,12 @@ class Sample(msgspec.Struct, frozen=True):
         return bool(self.fault) or (unread and not self.refused.isdisjoint(("temperature", "energy")))
 
     def asked_for(self, field: str) -> bool:
-        """Whether this look asked for that field."""
+        """Return True if this look requested the field."""
         return self.asked is None or field in self.asked
 
 
 class XidEvent(msgspec.Struct, frozen=True):
-    """The driver reported an Xid on this GPU: on one GPU instance of it, or one compute instance, where it says so."""
+    """The driver reported an Xid on this GPU, or on a GPU instance or compute instance of it if it names one."""
 
     xid: int
     gpu_instance: int | None = None
@@ -151,9 +152,9 @@ class DriverEvent(msgspec.Struct, frozen=True):
 
 
 class ApplicationError(msgspec.Struct, frozen=True):
-    """An Xid that the policy lays at an application's door, once it is known which pods held the GPU then.
+    """An Xid that the policy attributes to an application, with the pods that held the GPU when it came.
 
-    `pods` are their names as namespace/name, None where nobody could say.
+    `pods` are their names as namespace/name, None if they could not be determined.
     """
 
     xid: int
@@ -161,15 +162,15 @@ class ApplicationError(msgspec.Struct, frozen=True):
 
 
 class EventDelivery(msgspec.Struct, frozen=True):
-    """Whether the driver's events about this GPU reach us: `trouble` is why they do not, empty where they do."""
+    """The state of the driver's events about this GPU: `trouble` is the reason why none arrive, empty if they arrive."""
 
     trouble: str = ""
 
 
 class Order(msgspec.Struct, frozen=True):
-    """An operator's order: `cordon`, `uncordon`, `release` or `resume`; of a cordon also why, where that was said.
+    """An operator's order: `cordon`, `uncordon`, `release` or `resume`. A cordon may have a reason.
 
-    `annotate` and `unannotate` are a cordon by the Node's annotation, and its end.
+    `annotate` and `unannotate` start and end a cordon by the Node's annotation.
     """
 
     verb: str
@@ -183,18 +184,18 @@ _CONTAINING = re.compile(r"\b(A30X?|A100X?|A800|B[123]00|GB[123]00)\b")
 """Models of Ampere and Blackwell with high-bandwidth memory, as NVML names them.
 
 NVIDIA's GPU memory error management (supported GPUs) lists error containment for GA100 and GH100, and not for the other
-Ampere and the Ada parts, although they remap rows too. It names Blackwell as a whole; its parts without such memory are
-taken not to.
+Ampere and the Ada parts, although they remap rows too. It names Blackwell as a whole. This pattern leaves out Blackwell parts
+without such memory.
 """
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """One GPU's own limits and traits. None or False: the part does not say, and the signal that needs it is silent.
+    """One GPU's own limits and traits. None or False: the part does not report it, and the signal that needs it is silent.
 
-    `thresholds` are in °C; `margins` are the T.Limit counterparts (fields 193 to 196), °C relative to T.Limit, negative
-    beyond it. `contains_errors` is whether an uncorrected memory error costs only the process that met it; `nvswitch`
-    whether its NVLinks lead to switches; `says_action` whether the driver tells its recovery action (field 230);
-    `mig` whether it is in MIG mode, `model` its product name. `driver_branch` is the driver's: 580 for version 580.159.04.
+    `thresholds` are in °C. `margins` are the T.Limit counterparts (fields 193 to 196), °C relative to T.Limit, negative
+    beyond it. `contains_errors` is whether an uncorrected memory error affects only the process that met it, `nvswitch`
+    whether the NVLinks lead to switches, `says_action` whether the driver reports the recovery action (field 230), and `mig`
+    whether the GPU is in MIG mode. `model` is its product name. `driver_branch` is 580 for driver version 580.159.04.
     """
 
     thresholds: Thresholds = Thresholds()
@@ -208,7 +209,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def facts(gpu: Gpu, driver_version: str = "") -> Facts:
-    """The facts of a GPU as it was probed, under a driver of this version; empty: unknown."""
+    """Return the facts of a probed GPU under a driver of this version; an empty version is unknown."""
     branch = driver_version.partition(".")[0]
     return Facts(
         gpu.thresholds,

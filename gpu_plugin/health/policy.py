@@ -1,4 +1,4 @@
-"""The health policy: the shipped table of Xids with the operator's settings over it, and what else is judged by settings."""
+"""The health policy: the shipped table of Xids, overridden by the operator's settings, and the other settings of health."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ VERDICTS: Mapping[str, Verdict] = {
     "degraded": Verdict.DEGRADED,
     "fatal": Verdict.FATAL,
 }
-"""Verdicts by the words of the table and of the config file."""
+"""Verdicts by their names in the table and in the config file."""
 
 _LINKS = "look at its NVLinks (nvidia-smi nvlink --status -i {gpu}), reset all GPUs that they join"
 _VENDOR = "have the GPU inspected by its vendor"
@@ -41,22 +41,25 @@ _RECOVERIES: Mapping[Proof, Mapping[str, str]] = {
         "RESTART_VM": "restart the virtual machine, or reboot the node",
     },
 }
-"""The immediate actions of NVIDIA's catalogue that bring about a proof, in words in which `{gpu}` stands for the GPU."""
+"""Advice for the immediate actions of NVIDIA's catalogue that lead to a proof; `{gpu}` is replaced by the GPU's uuid."""
 
 _PASSING: Mapping[str, str] = {
     "CHECK_UVM": "look at the kernel's log for what the unified memory driver says",
-    "CONTACT_SUPPORT": f"where it comes again, {_VENDOR}",
+    "CONTACT_SUPPORT": f"if it comes again, {_VENDOR}",
     "RESTART_APP": "restart the application",
     "WORKFLOW_XID_45": "look for the error before it; without one, a process ended or was killed, or see the signal fabric",
     "XID_154": "do what the driver's recovery action asks for, which the kernel's log has as well",
 }
-"""The actions about what ends by itself."""
+"""Advice for the immediate actions of faults that end by themselves."""
 
 _ENDED_BY_MORE = frozenset({Proof.RESET, Proof.REBOOT, Proof.RMA})
 
 
 class Companions(msgspec.Struct, frozen=True):
-    """The `xids` that change an Xid's verdict if one comes `within` so many seconds of it, with `later` only after it."""
+    """The `xids` that change an Xid's verdict if one comes `within` this time in seconds before or after it.
+
+    With `later`, only an Xid after it counts.
+    """
 
     xids: frozenset[int]
     within: float
@@ -64,16 +67,17 @@ class Companions(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """The policy on one Xid.
+    """The policy for one Xid.
 
-    `verdict` is OK for one that is only counted. `recovery` is the class of the proof that it is over. `name` is empty and
-    `listed` False for one that the table does not have; `action` is the immediate action of NVIDIA's catalogue, or empty.
-    `firm`: the verdict is the operator's own, or the table's for good, and no recovery action changes it.
+    `verdict` is OK for an Xid that is only counted. `recovery` is the class of the proof that the fault is over. `name` is
+    empty and `listed` False for an Xid that is not in the table. `action` is the immediate action of NVIDIA's catalogue, or
+    empty. `firm` is True if the operator set the verdict, or the table fixes it, so that no recovery action changes it.
 
-    `raised` is its verdict where it happened `count` times `within` so many seconds, or with one of the Xids of `brings`.
-    `beside` is its verdict while the signal of that name is open, `silent` that on a part that reports no recovery action.
-    `repeats`, `whole_gpu` and `look` are those of the table. `linked` is the first driver branch whose recovery action follows
-    it, 0 for all branches, None for none. `resets` is whether the driver may ask for a reset, or more, on its account.
+    `raised` is the verdict if the Xid happened `count` times `within` this time in seconds, or with one of the Xids of
+    `brings`. `beside` has a signal, and the verdict while that signal is open. `silent` is the verdict on a part that reports
+    no recovery action. `repeats`, `whole_gpu` and `look` are those of the table. `linked` is the first driver branch whose
+    recovery action follows this Xid, 0 for all branches, None for no branch. `resets` is True if the driver may request a
+    reset, or more, because of this Xid.
     """
 
     verdict: Verdict
@@ -95,11 +99,14 @@ class Judgement(msgspec.Struct, frozen=True):
     resets: bool = True
 
     def answered_by(self, driver_branch: int | None) -> bool:
-        """Whether a driver of this branch that asks for nothing says something about this Xid; None: the branch is unknown."""
+        """Return True if the recovery action of this driver branch follows this Xid, so that no request is evidence.
+
+        A branch of None is unknown.
+        """
         return self.linked is not None and driver_branch is not None and driver_branch >= self.linked
 
     def advised(self, verdict: Verdict, proof: Proof) -> str:
-        """Advice to the operator once it came to this, in a few words in which `{gpu}` stands for the GPU."""
+        """Return advice to the operator for this verdict and proof, in a few words with `{gpu}` for the GPU."""
         if proof is Proof.RMA:
             return _VENDOR
         if proof not in _RECOVERIES:
@@ -109,15 +116,15 @@ class Judgement(msgspec.Struct, frozen=True):
             return known
         recovery = RESET if proof is Proof.RESET else REBOOT
         if self.action == "CONTACT_SUPPORT":
-            return f"{recovery}; where it comes again, {_VENDOR}"
+            return f"{recovery}; if it comes again, {_VENDOR}"
         if verdict is not Verdict.DEGRADED:
             return recovery
         if self.action == "IGNORE":
-            return f"nothing at once: work goes on; {recovery}, which ends it"
+            return f"nothing at once, since work continues; {recovery}, which ends it"
         return f"{_LOG}; {recovery}"
 
     def proof(self, verdict: Verdict) -> Proof:
-        """The proof that closes a latch of this verdict: what passes by itself proves nothing for a GPU that was unfit."""
+        """Return the proof that closes a latch of this verdict. Time alone closes no latch that is FATAL."""
         if verdict is Verdict.APP:
             return Proof.APPLICATION
         if verdict is Verdict.FATAL and self.recovery in (Proof.APPLICATION, Proof.QUIET):
@@ -135,7 +142,7 @@ class XidList(msgspec.Struct, frozen=True):
 
 
 def parse_xid_list(text: str) -> XidList:
-    """Reads `all`, `xids` and numbers, separated by commas, in any case; what is none of these is in `malformed`."""
+    """Read `all`, `xids` and numbers, separated by commas, in any case. Other words are in `malformed`."""
     items = [item.strip().lower() for item in text.split(",") if item.strip()]
     digits = [item for item in items if item.isascii() and item.isdigit() and len(item) <= 20]
     malformed = tuple(item for item in items if item not in {"all", "xids", *digits})
@@ -147,12 +154,12 @@ _NO_XIDS = XidList()
 
 @dataclass(frozen=True)
 class XidPolicy:
-    """The shipped table with the operator's word laid over it. Without a table every Xid is one that it does not have.
+    """The shipped table, overridden by the operator's settings. Without a table every Xid is unknown.
 
-    A number that is named wins over a class, a class over `all` and `xids`, and these over the table. Among numbers the
-    environment wins over the file, and there `enabled` (DP_ENABLE_HEALTHCHECKS) and `critical` (XID_CONFIG) over `disabled`
-    (DP_DISABLE_HEALTHCHECKS): `all` disabled with 79 enabled leaves 79 alone, `all` enabled with 13 disabled leaves out 13.
-    `numbers` and `classes` are the file's verdicts by Xid and by recovery class.
+    A number wins over a class, a class over `all` and `xids`, and these over the table. For numbers the environment wins over
+    the file, and in the environment `enabled` (DP_ENABLE_HEALTHCHECKS) and `critical` (XID_CONFIG) win over `disabled`
+    (DP_DISABLE_HEALTHCHECKS). With `all` disabled and 79 enabled, only 79 counts. With `all` enabled and 13 disabled, all but
+    13 count. `numbers` and `classes` are the file's verdicts by Xid and by recovery class.
     """
 
     table: XidTable = field(default_factory=dict, repr=False)
@@ -163,17 +170,17 @@ class XidPolicy:
     classes: Mapping[Proof, Verdict] = field(default_factory=dict)
 
     def judge(self, xid: int) -> Judgement:
-        """The judgement of this Xid. One that nobody names is DEGRADED, unless the driver asks for more."""
+        """Return the judgement of this Xid. An unknown Xid is DEGRADED, unless the driver requests a recovery."""
         return self._judged.get(xid) or self._judge(None, None)
 
     @cached_property
-    def heeded(self) -> frozenset[int]:
-        """The Xids with which another one means more or less."""
+    def companions(self) -> frozenset[int]:
+        """The Xids that change the verdict of another Xid."""
         return frozenset(xid for judged in self._judged.values() if judged.brings for xid in judged.brings.xids)
 
     @cached_property
-    def swayed(self) -> frozenset[str]:
-        """The Xids, as `LatchKey.part` has them, that mean more or less where another one comes with them."""
+    def accompanied(self) -> frozenset[str]:
+        """The Xids, as values of `LatchKey.part`, whose verdict another Xid changes."""
         return frozenset(str(xid) for xid, judged in self._judged.items() if judged.brings)
 
     @cached_property
@@ -214,12 +221,12 @@ class XidPolicy:
 
 
 def describe(xid: int, name: str = "") -> str:
-    """An Xid with its name, if it has one."""
+    """Return words for an Xid, with its name if it has one."""
     return f"Xid {xid} ({name})" if name else f"Xid {xid}"
 
 
 def _with_rules(own: Judgement, row: XidRow) -> Judgement:
-    """A row's judgement with the rules by which it can come to mean more."""
+    """Return a row's judgement with the rules that change its verdict."""
     beside = (row.beside.signal, VERDICTS[row.beside.verdict]) if row.beside else None
     own = replace(own, beside=beside, silent=VERDICTS[row.silent] if row.silent else Verdict.OK)
     if row.escalate:
@@ -232,13 +239,13 @@ def _with_rules(own: Judgement, row: XidRow) -> Judgement:
 
 
 class HealthPolicy(msgspec.Struct, frozen=True):
-    """How evidence is judged.
+    """The rules by which evidence is judged.
 
-    `xids` without a table (the default) knows no Xid by name: `policy` makes one with the table that it is given.
-    `temperature_recovery` and `flap_hold` are in seconds; a hold of 0 means no flap guard. `signals` is the operator's word on
-    what a signal of that name means instead of its own DEGRADED or FATAL; OK leaves it without effect. `judging` is
-    False where all health checks are disabled: only what makes a GPU impossible to serve counts then, and Xids that are
-    enabled by number. `malformed` has a sentence for each word of the operator's lists of Xids that is none.
+    The default of `xids` has no table; `policy` gives it one. `temperature_recovery` and `flap_hold` are in seconds. A hold of
+    0 turns the flap guard off. `signals` has the operator's verdicts by signal, which replace DEGRADED and FATAL; OK leaves the
+    signal without effect. `judging` is False if all health checks are disabled: only signals of GPUs that cannot be served
+    count then, and Xids that are enabled by number. `malformed` has a sentence for each invalid word in the operator's lists
+    of Xids.
     """
 
     xids: XidPolicy = XidPolicy()
@@ -250,23 +257,23 @@ class HealthPolicy(msgspec.Struct, frozen=True):
 
 
 def policy(settings: Settings, table: XidTable) -> HealthPolicy:
-    """The policy that the settings ask for, over the shipped table of Xids; `malformed` has what they get wrong."""
+    """Return the policy of these settings over the shipped table of Xids."""
     disabled, enabled = parse_xid_list(settings.disable_healthchecks), parse_xid_list(settings.enable_healthchecks)
     critical = parse_xid_list(settings.xid_config)
-    said = settings.verdicts
+    verdicts = settings.verdicts
     xids = XidPolicy(
         table,
         disabled,
         enabled,
         critical.numbers,
-        {xid: VERDICTS[word] for xid, word in said.xids},
-        {Proof(recovery): VERDICTS[word] for recovery, word in said.xid_classes},
+        {xid: VERDICTS[word] for xid, word in verdicts.xids},
+        {Proof(recovery): VERDICTS[word] for recovery, word in verdicts.xid_classes},
     )
     return HealthPolicy(
         xids,
         settings.temperature_recovery,
         settings.flap_guard,
-        {signal: VERDICTS[word] for signal, word in said.signals},
+        {signal: VERDICTS[word] for signal, word in verdicts.signals},
         judging=not disabled.every or enabled.every,
         malformed=(
             *_malformed("DP_DISABLE_HEALTHCHECKS", disabled.malformed),

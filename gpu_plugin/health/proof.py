@@ -1,16 +1,16 @@
-"""Proof that a fault is over which only a reset, or more, mends.
+"""Proof that a fault is over that only a reset, or more, repairs.
 
-It takes three clean looks in a row (`clean`) since one of these signs:
+The proof is three clean looks in a row (`clean`) after one of these signs:
 
 - a new boot;
 - another binding of the driver to the GPU;
 - an energy counter that restarted. NVML counts it since the driver was last loaded. It reads less than half of the value before,
-  and no more than any part can have drawn since (`DRAWN` for all that time). A smaller step back is no sign;
-- on a part that reports no energy, the volatile count of uncorrected ECC errors back at 0. On other parts that count proves
-  only itself: an operator can clear it (`nvidia-smi -p 0`).
+  and no more than any part can have drawn since (`DRAWN` for all that time). A smaller decrease is no sign;
+- on a part that reports no energy, the volatile count of uncorrected ECC errors back at 0. On other parts a cleared count only
+  proves that the count itself is over, because an operator can clear it (`nvidia-smi -p 0`).
 
-Only counters that continue each other compare (`Sample.counting`). Each clean look must be consistent with the sign:
-the next look confirms it, and the energy grows by no more than any part can draw. Else there was no reset.
+Counters are only compared if they continue each other (`Sample.counting`). Each clean look must be consistent with the sign:
+the next look confirms it, and the energy grows by no more than any part can draw. Otherwise there was no reset.
 """
 
 import math
@@ -35,27 +35,27 @@ _HARMLESS = frozenset({RecoveryAction.NONE, RecoveryAction.RECOVER_IMEX_DOMAIN})
 
 
 def fatal_action(action: int | None) -> bool:
-    """Whether a GPU of which the driver asks for this (NVML field 230) is not fit for use; None: it does not say.
+    """Return True if this recovery action (NVML field 230) makes the GPU unfit for use. None: the driver reports no action.
 
-    An action that nvml.h does not name yet counts as fatal. An IMEX domain to be recovered is not: sharing memory
-    between nodes is what suffers, the GPU itself works.
+    An action that nvml.h does not name yet counts as fatal. The recovery of an IMEX domain does not: only memory sharing
+    between nodes fails, and the GPU itself works.
     """
     return action is not None and action not in _HARMLESS
 
 
 def clean(seen: Sample, ctx: Context) -> bool | None:
-    """Whether a look is clean: the driver answered the core readings, and neither it nor a signal calls the GPU unfit.
+    """Return True if the driver answered the core readings, and neither the driver nor a signal calls the GPU unfit.
 
-    None: the look did not ask for the recovery action, which the part reports, or the driver's answer is unknown.
+    Return None if the part reports a recovery action that the look did not request, or whose value is unknown.
     """
     if not seen.core_answered or seen.core_implausible or ctx.unfit or fatal_action(seen.recovery_action):
         return False
-    said = seen.asked_for("recovery_action") and "recovery_action" not in seen.unknown
-    return None if ctx.facts.says_action and not said else True
+    is_known = seen.asked_for("recovery_action") and "recovery_action" not in seen.unknown
+    return None if ctx.facts.says_action and not is_known else True
 
 
 def after_recovery(latch: Latch[M], seen: Sample, ctx: Context) -> Latch[M] | None:
-    """The latch of a fault whose proof is RESET, REBOOT or QUIET, after an observation; None once it is proven over."""
+    """Return the latch of a fault whose proof is RESET, REBOOT or QUIET after a look; None once it is proven over."""
     known = latch.recovery
     recovery = _observed(known, seen, ctx)
     proven = recovery.rebound if latch.proof is Proof.REBOOT else recovery.reset
@@ -65,7 +65,7 @@ def after_recovery(latch: Latch[M], seen: Sample, ctx: Context) -> Latch[M] | No
 
 
 def _observed(known: Recovery, seen: Sample, ctx: Context) -> Recovery:
-    """The signs of a recovery after this look.
+    """Return the signs of a recovery after this look.
 
     A look that shows a reset begins a row of clean looks, and the next look has to confirm it. A look whose readings
     contradict a reset is not clean, and there was no reset then. A look without the reading that confirms a reset does not
@@ -94,7 +94,7 @@ def _observed(known: Recovery, seen: Sample, ctx: Context) -> Recovery:
 
 
 def _confirms(known: Recovery, before: Recovery, fresh: Marks) -> bool | None:
-    """Whether fresh readings confirm that the look before showed a reset; None: they lack the reading.
+    """Return whether fresh readings confirm that the look before showed a reset, None if they lack the reading.
 
     They contradict it if they equal or continue the readings before it.
     """
@@ -115,13 +115,13 @@ RECOVERIES = frozenset({Proof.QUIET, Proof.RESET, Proof.REBOOT})
 
 
 def recovered(marks: Marks, seen: Sample, now: float) -> bool:
-    """Whether this sample, at Unix time `now`, shows a reset or more since these marks."""
+    """Return True if this sample, at Unix time `now`, shows a reset or more since these marks."""
     fresh = Marks.of(seen, now)
     return marks.rebound_to(fresh) or restarted(marks.comparing(fresh), fresh, seen)
 
 
 def restarted(before: Marks, fresh: Marks, seen: Sample) -> bool:
-    """Whether the fresh counters of a look show a reset, or a reload of the driver. The counters `before` compare with them."""
+    """Return True if the fresh counters of a look show a reset or a reload of the driver, compared with those of `before`."""
     if before.energy is not None and fresh.energy is not None:
         return fresh.energy < before.energy / 2 and fresh.energy <= before.drawn(fresh)
     without_energy = before.energy is None and fresh.energy is None and "energy" not in seen.refused

@@ -2,9 +2,9 @@
 
 
 def reset_commands(gpu: str, *, released: bool, persistent: bool) -> str:
-    """The commands of a reset, for a shell; of a GPU that is released already without that step.
+    """Return the shell commands that reset a GPU, without the release if it is already `released`.
 
-    `persistent`: the GPU was seen in persistence mode, in which the driver refuses a reset.
+    `persistent` is whether the last look found persistence mode, in which the driver refuses a reset.
     """
     reset = [f"nvidia-smi --gpu-reset -i {gpu}"]
     if persistent:

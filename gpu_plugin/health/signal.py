@@ -1,8 +1,8 @@
-"""The declaration of a signal, the surroundings of what it is shown, and the decorator that makes one of a function.
+"""The declaration of a signal, the context of an observation, and the decorator that makes a signal of a function.
 
-The function takes its latch, an observation and the context, and returns the latch it was given where the observation is not
-its business, None once nothing is left to remember, and a new latch otherwise. It falls on evidence and rises on proof:
-silence never closes a latch.
+The function takes its latch, an observation and the context. It returns the same latch if the observation does not concern it,
+None if there is nothing left to store, and a new latch otherwise. A latch opens on evidence and closes on proof: missing
+observations never close it.
 """
 
 import re
@@ -19,12 +19,12 @@ from gpu_plugin.health.policy import HealthPolicy
 
 
 class Context(msgspec.Struct, frozen=True):
-    """One observation's surroundings. `now` is Unix time in seconds; `key` which latch is asked for.
+    """The context of one observation. `now` is Unix time in seconds, `key` the latch that the signal's function returns.
 
-    `marks` are the GPU's before this observation, `first` whether no good look at it came before; `action` is what the driver
-    last said that it asks for (`Sample.recovery_action`). `open` are its latches as they are now; `unfit` whether a signal
-    that judges by its own readings calls it FATAL now. `xids` says when (Unix seconds) each Xid of the last minutes came last on
-    it, by number and by the MIG device that it was about, "" for the whole GPU; one that is told of now is among them.
+    `marks` are the GPU's marks before this observation. `first` is True if there was no good look before. `action` is the
+    recovery action that the driver last reported (`Sample.recovery_action`). `open` has the GPU's present latches. `unfit` is
+    True if a signal that judges by its own readings calls the GPU FATAL. `xids` has the Unix time in seconds of the latest
+    occurrence of each recent Xid, including the present observation, by number and by MIG device, "" for the whole GPU.
     """
 
     now: float
@@ -38,11 +38,11 @@ class Context(msgspec.Struct, frozen=True):
     unfit: bool = False
     xids: Mapping[tuple[int, str], float] = {}
     peers_joined: bool = False
-    """Whether another GPU of the node, of the same model, has joined an NVLink fabric."""
+    """True if another GPU of the node, of the same model, has joined an NVLink fabric."""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """An open latch of which somebody wants to know what to do, at Unix time `now`; `gpu` is the uuid that commands name."""
+    """An open latch for which advice is computed at Unix time `now`. `gpu` is the GPU's uuid, for commands."""
 
     key: LatchKey
     latch: AnyLatch
@@ -53,48 +53,49 @@ class Case(msgspec.Struct, frozen=True):
 
 
 Step = Callable[[Any, Any, Context], AnyLatch | None]
-"""(latch, observation of one of the kinds that the signal sees, context) → latch."""
+"""(latch, observation of a kind in `Signal.sees`, context) → latch."""
 
 
 class SignalKind(Enum):
-    """The kind of observation that a signal goes by."""
+    """The kind of observation that a signal judges."""
 
     READING = "reading"
-    """Readings of a look. A fault is still there to be read while it lasts: an operator's override makes it DEGRADED at most."""
+    """Readings of a look. A fault shows in them as long as it lasts, so an operator's override makes it DEGRADED at most."""
     EVENT = "event"
-    """An event that is reported once: an operator's override has it forgotten."""
+    """An event, which the driver reports once. An operator's override removes the latch."""
     ORDER = "order"
-    """The operator's own word, which says nothing of the GPU itself."""
+    """An operator's order, which is no evidence about the GPU itself."""
     GUARD = "guard"
-    """The ledger's own hold on a GPU, by what it has seen of the GPU and of other signals."""
+    """The ledger's own hold on a GPU, because of its history or that of other signals."""
 
 
 class OperatorInfluence(Enum):
-    """Who has a say in what a signal's verdict comes to."""
+    """The influence of the operator on a signal's verdict."""
 
-    OPERATOR = "operator"
-    """The operator: by the policy, and by an override."""
+    FULL = "full"
+    """The policy, an override and disabled health checks change the verdict."""
     ENABLED = "enabled"
-    """The operator; but it counts also where all health checks are disabled, for what it goes by can be enabled by itself."""
-    NOBODY = "nobody"
-    """Nobody: it tells of a GPU that cannot be served at all."""
+    """As FULL, but the signal also counts if all health checks are disabled, because its causes can be enabled separately."""
+    NONE = "none"
+    """No influence, because the GPU cannot be served at all."""
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """One signal: what it sees, what it remembers, and what is said of it.
+    """One signal: its function, the observations that it judges, and its words for people.
 
-    What it is: `step` is its function, `sees` has the kinds of observation that it is shown. `asks` has the fields of a
-    Sample that it needs: a faultless look that asked for none of them is not shown to it, and a part that has none of them
-    does not support it. `memory` is what a latch of it remembers. `parts` is what tells several latches of one GPU apart
-    (`LatchKey.part`), each judged by itself; None: there is one. `say` is as that enum has it. `recovers` is whether its latches
-    end by proof of a recovery (`proof.after_recovery`). That asks what the readings of others come to: it is judged after them.
+    `step` is its function. `sees` has the kinds of observation that the function gets. `asks` has the fields of a Sample that
+    it needs. The function does not get a faultless look without a request for these fields, and a part without these fields
+    does not support the signal. `memory` is the memory of a new latch. `parts` matches the `LatchKey.part` of its latches if a
+    GPU can have several, each judged separately; None if there is a single latch. `influence` is the operator's. `recovers` is
+    True if a latch closes by proof of a recovery (`proof.after_recovery`), which depends on the readings of other signals: such
+    a signal is judged after those.
 
-    What people are told: `action` is what they are advised to do, with `{gpu}` for the GPU. `clears` is what closes it, where
-    that is no recovery. Both may also be made of the case. `recovery` has the recoveries that end it, where they are others
-    than its proof asks for, with `{reset}` for the commands; `shown` is what shows those.
+    Words for people: `action` is advice, with `{gpu}` for the GPU. `clears` names the end of a latch that needs no recovery.
+    Both can also be functions of the case. `recovery` names the recoveries that close a latch if they differ from those of its
+    proof, with `{reset}` for the commands, and `shown` names their evidence.
 
-    What a latch of it waits for: `until` is when (Unix seconds) silence ends it, None: not known yet. `overridable` is whether
-    an operator's override ends it although its verdict is essential.
+    `until` returns the Unix time in seconds at which silence closes a latch, None if that is not known yet. `overridable`
+    returns True if an operator's override closes a latch although its verdict is essential.
     """
 
     step: Step
@@ -109,31 +110,31 @@ class Signal(msgspec.Struct, frozen=True):
     overridable: Callable[[Any], bool] | None = None
     until: Callable[[Any], float | None] | None = None
     parts: re.Pattern[str] | None = None
-    say: OperatorInfluence = OperatorInfluence.OPERATOR
+    influence: OperatorInfluence = OperatorInfluence.FULL
     recovers: bool = False
 
     @property
     def essential(self) -> bool:
-        """Whether its verdict is beyond the say of a policy and of an override: an order is the operator's word already."""
-        return self.say is OperatorInfluence.NOBODY or self.kind is SignalKind.ORDER
+        """True if neither a policy nor an override changes its verdict. Orders are essential: they are the operator's own."""
+        return self.influence is OperatorInfluence.NONE or self.kind is SignalKind.ORDER
 
     def takes_override(self, latch: AnyLatch) -> bool:
-        """Whether an operator's override has an effect on this latch."""
+        """Return True if an operator's override has an effect on this latch."""
         return not self.essential or (self.overridable is not None and self.overridable(latch))
 
     @property
     def lasts(self) -> bool:
-        """Whether its latches outlive boots: an order that no look ends does."""
+        """True if its latches outlive boots, as those of an order do that no look closes."""
         return self.kind is SignalKind.ORDER and Sample not in self.sees
 
     @property
     def of_process(self) -> bool:
-        """Whether it is about what this process has not seen yet, and holds nothing against the GPU."""
+        """True if it is a state of this process, such as a missing first look, and not evidence about the GPU."""
         return not self.sees
 
     @property
     def numbered(self) -> bool:
-        """Whether its latches are told apart by the Xids that they are of."""
+        """True if it has a latch for each Xid."""
         return self.parts is not None and XidEvent in self.sees
 
 
@@ -165,4 +166,4 @@ def _decorator(of: Callable[Concatenate[Step, P], Signal]) -> Callable[Concatena
 
 
 signal = _decorator(Signal)
-"""A decorator: the function is the step of the signal of the name given first; the rest is as `Signal` has it."""
+"""A decorator that makes the function the step of a signal. It takes the signal's name, and the other fields of `Signal`."""

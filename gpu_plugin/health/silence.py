@@ -1,4 +1,4 @@
-"""Measures for how long the driver has asked for no recovery."""
+"""Measure the time for which the driver has requested no recovery."""
 
 from typing import Self
 
@@ -10,31 +10,31 @@ from gpu_plugin.health.observation import CORE, Sample
 from gpu_plugin.health.proof import clean
 from gpu_plugin.health.signal import Context
 
-BELIEVED_SECONDS = 120.0
-"""Seconds of clean looks after which it counts that the driver asks for nothing.
+PROVEN_SECONDS = 120.0
+"""Seconds of clean looks after which it counts that the driver requests nothing.
 
-The driver may ask late: NVIDIA's open kernel module logs the first RPC timeout as Xid 119 and marks the GPU for a reset at the
-third (kernel_gsp.c, RPC_TIMEOUT_GPU_RESET_THRESHOLD).
+The driver may request a recovery late: NVIDIA's open kernel module logs the first RPC timeout as Xid 119 and marks the GPU for
+a reset at the third (kernel_gsp.c, RPC_TIMEOUT_GPU_RESET_THRESHOLD).
 """
 
 GAP_SECONDS = 60.0  # between two clean looks that restart the time, also after a clock was set forward
 
 
 class AsksNothing(msgspec.Struct, frozen=True):
-    """The `seconds` for which all looks were clean and without a request, up to the last at Unix time `at`."""
+    """The `seconds` for which all looks were clean and without a request, up to the last look at Unix time `at`."""
 
     seconds: Span = 0.0
     at: Moment | None = None
 
     @property
-    def believed(self) -> bool:
-        """Whether the time is long enough to lower a verdict."""
-        return self.seconds >= BELIEVED_SECONDS
+    def is_proven(self) -> bool:
+        """True if the time is long enough to lower a verdict."""
+        return self.seconds >= PROVEN_SECONDS
 
     def after(self, seen: Sample, ctx: Context) -> Self:
-        """The state after a look. A look that did not ask for the recovery action changes nothing.
+        """Return the state after a look. A look that did not request the recovery action changes nothing.
 
-        A core reading that cannot be true is no answer: it restarts the time, as a request or a look that is not clean does.
+        A core reading that cannot be true restarts the time, as a request for a recovery or a look that is not clean does.
         """
         answer = clean(seen, ctx)
         if answer is None:

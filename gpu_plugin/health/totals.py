@@ -1,6 +1,6 @@
-"""The rule of signals that go by two counters, which only grow until a reset sets them back.
+"""The rule of signals that judge two counters, which only grow until a reset sets them back.
 
-Each growth of the first counts by itself; growth of the second counts where there was too much of it lately.
+Any growth of the first counter counts. Growth of the second counts if it exceeds a limit within a time.
 """
 
 from collections.abc import Callable
@@ -8,17 +8,17 @@ from typing import ClassVar, NamedTuple, Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import MINUTE, Level, lately, unproven
+from gpu_plugin.health.hysteresis import MINUTE, Level, recent, unproven
 from gpu_plugin.health.latch import Latch, Moment, Verdict, merged
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context
 
 Totals = tuple[int | None, ...]
-"""Both counters as they were read; None where one was not to be had. Empty: neither was ever read."""
+"""The readings of both counters, None for a missing reading. Empty if neither was ever read."""
 
 
 class Counters(NamedTuple):
-    """The two counters, by their fields of `Sample`: more than `limit` of the second within so many seconds are too many."""
+    """The two counters, by their fields of `Sample`. More than `limit` of the second in `within` seconds are too many."""
 
     first: str
     second: str
@@ -27,37 +27,37 @@ class Counters(NamedTuple):
 
 
 class Counted(Level, frozen=True):
-    """Counters as they were last read, and when (Unix seconds) the last of the events that are tallied happened.
+    """The last readings of the counters, and the Unix times in seconds of the latest events of the second one.
 
-    `noted` is when (Unix seconds) they were last worth writing down. What they grew by since then is counted again at the first
-    look after a restart, as is what happened meanwhile. They are compared whoever opened the driver: what sets them back sets
-    them to 0, so that more than before is always of errors since.
+    `noted` is the Unix time in seconds of the last change that had to be stored. Growth since then, and growth while no process
+    runs, is counted at the first look after a restart. The counters are compared over openings of the driver, too: a counter
+    that was set back starts at 0, so a greater value is always of new errors.
     """
 
     totals: Totals = ()
     times: tuple[Moment, ...] = ()
     noted: Moment | None = None
 
-    gathering: ClassVar[bool] = False  # nothing is settled by another look soon
+    gathering: ClassVar[bool] = False  # an early look decides nothing
 
     @property
     def lasting(self) -> bool:
-        """Whether there is something to compare with."""
+        """True if a counter was read, so that the next look can be compared with it."""
         return any(total is not None for total in self.totals)
 
     @property
-    def news(self) -> object:
-        """When they were last worth it."""
+    def counted_closed(self) -> object:
+        """The time of the last change that had to be stored."""
         return self.noted
 
-    counted = news
+    counted = counted_closed
 
     def joined(self, other: Self) -> Self:
-        """The memory with those events too."""
+        """Return the memory with the other's events added."""
         return replace(self, times=merged(self.times, other.times))
 
     def read(self, seen: Sample, counters: Counters) -> Totals:
-        """Both counters as of this look; one that it did not ask for is as it was last read."""
+        """Return both counters after this look. A counter that the look did not request keeps its last reading."""
         before = self.totals or (None, None)
         names = (counters.first, counters.second)
         return tuple(
@@ -65,17 +65,17 @@ class Counted(Level, frozen=True):
         )
 
     def after(self, now: Totals, at: float, counters: Counters) -> tuple[tuple[int, ...], Self]:
-        """By how much each counter grew, now that they read so at Unix time `at`, and what is to be remembered.
+        """Return the growth of each counter at these readings of Unix time `at`, and the new memory.
 
-        The same object where nothing changed. One that is read for the first time, is not to be had, or was set back has not
-        grown; one that is not to be had is remembered as it was. A counter that was never read before or was set back is worth
-        writing down at once, as is growth of the first; that of the second is so once a minute.
+        The memory is the same object if nothing changed. A counter that is read for the first time, is missing or was set back
+        has not grown. A missing counter keeps its last reading. A first reading, a counter that was set back and growth of the
+        first counter are stored at once, growth of the second counter once a minute.
         """
         pairs = list(zip(self.totals or (None, None), now, strict=True))
         growth = tuple(0 if new is None or old is None else max(0, new - old) for old, new in pairs)
         totals = tuple(old if new is None else new for old, new in pairs)
         most = counters.limit + 1
-        times = lately((*self.times, *(at,) * min(growth[1], most)), at, counters.within, most)
+        times = recent((*self.times, *(at,) * min(growth[1], most)), at, counters.within, most)
         if (totals, times) == (self.totals, self.times):
             return growth, self
         due = totals != self.totals and (self.noted is None or not 0 <= at - self.noted < MINUTE)
@@ -85,13 +85,13 @@ class Counted(Level, frozen=True):
 
 
 Judge = Callable[[Latch[Counted], Counted, int, bool | None], Latch[Counted] | None]
-"""(latch, memory of a new one, growth of the first counter, whether the reading is bad as `level` has it) → latch."""
+"""(latch, memory of a new latch, growth of the first counter, `bad` of `level`) → latch."""
 
 
 def counted(
     latch: Latch[Counted] | None, seen: Sample, ctx: Context, counters: Counters, judge: Judge
 ) -> Latch[Counted] | None:
-    """The latch after a look at two counters, of which `judge` decides what their growth means."""
+    """Return the latch after a look at two counters, judged by `judge`."""
     known = latch or Latch(Counted())
     now = known.memory.read(seen, counters)
     if latch is not None and latch.verdict is Verdict.OK and now == latch.memory.totals and not latch.memory.times:

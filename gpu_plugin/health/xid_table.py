@@ -63,7 +63,7 @@ class WhileSignalOpen(msgspec.Struct, frozen=True):
 class WithOtherXid(msgspec.Struct, frozen=True):
     """A rule: the verdict of an Xid if one of `xids` comes within `within` seconds of it.
 
-    With `later`, the other Xid must come after it, and none may have come in the ten minutes before: such Xids are those of an
+    With `later`, the other Xid must come after it, and none may have come in the ten minutes before: such Xids belong to an
     application that keeps failing. The last second before it does not count, because reports of one instant arrive in any order.
     """
 
@@ -87,16 +87,16 @@ class XidRow(msgspec.Struct, frozen=True):
             or the proof of a reset. `reset`: the GPU was reset, the driver loaded again or the node booted, and the GPU answers
             without a fault. `reboot`: the node was booted or the GPU bound again, and the GPU answers without a fault. `rma`: the
             part must be serviced.
-        linked: whether the driver's recovery action follows it.
+        linked: whether the driver's recovery action follows the Xid.
         action: the catalog's immediate action.
         escalate: a rule for repeated Xids.
         beside: a rule for an open signal.
         brings: a rule for other Xids near it.
         silent: the verdict on a GPU that does not report NVML field 230.
-        repeats: it counts towards a GPU on which applications of several pods fail.
-        whole_gpu: it concerns all MIG devices, whichever instance the driver names.
-        always: no recovery action lowers the verdict.
-        look: the driver has news, so the GPU is read at once.
+        repeats: True if it counts towards a GPU on which applications of several pods fail.
+        whole_gpu: True if it concerns all MIG devices, whichever instance the driver names.
+        always: True if no recovery action lowers the verdict.
+        look: True if the GPU must be read at once, because the recovery action changed.
         source: the source of the verdict, if that is not the catalog.
         note: advice to operators.
     """
@@ -120,7 +120,7 @@ class XidRow(msgspec.Struct, frozen=True):
 
     @property
     def linked_since(self) -> int | None:
-        """The first driver branch whose recovery action follows it, 0 for all branches, None for none."""
+        """The first driver branch whose recovery action follows the Xid, 0 for all branches, None for no branch."""
         if self.linked.startswith("R"):
             return int(self.linked[1:])
         return 0 if self.linked == "always" else None
@@ -130,7 +130,7 @@ XidTable = Mapping[int, XidRow]
 """Rows by Xid."""
 
 ROWS = (
-    # What an application does to itself
+    # Errors of an application
     XidRow((8,), "channel idle timeout", "app", "application", "never", "RESTART_APP", repeats=True),
     XidRow((11, 25), "invalid or corrupted push buffer", "app", "application", "never", "RESTART_APP", repeats=True),
     XidRow((13,), "graphics engine exception", "app", "application", "never", "RESTART_APP", repeats=True),
@@ -159,8 +159,8 @@ ROWS = (
     ),
     XidRow((69,), "graphics engine class error", "app", "application", "never", "RESTART_APP", repeats=True),
     # Errors between the driver and the GPU, on the PCIe link: "primarily quality issues on PCI, generally not caused by user
-    # application actions" (of 32). The catalogue has the application restarted, so that one is counted, and a few are worth a
-    # look.
+    # application actions" (of 32). The catalogue advises to restart the application, so one Xid is counted, and three within
+    # an hour are DEGRADED.
     XidRow(
         (32,),
         "corrupted push buffer stream",
@@ -181,7 +181,7 @@ ROWS = (
         escalate=Escalation("degraded", 3, HOUR),
         note="where it repeats, suspect the PCIe link",
     ),
-    # Counted, and no reason to do anything
+    # Counted or ignored, without a need to act
     XidRow(
         (37, 38, 44, 66, 67, 141),
         "context-switch firmware or register access error",
@@ -195,9 +195,9 @@ ROWS = (
     XidRow((152, 153), "deep learning accelerator message", "ignore", "application", "never", "IGNORE"),
     XidRow((159,), "CHI non-data error", "app", "application", "always", "CHECK_UVM"),
     XidRow((162, 163), "power smoothing state", "ignore", "application", "never", whole_gpu=True),
-    # Follows another error, or the end of a process: "Control-C, GPU resets, sigkill are all examples". The catalogue's advice
-    # for one that comes alone, to restart the fabric manager, matters only if the fabric is not ready; a GB200 node has no
-    # fabric manager.
+    # Xid 45 follows another error or the end of a process: "Control-C, GPU resets, sigkill are all examples". If it comes
+    # alone, the catalogue advises to restart the fabric manager. This only matters if the fabric is not ready, and a GB200 node
+    # has no fabric manager.
     XidRow(
         (45,),
         "preemptive cleanup",
@@ -207,9 +207,9 @@ ROWS = (
         "WORKFLOW_XID_45",
         beside=WhileSignalOpen("fabric", "degraded"),
     ),
-    # The driver carries out or announces a recovery: field 230 says which. Without it only the kernel's log has the action,
-    # which may be "None". The catalogue calls it informational, always seen with another Xid: that one decides whether the GPU
-    # is fit.
+    # Xid 154: the driver carries out or announces a recovery, which field 230 names. Without that field only the kernel's log
+    # has the action, which may be "None". The catalogue calls it informational, always seen with another Xid. The other Xid
+    # decides whether the GPU is fit.
     XidRow(
         (154,),
         "GPU recovery action changed",
@@ -287,7 +287,7 @@ ROWS = (
         whole_gpu=True,
         note="where a reset does not help, have it serviced",
     ),
-    # Details of a 48: the kind of memory. No source says that a 94 contains them, so that they last until a reset.
+    # Details of Xid 48: the kind of memory. No source says that Xid 94 contains these errors, so they last until a reset.
     XidRow((171,), "uncorrectable DRAM error", "fatal", "reset", "never", note="detail of 48"),
     XidRow((172,), "uncorrectable SRAM error", "fatal", "reset", "never", note="detail of 48"),
     # Engines and microcontrollers. The power, security and system processors (PMU, SEC2, GSP) serve every MIG device.
@@ -295,9 +295,9 @@ ROWS = (
     XidRow((47, 65, 73), "video encoder error", "degraded", "quiet", "never", "CONTACT_SUPPORT"),
     XidRow((61,), "microcontroller breakpoint", "fatal", "reset", "never", "CONTACT_SUPPORT", whole_gpu=True),
     XidRow((62,), "microcontroller halt", "fatal", "reset", "R565", "RESET_GPU", whole_gpu=True),
-    # An application alone can bring it about, so that neither one nor several make a GPU unfit, but the driver's request.
-    # Without field 230 nothing does: else a tenant whose program hangs takes out one GPU after another. NVIDIA's device plugin
-    # ignores it.
+    # An application alone can cause Xid 109, so no number of them makes a GPU unfit. Only the driver's request does, and on a
+    # part without field 230 nothing does: otherwise a tenant whose program hangs makes one GPU after another unfit. NVIDIA's
+    # device plugin ignores it.
     XidRow(
         (109,),
         "context switch timeout",
@@ -328,7 +328,7 @@ ROWS = (
         (151,), "confidential computing key rotation error", "fatal", "reboot", "never", "RESTART_VM", whole_gpu=True
     ),
     XidRow((169,), "security engine halt", "fatal", "reset", "never", whole_gpu=True),
-    # The board, its power and its bus: one for all MIG devices
+    # The board, its power and its bus: all MIG devices share them
     XidRow((54,), "auxiliary power missing", "fatal", "reboot", "never", "CHECK_MECHANICALS", whole_gpu=True),
     XidRow((79,), "GPU has fallen off the bus", "fatal", "reboot", "R565", "RESTART_BM", whole_gpu=True, always=True),
     XidRow((93,), "InfoROM wear", "degraded", "quiet", "never", "IGNORE", whole_gpu=True),
@@ -365,7 +365,7 @@ ROWS = (
     ),
     XidRow((164, 165), "power smoothing failure", "degraded", "quiet", "never", whole_gpu=True),
     XidRow((167,), "PCIe fatal timeout", "fatal", "reboot", "never", whole_gpu=True),
-    # Links: MIG devices have none of their own
+    # NVLinks: MIG devices have no links of their own
     XidRow(
         (74,),
         "NVLink error",
@@ -400,8 +400,8 @@ ROWS = (
         note="corrected errors without operational impact, which may repeat; a reset at the next occasion trains the link again",
     ),
     XidRow((136,), "NVLink training failed", "fatal", "reset", "R565", "RESET_GPU", whole_gpu=True),
-    # NVLink 5: their sub-codes, which only the kernel's log has, decide. The catalogue's decode has IGNORE and RESET_GPU for
-    # 144 to 146 and 149, IGNORE alone for 147 and 148, RESET_GPU alone for 150.
+    # NVLink 5: the immediate action depends on the sub-code, which only the kernel's log has. In the catalogue it is IGNORE or
+    # RESET_GPU for 144 to 146 and 149, always IGNORE for 147 and 148, always RESET_GPU for 150.
     XidRow((144,), "NVLink SAW error", "degraded", "reset", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
     XidRow((145,), "NVLink RLW error", "degraded", "reset", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),
     XidRow((146,), "NVLink TLW error", "degraded", "reset", "R565", "WORKFLOW_NVLINK5_ERR", whole_gpu=True),

@@ -1,1 +1,1 @@
-"""Which devices suit a pod best. Pure: works on what was probed, never on the hardware."""
+"""The choice of the best devices for a pod. Pure: it works on the results of probes, never on the hardware."""

@@ -1,4 +1,4 @@
-"""The answer to GetPreferredAllocation: which of the available devices a container should get."""
+"""The answer to GetPreferredAllocation: the available devices that a container should get."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,36 +20,35 @@ def preferred(
     budget: Budget | None = None,
     trace: shared.Trace | None = None,
 ) -> tuple[str, ...]:
-    """`size` distinct ids out of `available` that hold all of `must_include` and suit a container best.
+    """Return the best `size` distinct ids out of `available` for a container, including all of `must_include`.
 
-    Whole GPUs that are given out once are those that `whole.choose` chooses. Where there are MIG devices or shared ones to
-    choose from, the policy says which GPUs they are taken from.
+    `whole.choose` chooses whole GPUs that are given out once. If there are MIG devices or shared devices to choose from, the
+    policy chooses their GPUs.
 
     Args:
-        available: ids the kubelet may still hand out, in any order.
-        must_include: ids that the answer must hold.
-        size: how many ids the answer has.
+        available: ids that the kubelet may still allocate, in any order.
+        must_include: ids that the answer must contain.
+        size: the number of ids in the answer.
         devices: the resource's list.
         order: the position of each id in that list; the answer is in this order.
-        placement: how the node's GPUs are linked.
-        policy: which GPUs shared devices and MIG devices are taken from, a name of `shared.POLICIES`.
+        placement: the links of the node's GPUs.
+        policy: the policy for the GPUs of shared devices and MIG devices, a name of `shared.POLICIES`.
         budget: the time that an exact choice may take.
-        trace: where to write down what was weighed among shared devices and MIG devices.
+        trace: receives a record of the choice among shared devices and MIG devices.
 
     Returns:
-        The ids, of healthy devices as far as there are enough, or nothing where no such answer exists (the kubelet then
-        chooses): an impossible size, an id that is none of ours, a required one that is not available. The same question
-        always gets the same answer.
+        The ids, of healthy devices if there are enough. Nothing for an impossible size, an unknown id, or a required id that is
+        not available; the kubelet then chooses. The same question always gets the same answer.
     """
     pool, must = set(available), set(must_include)
     if not possible(pool, must, size) or not all(map(order.__contains__, pool)):
         return ()
-    # What was listed as healthy a moment ago may be so no more, and Allocate would refuse it: it comes last.
-    sound = pool - {i for i in pool - must if devices[order[i]].reason}
-    if len(sound) >= size:
-        pool = sound
+    # A device may have become unhealthy since the kubelet's list, and Allocate would refuse it: it comes last
+    healthy = pool - {i for i in pool - must if devices[order[i]].reason}
+    if len(healthy) >= size:
+        pool = healthy
     else:
-        must = sound
+        must = healthy
     if trace is not None:
         trace.forced = How.ALL_AVAILABLE if size == len(pool) else How.ALL_REQUIRED if size == len(must) else None
     if size == len(pool):
@@ -73,7 +72,7 @@ def _whole(
     placement: Placement,
     budget: Budget | None,
 ) -> list[int]:
-    """The required ones and those that `choose` adds to them; GPUs that are gone from the topology come last."""
+    """Return the required GPUs and the GPUs that `choose` adds; GPUs that are no longer in the topology come last."""
     position = placement.topology.position
     known = {position[uuid]: at for at in (*free, *required) if (uuid := devices[at].gpu) in position}
     had = {position[uuid] for at in required if (uuid := devices[at].gpu) in position}

@@ -1,8 +1,8 @@
-"""Which GPUs shared devices and MIG devices are taken from.
+"""Policies that choose the GPUs of shared devices and MIG devices.
 
 Names and purpose of the policies come from NVIDIA's plugin (internal/rm/allocate.go of v0.20.0; `spread` from its pull request
-1936), which counts MIG devices as GPUs of their own. Here a policy chooses between GPUs first, and in the same way
-between the MIG devices of a GPU.
+1936), which treats MIG devices as separate GPUs. Here a policy chooses between GPUs first, and in the same way between the MIG
+devices of a GPU.
 """
 
 from collections import Counter, defaultdict
@@ -29,13 +29,13 @@ USE = "use"
 HAS = "has"
 HAD = "had"
 ROOM = "room"
-"""The subject of a number of a rank: how much of a GPU is given out, how much of it the container has, whether the container
-had any of it before, how much is left."""
+"""The subject of a number of a rank: the devices of a GPU that are given out, the devices that the container has, whether the
+container had any of them before, the devices that are left."""
 
 Equals = Callable[[list[int], int, Sequence[int]], list[int]]
-"""Chooses a number of the places that rank equal, if not all are needed, to go with places that are chosen already.
+"""(places of equal rank, number of places to choose, places that are chosen already) → chosen places.
 
-The equal places are ascending, and so is the choice.
+Called if not all of the equal places are needed. The equal places are ascending, and so is the choice.
 """
 
 
@@ -53,8 +53,8 @@ class Stage(Enum):
 class Share(msgspec.Struct):
     """The numbers of a GPU, or of a MIG device on it, that a policy ranks.
 
-    `load` devices of it are given out, those picked for this container included; `picked` were picked for this container;
-    `room` more may be taken.
+    `load` is the number of its devices that are given out, including this container's. `picked` is the number of devices
+    picked for this container, `room` the number of devices that may still be taken.
     """
 
     load: int = 0
@@ -62,21 +62,21 @@ class Share(msgspec.Struct):
     room: int = 0
 
     def take(self, count: int) -> None:
-        """Counts that many devices as picked."""
+        """Count this number of devices as picked."""
         self.load += count
         self.picked += count
         self.room -= count
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """How devices are dealt over GPUs, and over the hardware of a GPU.
+    """The rule by which devices are dealt over GPUs, and over the hardware of a GPU.
 
-    Without `fewest`, a container gets devices of as many GPUs as possible, then of as much hardware as possible, and each device
-    comes from the GPU that ranks lowest at that time: with each device the first number of its rank must rise by one. With
-    `fewest`, all devices come from as few GPUs as possible, and of these sets from the one that ranks lowest: GPUs of the same
-    rank must have the same room. In both cases a GPU that the container has must not rank equal to another one: links decide
-    only between GPUs that it does not have. `looks_at` has, for each number of a rank, its subject (`USE`, `HAS`, `HAD` or
-    `ROOM`) and words for the GPU that comes first.
+    Without `fewest`, a container gets devices of as many GPUs as possible, then of as much hardware as possible. Each device
+    comes from the GPU with the lowest rank at that time, so the first number of a rank must rise by one with each device. With
+    `fewest`, all devices come from as few GPUs as possible, and from the set of GPUs with the lowest ranks: GPUs of the same
+    rank must have the same room. In both cases a GPU that the container has must not have the same rank as a GPU that it does
+    not have, because links only decide between GPUs that it does not have. `looks_at` has, for each number of a rank, its
+    subject (`USE`, `HAS`, `HAD` or `ROOM`) and words for the GPU that comes first.
     """
 
     rank: Callable[[Share], Rank]
@@ -85,7 +85,7 @@ class Policy(msgspec.Struct, frozen=True):
 
     @property
     def stages(self) -> Sequence[Stage]:
-        """The devices that are dealt first, next and last."""
+        """The stages in which devices are dealt."""
         return (Stage.ALL,) if self.fewest else tuple(Stage)
 
 
@@ -95,11 +95,11 @@ POLICIES: Registry[Policy] = Registry(
     "ALLOCATION_POLICIES in gpu_plugin/config/choices.py",
     "gpu_plugin/placement/shared.py",
 )
-"""Policies by name. They rank GPUs, and on a GPU its MIG devices. Between equal ranks links decide, then the list.
+"""Policies by name. They rank GPUs, and on a GPU its MIG devices. Between equal ranks links decide, then the list's order.
 
-`packed` takes a container's devices from the fewest GPUs, and of these from the most used ones. `distributed` takes them from
-the most GPUs, the least used ones first, and further devices from the least used GPU. `spread` takes them from the most GPUs,
-too, and further devices from the GPU of which the container has the fewest.
+`packed` takes a container's devices from the fewest GPUs, and prefers the most used GPUs. `distributed` takes them from the most
+GPUs, the least used GPUs first, and further devices from the least used GPU. `spread` takes them from the most GPUs, too, and
+further devices from the GPU of which the container has the fewest devices.
 """
 
 R = TypeVar("R", bound=Callable[[Share], Rank])
@@ -135,12 +135,12 @@ def _spread(share: Share) -> Rank:
 
 
 def first(equal: list[int], count: int, _: Sequence[int]) -> list[int]:
-    """The first of equals."""
+    """Choose the first of equal places."""
     return equal[:count]
 
 
 def deal(shares: Sequence[Share], count: int, policy: Policy, of_equals: Equals = first) -> list[int]:
-    """How many of `count` devices each share gives by the policy; the shares count these as picked.
+    """Return the number of devices that each share gives by the policy, `count` in total. The shares count them as picked.
 
     There must be room for `count`. Takes O(n log n + count) for n shares, and far less for many devices of a few shares.
     `of_equals` is called at most once, or with a policy of the fewest GPUs at most once for each rank.
@@ -156,7 +156,7 @@ def deal(shares: Sequence[Share], count: int, policy: Policy, of_equals: Equals 
             shares[place].take(dealt[place])
             count -= dealt[place]
         return dealt
-    # Shares of equal rank are dealt together, as many devices at a time as leave the order of ranks unchanged.
+    # Shares of equal rank give together, as many devices at a time as leave the order of ranks unchanged
     queue = list(ranked)
     heapify(queue)
     while count:
@@ -181,10 +181,10 @@ def deal(shares: Sequence[Share], count: int, policy: Policy, of_equals: Equals 
 
 
 def _fewest(shares: Sequence[Share], count: int, ranked: Mapping[Rank, list[int]], of_equals: Equals) -> list[int]:
-    """The places to fill one after the other until `count` devices are taken, in the order of ranks.
+    """Return the places to fill one after the other until `count` devices are taken, in the order of ranks.
 
-    All shares that the container has, as few others as have room, and of such sets the one that ranks lowest: in the order of
-    ranks, a share replaces the smallest of the roomiest ones as long as the total room suffices.
+    These are all shares that the container has, and the fewest other shares with enough room. Of such sets it is the one with
+    the lowest ranks: in the order of ranks, a share replaces the smallest of the roomiest shares while the total room suffices.
     """
     spare = sum([share.room for share in shares if share.picked]) - count
     roomiest: list[int] = []
@@ -214,7 +214,7 @@ def _fewest(shares: Sequence[Share], count: int, ranked: Mapping[Rank, list[int]
 
 
 class _Hardware(Share):
-    """A GPU that is shared whole, or a MIG device, with its free devices."""
+    """A GPU that is shared as a whole, or a MIG device, with its free devices."""
 
     free: list[int] = msgspec.field(default_factory=list)
 
@@ -243,12 +243,12 @@ class SharedGpu(Share):
 
 
 class Round(msgspec.Struct):
-    """The devices dealt at one stage: the GPUs in the order of the list as they were then, and how many each `gave`.
+    """The devices dealt at one stage: copies of the GPUs before it in the order of the list, and how many devices each `gave`.
 
-    `ranks` is what the policy made of each, the lowest the first, and `totals` how many devices of it there are.
-    `passed_over`: some free devices were left out of it, since the container has others of the same hardware. `equal` are GPUs
-    that ranked equal when not all of them were needed, and `taken` those that were, as places in the list; `links` is what was
-    weighed between them, without GPUs chosen where links decided nothing and the first in the list were taken.
+    `ranks` are the GPUs' ranks by the policy, of which the lowest comes first, and `totals` their numbers of devices.
+    `passed_over` is True if free devices were left out because the container has others of the same hardware. `equal` are the
+    GPUs of equal rank if not all of them were needed, and `taken` the GPUs chosen of them, as places in the list. `links` is
+    the trace of that choice; it has no GPUs if links decided nothing and the first GPUs in the list were taken.
     """
 
     stage: Stage
@@ -263,7 +263,7 @@ class Round(msgspec.Struct):
 
     @classmethod
     def of(cls, stage: Stage, gpus: Sequence["SharedGpu"], policy: Policy) -> "Round":
-        """The state of GPUs that are open for a stage, before any gives a device."""
+        """Return the state of GPUs that are open for a stage, before any gives a device."""
         totals = [gpu.load + sum([len(part.free) for part in gpu.parts]) for gpu in gpus]
         passed_over = any(part.free and not (part.room and gpu.room) for gpu in gpus for part in gpu.parts)
         return cls(stage, [*map(copy, gpus)], [policy.rank(gpu) for gpu in gpus], totals, passed_over)
@@ -272,7 +272,7 @@ class Round(msgspec.Struct):
 class Trace(msgspec.Struct):
     """A record of the choice among shared devices and MIG devices, which `taken` fills.
 
-    `forced` is why there was nothing to choose, None where there was. `rounds` has the stages at which devices were dealt.
+    `forced` is the reason if there was no choice, else None. `rounds` has the stages at which devices were dealt.
     """
 
     forced: whole.How | None = None
@@ -289,14 +289,15 @@ def taken(
     budget: Budget | None = None,
     trace: Trace | None = None,
 ) -> list[int]:
-    """The required positions and `missing` of the free ones, both ascending and without the other's, by that policy.
+    """Return the required positions and `missing` of the free positions, chosen by the policy.
 
-    Of GPUs that the policy ranks equal, and of which not all are needed, those are taken that `whole.choose` chooses to go
-    with the GPUs that the container has by then. `choose` is called as often as `deal` calls its `of_equals`. GPUs that
-    `placement` does not know come last among equals, and where links decide nothing the first in the list come first.
+    `required` and `free` are ascending and disjoint. If the policy ranks GPUs equal and not all are needed, `whole.choose`
+    chooses the GPUs that are linked best to the GPUs that the container has by then. It is called as often as `deal` calls
+    `of_equals`. GPUs that are not in `placement` come last among equals. If links decide nothing, the first in the list come
+    first.
 
-    Devices that are neither free nor required count as given out, unhealthy ones included. Takes O(n log n) for n devices: some
-    10 ms for 60,000 of 16 GPUs or fewer.
+    Devices that are neither free nor required count as given out, including unhealthy devices. Takes O(n log n) for n devices:
+    some 10 ms for 60,000 devices of 16 GPUs or fewer.
     """
     gpus, rule = counted(required, free, devices), POLICIES[policy]
     chosen = list(required)
@@ -304,11 +305,11 @@ def taken(
         for gpu in gpus:
             gpu.open(stage)
         count = min(missing, sum([gpu.room for gpu in gpus]))
-        seen = Round.of(stage, gpus, rule) if trace is not None and count else None
-        dealt = deal(gpus, count, rule, partial(_linked, gpus, placement, budget, seen))
-        if trace is not None and seen is not None:
-            seen.gave = dealt
-            trace.rounds.append(seen)
+        record = Round.of(stage, gpus, rule) if trace is not None and count else None
+        dealt = deal(gpus, count, rule, partial(_linked, gpus, placement, budget, record))
+        if trace is not None and record is not None:
+            record.gave = dealt
+            trace.rounds.append(record)
         for gpu, number in zip(gpus, dealt, strict=True):
             if number:
                 chosen += gpu.taken(number, rule)
@@ -322,15 +323,15 @@ def _linked(
     gpus: Sequence[SharedGpu],
     placement: Placement,
     budget: Budget | None,
-    seen: Round | None,
+    record: Round | None,
     equal: list[int],
     count: int,
     chosen_before: Sequence[int],
 ) -> list[int]:
-    """The `count` GPUs of one rank that are linked best to each other and to the others of the container."""
+    """Return the `count` GPUs of equal rank that are linked best to each other and to the other GPUs of the container."""
     position = placement.topology.position
     known = {position[gpus[at].uuid]: at for at in equal if gpus[at].uuid in position}
-    if gpus[equal[0]].picked:  # then it has all of them: they differ in nothing
+    if gpus[equal[0]].picked:  # the container has all of them, so links make no difference
         chosen = equal[:count]
     elif len(known) <= count:
         unknown = [at for at in equal if gpus[at].uuid not in position]
@@ -338,16 +339,16 @@ def _linked(
     else:
         others = {gpu.uuid for gpu in gpus if gpu.picked} | {gpus[at].uuid for at in chosen_before}
         had = [position[uuid] for uuid in others if uuid in position]
-        trace = None if seen is None else seen.links
+        trace = None if record is None else record.links
         choice = whole.choose(placement, {*known, *had}, had, len(had) + count, budget, trace)
         chosen = sorted(known[gpu] for gpu in choice.gpus if gpu in known)
-    if seen is not None:
-        seen.equal, seen.taken = equal, chosen
+    if record is not None:
+        record.equal, record.taken = equal, chosen
     return chosen
 
 
 def counted(required: Sequence[int], free: Sequence[int], devices: Sequence[Device]) -> list[SharedGpu]:
-    """Every GPU in the order of the list, with the numbers of its devices that are given out, picked and free."""
+    """Return every GPU in the order of the list, with its numbers of devices that are given out, picked and free."""
     gpu_of = {device.visible_id: device.gpu for device in devices}
     listed = Counter(map(attrgetter("visible_id"), devices))
     picked = Counter(devices[at].visible_id for at in required)

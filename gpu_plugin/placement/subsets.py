@@ -1,7 +1,7 @@
-"""Every set of up to 16 GPUs, judged beforehand, so that the best one for a pod is looked up rather than searched for.
+"""Tables of every set of up to 16 GPUs, computed beforehand, so that the best set for a pod is found without a search.
 
-A set is a mask in which the GPU at position p of n is bit n - 1 - p: of two sets of one size, the greater mask is the one with
-the lower positions.
+A set is a mask in which the GPU at position p of n is bit n - 1 - p. So of two sets of the same size, the greater mask has the
+lower positions.
 """
 
 from array import array
@@ -16,16 +16,16 @@ import msgspec
 from gpu_plugin.placement.topology import Matrix, Topology
 
 LARGEST = 16
-"""The most GPUs whose sets are all judged: 65,536 of them, in 1 MiB. No server has more GPUs."""
+"""The most GPUs for which all sets are computed: 65,536 sets, in 1 MiB. No server has more GPUs."""
 
 IMMEDIATE_GPUS = 10
-"""Up to this many GPUs a placement is made in 5 ms or less: at once, where it is needed. More are worth a thread."""
+"""Up to this number of GPUs a placement takes 5 ms or less, and is computed on the event loop. For more, use a thread."""
 
 PODS = (8, 4, 2)
 """The sizes of later pods that placement assumes, the largest first: the sizes that groups of linked GPUs have."""
 
 _CHUNK = 1024
-"""Sets that are looked at between two looks at the clock."""
+"""Sets that are compared between two reads of the clock."""
 
 _ROOM = 3
 """Making a set takes this many times as long as reading it from a table."""
@@ -77,7 +77,7 @@ class Subsets(msgspec.Struct, frozen=True):
         )
 
     def best(self, available: int, required: int, size: int, expired: Callable[[], bool]) -> int | None:
-        """The best set of that size within `available` that holds all of `required`, as a mask; None where time is up."""
+        """Return the mask of the best set of this size within `available` with all of `required`; None if time is up."""
         ties = self._greatest_weight(available, required, size, expired)
         if ties is None or expired():
             return None
@@ -87,14 +87,14 @@ class Subsets(msgspec.Struct, frozen=True):
         return max(ties)
 
     def runner_up(self, available: int, required: int, best: int) -> tuple[int, Criterion]:
-        """The best of all sets that `best` was chosen from but for that one, and the first criterion by which it is worse."""
+        """Return the second best of all sets that `best` was chosen from, and the first criterion by which it is worse."""
 
         def rank(mask: int) -> tuple[int, ...]:
             left = available ^ mask
             return self.weight[mask], self.remainder[left], self.evenness[left], mask
 
-        looked_at = sum(self.bits) & ~available | required
-        sets = (mask for mask in self.best_first[best.bit_count()] if mask & looked_at == required)
+        relevant = sum(self.bits) & ~available | required
+        sets = (mask for mask in self.best_first[best.bit_count()] if mask & relevant == required)
         second = max((mask for mask in sets if mask != best), key=rank)
         compared = zip(Criterion, rank(best), rank(second), strict=True)
         return second, next(criterion for criterion, one, other in compared if one != other)
@@ -102,7 +102,7 @@ class Subsets(msgspec.Struct, frozen=True):
     def _greatest_weight(
         self, available: int, required: int, size: int, expired: Callable[[], bool]
     ) -> list[int] | None:
-        """All sets of the greatest weight there is; None where time is up."""
+        """Return all sets of the greatest weight; None if time is up."""
         free = available & ~required
         missing = size - required.bit_count()
         weight, order = self.weight, self.best_first[size]
@@ -111,29 +111,29 @@ class Subsets(msgspec.Struct, frozen=True):
             candidates = [required | sum(chosen) for chosen in combinations(bits, missing)]
             return _greatest(candidates, [weight[mask] for mask in candidates])
         ties: list[int] = []
-        looked_at = sum(self.bits) & ~available | required
+        relevant = sum(self.bits) & ~available | required
         for start in range(0, len(order), _CHUNK):
             if expired():
                 return None
-            ties += [mask for mask in order[start : start + _CHUNK] if mask & looked_at == required]
+            ties += [mask for mask in order[start : start + _CHUNK] if mask & relevant == required]
             if ties and weight[ties[-1]] != weight[ties[0]]:
                 top = weight[ties[0]]
                 return [mask for mask in ties if weight[mask] == top]
         return ties
 
     def mask(self, gpus: Iterable[int]) -> int:
-        """The set of these positions, each there once."""
+        """Return the mask of these positions, which must be distinct."""
         return sum(map(self.bits.__getitem__, gpus))
 
     def gpus(self, mask: int) -> tuple[int, ...]:
-        """The positions of a set, ascending."""
+        """Return the positions of a set, ascending."""
         return tuple([at for at, bit in enumerate(self.bits) if mask & bit])
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The links between GPUs and, for up to 16 of them, the tables of all their sets.
+    """The links between GPUs and, for up to 16 GPUs, the tables of all their sets.
 
-    Without these (`ready` is False) a choice is not exact.
+    Without the tables (`ready` is False for up to 16 GPUs) a choice is not exact.
     """
 
     topology: Topology = msgspec.field(default_factory=Topology)
@@ -141,20 +141,20 @@ class Placement(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, topology: Topology) -> "Placement":
-        """The placement of a topology, ready, in about 1 ms for 8 GPUs and 0.4 s for 16."""
+        """Return the placement of a topology with its tables, in about 1 ms for 8 GPUs and 0.4 s for 16."""
         return cls(topology, Subsets.of(topology) if 0 < len(topology) <= LARGEST else None)
 
     @property
     def ready(self) -> bool:
-        """Whether all that can be judged beforehand is."""
+        """True if the tables are computed, or there are too many GPUs or no GPU."""
         return self.subsets is not None or not 0 < len(self.topology) <= LARGEST
 
 
 def remainder_worths(count: int, weight: "array[int]") -> "Iterator[tuple[int, array[int]]]":
-    """The value of each set of `count` GPUs for later pods if it stays free, by mask, the most important value first.
+    """Yield the values of all sets of `count` GPUs for later pods if they stay free, the most important value first.
 
-    Yields a pod size and, by mask, the total weight of the sets that pods of this size get out of the set, each pod the best
-    remaining one. The last size is 0: the weight of the whole set. Each takes 0.1 s for 16 GPUs.
+    Each item has a pod size and, by mask, the total weight of the sets that pods of this size get out of the set, if each pod
+    gets the best remaining set. The last size is 0: the weight of the whole set. Each takes 0.1 s for 16 GPUs.
     """
     for size in PODS:
         if size < count:
@@ -163,16 +163,16 @@ def remainder_worths(count: int, weight: "array[int]") -> "Iterator[tuple[int, a
 
 
 def _greatest(masks: list[int], worth: list[int]) -> list[int]:
-    """Those masks that are worth most."""
+    """Return the masks with the greatest worth."""
     top = max(worth)
     return [mask for mask, each in zip(masks, worth, strict=True) if each == top]
 
 
-# Intermediate results are arrays too: the process would keep the memory of 65,536 integer objects.
+# Intermediate results are arrays, too: with lists, the process would keep the memory of 65,536 integer objects
 
 
 def _totals(matrix: Matrix) -> "array[int]":
-    """The sum over all pairs of each set, by mask."""
+    """Return the sum over all pairs of each set, by mask."""
     count = len(matrix)
     totals = array("q", [0])
     for high in range(count):
@@ -186,14 +186,14 @@ def _totals(matrix: Matrix) -> "array[int]":
 
 
 def _best_first(weight: "array[int]", count: int, size: int) -> "array[int]":
-    """The masks of one size by falling weight, and masks of equal weight from the lowest positions on."""
+    """Return the masks of one size by falling weight, and masks of equal weight from the lowest positions on."""
     keys = sorted([each << count | mask for mask, each in enumerate(weight) if mask.bit_count() == size], reverse=True)
     every = (1 << count) - 1
     return array("H", [key & every for key in keys])
 
 
 def _remainders(count: int, weight: "array[int]") -> "array[int]":
-    """By mask, the rank of the set by its value for later pods if it stays free. The greatest rank is the best."""
+    """Return the rank of each set by its value for later pods if it stays free, by mask. The greatest rank is the best."""
     ranks = array("q", bytes(8 * len(weight)))
     for _, worth in remainder_worths(count, weight):
         ranks = _then(ranks, worth)
@@ -201,7 +201,7 @@ def _remainders(count: int, weight: "array[int]") -> "array[int]":
 
 
 def _then(ranks: "array[int]", minor: "array[int]") -> "array[int]":
-    """Ranks in the order of `ranks`, and where these are equal of `minor`, which has no negative numbers."""
+    """Return new ranks in the order of `ranks`, and for equal ranks of `minor`, which has no negative numbers."""
     base = max(minor) + 1
     keys = array("q", [rank * base + less for rank, less in zip(ranks, minor, strict=True)])
     place = {key: rank for rank, key in enumerate(sorted(set(keys)))}
@@ -209,14 +209,14 @@ def _then(ranks: "array[int]", minor: "array[int]") -> "array[int]":
 
 
 def _served(weight: "array[int]", count: int, size: int) -> "array[int]":
-    """By mask, the total weight of the sets that pods of this size get out of it, one after the other.
+    """Return by mask the total weight of the sets that pods of this size get out of it, one after the other.
 
     Each pod gets the best set of the GPUs that are left, and of equal sets the set with the lowest positions. Another order
     of equal sets may leave more for the pods after it.
     """
     every = (1 << count) - 1
     best = array("q", [each << count | mask if mask.bit_count() == size else -1 for mask, each in enumerate(weight)])
-    for bit in range(count):  # afterwards best[mask] is the greatest of all subsets of mask
+    for bit in range(count):  # after the loop, best[mask] is the greatest of all subsets of mask
         half = 1 << bit
         for start in range(0, len(best), 2 * half):
             upper = start + half
@@ -229,7 +229,7 @@ def _served(weight: "array[int]", count: int, size: int) -> "array[int]":
 
 
 def _evenness(topology: Topology) -> "array[int]":
-    """By mask, how evenly it lies on NUMA nodes: the less the squares of what each has add up to, the more."""
+    """Return by mask the evenness over NUMA nodes: it is greater if the squares of the GPU counts of nodes have a smaller sum."""
     count = len(topology)
     nodes: dict[int | None, int] = {}
     for at, node in enumerate(topology.numa):

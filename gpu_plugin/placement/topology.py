@@ -1,4 +1,4 @@
-"""What placement knows of a node: its GPUs by position, and how well and how near every two of them are to each other."""
+"""The input of placement: the GPUs of a node by position, and a score and a NUMA distance for every pair."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ OTHER_NODE = 20
 """NUMA distances without a firmware table, within a node and between nodes (Linux: LOCAL_DISTANCE, REMOTE_DISTANCE)."""
 
 UNKNOWN_NODE = 255
-"""NUMA distance where it is not known which node a GPU is near: the worst there is (ACPI: unreachable)."""
+"""NUMA distance if the NUMA node of a GPU is not known: the worst value (ACPI: unreachable)."""
 
 PCIE: Mapping[int, int] = {
     TopologyLevel.INTERNAL: 60,
@@ -23,13 +23,13 @@ PCIE: Mapping[int, int] = {
     TopologyLevel.NODE: 20,
     TopologyLevel.SYSTEM: 10,
 }
-"""Points by closest common PCIe ancestor. NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
+"""Points by closest common PCIe ancestor, as in NVIDIA's go-gpuallocator (besteffort_policy.go)."""
 
 FARTHEST = 10
 """Points of any other PCIe relation."""
 
 NVLINK = 100
-"""Points of a direct NVLink of any generation: NVIDIA's go-gpuallocator (besteffort_policy.go) gives the same."""
+"""Points of a direct NVLink of any generation, as in NVIDIA's go-gpuallocator (besteffort_policy.go)."""
 
 POINTS_PER_GB_S = 4
 """Points of a GB/s in one direction through NVSwitches, so that an NVLink of 25 GB/s counts the same as a direct one."""
@@ -42,17 +42,17 @@ twice the number of links. go-gpuallocator counts no NVLink that ends at a switc
 """
 
 UNKNOWN_GB_S = 25
-"""The same for a generation that is unknown or missing from the table."""
+"""GB/s for an unknown generation, or one without an entry in the table."""
 
 Matrix = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """GPUs by position, which is the order of their NVML index; what is said of pairs is the same both ways round.
+    """GPUs by position, which is the order of their NVML index. The matrices are symmetric.
 
-    `scores[a][b]` is how well two are linked, `distances[a][b]` how far apart their NUMA nodes are; 0 of one with itself.
-    `numa` is each one's NUMA node, None where it is not known.
+    `scores[a][b]` is the score of the links of two GPUs, `distances[a][b]` the distance of their NUMA nodes; 0 for a GPU with
+    itself. `numa` is the NUMA node of each GPU, None if it is not known.
     """
 
     uuids: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Topology:
 
     @classmethod
     def of(cls, node: Node) -> "Topology":
-        """The topology of a probed node."""
+        """Return the topology of a probed node."""
         gpus = sorted(node.gpus, key=attrgetter("index"))
         pairs = [
             [None if one is other else (one, other, node.link(one.uuid, other.uuid)) for other in gpus] for one in gpus
@@ -77,7 +77,7 @@ class Topology:
         )
 
     def __len__(self) -> int:
-        """How many GPUs there are."""
+        """Return the number of GPUs."""
         return len(self.uuids)
 
     @property
@@ -93,7 +93,7 @@ class Topology:
         )
 
     def parts(self, weight: int) -> tuple[int, int]:
-        """The total score and the total NUMA distance that a total of `weights` was made of."""
+        """Return the total score and the total NUMA distance of a total of `weights`."""
         score = -(-weight // self._unit)
         return score, score * self._unit - weight
 
@@ -103,11 +103,11 @@ class Topology:
         return 1 + sum(map(sum, self.distances))
 
     def score(self, gpus: Iterable[int]) -> int:
-        """The total of the scores of all pairs of these positions."""
+        """Return the total score of all pairs of these positions."""
         return sum(self.scores[one][other] for one, other in combinations(gpus, 2))
 
     def distance(self, gpus: Iterable[int]) -> int:
-        """The total NUMA distance of all pairs of these positions."""
+        """Return the total NUMA distance of all pairs of these positions."""
         return sum(self.distances[one][other] for one, other in combinations(gpus, 2))
 
 
@@ -120,6 +120,6 @@ def _distance(one: Gpu, other: Gpu, link: Link) -> int:
 
 
 def pair_score(one: Gpu, other: Gpu, link: Link) -> int:
-    """The points of a pair for its PCIe relation and its NVLinks. Switched NVLinks count by the slower end."""
+    """Return the points of a pair for its PCIe relation and its NVLinks. Switched NVLinks count by the slower end."""
     slower = min(SWITCHED_GB_S.get(gpu.architecture, UNKNOWN_GB_S) for gpu in (one, other))
     return PCIE.get(link.ancestor, FARTHEST) + link.nvlinks * (POINTS_PER_GB_S * slower if link.switched else NVLINK)

@@ -1,4 +1,4 @@
-"""Which whole GPUs suit a container best: exactly on nodes of up to 16 GPUs, by a bounded search beyond."""
+"""Choose the best whole GPUs for a container: exactly on nodes of up to 16 GPUs, by a bounded search on larger nodes."""
 
 from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,14 +10,14 @@ import msgspec
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Placement
 
 SEEDS = 32
-"""From how many GPUs the bounded search sets out, each in turn."""
+"""The number of GPUs from which the bounded search starts, each in turn."""
 
 SWAPS = 32
-"""How often it changes one chosen GPU for a better one at most."""
+"""The most times that the bounded search replaces a chosen GPU by a better one."""
 
 
 class How(Enum):
-    """How devices were found: with nothing to choose, as the first or the best of all sets, or else by a bounded search."""
+    """The way in which devices were found: without a choice, as the first or the best of all sets, or by a bounded search."""
 
     IMPOSSIBLE = auto()
     ALL_AVAILABLE = auto()
@@ -30,26 +30,26 @@ class How(Enum):
 
 
 SEARCHED = frozenset({How.NOT_JUDGED_YET, How.TOO_MANY_GPUS, How.TOO_LATE})
-"""A bounded search, which may miss the best."""
+"""Results of a bounded search, which may miss the best set."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """GPUs by position, ascending, none where there is no such set; and how they were found."""
+    """Positions of GPUs, ascending, empty if there is no possible set; and the way in which they were found."""
 
     gpus: tuple[int, ...]
     how: How
 
     @property
     def exact(self) -> bool:
-        """Whether there is no better set."""
+        """True if there is surely no better set."""
         return self.how not in SEARCHED
 
 
 class Trace(msgspec.Struct):
-    """What `choose` weighed, which it writes down where it is given one: for whoever wants to know why.
+    """A record of a choice, which `choose` fills, for explanations.
 
-    `available` and `required` are what was asked. `runner_up` is what it chooses where `choice` cannot be had, and `criterion`
-    the first by which that is worse; no runner-up where there is no other set, and after a bounded search.
+    `available` and `required` are its arguments. `runner_up` is the second best set, and `criterion` the first criterion by
+    which it is worse than `choice`. There is no runner-up if there is no other set, and after a bounded search.
     """
 
     placement: Placement = msgspec.field(default_factory=Placement)
@@ -67,7 +67,7 @@ class Budget(msgspec.Struct, frozen=True):
     seconds: float
 
     def deadline(self) -> Callable[[], bool]:
-        """Whether the time that began now is up."""
+        """Return a function that returns True once the time, which starts now, is up."""
         clock, end = self.clock, self.clock() + self.seconds
         return lambda: clock() > end
 
@@ -80,10 +80,11 @@ def choose(
     budget: Budget | None = None,
     trace: Trace | None = None,
 ) -> Choice:
-    """The set of `size` of the available positions, all required ones among them, that suits a container best.
+    """Return the best set of `size` available positions, including all required positions, for a container.
 
-    On nodes of up to 16 GPUs it is the best of all such sets by each `subsets.Criterion` in turn. On larger nodes, and where
-    `budget` is used up, it is what a bounded search finds: `Choice.exact` is False. A `trace` makes it look at every set.
+    On nodes of up to 16 GPUs it is the best of all such sets by each `subsets.Criterion` in turn. On larger nodes, or if
+    `budget` is used up, it is the result of a bounded search, and `Choice.exact` is False. With a `trace`, every set is read
+    once more.
     """
     pool, must = frozenset(available), frozenset(required)
     choice = _chosen(placement, pool, must, size, budget)
@@ -97,7 +98,7 @@ def choose(
 
 
 def possible(pool: AbstractSet[object], must: AbstractSet[object], size: int) -> bool:
-    """Whether there is a set of `size` out of `pool` that holds `must`."""
+    """Return True if there is a set of `size` out of `pool` that contains `must`."""
     return size >= 1 and len(must) <= size <= len(pool) and must <= pool
 
 
@@ -133,10 +134,10 @@ def _searched(placement: Placement, pool: frozenset[int], must: frozenset[int], 
 
 
 def search(weights: Sequence[Sequence[int]], required: Sequence[int], free: Sequence[int], missing: int) -> list[int]:
-    """The required rows of a symmetric matrix and `missing` of the free ones, with a great total weight of their pairs.
+    """Return the required rows of a symmetric matrix and `missing` free rows, with a great total weight of their pairs.
 
-    Grown one by one from the required ones and each of `SEEDS` free ones in turn, and the best outcome then bettered by up to
-    `SWAPS` exchanges. Takes O(SEEDS x n^2) for n rows; of equals always the first.
+    The set grows row by row from the required rows and each of `SEEDS` free rows in turn, and the best result is improved by
+    up to `SWAPS` exchanges. Takes O(SEEDS x n^2) for n rows. Of equal rows the first is taken.
     """
     best: list[int] = []
     most: int | None = None
@@ -145,28 +146,31 @@ def search(weights: Sequence[Sequence[int]], required: Sequence[int], free: Sequ
         chosen, total = _grown(weights, required, free, missing, seed)
         if most is None or total > most:
             best, most = chosen, total
-    return _bettered(weights, best, len(required), free)
+    return _improved(weights, best, len(required), free)
 
 
 def _grown(
     weights: Sequence[Sequence[int]], required: Sequence[int], free: Sequence[int], missing: int, seed: int | None
 ) -> tuple[list[int], int]:
-    """The required ones and `missing` more, `seed` the first of them, each the one that adds most; and what they add."""
+    """Return the required rows and `missing` further rows, and the weight that these add.
+
+    The first further row is `seed`, if given. Each other further row is the row that adds most.
+    """
     chosen = [*required]
-    gain = {one: sum(weights[one][other] for other in required) for one in free}
+    gain = {row: sum(weights[row][other] for other in required) for row in free}
     total = 0
     for pick in [seed] * missing:
         following = max(gain, key=gain.__getitem__) if pick is None or pick not in gain else pick
         total += gain.pop(following)
         chosen.append(following)
-        row = weights[following]
-        for one in gain:
-            gain[one] += row[one]
+        to_following = weights[following]
+        for row in gain:
+            gain[row] += to_following[row]
     return chosen, total
 
 
-def _bettered(weights: Sequence[Sequence[int]], chosen: list[int], fixed: int, free: Sequence[int]) -> list[int]:
-    """The same after the exchanges that gain most, the first `fixed` ones kept."""
+def _improved(weights: Sequence[Sequence[int]], chosen: list[int], fixed: int, free: Sequence[int]) -> list[int]:
+    """Return the chosen rows after up to `SWAPS` exchanges, each the one that gains most. The first `fixed` rows stay."""
     chosen = [*chosen]
     for _ in range(SWAPS):
         left = sorted(set(free).difference(chosen))

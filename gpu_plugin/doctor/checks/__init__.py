@@ -1,4 +1,4 @@
-"""The checks: each a pure function from the facts to what it finds. A new one is a file here and a line in `check.NAMES`."""
+"""The checks: pure functions from the facts to findings. A new check is a file here and a line in `check.NAMES`."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -14,22 +14,22 @@ CHECKS: Mapping[str, Check] = {name: check[name] for name in NAMES}
 
 
 def examined(facts: Facts) -> list[tuple[str, Finding]]:
-    """What every check finds, each with the check's name, in their order; at least one of each.
+    """Return the findings of all checks, each with the check's name, in the order of `NAMES`; at least one of each check.
 
-    A check that fails by itself, as over the status of a daemon of another version, is a finding and takes no other with it.
+    If a check raises an error, as it may for the status of a daemon of another version, that is its finding.
     """
     return [(name, finding) for name in NAMES for finding in examine(name, facts)]
 
 
 def examine(name: str, facts: Facts) -> Sequence[Finding]:
-    """What one check finds."""
+    """Return the findings of one check."""
     try:
         found = CHECKS[name](facts)
     except UnseenError as error:
         found = error.finding
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is said
+    except Exception as error:  # noqa: BLE001 - any error of a check is reported as its finding
         found = warning(
-            f"this check failed on what it saw: {type(error).__name__}: {error}",
+            f"this check failed: {type(error).__name__}: {error}",
             "is the running daemon of another version? Use its own gpu-plugin; otherwise report this",
         )
     return [found] if isinstance(found, Finding) else found

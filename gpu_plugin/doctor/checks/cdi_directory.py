@@ -1,4 +1,4 @@
-"""Whether CDI specifications can be written, where they are."""
+"""Check that CDI specifications can be written, if the device list strategy needs them."""
 
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.config.words import counted
@@ -12,7 +12,7 @@ _OVERLAY = "overlay"
 
 @check("cdi-directory")
 def cdi_directory(facts: Facts) -> Finding:
-    """Fails where the strategy needs them and the directory takes none."""
+    """Fail if the strategy needs CDI specifications and the directory is not writable."""
     settings = facts.settings
     if not any(is_cdi(each) or each == AUTO for each in settings.device_list_strategy):
         return skipped(f"{', '.join(settings.device_list_strategy)} needs no CDI specifications")
@@ -38,7 +38,7 @@ def cdi_directory(facts: Facts) -> Finding:
         )
     if known.filesystem == _OVERLAY and not isinstance(facts.process, Unknown) and facts.process.contained:
         return warning(
-            f"{known.path} is part of this container's own file system: no runtime of the node sees what is written there",
+            f"{known.path} is part of this container's own file system: no runtime of the node sees the files in it",
             "mount the node's directory there",
         )
     if not isinstance(facts.cdi_conflicts, Unknown) and facts.cdi_conflicts:

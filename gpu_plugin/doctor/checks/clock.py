@@ -1,4 +1,4 @@
-"""Whether the clock is right: times in logs, events and certificates go by it."""
+"""Check the clock, on which times in logs and events depend, and the validity of certificates."""
 
 import datetime as dt
 
@@ -8,18 +8,18 @@ from gpu_plugin.doctor.facts import Facts
 
 EARLIEST = dt.datetime(2025, 1, 1, tzinfo=dt.UTC).timestamp()
 LATEST = dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()
-"""This program is younger than the one, and no certificate that is in use lasts until the other."""
+"""Plausible times: this program was written after `EARLIEST`, and present certificates expire before `LATEST`."""
 
-_SYNC = "start the node's time service (chronyd, systemd-timesyncd, ntpd): `timedatectl` and `chronyc tracking` say how it is"
+_SYNC = "start the node's time service (chronyd, systemd-timesyncd, ntpd): `timedatectl` and `chronyc tracking` show its state"
 
 
 @check("clock")
 def clock(facts: Facts) -> Finding:
-    """Fails where the year cannot be; warns where the kernel says that nobody sets the clock."""
+    """Fail if the year is impossible; warn if the kernel reports that no time service sets the clock."""
     known = seen(facts.clock, "the clock")
     if not EARLIEST <= known.now < LATEST:
         return failed(
-            f"the clock says {utc(known.now)}: certificates and tokens of the cluster do not hold then", _SYNC
+            f"the clock says {utc(known.now)}: certificates and tokens of the cluster are not valid then", _SYNC
         )
     if known.synchronised is None:
         return skipped(f"it is not known whether it is synchronised: {known.why}")

@@ -1,4 +1,4 @@
-"""Whether the configuration is valid and all of it has an effect, by the rules of the daemon."""
+"""Check that the configuration is valid and all of it has an effect, by the rules of the daemon."""
 
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts
@@ -8,7 +8,7 @@ _WITHOUT = "the checks go by flags and environment only"
 
 @check("configuration")
 def configuration(facts: Facts) -> Finding:
-    """Fails for a refused configuration (the other checks then use flags and environment), and warns of parts without effect."""
+    """Fail for a refused configuration (the other checks then use flags and environment), and warn of parts without effect."""
     settings = facts.settings
     if refused := seen(facts.configuration, _WITHOUT, needed=True):
         return failed(

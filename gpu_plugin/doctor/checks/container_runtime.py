@@ -1,4 +1,4 @@
-"""Whether kubelet and container runtime do what the device list strategy needs."""
+"""Check that kubelet and container runtime support the device list strategy."""
 
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.containers.edits import is_cdi
@@ -14,7 +14,7 @@ _ENABLE = (
 
 @check("container-runtime")
 def container_runtime(facts: Facts) -> Finding:
-    """Warns where CDI is asked for and the node's files do not speak for it; says what `auto` comes to."""
+    """Warn if CDI is configured and the node's files do not show support for it. Report the strategy that `auto` chooses."""
     strategies = facts.settings.device_list_strategy
     evidence = seen(facts.evidence, "the files of kubelet and container runtime")
     choice = choose(evidence, facts.settings.cdi_dir)
@@ -26,12 +26,12 @@ def container_runtime(facts: Facts) -> Finding:
         if takes_cdi:
             return ok(f"{asked}: {choice.reason}")
         if evidence.trouble:
-            return skipped(f"{asked}: whether the runtime takes CDI names is not known: {evidence.trouble}")
+            return skipped(f"{asked}: whether the runtime supports CDI names is not known: {evidence.trouble}")
         if strategies == ("cdi-annotations",):
             return note(
                 f"{asked}: the runtime must read CDI annotations; for CDI names of the kubelet: {choice.reason}"
             )
-        return warning(f"{asked} is asked for, and CDI is not known to work here: {choice.reason}", _ENABLE)
+        return warning(f"{asked} is configured, and CDI is not known to work here: {choice.reason}", _ENABLE)
     if takes_cdi:
-        return ok(f"{asked}, which takes NVIDIA's container runtime; cdi-cri would work, too: {choice.reason}")
-    return ok(f"{asked}, which takes NVIDIA's container runtime; CDI is not known to work here: {choice.reason}")
+        return ok(f"{asked}, which needs NVIDIA's container runtime; cdi-cri would work, too: {choice.reason}")
+    return ok(f"{asked}, which needs NVIDIA's container runtime; CDI is not known to work here: {choice.reason}")

@@ -1,4 +1,4 @@
-"""Whether a daemon runs, what it complains of, and whether it looks where doctor looks."""
+"""Check that a daemon runs, reports no problems, and uses the same directory as doctor."""
 
 from gpu_plugin.daemon import node_status
 from gpu_plugin.devices.absent import remedy
@@ -9,12 +9,12 @@ from gpu_plugin.mps.remedies import TO_DO
 _HANGS = (
     "the daemon hangs, and every pod that asks for a GPU waits for it: send it SIGUSR2 and it logs where it stands (the unit: "
     "systemctl kill -s USR2 gpu-plugin), unless it is stopped (state T in `ps -eo pid,stat,comm`); keep its log, then delete its "
-    "pod or systemctl restart gpu-plugin. Where `state-directory` hangs, too, that comes first"
+    "pod or systemctl restart gpu-plugin. If `state-directory` hangs, too, repair that first"
 )
 
 _KILLED = (
     "pods get no GPU until one runs: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, its log, and the "
-    "kernel log for out-of-memory kills. Where none is to run any more: gpu-plugin cleanup"
+    "kernel log for out-of-memory kills. If no daemon should run any more: gpu-plugin cleanup"
 )
 
 
@@ -23,9 +23,9 @@ _MPS = "the log of `gpu-plugin mps` on this node has the details, and it starts 
 
 @check("daemon")
 def daemon(facts: Facts) -> Finding | list[Finding]:
-    """Fails with each complaint of a running daemon, where one hangs, and where one was killed; that none runs is worth a note.
+    """Fail with each problem that the running daemon reports, and for a daemon that hangs or was killed. Note a missing daemon.
 
-    Registrations have a check of their own.
+    Registrations have a separate check.
     """
     known = seen(facts.daemon, "the daemon's status", _HANGS, needed=True)
     status = known.status
@@ -38,19 +38,20 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
             return failed(f"{known.trouble} Its socket exists, but no process listens on it: it was killed", _KILLED)
         return note(
             known.trouble,
-            "if one should be running: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, and its log",
+            "if a daemon should be running: `kubectl get pods` for the DaemonSet, or `systemctl status gpu-plugin`, and its log",
         )
     found = []
     served = status["kubelet"].get("directory", "")
     if served and served != facts.settings.socket_dir:
         found.append(
             warning(
-                f"the daemon serves {served}, and these checks looked at {facts.settings.socket_dir}",
+                f"the daemon serves {served}, and these checks read {facts.settings.socket_dir}",
                 "give doctor the options and environment that the daemon was started with",
             )
         )
     driver = {**status.get("driver", {}), "restart": ""}
-    elsewhere = {**status, "kubelet": {"socket": ""}, "missing": (), "driver": driver}  # of these the remedy is known
+    # Without the problems that have their own remedy here
+    elsewhere = {**status, "kubelet": {"socket": ""}, "missing": (), "driver": driver}
     found += [
         failed(f"{each['name']} is missing: {each['why']}", remedy(each.get("uuid", "")))
         for each in status.get("missing", ())
@@ -61,7 +62,7 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
     found += [
         failed(
             f"GPU {gpu['index']} ({gpu['uuid']}) is Unhealthy: {'; '.join(gpu['reasons'])}",
-            f"`gpu-plugin explain --gpu {gpu['index']}` says what to do, and what would clear it",
+            f"`gpu-plugin explain --gpu {gpu['index']}` has advice, and the recovery that clears it",
         )
         for gpu in status["health"]["gpus"]
         if gpu["state"] == "unhealthy"
@@ -73,11 +74,11 @@ def daemon(facts: Facts) -> Finding | list[Finding]:
     if found:
         return found
     about = status["daemon"]
-    return ok(f"version {about['version']}, process {about['pid']}, and it complains of nothing")
+    return ok(f"version {about['version']}, process {about['pid']}, and it reports no problem")
 
 
 def _trouble(trouble: str) -> Finding:
-    """What the daemon complains of, with the remedy that it names itself, if any."""
+    """Return the finding of a problem that the daemon reports, with the daemon's own remedy if it has one."""
     about, _, remedy = trouble.partition(TO_DO)
     otherwise = _MPS if " MPS daemon " in trouble else "`gpu-plugin status` and the daemon's log have the details"
     return failed(about, remedy or otherwise)

@@ -1,4 +1,4 @@
-"""Whether the device nodes that CUDA needs exist, are what they should be, and can be opened."""
+"""Check that the device nodes that CUDA needs exist, have the right numbers, and can be opened."""
 
 import errno
 
@@ -18,25 +18,25 @@ _SHARED = _UVM | {"/dev/nvidiactl"}
 """Nodes that all GPUs share."""
 
 _MAKE = (
-    "nvidia-modprobe -c 0 -u on the node makes them; in a container they are the runtime's to add, or need privileged"
+    "nvidia-modprobe -c 0 -u on the node makes them; in a container the runtime must add them, or it must be privileged"
 )
 
 
 @check("device-nodes")
 def device_nodes(facts: Facts) -> Finding | list[Finding]:
-    """Fails with each node that is missing, wrong or closed to us; without /dev/nvidia-uvm no CUDA program starts."""
+    """Fail with each device node that is missing, wrong or cannot be opened. Without /dev/nvidia-uvm no CUDA program starts."""
     known = seen(facts.nodes, "device nodes", needed=True)
     if facts.simulated:
-        return ok(f"the simulated node has {len(known.nodes)}; none is opened")
+        return ok(f"the simulated node has {counted(len(known.nodes), 'device node')}, and they are not opened")
     if not isinstance(facts.driver, Unknown) and facts.driver.platform != "nvml":
-        return skipped("this platform has none for each GPU")
+        return skipped("this platform has no device node for each GPU")
     if facts.no_gpu:
         return skipped(facts.no_gpu)
     if isinstance(facts.released, Unknown):
-        return skipped("whether GPUs are released for maintenance is not known: their device nodes are left alone")
+        return skipped("whether GPUs are released for maintenance is not known: their device nodes are not opened")
     if not known.nodes:
-        return skipped("GPUs are released for maintenance: their device nodes are left alone")
-    troubles: dict[Finding, list[str]] = {}  # nodes of several GPUs often have the same
+        return skipped("GPUs are released for maintenance: their device nodes are not opened")
+    troubles: dict[Finding, list[str]] = {}  # device nodes of several GPUs often have the same problem
     for path, node in known.nodes.items():
         if (trouble := _trouble(node, known, facts)) is not None:
             troubles.setdefault(trouble, []).append(path)
@@ -44,8 +44,8 @@ def device_nodes(facts: Facts) -> Finding | list[Finding]:
         return [replace(each, found=f"{', '.join(paths)}: {each.found}") for each, paths in troubles.items()]
     shared = [path for path, node in known.nodes.items() if node.there and path in _SHARED]
     gpus = len(known.nodes.keys() - _SHARED)
-    those = f" and {'that' if gpus == 1 else 'those'} of {counted(gpus, 'GPU')}" if gpus else ""
-    return ok(f"{', '.join(shared)}{those} can be opened")
+    of_gpus = f" and the device {'node' if gpus == 1 else 'nodes'} of {counted(gpus, 'GPU')}" if gpus else ""
+    return ok(f"{', '.join(shared)}{of_gpus} can be opened")
 
 
 def _trouble(node: DeviceNode, known: DeviceNodes, facts: Facts) -> Finding | None:
@@ -62,14 +62,14 @@ def _trouble(node: DeviceNode, known: DeviceNodes, facts: Facts) -> Finding | No
 
 def _missing(node: DeviceNode) -> Finding | None:
     if node.path == "/dev/nvidia-uvm-tools":
-        return None  # profilers alone need it
+        return None  # only profilers need it
     if node.path == "/dev/nvidia-uvm":
         return warning("does not exist; without it no CUDA program starts", f"modprobe nvidia-uvm on the node; {_MAKE}")
     return failed("does not exist", _MAKE)
 
 
 def _wrong_number(node: DeviceNode, known: DeviceNodes) -> str:
-    """How its number differs from what it should be; empty where it does not, or that is not known."""
+    """Return words about a device number that is not the driver's; empty if it is right, or the driver's is not known."""
     if node.path in _UVM:
         major, minor = known.majors.get("nvidia-uvm"), 1 if node.path.endswith("-tools") else 0
     else:
@@ -81,13 +81,13 @@ def _wrong_number(node: DeviceNode, known: DeviceNodes) -> str:
 
 
 def _closed(node: DeviceNode, facts: Facts) -> Finding:
-    """What a refusal to open means: EPERM is the device cgroup's, EACCES that of modes or of SELinux and AppArmor."""
+    """Return the finding of a failed open: EPERM is of the device cgroup, EACCES of modes or of SELinux and AppArmor."""
     reason = f"cannot be opened: {node.reason}"
     process = facts.process
     if node.error == errno.EPERM:
         return failed(
             f"{reason}: the device cgroup denies it",
-            "run the container with NVIDIA's runtime, or privileged; where it could be opened before, systemd or the kubelet's "
+            "run the container with NVIDIA's runtime, or privileged; if it could be opened before, systemd or the kubelet's "
             "CPU manager has rewritten its cgroup: restart the pod",
         )
     if node.error == errno.EACCES and not isinstance(process, Unknown) and process.uid != 0:

@@ -1,4 +1,4 @@
-"""Whether the driver's library and its half in the kernel are of one version."""
+"""Check that the driver's library and its kernel module have the same version."""
 
 from gpu_plugin.doctor.check import Finding, check, failed, ok, seen, skipped
 from gpu_plugin.doctor.facts import Facts, Unknown
@@ -6,7 +6,7 @@ from gpu_plugin.doctor.facts import Facts, Unknown
 
 @check("driver-versions")
 def driver_versions(facts: Facts) -> Finding:
-    """Fails where the module is not loaded, or the two differ: after an upgrade, until the module is loaded again."""
+    """Fail if the module is not loaded, or the versions differ, as after an upgrade until the module is loaded again."""
     if facts.simulated:
         return skipped("the node is simulated: it has no kernel module")
     module, driver = seen(facts.module, "the kernel module's version"), facts.driver
@@ -20,7 +20,7 @@ def driver_versions(facts: Facts) -> Finding:
         return failed(
             f"the kernel module nvidia is not loaded{nouveau}",
             ("blacklist nouveau and reboot" if module.nouveau else "modprobe nvidia on the node")
-            + "; the kernel log says why where that fails (a module not built for this kernel, Secure Boot)",
+            + "; if that fails, the kernel log has the reason (a module not built for this kernel, Secure Boot)",
         )
     if not module.version:
         return skipped("neither /proc/driver/nvidia/version nor /sys/module/nvidia/version says the module's version")

@@ -1,4 +1,4 @@
-"""Whether the NVLink fabric of a node with NVSwitches is ready: before that, CUDA fails with error 802."""
+"""Check that the NVLink fabric of a node with NVSwitches is ready: before that, CUDA fails with error 802."""
 
 from gpu_plugin.devices.nvml_h import FabricState
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, skipped, warning
@@ -14,7 +14,7 @@ _START = (
 
 @check("fabric-manager")
 def fabric_manager(facts: Facts) -> Finding | list[Finding]:
-    """Fails with GPUs that have not joined their fabric; without their word, by whether the manager's traces can be seen."""
+    """Fail with GPUs that have not joined their fabric. If no GPU reports a fabric, fail if there is no fabric manager."""
     driver = facts.opened
     switches = () if facts.simulated or isinstance(facts.pci, Unknown) else facts.pci.switches
     gpus = () if driver is None else driver.gpus
@@ -22,13 +22,13 @@ def fabric_manager(facts: Facts) -> Finding | list[Finding]:
         if driver is None:
             return skipped("the driver is not open, and sysfs lists no NVSwitch")
         return ok("not needed: no GPU leads to an NVSwitch")
-    said = [
+    reported = [
         (gpu, *judge(gpu.fabric))
         for gpu in gpus
         if gpu.fabric is not None and gpu.fabric.state != FabricState.NOT_SUPPORTED and not gpu.mig
     ]
     bad: dict[tuple[Verdict, str], list[str]] = {}
-    for gpu, verdict, words in said:
+    for gpu, verdict, words in reported:
         if verdict is not Verdict.OK:
             bad.setdefault((verdict, words), []).append(str(gpu.index))
     start = _START if switches or facts.simulated else f"{GUEST}. Elsewhere {_START}"
@@ -36,15 +36,15 @@ def fabric_manager(facts: Facts) -> Finding | list[Finding]:
         (failed if verdict is Verdict.FATAL else warning)(f"GPU {', '.join(indices)}: {words}", start)
         for (verdict, words), indices in bad.items()
     ]
-    joined = [gpu for gpu, _, _ in said if gpu.fabric is not None and gpu.fabric.state == FabricState.COMPLETED]
-    models, speaking = {gpu.model for gpu in joined}, {gpu.index for gpu, _, _ in said}
-    silent = [str(gpu.index) for gpu in gpus if gpu.model in models and not gpu.mig and gpu.index not in speaking]
+    joined = [gpu for gpu, _, _ in reported if gpu.fabric is not None and gpu.fabric.state == FabricState.COMPLETED]
+    models, reporting = {gpu.model for gpu in joined}, {gpu.index for gpu, _, _ in reported}
+    silent = [str(gpu.index) for gpu in gpus if gpu.model in models and not gpu.mig and gpu.index not in reporting]
     if silent:
         words = f"no NVLink fabric is reported, while {len(joined)} other GPUs of the model have joined theirs"
         found.append(warning(f"GPU {', '.join(silent)}: {words}", start))
     if found:
         return found
-    if said:
+    if reported:
         return ok("every GPU has joined its NVLink fabric")
     return _by_traces(facts, len(switches))
 

@@ -1,4 +1,4 @@
-"""Whether the file of labels can be written where Node Feature Discovery reads it."""
+"""Check that the file of labels can be written where Node Feature Discovery reads it."""
 
 from gpu_plugin.doctor.check import Finding, check, ok, seen, skipped, warning
 from gpu_plugin.doctor.facts import Facts
@@ -6,7 +6,7 @@ from gpu_plugin.doctor.facts import Facts
 
 @check("features-directory")
 def features_directory(facts: Facts) -> Finding:
-    """Warns where --node-labels file has nowhere to write to."""
+    """Warn if --node-labels is file and the directory is missing or not writable."""
     if facts.settings.node_labels != "file":
         return skipped("--node-labels is not file")
     known = seen(facts.features, facts.settings.features_dir)

@@ -1,4 +1,4 @@
-"""Whether the driver has every GPU that is on the PCI bus, each answers, and none waits for a reset or a license."""
+"""Check that the driver lists every GPU on the PCI bus, each answers, and no GPU waits for a reset or a license."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from gpu_plugin.health.notices import Notice, notices
 
 @check("gpus")
 def gpus(facts: Facts) -> Finding | list[Finding]:
-    """Fails where there is none and with each that does not answer; warns of those that the driver lacks, and of notices."""
+    """Fail if there is no GPU, and with each GPU that does not answer. Warn of notices, and of GPUs that the driver lacks."""
     driver = facts.opened
     on_bus = {} if isinstance(facts.pci, Unknown) else facts.pci.gpus
     if driver is None:

@@ -1,4 +1,4 @@
-"""Whether the IMEX channels that are asked for exist."""
+"""Check that the configured IMEX channels exist."""
 
 from gpu_plugin.config.values import AUTO
 from gpu_plugin.containers.edits import imex_node
@@ -13,14 +13,16 @@ _START = (
 
 @check("imex-channels")
 def imex_channels(facts: Facts) -> Finding:
-    """Fails where a channel is required and missing; warns where it is only asked for."""
+    """Fail if a required channel is missing; warn if a channel is missing that is configured but not required."""
     settings = facts.settings
     if not settings.imex_channel_ids:
-        return skipped("none is asked for (--imex-channel-ids)")
+        return skipped("no channel is configured (--imex-channel-ids)")
     known = seen(facts.nodes, "IMEX channels")
     if settings.imex_channel_ids == AUTO:
         there = imex_node(0) in known.imex_channels
-        return ok(f"auto: {imex_node(0)} exists" if there else f"auto: there is no {imex_node(0)}, so none is given")
+        return ok(
+            f"auto: {imex_node(0)} exists" if there else f"auto: there is no {imex_node(0)}, so pods get no channel"
+        )
     missing = [imex_node(each) for each in settings.imex_channel_ids if imex_node(each) not in known.imex_channels]
     if not missing:
         return ok(f"{', '.join(map(imex_node, settings.imex_channel_ids))} exists")

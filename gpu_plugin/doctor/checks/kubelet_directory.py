@@ -1,4 +1,4 @@
-"""Whether the kubelet's directory of device plugins is there, and may be written to."""
+"""Check that the kubelet's directory of device plugins exists and is writable."""
 
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen
 from gpu_plugin.doctor.facts import Facts, Unknown
@@ -6,7 +6,7 @@ from gpu_plugin.doctor.facts import Facts, Unknown
 
 @check("kubelet-directory")
 def kubelet_directory(facts: Facts) -> Finding:
-    """Fails where it is missing, removed under us, or not writable."""
+    """Fail if the directory is missing, was removed while mounted, or is not writable."""
     known = seen(facts.kubelet_directory, facts.settings.socket_dir, needed=True)
     directory = known.directory
     path = directory.path
@@ -36,7 +36,7 @@ def kubelet_directory(facts: Facts) -> Finding:
     if not known.checkpoint:
         return note(
             f"{path} can be written, but has no kubelet_internal_checkpoint: no kubelet has ever used it",
-            "where a kubelet runs on this node, is --device-plugin-dir its directory? Kubelets use "
+            "if a kubelet runs on this node, is --device-plugin-dir its directory? Kubelets use "
             "/var/lib/kubelet/device-plugins, whatever their --root-dir",
         )
     return ok(f"{path} is the kubelet's, and can be written")

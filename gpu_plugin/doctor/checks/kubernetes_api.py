@@ -1,4 +1,4 @@
-"""Whether the Kubernetes API is reached, and allows what the options that are on need."""
+"""Check that the Kubernetes API can be reached, and grants the rights that the enabled options need."""
 
 from gpu_plugin.doctor.check import Finding, check, failed, ok, seen, skipped
 from gpu_plugin.doctor.facts import Facts
@@ -6,10 +6,10 @@ from gpu_plugin.doctor.facts import Facts
 
 @check("kubernetes-api")
 def kubernetes_api(facts: Facts) -> Finding | list[Finding]:
-    """Fails where it is needed and cannot be asked, and with each option whose rights are missing."""
+    """Fail if the API is needed and does not answer, and with each option whose rights are missing."""
     known = seen(facts.api, "the Kubernetes API", needed=True)
     if not known.asked:
-        return skipped("no option that is on needs it")
+        return skipped("no enabled option needs it")
     if known.trouble:
         options = ", ".join(dict.fromkeys(right.needed_by for right in known.asked))
         return failed(

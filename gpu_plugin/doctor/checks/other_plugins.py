@@ -1,18 +1,18 @@
-"""Whether another plugin serves GPUs on this node: a kubelet takes each resource from the one that registered last."""
+"""Check for another plugin that serves GPUs on this node: the kubelet uses the plugin that registered a resource last."""
 
 from gpu_plugin.doctor.check import Finding, check, note, ok, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
 
 _NVIDIAS = ("nvidia-", "nvidia.")
-"""How the sockets of NVIDIA's plugin (nvidia-gpu.sock, nvidia-mig-1g.10gb.sock) and of Google's begin."""
+"""The beginnings of socket names of NVIDIA's plugin (nvidia-gpu.sock, nvidia-mig-1g.10gb.sock) and of Google's."""
 
 
 @check("other-plugins")
 def other_plugins(facts: Facts) -> Finding:
-    """Warns of sockets of NVIDIA's plugin that are answered; notes others."""
+    """Warn of sockets of NVIDIA's plugin that accept connections; note other sockets."""
     known = facts.kubelet_directory
     if isinstance(known, Unknown) or not known.directory.is_directory:
-        return skipped("the kubelet's directory cannot be looked through")
+        return skipped("the kubelet's directory cannot be listed")
     theirs = [name for name in known.others if name.lower().startswith(_NVIDIAS)]
     if theirs:
         return warning(

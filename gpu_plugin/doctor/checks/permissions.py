@@ -1,4 +1,4 @@
-"""What this process may do, and what a daemon would need."""
+"""Check this process's user and capabilities against the needs of a daemon."""
 
 from gpu_plugin.config.sharing import MPS
 from gpu_plugin.doctor.check import Finding, check, note, ok, seen, warning
@@ -16,18 +16,18 @@ _NAMES = (
 
 _SYS_ADMIN = _NAMES.index("SYS_ADMIN")
 _ALL = (1 << 38) - 1
-"""All capabilities that kernels have had for long."""
+"""The 38 capabilities of Linux before 5.8: a process with all of them is reported as having all capabilities."""
 
 
 @check("permissions")
 def permissions(facts: Facts) -> Finding | list[Finding]:
-    """Notes what is not to be seen as this user; warns where a feature that is on needs a capability that is missing."""
+    """Note facts that this user cannot see; warn if an enabled feature needs a missing capability."""
     known = seen(facts.process, "this process")
     found = []
     if known.uid:
         found.append(
             note(
-                f"{_words(known)}: what only root can see (the daemon's socket, other users' processes) is left out",
+                f"{_words(known)}: facts that only root can see (the daemon's socket, other users' processes) are left out",
                 "run doctor as root, as the daemon runs",
             )
         )
@@ -41,7 +41,9 @@ def permissions(facts: Facts) -> Finding | list[Finding]:
             )
         )
     if any(entry.strategy == MPS for entry in settings.sharing) and known.contained and not known.host_processes:
-        found.append(note("what MPS daemons run is seen only in a container with the node's process ids (hostPID)"))
+        found.append(
+            note("only a container with the node's process ids (hostPID) can see the processes of MPS daemons")
+        )
     return found or ok(_words(known))
 
 

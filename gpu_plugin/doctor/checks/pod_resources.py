@@ -1,20 +1,18 @@
-"""Whether the kubelet says which pods hold what."""
+"""Check that the kubelet's PodResources service reports the devices of pods."""
 
 from gpu_plugin.config.words import counted
 from gpu_plugin.doctor.check import Finding, check, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts
 
 SLOW = 1.0
-"""Seconds beyond which an answer is worth a warning: the plugin waits for five at most, and needs it after each change."""
+"""Seconds after which an answer is slow. The plugin waits for at most five seconds, and needs an answer after each change."""
 
 
 @check("pod-resources")
 def pod_resources(facts: Facts) -> Finding:
-    """Warns where it does not answer, or slowly: GPUs are served all the same, and stay allocated longer than they need be."""
+    """Warn if the service does not answer, or slowly. GPUs are served nevertheless, but stay allocated longer than needed."""
     known = seen(facts.pod_resources, facts.settings.effective_pod_resources_socket)
-    without = (
-        "without it what pods hold is not known: metrics name no pods, and devices that are gone stay listed longer"
-    )
+    without = "without it the devices of pods are not known: metrics name no pods, and devices that are gone stay listed longer"
     if known.absent:
         return warning(
             f"there is no {known.path}; {without}",

@@ -1,14 +1,14 @@
-"""Whether the kubelet has the resources: what a running daemon says of its registrations, and the kubelet of its devices."""
+"""Check that the kubelet has the resources: the registrations of a running daemon, and the devices of the kubelet."""
 
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, skipped, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
 
-_REMEDY = "is the kubelet running, and is --device-plugin-dir right? Its log says why where it refused"
+_REMEDY = "is the kubelet running, and is --device-plugin-dir right? If it refused, its log has the reason"
 
 
 @check("registration")
 def registration(facts: Facts) -> Finding | list[Finding]:
-    """Fails with each resource that is not registered, or that the kubelet has no healthy device of."""
+    """Fail with each resource that is not registered; warn of a resource without a healthy device at the kubelet."""
     if isinstance(facts.daemon, Unknown) or facts.daemon.status is None:
         return _without_daemon(facts)
     kubelet = facts.daemon.status["kubelet"]
@@ -28,19 +28,23 @@ def registration(facts: Facts) -> Finding | list[Finding]:
         elif healthy is not None and served.get(name, {}).get("healthy", 0) and not healthy.get(name):
             found.append(
                 warning(
-                    f"{name} is registered, and the kubelet has no healthy device of it",
-                    "run doctor again; where it stays so, another plugin may serve this resource: see `other-plugins`",
+                    f"{name} is registered, but the kubelet has no healthy device of it",
+                    "run doctor again; if it stays so, another plugin may serve this resource: see `other-plugins`",
                 )
             )
     return found or ok(f"the kubelet has {', '.join(kubelet['resources'])}")
 
 
 def _without_daemon(facts: Facts) -> Finding:
-    """The healthy devices that the kubelet has of any plugin."""
+    """Return a finding with the healthy devices that the kubelet has of any plugin."""
     known = facts.pod_resources
     if isinstance(facts.daemon, Unknown) and facts.daemon.hung:
-        return skipped("the daemon hangs, so it does not say; what the kubelet hands out of it waits for its answer")
+        return skipped(
+            "the daemon hangs, so it does not report this; pods that ask for its devices wait for its answer"
+        )
     if not isinstance(known, Unknown) and known.healthy:
         has = ", ".join(f"{count} of {name}" for name, count in sorted(known.healthy.items()))
-        return note(f"no daemon answers; the kubelet has healthy devices of other plugins, or of one that ran: {has}")
-    return skipped("no daemon answers that would register anything")
+        return note(
+            f"no daemon answers; the kubelet has healthy devices of other plugins, or of a former daemon: {has}"
+        )
+    return skipped("no daemon answers, so nothing is registered")

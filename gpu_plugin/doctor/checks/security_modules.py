@@ -1,15 +1,15 @@
-"""Whether SELinux or AppArmor may be in the way."""
+"""Check whether SELinux or AppArmor may deny this process's access."""
 
 from gpu_plugin.doctor.check import Finding, check, note, ok, seen
 from gpu_plugin.doctor.facts import Facts
 
 _CONTAINER_TYPES = ("container_t", "svirt_lxc_net_t")
-"""SELinux types of plain containers: they may use neither the kubelet's sockets nor GPUs' device nodes."""
+"""SELinux types of plain containers, which may use neither the kubelet's sockets nor GPUs' device nodes."""
 
 
 @check("security-modules")
 def security_modules(facts: Facts) -> Finding:
-    """Notes an enforcing SELinux with the label of a plain container."""
+    """Note an enforcing SELinux with the label of a plain container."""
     known = seen(facts.process, "this process")
     label = known.label or "none"
     if known.selinux == "enforcing":
@@ -18,7 +18,7 @@ def security_modules(facts: Facts) -> Finding:
             return note(
                 f"SELinux is enforcing, and this process is {label}: its policy may deny the kubelet's sockets and device "
                 "nodes",
-                "where something above is denied to root: ausearch -m avc -ts recent on the node; setsebool -P "
+                "if something above is denied to root: ausearch -m avc -ts recent on the node; setsebool -P "
                 "container_use_devices 1, or privileged",
             )
         return ok(f"SELinux is enforcing; this process is {label}")

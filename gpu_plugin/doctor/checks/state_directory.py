@@ -1,19 +1,19 @@
-"""Whether what is known of GPUs, cordons included, can be kept, and outlives a restart and a boot."""
+"""Check that the health and the cordons of GPUs can be stored, and outlive a restart and a boot."""
 
 from gpu_plugin.doctor.check import Finding, check, failed, note, ok, seen, warning
 from gpu_plugin.doctor.facts import Facts, Unknown
 
-# What the files come to at most is some 20 MiB and a dozen files, with the copies that are made while they are replaced.
+# The files take at most some 20 MiB and a dozen inodes, including the copies while they are replaced
 ENOUGH_BYTES = 64 * 1024 * 1024
 ENOUGH_INODES = 64
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
-_KEPT = "what is known of GPUs, cordons included, is lost with"
+_KEPT = "the health of GPUs, including cordons, is lost with"
 
 
 @check("state-directory")
 def state_directory(facts: Facts) -> Finding | list[Finding]:
-    """Fails where nothing can be written; warns where it fills up, does not last, or others may write there."""
+    """Fail if the directory is not writable; warn if it is nearly full, does not last, or other users may write there."""
     known = seen(facts.state, facts.settings.state_dir, needed=True)
     path = known.path
     uid = 0 if isinstance(facts.process, Unknown) else facts.process.uid
@@ -60,8 +60,8 @@ def state_directory(facts: Facts) -> Finding | list[Finding]:
     if known.there and known.mode & 0o022:
         found.append(
             warning(
-                f"{path} has the mode {known.mode:04o}: others than its owner can change what is remembered, and whom the "
-                "daemon obeys",
+                f"{path} has the mode {known.mode:04o}: other users than its owner can change the stored health and the orders "
+                "that the daemon obeys",
                 f"chmod go-w {path}",
             )
         )

@@ -1,1 +1,1 @@
-"""Where the facts are gathered. Every blocking function here may hang with what it looks at: `gathering` bounds it."""
+"""The probes that gather the facts. Every blocking function here may hang; `gathering` limits its time."""

@@ -1,4 +1,4 @@
-"""Whether the Kubernetes API is reached, and which of the rights that options need we have."""
+"""Reachability of the Kubernetes API, and this process's rights on it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from gpu_plugin.doctor.facts import Api, Right
 
 
 async def rights(kubeconfig: str, asked: Sequence[Right], clock: Callable[[], float]) -> Api:
-    """What the API server says of these rights (SelfSubjectAccessReview, which leaves nothing behind)."""
+    """Return the API server's answer about these rights (SelfSubjectAccessReview, which the server does not store)."""
     from gpu_plugin.cluster.access_review import review  # noqa: PLC0415 - only where an option needs the API
     from gpu_plugin.cluster.connection import UnreachableError, require_client  # noqa: PLC0415
     from gpu_plugin.config.errors import ConfigError  # noqa: PLC0415
@@ -33,7 +33,7 @@ async def rights(kubeconfig: str, asked: Sequence[Right], clock: Callable[[], fl
 
 
 def needed(settings: Settings) -> tuple[Right, ...]:
-    """Every right that these settings need, once, with the first option that needs it; docs/security.md has the same."""
+    """Return every right that these settings need, once, with the first option that needs it. docs/security.md lists them."""
     found: dict[tuple[str, ...], Right] = {}
     for right in _needed(settings):
         found.setdefault((right.verb, right.resource, right.subresource, right.namespace), right)

@@ -1,4 +1,4 @@
-"""What the kernel says of its clock (adjtimex(2)). Asking changes nothing, and takes no right."""
+"""The kernel's state of its clock (adjtimex(2)). Reading it changes nothing, and needs no capability."""
 
 import ctypes
 import os
@@ -12,14 +12,14 @@ _UNSYNCHRONISED = 0x0040
 
 
 _TIMEX = struct.Struct("I4li")
-"""How struct timex of glibc begins (bits/timex.h): modes, offset, freq, maxerror, esterror, status."""
+"""The first fields of struct timex of glibc (bits/timex.h): modes, offset, freq, maxerror, esterror, status."""
 
 _TIMEX_BYTES = 256
-"""More than all of it takes: 208, where a long has 8."""
+"""More than the size of struct timex, which is 208 if a long has 8 bytes."""
 
 
 def clock() -> Clock:
-    """The clock as it is now."""
+    """Return the present state of the clock."""
     now = time.time()
     libc = ctypes.CDLL(None, use_errno=True)
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)

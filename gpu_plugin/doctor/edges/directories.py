@@ -1,4 +1,4 @@
-"""What a directory is, lies on, and allows. Blocks for as long as its file system does."""
+"""The state of a directory and of its file system. Blocks as long as the file system does."""
 
 import os
 import re
@@ -13,9 +13,9 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def directory(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Directory:
-    """The directory at this path. Never raises for what is there or not."""
+    """Return the directory at this path. Does not raise if it is missing, or is not a directory."""
     try:
-        there = os.stat(path)  # noqa: PTH116 - one look, of which everything follows
+        there = os.stat(path)  # noqa: PTH116 - a single call, for a consistent result
     except (FileNotFoundError, NotADirectoryError):
         return _absent(path, mounts)
     except OSError as error:
@@ -37,14 +37,14 @@ def directory(path: str, mounts: Path = Path("/proc/self/mountinfo")) -> Directo
 
 
 def cdi_conflicts(path: str) -> tuple[str, ...]:
-    """A sentence for each device of this plugin that two files of a directory have, so that runtimes refuse its name."""
-    from gpu_plugin.containers.cdi_files.files import NameConflicts  # noqa: PLC0415 - loads what only CDI needs
+    """Return a sentence for each device of this plugin that two files of a directory define, so that runtimes refuse it."""
+    from gpu_plugin.containers.cdi_files.files import NameConflicts  # noqa: PLC0415 - only CDI needs it
 
     return tuple(NameConflicts(Path(path)).find().values())
 
 
 def _absent(path: str, mounts: Path) -> Directory:
-    """A directory that is not there: whether it could be made is for the nearest one above it to say."""
+    """Return a missing directory. `writable` is True if it can be created in its nearest parent directory."""
     above = Path(path).parent
     while not above.exists() and above != above.parent:
         above = above.parent
@@ -53,7 +53,7 @@ def _absent(path: str, mounts: Path) -> Directory:
 
 
 def _mounted_on(path: str, mounts: Path) -> tuple[str, str]:
-    """The mount point that a path without links lies below, and the type of what is mounted there (proc_pid_mountinfo(5))."""
+    """Return mount point and type of the file system of a path without links (proc_pid_mountinfo(5))."""
     best = "", ""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
@@ -65,7 +65,7 @@ def _mounted_on(path: str, mounts: Path) -> tuple[str, str]:
         if not dash or len(fields) < 5:
             continue
         point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
-        # Of two at one place, the later one covers the other.
+        # Of two file systems at the same mount point, the later one hides the other
         if f"{path}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(best[0]):
             best = point, after.split()[0]
     return best

@@ -1,4 +1,4 @@
-"""The driver: its library, its half in the kernel, and each GPU. Blocks for as long as the driver does, which can be for ever."""
+"""The driver: its library, its kernel module, and each GPU. Blocks as long as the driver does, which can be for ever."""
 
 import re
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _VERSIONED = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 
 
 def kernel_module(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> KernelModule:
-    """What the kernel says of the driver's half in it."""
+    """Return the state of the driver's kernel module."""
     version = kernel_driver_version(proc)
     module = sys / "module/nvidia"
     if not version:
@@ -34,7 +34,7 @@ def kernel_module(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Kerne
 
 
 def opened(hardware: Hardware) -> Driver:
-    """Opens the driver and counts its GPUs; it stays open where that worked."""
+    """Open the driver and count its GPUs. The driver stays open."""
     driver = hardware.driver
     try:
         driver.open()
@@ -58,7 +58,7 @@ def _platform(driver: Port) -> str:
 
 
 def described(driver: Port, index: int) -> Gpu:
-    """One GPU, as the driver has it by this index."""
+    """Return the driver's values of the GPU with this index."""
     try:
         handle = driver.handle_by_index(index)
         uuid = driver.uuid(handle)
@@ -84,15 +84,15 @@ def described(driver: Port, index: int) -> Gpu:
 
 
 def _leads_to_switch(driver: Port, handle: Handle, links: tuple[bool, ...], fabric: Fabric | None) -> bool:
-    """Whether the first NVLink that is up leads to a switch; while none is up, a fabric that is to be joined says so."""
+    """Return True if the first active NVLink leads to a switch. If the driver does not say, a fabric to join proves it."""
     up = next((link for link, active in enumerate(links) if active), None)
-    if up is not None and (told := _or_none(driver.nvlink_to_switch, handle, up)) is not None:
-        return told
+    if up is not None and (to_switch := _or_none(driver.nvlink_to_switch, handle, up)) is not None:
+        return to_switch
     return fabric is not None and fabric.state != FabricState.NOT_SUPPORTED
 
 
 def _or_none(ask: Callable[..., T], *arguments: object) -> T | None:
-    """The driver's answer; None where it refuses."""
+    """Return the driver's answer, or None if it refuses."""
     try:
         return ask(*arguments)
     except NvmlError:
@@ -100,6 +100,6 @@ def _or_none(ask: Callable[..., T], *arguments: object) -> T | None:
 
 
 def _version_of(library: str) -> str:
-    """The version in the name of the library's file, links followed; empty where there is none."""
+    """Return the version in the name of the library's file, after following links; empty if there is none."""
     found = _VERSIONED.search(str(Path(library).resolve())) if library else None
     return found[1] if found else ""

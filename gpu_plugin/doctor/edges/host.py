@@ -1,6 +1,6 @@
 """NVIDIA's devices on the PCI bus and under /dev, and traces of its services: the fabric manager, and MPS daemons.
 
-Blocks; opening a GPU's node wakes the GPU, which can take seconds.
+All functions block. Opening a GPU's device node wakes the GPU, which can take seconds.
 """
 
 import os
@@ -24,7 +24,7 @@ _NVSWITCH = 0x0680  # class and subclass of NVSwitches
 _MAJOR = re.compile(r"^\s*(\d+) (\S+)$", re.MULTILINE)
 
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-"""Nodes that CUDA opens beside those of GPUs."""
+"""Device nodes that CUDA opens in addition to a node for each GPU."""
 
 _CHANNELS = "dev/nvidia-caps-imex-channels"
 
@@ -33,7 +33,7 @@ _FABRIC_SOCKET = "run/nvidia-fabricmanager/socket"
 _MPS = "nvidia-cuda-mps"
 
 _MAX_DIRECTORIES = 64
-"""Directories of MPS daemons that are looked at."""
+"""The most directories of MPS daemons that are read."""
 
 
 def pci(sys: Path = Path("/sys"), roots: Iterable[str] = ()) -> Pci:
@@ -61,13 +61,13 @@ def pci(sys: Path = Path("/sys"), roots: Iterable[str] = ()) -> Pci:
 
 
 def majors(proc: Path = Path("/proc")) -> dict[str, int]:
-    """Majors of character devices by driver. Raises OSError."""
+    """Return the majors of character devices by driver. Raises OSError."""
     characters = (proc / "devices").read_text().partition("Block devices:")[0]
     return {name: int(number) for number, name in _MAJOR.findall(characters)}
 
 
 def imex_channels(roots: Iterable[str]) -> tuple[str, ...]:
-    """IMEX channels that have a device node under any of these roots, as paths under /dev."""
+    """Return the IMEX channels with a device node under any of these roots, as paths under /dev."""
     found: set[str] = set()
     for root in roots:
         found.update(f"/{_CHANNELS}/{path.name}" for path in Path(root, _CHANNELS).glob("channel*"))
@@ -75,10 +75,10 @@ def imex_channels(roots: Iterable[str]) -> tuple[str, ...]:
 
 
 def device_node(path: str, root: str = "") -> DeviceNode:
-    """A device node below `root`, and whether this process may open it as CUDA does, to read and write."""
+    """Return a device node below `root`, with the result of opening it as CUDA does, to read and write."""
     file = f"{root.rstrip('/')}{path}"
     try:
-        there = os.stat(file)  # noqa: PTH116 - before it is opened
+        there = os.stat(file)  # noqa: PTH116 - only a character device is opened
     except (FileNotFoundError, NotADirectoryError):
         return DeviceNode(path)
     except OSError as error:
@@ -95,7 +95,7 @@ def device_node(path: str, root: str = "") -> DeviceNode:
 
 
 def fabric_manager(roots: Iterable[str], proc: Path = Path("/proc")) -> str:
-    """A trace of nvidia-fabricmanager: its first process, or else its socket under one of these roots; empty for none."""
+    """Return a trace of nvidia-fabricmanager: its first process, or else its socket under a root; empty for none."""
     for pid, _ in processes((_FABRIC_MANAGER,), proc):
         return f"process {pid}"
     for path in (Path(root, _FABRIC_SOCKET) for root in roots):
@@ -106,7 +106,7 @@ def fabric_manager(roots: Iterable[str], proc: Path = Path("/proc")) -> str:
 
 
 def mps(root: str, proc: Path = Path("/proc")) -> Mps:
-    """Traces of MPS daemons: their processes, and what is below the MPS root, empty for none."""
+    """Return traces of MPS daemons: their processes, and their directories below the MPS root (empty: no root)."""
     controls = sorted(Path(root).glob(f"*.*/*/{PIPE}/{MPS_CONTROL}"))[:_MAX_DIRECTORIES] if root else ()
     found = {str(each.parent.parent): listening(os.fspath(each)) for each in controls}
     return Mps(processes((_MPS,), proc), found, root)

@@ -1,4 +1,4 @@
-"""The kubelet's directory and what else is in it. Blocks."""
+"""The kubelet's device plugin directory, its sockets, and the PodResources service. Blocks."""
 
 import os
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from gpu_plugin.kubelet.socket import PREFIX
 from gpu_plugin.runtime.peer import listening
 
 _MAX_SOCKETS = 64
-"""Sockets in the directory that are looked at."""
+"""The most sockets of other plugins that are reported."""
 
 
 def kubelet_directory(path: str, registration: str) -> KubeletDirectory:
-    """The device plugin directory; `registration` is the path of the kubelet's own socket."""
+    """Return the device plugin directory. `registration` is the path of the kubelet's own socket."""
     found = directory(path)
     if not found.is_directory or found.error:
         return KubeletDirectory(found)
     written, others = False, list[str]()
-    with suppress(OSError):  # that it cannot be listed is told by `found`
+    with suppress(OSError):  # `found` already reports a directory that cannot be listed
         entries = sorted(os.scandir(path), key=attrgetter("name"))
         written = any(entry.name == checkpoint.NAME for entry in entries)
         for entry in entries:
@@ -38,9 +38,9 @@ def kubelet_directory(path: str, registration: str) -> KubeletDirectory:
 
 
 def pods(path: str, patience: float, clock: Callable[[], float]) -> PodResources:
-    """What the PodResources service answers, to two questions of at most `patience` seconds together. Blocks.
+    """Return the PodResources service's answers to two requests, which take at most `patience` seconds together. Blocks.
 
-    It is asked on an event loop of its own: to connect to a socket is to look at the directory that it lies in.
+    The requests run on a separate event loop, because connecting to a socket reads its directory, which may hang.
     """
     answer: PodResources = anyio.run(_ask, path, patience, clock)
     return replace(answer, absent=bool(answer.trouble) and not Path(path).exists())

@@ -1,4 +1,4 @@
-"""What this process is and may do. Blocks."""
+"""The user, the capabilities and the confinement of this process. Blocks."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _INIT = "systemd"
 
 
 def process(proc: Path = Path("/proc"), sys: Path = Path("/sys"), environ: Mapping[str, str] = os.environ) -> Process:
-    """What proc(5) says of this process. Raises OSError or ValueError where it does not say."""
+    """Return the facts of this process from proc(5). Raises OSError, ValueError or KeyError if they cannot be read."""
     lines = (line.partition(":") for line in (proc / "self/status").read_text().splitlines())
     status = {key: value.strip() for key, _, value in lines}
     inside = contained(environ)
@@ -29,7 +29,7 @@ def process(proc: Path = Path("/proc"), sys: Path = Path("/sys"), environ: Mappi
 
 
 def processes(names: tuple[str, ...], proc: Path = Path("/proc")) -> tuple[tuple[int, str], ...]:
-    """Processes whose names begin so, by id. The kernel keeps 15 characters of a name."""
+    """Return processes by id whose names begin with any of `names`. The kernel stores 15 characters of a name."""
     found = []
     for entry in os.scandir(proc):
         if entry.name.isdecimal():
@@ -41,12 +41,12 @@ def processes(names: tuple[str, ...], proc: Path = Path("/proc")) -> tuple[tuple
 
 
 def name_of(pid: int, proc: Path = Path("/proc")) -> str:
-    """A process's name; empty where it cannot be seen."""
+    """Return a process's name; empty if it cannot be read."""
     return _line(proc / str(pid) / "comm")
 
 
 def _line(file: Path) -> str:
-    """The first line of a file of the kernel's; empty where it cannot be read."""
+    """Return the first line of a file of the kernel; empty if it cannot be read."""
     try:
         return file.read_bytes()[:4096].decode(errors="replace").rstrip("\0\n").partition("\n")[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Who listens on a Unix socket. Nothing is asked of them that they would remember."""
+"""The server of a Unix socket. The probe sends no request that changes the server's state."""
 
 import os
 import socket
@@ -10,20 +10,20 @@ from gpu_plugin.doctor.facts import Socket
 from gpu_plugin.runtime.peer import peer_of
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-"""How a client of HTTP/2 begins: the preface, and an empty SETTINGS frame (RFC 9113, 3.4)."""
+"""The first bytes of an HTTP/2 client: the preface, and an empty SETTINGS frame (RFC 9113, 3.4)."""
 
 # RFC 9113, 4.1
-_SETTINGS = 4  # type of the frame that a server begins with
+_SETTINGS = 4  # type of a server's first frame
 _HEADER = 9  # bytes of a frame's header
 
 
 def look(path: str, patience: float) -> Socket:
-    """The socket at this path: whether somebody accepts connections there, and begins as a gRPC server does. Blocks.
+    """Return the socket at this path: whether it accepts connections, and its server begins as a gRPC server does. Blocks.
 
     Each step takes up to `patience` seconds.
     """
     try:
-        there = os.stat(path)  # noqa: PTH116 - what it is decides
+        there = os.stat(path)  # noqa: PTH116 - only a socket is connected to
     except (FileNotFoundError, NotADirectoryError):
         return Socket(path, there=False, is_socket=False, http2=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a daemon wrote into its state directory, read without changing it: released GPUs, and what a simulated node is like."""
+"""Read a daemon's state directory without changing it: the released GPUs, and the state of a simulated node."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -16,13 +16,13 @@ from gpu_plugin.state.records import GPUS_FILE, HEALTH_FILE, JOURNAL_FILE, GpuMe
 
 
 def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
-    """Released GPUs as `Memory` wrote them down in this boot, by index, or by uuid where no index is known; `*` for all.
+    """Return the released GPUs that `Memory` stored in this boot, by index, or by uuid if the index is unknown; `*` for all.
 
-    Reads alone: nothing is set aside or put right. Blocks. An empty `boot_id` is any boot.
+    The files are only read, never repaired. Blocks. An empty `boot_id` means any boot.
 
     Raises:
-        OSError: what is there cannot be read.
-        ValueError: it makes no sense.
+        OSError: a file cannot be read.
+        ValueError: a file is malformed.
     """
     try:
         found = msgspec.json.decode(bounded(state_dir / HEALTH_FILE).decode(), type=WrittenHealth)
@@ -46,7 +46,7 @@ def written_releases(state_dir: Path, boot_id: str) -> tuple[str, ...]:
 
 
 def _indices(state_dir: Path) -> dict[str, str]:
-    """The index of each GPU that is remembered, by its uuid; none where that cannot be read."""
+    """Return the index of each stored GPU by its uuid; an empty mapping if the file cannot be read."""
     try:
         known = msgspec.json.decode(bounded(state_dir / GPUS_FILE).decode(), type=GpuMemory)
     except (OSError, ValueError, RecursionError):
@@ -55,8 +55,8 @@ def _indices(state_dir: Path) -> dict[str, str]:
 
 
 def simulated(settings: Settings) -> Hardware:
-    """The node of `--simulate`, with the faults that the state directory remembers. Raises ConfigError for one that cannot be."""
-    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - only who simulates needs it
+    """Return the node of `--simulate`, with the faults in the state directory. Raises ConfigError if it cannot be loaded."""
+    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - only simulated nodes need it
     from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
     from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
     from gpu_plugin.simulation.profile import load  # noqa: PLC0415

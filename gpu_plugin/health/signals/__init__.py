@@ -1,6 +1,6 @@
-"""The signals by name, which of them are shown an observation, and what their latches come to and advise.
+"""The signals by name, the observations that each of them gets, and the verdict and advice of their latches.
 
-A new one is one function in a file here, decorated, and its line in `config.choices.HEALTH_SIGNALS`.
+A new signal is a decorated function in a file here, and a line in `config.choices.HEALTH_SIGNALS`.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 UNKNOWN = Facts()
-"""Of a GPU of which nothing is known."""
+"""The facts of an unknown GPU."""
 
 SIGNALS: Mapping[str, Signal] = {name: DEFINED[name] for name in HEALTH_SIGNALS}
-"""Signals by name, those first whose word the proofs of others heed."""
+"""Signals by name. Signals that other signals' proofs depend on come first."""
 
 Shown = tuple[tuple[LatchKey, Signal], ...]
 """Signals in the order in which they are judged, each with the key of its latch of the whole GPU."""
@@ -36,7 +36,7 @@ _BY_KIND: Mapping[type, Shown] = {
 
 
 def shown(seen: Observation) -> Shown:
-    """The signals that are shown this observation. A look at fault is shown to all that see looks."""
+    """Return the signals that get this observation. All signals that judge looks get a look with a fault."""
     if isinstance(seen, Sample) and seen.asked is not None and not seen.fault:
         return _asked(seen.asked)
     return _BY_KIND[type(seen)]
@@ -44,17 +44,17 @@ def shown(seen: Observation) -> Shown:
 
 @cache
 def _asked(asked: frozenset[str]) -> Shown:
-    """The signals that are shown a faultless look that asked for these fields; there are few such sets, by turns."""
-    looked = _BY_KIND[Sample]
-    return tuple((key, signal) for key, signal in looked if not signal.asks or not asked.isdisjoint(signal.asks))
+    """Return the signals that get a faultless look that requested these fields. Few different sets of fields are in use."""
+    of_looks = _BY_KIND[Sample]
+    return tuple((key, signal) for key, signal in of_looks if not signal.asks or not asked.isdisjoint(signal.asks))
 
 
 def standing(key: LatchKey, latch: AnyLatch | None, policy: HealthPolicy) -> Verdict:
-    """The verdict of an open latch under a policy and an operator's override."""
+    """Return the verdict of a latch under a policy and an operator's override; OK if it is closed."""
     verdict, signal = Verdict.OK if latch is None else latch.verdict, SIGNALS[key.signal]
     if latch is None or signal.essential or verdict is Verdict.OK:
         return verdict
-    if not policy.judging and signal.say is not OperatorInfluence.ENABLED:
+    if not policy.judging and signal.influence is not OperatorInfluence.ENABLED:
         return Verdict.OK
     if verdict is not Verdict.APP:
         verdict = policy.signals.get(key.signal, verdict)
@@ -62,11 +62,11 @@ def standing(key: LatchKey, latch: AnyLatch | None, policy: HealthPolicy) -> Ver
 
 
 def advice(key: LatchKey, policy: HealthPolicy, gpu: str, latch: AnyLatch, facts: Facts = UNKNOWN) -> str:
-    """Advice to the operator about an open latch of a GPU of these facts, which commands name by its uuid; empty for nothing."""
-    said = SIGNALS[key.signal].action
-    return (said if isinstance(said, str) else said(Case(key, latch, policy, gpu, facts=facts))).format(gpu=gpu)
+    """Return advice to the operator about an open latch of a GPU, empty if there is none. `gpu` is its uuid, for commands."""
+    action = SIGNALS[key.signal].action
+    return (action if isinstance(action, str) else action(Case(key, latch, policy, gpu, facts=facts))).format(gpu=gpu)
 
 
 def xid_number(key: LatchKey) -> int | None:
-    """The Xid that a latch is of; None for any other signal."""
+    """Return the number of a latch's Xid; None for any other signal."""
     return int(key.part) if SIGNALS[key.signal].numbered and key.part else None

@@ -1,11 +1,11 @@
-"""Applications that keep failing on one GPU: whether that is one bad application or a bad GPU."""
+"""Applications that keep failing on one GPU. The signal distinguishes a bad application from a bad GPU."""
 
 import re
 from typing import Self
 
 from msgspec.structs import replace
 
-from gpu_plugin.health.hysteresis import MINUTE, lately
+from gpu_plugin.health.hysteresis import MINUTE, recent
 from gpu_plugin.health.latch import RESET, Latch, Memory, Moment, Proof, Recovery, Verdict, merged
 from gpu_plugin.health.observation import ApplicationError, Sample
 from gpu_plugin.health.policy import describe
@@ -15,14 +15,14 @@ from gpu_plugin.health.silence import UNKNOWN, AsksNothing
 
 NAME = "application-errors"
 
-DEGRADED_AT = 5  # errors that are worth a look
-WEDGED_AT = 10  # errors that make a GPU suspect of being wedged
-WITHIN = 600.0  # seconds in which either happen
-_MAX_ERRORS = 64  # errors that are remembered
-_MAX_NAMED_OWNERS = 3  # owners that are named
+DEGRADED_AT = 5  # errors after which the signal is DEGRADED
+WEDGED_AT = 10  # errors after which the GPU is suspected to be wedged
+WITHIN = 600.0  # seconds in which the errors of either number happen
+_MAX_ERRORS = 64  # stored errors
+_MAX_NAMED_OWNERS = 3  # owners in a message
 
 _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
-"""Characters of generated names (k8s.io/apimachinery, util/rand): neither vowels, nor what is mistaken for another."""
+"""Characters of generated names (k8s.io/apimachinery, util/rand): no vowels, and no characters that look like another."""
 
 _GENERATED = re.compile(
     rf"""
@@ -37,14 +37,14 @@ _GENERATED = re.compile(
 )
 
 Owners = tuple[str, ...]
-"""Of the pods that held the GPU, in alphabetical order."""
+"""Owners of the pods that held the GPU, in alphabetical order."""
 
 
 class Errors(Memory, frozen=True):
-    """The errors of the last ten minutes: `owned` with their owners, `unknown` where nobody could say; Unix seconds.
+    """The errors of the last ten minutes: `owned` with their owners, `unknown` without, each with its Unix time in seconds.
 
-    `wedged`: there were so many that the GPU itself is suspected. `unasked` is for how long, since the last error, the driver
-    has asked for nothing.
+    `wedged` is True after so many errors that the GPU itself is suspected. `unasked` is the time, since the last error, for
+    which the driver has requested nothing.
     """
 
     owned: tuple[tuple[Moment, Owners], ...] = ()
@@ -54,22 +54,22 @@ class Errors(Memory, frozen=True):
 
     @property
     def lasting(self) -> bool:
-        """Whether there were errors."""
+        """True if there were errors."""
         return bool(self.owned or self.unknown)
 
     @property
-    def news(self) -> object:
-        """How many there were, and when at last: by the minute, for a storm goes on all the time."""
+    def counted_closed(self) -> object:
+        """The number of errors, and the time of the last one. It is rounded to minutes, so that a storm is stored seldom."""
         return len(self.owned), len(self.unknown), None if self.last is None else self.last // MINUTE
 
-    counted = news  # it lasts from the last one on
+    counted = counted_closed  # the latch closes some time after the last error
 
     def stored(self) -> Self:
-        """The errors."""
+        """Return the memory with the errors alone."""
         return replace(self, unasked=UNKNOWN)
 
     def joined(self, other: Self) -> Self:
-        """The memory with those errors too."""
+        """Return the memory with the other's errors added."""
         return replace(
             self,
             owned=tuple(sorted({*self.owned, *other.owned}))[-_MAX_ERRORS:],
@@ -78,15 +78,15 @@ class Errors(Memory, frozen=True):
 
     @property
     def last(self) -> float | None:
-        """When the last one was."""
+        """The Unix time in seconds of the last error, None if there was no error."""
         return max((*self.unknown[-1:], *(at for at, _ in self.owned[-1:])), default=None)
 
 
 def owner(pod: str) -> str:
-    """The owner of a pod, as namespace/name, from the pod's own namespace/name; that itself where it follows no such rule.
+    """Return the owner of a pod as namespace/name, derived from the pod's name; the pod itself if its name is not generated.
 
-    Retries of a Job and replicas of a Deployment are of one owner. Names tell less than references to owners would: pods that
-    were named like generated ones by hand are taken for one owner's, which blames an application rather than a GPU.
+    Retries of a Job and replicas of a Deployment have one owner. A name is weaker evidence than an owner reference: pods that a
+    user named like generated ones count as pods of one owner, so the signal blames an application rather than a GPU.
     """
     namespace, slash, name = pod.rpartition("/")
     found = _GENERATED.match(name)
@@ -94,7 +94,7 @@ def owner(pod: str) -> str:
 
 
 def until(latch: Latch[Errors]) -> float:
-    """When it ends by itself unless another error comes: Unix time in seconds."""
+    """Return the Unix time in seconds at which the latch closes without another error."""
     last = latch.memory.last
     return (latch.since if last is None else last) + WITHIN
 
@@ -111,11 +111,11 @@ def until(latch: Latch[Errors]) -> float:
 def application_errors(
     latch: Latch[Errors] | None, seen: Sample | ApplicationError, ctx: Context
 ) -> Latch[Errors] | None:
-    """DEGRADED by five errors within ten minutes where no one owner of pods can be behind all of them, or nobody can say.
+    """DEGRADED after five errors within ten minutes that no single owner can have caused, or whose pods are unknown.
 
-    An error while several pods hold the GPU may be any of theirs. Closes after ten minutes without one. An operator may have
-    it mean FATAL: silence proves nothing then, for nothing runs, and it takes a reset, or a driver that asks for nothing for
-    `BELIEVED_SECONDS`.
+    An error while several pods hold the GPU may be of any of them. The latch closes after ten minutes without an error. An
+    operator may configure the signal as FATAL. Then no pod runs and silence proves nothing, so the latch closes after a reset,
+    or if the driver requests nothing for `PROVEN_SECONDS`.
     """
     if isinstance(seen, ApplicationError):
         judged = ctx.policy.xids.judge(seen.xid)
@@ -129,10 +129,10 @@ def application_errors(
     if known is None:
         return None
     if known.recovery.reset and not latch.recovery.reset:
-        # What failed before a reset says nothing of the GPU after it
+        # Errors before a reset are no evidence about the GPU after it
         known = replace(known, memory=replace(known.memory, owned=(), unknown=()))
     unasked = known.memory.unasked.after(seen, ctx)
-    if unasked.believed:
+    if unasked.is_proven:
         return None
     known = replace(known, memory=replace(known.memory, unasked=unasked))
     return latch if known == latch else known
@@ -150,7 +150,7 @@ def _gathered(latch: Latch[Errors] | None, seen: ApplicationError, ctx: Context)
         owned = _with(owned, ctx.now, tuple(sorted({owner(pod) for pod in seen.pods})))
     else:
         unknown = (*unknown, ctx.now)
-    unknown = lately(unknown, ctx.now, WITHIN, DEGRADED_AT)
+    unknown = recent(unknown, ctx.now, WITHIN, DEGRADED_AT)
     memory = replace(known.memory, owned=owned, unknown=unknown, unasked=UNKNOWN)
     xid, several = describe(seen.xid, ctx.policy.xids.judge(seen.xid).name), _several(owned)
     if not memory.wedged and len(owned) >= WEDGED_AT and several:
@@ -176,14 +176,14 @@ def _opened(known: Latch[Errors], memory: Errors, words: str, ctx: Context) -> L
 
 
 def _with(owned: tuple[tuple[float, Owners], ...], now: float, owners: Owners) -> tuple[tuple[float, Owners], ...]:
-    """The errors with this one: the newest of each set of owners, as many as could matter."""
+    """Return the errors with a new one: at most `WEDGED_AT` of each set of owners, and `_MAX_ERRORS` in all, the newest."""
     same = [entry for entry in owned if entry[1] == owners]
     others = tuple(entry for entry in owned if entry is not same[0]) if len(same) >= WEDGED_AT else owned
     return (*others, (now, owners))[-_MAX_ERRORS:]
 
 
 def _several(owned: tuple[tuple[float, Owners], ...]) -> bool:
-    """Whether no owner's pods held the GPU at all of these errors."""
+    """Return True if no owner's pods held the GPU at all of these errors."""
     return bool(owned) and not frozenset.intersection(*(frozenset(who) for _, who in owned))
 
 

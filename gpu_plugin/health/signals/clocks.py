@@ -1,4 +1,4 @@
-"""Clocks that the hardware itself holds down."""
+"""Clocks that the hardware holds down because of heat or power."""
 
 from typing import ClassVar
 
@@ -11,23 +11,23 @@ from gpu_plugin.health.latch import Latch, Moment, Span, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Context, SignalKind, signal
 
-WINDOW = 600.0  # seconds that are looked back on
-SHARE = 0.6  # of them that opens
+WINDOW = 600.0  # seconds of the past that count
+SHARE = 0.6  # of the window with slow clocks opens the latch
 
 
 class SlowMinutes(Level, frozen=True):
-    """For how long clocks were held down lately, minute by minute: when each began (Unix seconds) and its slow seconds.
+    """Recent time with slow clocks, by the minute: the start of each minute (Unix seconds) and its slow seconds.
 
-    `watched` is when the first look was, `last` when the last one was; that is kept only while there is slow time to remember.
+    `watched` is the time of the first look. `last` is the time of the last look, None if there was no slow time.
     """
 
     watched: Moment | None = None
     last: Moment | None = None
     minutes: tuple[tuple[Moment, Span], ...] = ()
 
-    gathering: ClassVar[bool] = False  # ten minutes are not made out by another look soon
+    gathering: ClassVar[bool] = False  # an early look decides nothing
 
-    lasting: ClassVar[bool] = True  # the next process has not to watch for ten minutes again
+    lasting: ClassVar[bool] = True  # so that the next process need not wait for ten minutes
 
 
 @signal(
@@ -39,9 +39,9 @@ class SlowMinutes(Level, frozen=True):
     clears="ten minutes in which neither heat nor the power brake holds the clocks down",
 )
 def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) -> Latch[SlowMinutes] | None:
-    """Opens when the clocks were held down for heat or power in 60 % of ten minutes; closes after ten without.
+    """Opens if heat or power held the clocks down in 60 % of ten minutes; closes after ten minutes without.
 
-    A sample speaks for the time since the one before, a minute of it at most: nobody looked for longer.
+    A sample counts for the time since the sample before, but at most for a minute, because a longer time was not observed.
     """
     reasons = seen.clocks_event_reasons
     slow = reasons is not None and bool(reasons & (THERMAL | POWER_BRAKE))
@@ -67,7 +67,7 @@ def hw_slowdown(latch: Latch[SlowMinutes] | None, seen: Sample, ctx: Context) ->
 
 
 def _minutes(known: SlowMinutes, watched: float, now: float, *, slow: bool) -> tuple[tuple[float, float], ...]:
-    """Slow time by the minute as of now: minutes out of the window are dropped."""
+    """Return the slow time by the minute at `now`, without the minutes before the window."""
     kept = [entry for entry in known.minutes if entry[0] + MINUTE > now - WINDOW]
     if slow:
         minute = watched + MINUTE * ((now - watched) // MINUTE)

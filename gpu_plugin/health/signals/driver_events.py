@@ -1,4 +1,4 @@
-"""Events of the driver that are no Xids and speak of a GPU that is failing."""
+"""Events of the driver, other than Xids, that report a failing GPU."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from gpu_plugin.health.proof import after_recovery
 from gpu_plugin.health.signal import Context, SignalKind, signal
 
 QUIET_SECONDS = 86400.0
-"""How long nothing must be heard of a kind of event that needs no reset."""
+"""Seconds without another event of the kind that close a latch that needs no reset."""
 
 FATAL: Mapping[int, str] = {
     EventType.DRAM_RETIREMENT_FAILURE: "DRAM retirement failure",
@@ -30,17 +30,17 @@ DEGRADED: Mapping[int, str] = {
 
 
 class EventMemory(Memory, frozen=True):
-    """Since when (Unix seconds) nothing was heard of it; None: not since this process listens."""
+    """The Unix time in seconds since which there was no event of the kind; None before the first good look of the process."""
 
     quiet_since: float | None = None
 
     def stored(self) -> Self:
-        """The memory without its time: nobody listened meanwhile."""
+        """Return the memory without its time, because events are lost while no process runs."""
         return replace(self, quiet_since=None)
 
 
 def until(latch: Latch[EventMemory]) -> float | None:
-    """When it ends by itself unless another comes: Unix time in seconds; None while nobody has listened yet."""
+    """Return the Unix time in seconds at which the latch closes without another event, None before the first good look."""
     since = latch.memory.quiet_since
     return None if since is None else since + QUIET_SECONDS
 
@@ -58,10 +58,10 @@ def until(latch: Latch[EventMemory]) -> float | None:
 def driver_event(
     latch: Latch[EventMemory] | None, seen: Sample | DriverEvent, ctx: Context
 ) -> Latch[EventMemory] | None:
-    """Opens on an event of a bad kind; closes when the GPU was reset, what is DEGRADED also after a day without another.
+    """Opens on an event of a bad kind; closes when the GPU was reset, if DEGRADED also after a day without another event.
 
-    There is one latch a kind, in hexadecimal as `key.part`. The day begins with the first good look that hears nothing, and
-    again with a restart: nobody listened meanwhile.
+    Each kind has its own latch, with the kind in hexadecimal as `key.part`. The day begins with the first good look after the
+    event, and again after a restart, because events are lost while no process runs.
     """
     if isinstance(seen, DriverEvent):
         fatal = seen.kind in FATAL

@@ -19,12 +19,12 @@ from gpu_plugin.health.signals.recovery_action import asks
     recovers=True,
 )
 def ecc_uncorrected(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:
-    """Opens when nvmlDeviceGetTotalEccErrors counts more uncorrected errors than before; closes when it was set back.
+    """Opens if nvmlDeviceGetTotalEccErrors counts more uncorrected errors than before; closes when the count is back at 0.
 
-    FATAL where the driver asks for a recovery, or cannot say so and the part does not contain errors; otherwise DEGRADED,
-    as is a count above 0 at the first look, which may be of long ago. A count that is above 0 proves nothing, whatever else
-    speaks for a reset; one that went back to another than 0 is of new errors. Those renew the latch, and end what an
-    operator overrode.
+    FATAL if the driver requests a recovery, or if the driver reports no recovery action and the part does not contain errors.
+    Otherwise DEGRADED, as is a count above 0 at the first look, whose errors may be old. As long as the count is above 0, no
+    other sign proves a reset. A count that decreased to another value than 0 is of new errors. New errors renew the latch, and
+    end an operator's override.
     """
     count = seen.ecc_uncorrected
     if latch is None:
@@ -35,24 +35,24 @@ def ecc_uncorrected(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> 
         return Latch(NOTHING, verdict, _words(count), ctx.now, Proof.RESET, Recovery(ctx.marks.sure(seen, ctx.now)))
     marks = latch.recovery.marks
     if count and marks.ecc is not None and count != marks.ecc:
-        stood = Verdict.DEGRADED if latch.overridden else latch.verdict
-        verdict = max(stood, _verdict(seen, ctx, now=True))
+        before = Verdict.DEGRADED if latch.overridden else latch.verdict
+        verdict = max(before, _verdict(seen, ctx, now=True))
         return latch.renewed(NOTHING, marks.sure(seen, ctx.now), verdict=verdict, detail=_words(count))
     if asks(seen.recovery_action, ctx) and not latch.recovery.reset and latch.verdict < Verdict.FATAL:
-        # What the driver asks for after a reset is for something else, and has a signal of its own
+        # A request of the driver after a reset has another cause, and a signal of its own
         latch = latch.renewed(NOTHING, verdict=Verdict.FATAL)
     cleared = count == 0 and bool(marks.comparing(Marks.of(seen, ctx.now)).ecc)
     after = after_recovery(latch, seen, ctx)
     if after is None:
-        settled = replace(latch.recovery, clean=CLEAN_SAMPLES)  # looks do not settle what the count still says
+        settled = replace(latch.recovery, clean=CLEAN_SAMPLES)  # further looks prove nothing while the count is above 0
         return replace(latch, recovery=settled) if count else None
-    if cleared and not after.recovery.reset:  # which proves that count over, and nothing else
+    if cleared and not after.recovery.reset:  # a cleared count proves that this count is over, but no reset
         return replace(after, recovery=replace(after.recovery, reset=True, clean=min(after.recovery.clean, 1)))
     return after
 
 
 def _verdict(seen: Sample, ctx: Context, *, now: bool) -> Verdict:
-    """The verdict on errors that happened just `now`, or at a time unknown."""
+    """Return the verdict on errors that happened just `now`, or at an unknown time."""
     uncontained = now and not ctx.facts.says_action and not ctx.facts.contains_errors
     return Verdict.FATAL if asks(seen.recovery_action, ctx) or uncontained else Verdict.DEGRADED
 

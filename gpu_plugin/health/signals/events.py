@@ -1,4 +1,4 @@
-"""Whether the driver's events still reach us."""
+"""Delivery of the driver's events to this process."""
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ def events(
 ) -> Latch[Memory] | None:
     """Opens when the wait for events keeps failing; closes when it works again, or an event came.
 
-    It is never FATAL: looks still tell of most faults, an Xid's own number excepted.
+    It is never FATAL, because looks still show most faults, though not the number of an Xid.
     """
     if isinstance(seen, EventDelivery) and seen.trouble:
         words = f"the driver's events do not reach us, health relies on polling: {seen.trouble}"

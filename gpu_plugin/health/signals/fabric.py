@@ -1,4 +1,4 @@
-"""The NVLink fabric that a GPU is to join before CUDA works on it, as nvmlDeviceGetGpuFabricInfoV tells of it."""
+"""The NVLink fabric that a GPU must join before CUDA works on it, as nvmlDeviceGetGpuFabricInfoV reports it."""
 
 from collections.abc import Mapping
 
@@ -43,7 +43,7 @@ GUEST = "in a virtual machine without the GPU's NVSwitches load the nvidia modul
 
 
 def advice(case: Case) -> str:
-    """Advice to the operator: a GPU of which no link leads to a switch may be in a virtual machine without them."""
+    """Return advice to the operator. A GPU without a link to an NVSwitch may be in a virtual machine without NVSwitches."""
     return MANAGER if case.facts.nvswitch else f"{GUEST}; elsewhere {MANAGER}"
 
 
@@ -56,20 +56,20 @@ def advice(case: Case) -> str:
     clears="three looks in a row at a fabric that is joined and sound",
 )
 def fabric(latch: Latch[Graded] | None, seen: Sample, ctx: Context) -> Latch[Graded] | None:
-    """Opens on two looks at a fabric that is not ready or not sound; closes on three at one that is both.
+    """Opens on two looks at a fabric that is not ready or not sound; closes on three looks at a ready and sound fabric.
 
-    DEGRADED if the GPU reports none while another GPU of the node, of the same model, has joined one.
+    DEGRADED if the GPU reports no fabric while another GPU of the node, of the same model, has joined one.
 
-    One that is not ready at the first look of all opens at once: CUDA fails with error 802 (system not yet initialized)
-    until it is. A GPU without NVLinks, such as one that was passed through alone, has no fabric to wait for, and neither
-    has one in MIG mode, whose MIG devices do not reach over NVLink.
+    A fabric that is not ready at the first look of all opens the latch at once: until it is ready, CUDA fails with error 802
+    (system not yet initialized). A GPU without NVLinks, such as a GPU that was passed through alone, has no fabric to wait for.
+    The same holds for a GPU in MIG mode, whose MIG devices do not use NVLink.
     """
     if ctx.facts.mig:
         return None
     found = seen.fabric
     if ctx.peers_joined and found is not None and found.state == FabricState.NOT_SUPPORTED:
         return graded(latch, ctx, GRADED, grade=Verdict.DEGRADED, detail=SILENT, enter=2)
-    if not seen.fault and not seen.asked_for("nvlinks"):  # a GPU without links says something of a fabric, too
+    if not seen.fault and not seen.asked_for("nvlinks"):  # a GPU without NVLinks also reports a fabric state
         return latch
     if found is None or seen.nvlinks is None:
         return graded(latch, ctx, GRADED, grade=None, detail="")
@@ -79,7 +79,7 @@ def fabric(latch: Latch[Graded] | None, seen: Sample, ctx: Context) -> Latch[Gra
 
 
 def judge(found: Fabric) -> tuple[Verdict, str]:
-    """The verdict on a GPU whose fabric is in this condition, and why."""
+    """Return the verdict on a GPU whose fabric is in this condition, and the reason."""
     if found.state == FabricState.NOT_SUPPORTED:
         return Verdict.OK, ""
     if found.state != FabricState.COMPLETED:
@@ -97,9 +97,9 @@ def judge(found: Fabric) -> tuple[Verdict, str]:
 def _faults(found: Fabric) -> list[str]:
     wrong = found.health_mask >> FABRIC_CONFIGURATION_SHIFT & FABRIC_CONFIGURATION_MASK
     faults = []
-    if _says(found, FabricCondition.ROUTE_UNHEALTHY):
+    if _has(found, FabricCondition.ROUTE_UNHEALTHY):
         faults.append("its route is unhealthy")
-    if _says(found, FabricCondition.ACCESS_TIMEOUT_RECOVERY):
+    if _has(found, FabricCondition.ACCESS_TIMEOUT_RECOVERY):
         faults.append("it is recovering from access timeouts")
     if wrong > FabricConfiguration.NONE:
         faults.append(f"its configuration has {_CONFIGURATIONS.get(wrong, f'error {wrong}')}")
@@ -110,9 +110,9 @@ def _faults(found: Fabric) -> list[str]:
 
 def _limits(found: Fabric) -> list[str]:
     limits = []
-    if _says(found, FabricCondition.DEGRADED_BW):
+    if _has(found, FabricCondition.DEGRADED_BW):
         limits.append("its bandwidth is degraded")
-    if _says(found, FabricCondition.PARTITION_ASSIGNED, FABRIC_FALSE) and found.summary != FabricSummary.HEALTHY:
+    if _has(found, FabricCondition.PARTITION_ASSIGNED, FABRIC_FALSE) and found.summary != FabricSummary.HEALTHY:
         limits.append("no partition is assigned")
     if found.summary == FabricSummary.LIMITED_CAPACITY and not limits:
         limits.append(_recovering(found) or "the driver speaks of limited capacity")
@@ -120,9 +120,9 @@ def _limits(found: Fabric) -> list[str]:
 
 
 def _recovering(found: Fabric) -> str:
-    """Why the driver sums it up so, where no other condition says it: a recovery of routes is by itself no fault."""
-    return "its route is being recovered" if _says(found, FabricCondition.ROUTE_RECOVERY) else ""
+    """Return the reason of the driver's summary if no other condition explains it. A recovery of routes alone is no fault."""
+    return "its route is being recovered" if _has(found, FabricCondition.ROUTE_RECOVERY) else ""
 
 
-def _says(found: Fabric, what: FabricCondition, value: int = FABRIC_TRUE) -> bool:
-    return found.health_mask >> what & FABRIC_CONDITION_MASK == value
+def _has(found: Fabric, condition: FabricCondition, value: int = FABRIC_TRUE) -> bool:
+    return found.health_mask >> condition & FABRIC_CONDITION_MASK == value

@@ -1,4 +1,4 @@
-"""A guard over all other signals: what keeps coming and going holds its GPU back for a time."""
+"""A guard over all other signals: a signal that keeps opening and closing holds its GPU back for a time."""
 
 import re
 from typing import ClassVar, Self
@@ -6,39 +6,39 @@ from typing import ClassVar, Self
 from msgspec.structs import replace
 
 from gpu_plugin.config.times import duration, utc
-from gpu_plugin.health.hysteresis import lately
+from gpu_plugin.health.hysteresis import recent
 from gpu_plugin.health.latch import Latch, Memory, Moment, Span, Verdict, merged
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 
 NAME = "flapping"
 
-TIMES = 3  # FATAL so often is flapping
-WITHIN = 3600.0  # seconds in which it is counted
-LONGEST = 86400.0  # seconds that a GPU is held back at most
-CALM = 86400.0  # seconds of calm after which it is forgotten
+TIMES = 3  # changes to FATAL that are flapping
+WITHIN = 3600.0  # seconds in which changes are counted
+LONGEST = 86400.0  # longest hold in seconds
+CALM = 86400.0  # seconds without a change after which the history is dropped
 
 
 class HealthDrops(Memory, frozen=True):
-    """When (Unix seconds) a signal became FATAL lately, and for how many seconds the GPU was held back last; 0: never."""
+    """The Unix times in seconds at which a signal recently became FATAL, and the last hold in seconds, 0 before the first."""
 
     times: tuple[Moment, ...] = ()
     hold: Span = 0.0
 
-    lasting: ClassVar[bool] = True  # a restart of the plugin is no calm
+    lasting: ClassVar[bool] = True  # a restart of the plugin must not end the history
 
     @property
-    def news(self) -> object:
-        """For how long it was held back: another drop is news by the signal that dropped."""
+    def counted_closed(self) -> object:
+        """The last hold. The signal that became FATAL stores the drop itself."""
         return self.hold
 
     def joined(self, other: Self) -> Self:
-        """The memory with those drops too."""
+        """Return the memory with the other's drops added."""
         return replace(self, times=merged(self.times, other.times), hold=max(self.hold, other.hold))
 
 
 def clears(case: Case) -> str:
-    """Words for people on what ends a hold."""
+    """Return words for people about the end of a hold."""
     end = until(case.latch)
     if case.now >= end or not case.policy.flap_hold:
         return "the next good look at it"
@@ -52,19 +52,19 @@ def clears(case: Case) -> str:
     memory=HealthDrops(),
     clears=clears,
     parts=re.compile(".{1,200}"),
-    say=OperatorInfluence.ENABLED,
+    influence=OperatorInfluence.ENABLED,
 )
 def flapping(latch: Latch[HealthDrops] | None, seen: Sample, ctx: Context) -> Latch[HealthDrops] | None:
-    """Closes on a good look once its time, from `since` on, is over, and is remembered for a day of calm.
+    """Closes on a good look once the hold, which starts at `since`, is over. Its history is kept for a day of calm.
 
-    It opens by `after_drop`, whichever signal it was; there is one latch for each, of which `key.part` is the name. A new boot,
-    and an operator who wants no guard, end it early.
+    `after_drop` opens it. Each signal has its own latch, with the signal's name as `key.part`. A new boot ends the hold early,
+    and so does an operator who turns the guard off.
     """
     if latch is None:
         return None
     memory = latch.memory
     if latch.since > ctx.now or (memory.times and memory.times[-1] > ctx.now):
-        # The clock was set back while nobody looked: what would then last for too long begins again
+        # The clock was set back while no process ran: the hold starts again now, or it would last too long
         times = tuple(min(at, ctx.now) for at in memory.times)
         return replace(latch, since=min(latch.since, ctx.now), memory=replace(memory, times=times))
     over = ctx.now >= until(latch) or not ctx.policy.flap_hold or latch.recovery.rebound
@@ -76,17 +76,17 @@ def flapping(latch: Latch[HealthDrops] | None, seen: Sample, ctx: Context) -> La
 
 
 def until(latch: Latch[HealthDrops]) -> float:
-    """When the time that a GPU is held back for is over, or was: Unix time in seconds."""
+    """Return the Unix time in seconds at which the hold ends or ended."""
     return latch.since + latch.memory.hold
 
 
 def after_drop(latch: Latch[HealthDrops] | None, signal: str, now: float, hold: float) -> Latch[HealthDrops]:
-    """The guard's latch after a signal became FATAL: `hold` seconds for the third time in an hour, double for the next.
+    """Return the guard's latch after a signal became FATAL. The third time in an hour holds the GPU for `hold` seconds.
 
-    Where it is no flapping yet, `verdict` is OK and the times count.
+    Each further time doubles the hold. Before the third time, `verdict` is OK and the times are counted.
     """
     known = latch or Latch(HealthDrops())
-    times = lately((*known.memory.times, now), now, WITHIN)
+    times = recent((*known.memory.times, now), now, WITHIN)
     if known.verdict is Verdict.OK and len(times) < TIMES:
         return Latch(replace(known.memory, times=times), since=known.since)
     seconds = min(LONGEST, 2 * known.memory.hold or hold)

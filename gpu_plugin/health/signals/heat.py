@@ -7,16 +7,16 @@ from gpu_plugin.health.latch import Latch, Verdict
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import COOL, Context, SignalKind, signal
 
-SAMPLES = 4  # hot ones in a row that open
+SAMPLES = 4  # hot samples in a row that open the latch
 BELOW = 5  # °C below the limit that are cool
-COOL_SECONDS = 120.0  # for which all must be cool to close
+COOL_SECONDS = 120.0  # for which all sensors must be cool to close it
 
 _GPU = 1  # bits of `HeatMemory.sensors`
 _MEMORY = 2
 
 
 class HeatMemory(Measured, frozen=True):
-    """`sensors` is a mask of those that were hot."""
+    """`sensors` is a mask of the sensors that were hot."""
 
     sensors: int = 0
 
@@ -30,10 +30,10 @@ class HeatMemory(Measured, frozen=True):
     clears="GPU and memory 5 °C below their limits for two minutes",
 )
 def slowdown_temperature(latch: Latch[HeatMemory] | None, seen: Sample, ctx: Context) -> Latch[HeatMemory] | None:
-    """Opens at the GPU's slowdown threshold, or its memory's highest temperature, in four samples; closes on coolness.
+    """Opens if four samples reach the GPU's slowdown threshold, or the highest temperature of its memory.
 
-    Closes once both are 5 °C below for two minutes. A sensor that was hot and can not be read proves nothing, while one
-    that the part has not got is not waited for.
+    Closes once both are 5 °C below for two minutes. The latch stays open while a sensor that was hot cannot be read. A sensor
+    that the part does not have is ignored.
     """
     limits = ctx.facts.thresholds
     hot = warm = unread = 0

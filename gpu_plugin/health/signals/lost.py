@@ -1,4 +1,4 @@
-"""The driver says that the GPU is lost, or that it must be reset."""
+"""The driver reports that the GPU is lost, or that it must be reset."""
 
 from typing import Self
 
@@ -15,27 +15,27 @@ RECOVERY = (
     "a reset of the GPU ({reset}), a reboot of the node, or the driver rebound to the GPU "
     "(unbind and bind it in /sys/bus/pci/drivers/nvidia while it is released)"
 )
-"""Words for people on what brings a lost GPU back."""
+"""Words for people about the recoveries of a lost GPU."""
 
 
 SHOWN = (
     "; that shows in gpu-plugin release and gpu-plugin resume, in another binding, in an energy counter that restarted and, "
     "without persistence mode, in an answer to another process than the one that lost it"
 )
-"""Words for people on how its recovery shows."""
+"""Words for people about the evidence of its recovery."""
 
 
 class LostMemory(Memory, frozen=True):
-    """`opening` is that of the driver through which it was lost (`Sample.counting`), None where no number tells it.
+    """`opening` is the opening of the driver in which the GPU was lost (`Sample.counting`), None if no number identifies it.
 
-    `answers` is whether the last look reached it.
+    `answers` is True if the last look reached the GPU.
     """
 
     opening: int | None = None
     answers: bool = False
 
     def stored_open(self) -> Self:
-        """Through which opening it was lost."""
+        """Return the memory with the opening alone."""
         return replace(self, answers=False)
 
 
@@ -43,7 +43,7 @@ GONE = LostMemory()
 
 
 def reached(latch: Latch[LostMemory]) -> bool:
-    """Whether the last look reached it, so that an operator may override it."""
+    """Return True if the last look reached the GPU, so that an operator may override the latch."""
     return latch.memory.answers
 
 
@@ -54,16 +54,16 @@ def reached(latch: Latch[LostMemory]) -> bool:
     memory=GONE,
     sees=(Sample, Order),
     recovers=True,
-    say=OperatorInfluence.NOBODY,
+    influence=OperatorInfluence.NONE,
     recovery=RECOVERY,
     shown=SHOWN,
     overridable=reached,
 )
 def lost(latch: Latch[LostMemory] | None, seen: Sample | Order, ctx: Context) -> Latch[LostMemory] | None:
-    """Opens on NVML_ERROR_GPU_IS_LOST; closes when it was enumerated again or reset, and answers.
+    """Opens on NVML_ERROR_GPU_IS_LOST; closes when the GPU was enumerated again or reset, and answers.
 
-    NVML gives a lost GPU up until it is enumerated again. So it has proven that by answering where neither its energy nor its
-    binding was known when it was lost, where the driver was opened again since, and where an operator released and resumed it.
+    NVML does not reach a lost GPU until it is enumerated again. So an answer alone is the proof in three cases: neither energy
+    nor binding was known when the GPU was lost, the driver was opened again since, or an operator released and resumed the GPU.
     """
     if isinstance(seen, Order):
         order = ctx.open.get(_RELEASE)
@@ -75,7 +75,7 @@ def lost(latch: Latch[LostMemory] | None, seen: Sample | Order, ctx: Context) ->
     opening = ctx.marks.counting if latch is None else latch.memory.opening
     memory = LostMemory((opening if seen.counting is None else seen.counting) or None)
     marks = ctx.marks.completed(seen, ctx.now) if latch is None else latch.recovery.marks
-    # The marks stay as they were: a binding that is another already, when an old handle still says lost, is news to come.
+    # The marks stay: the binding may already differ while an old handle still reports lost, and must show later
     recovery = Recovery(marks, reset=marks.energy is None and marks.binding is None)
     if latch is None:
         return Latch(memory, Verdict.FATAL, seen.detail, ctx.now, Proof.RESET, recovery)
@@ -84,7 +84,7 @@ def lost(latch: Latch[LostMemory] | None, seen: Sample | Order, ctx: Context) ->
 
 
 def _answered(latch: Latch[LostMemory], seen: Sample) -> Latch[LostMemory]:
-    """The latch with what a look proves that did not find it lost."""
+    """Return the latch with the proof of a look that did not report the GPU as lost."""
     known, memory = latch.memory, replace(latch.memory, answers=seen.core_answered)
     reset = memory.answers and known.opening is not None and seen.counting not in (None, 0, known.opening)
     if reset and not latch.recovery.reset:
@@ -97,11 +97,11 @@ def _answered(latch: Latch[LostMemory], seen: Sample) -> Latch[LostMemory]:
     SignalKind.READING,
     RESET,
     memory=LEVEL,
-    say=OperatorInfluence.NOBODY,
+    influence=OperatorInfluence.NONE,
     clears="three looks in a row at which no reset is required",
 )
 def reset_required(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """Opens on NVML_ERROR_RESET_REQUIRED; closes on three looks in a row without it: the driver itself says that it is over."""
+    """Opens on NVML_ERROR_RESET_REQUIRED; closes after three looks in a row without it: the driver itself reports the end."""
     bad = True if seen.fault is Fault.RESET_REQUIRED else False if seen.core_answered else None
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 

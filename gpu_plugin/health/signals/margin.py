@@ -1,4 +1,4 @@
-"""Heat, by how far the GPU is from its T.Limit: the measure of parts whose limits are not plain temperatures."""
+"""Heat, measured as the distance of the GPU from its T.Limit, for parts whose limits are not plain temperatures."""
 
 from typing import ClassVar, Self
 
@@ -10,31 +10,34 @@ from gpu_plugin.health.observation import Sample
 from gpu_plugin.health.signal import COOL, Case, Context, SignalKind, signal
 
 NEAR_DEGREES = 2  # °C from shutdown that are too near
-SAMPLES_NEAR = 2  # too near in a row that are FATAL
-SAMPLES_SLOW = 4  # at slowdown in a row that are DEGRADED
+SAMPLES_NEAR = 2  # samples in a row too near to shutdown that are FATAL
+SAMPLES_SLOW = 4  # samples in a row at slowdown that are DEGRADED
 ABOVE = 5  # °C above slowdown that are cool
-COOL_SECONDS = 120.0  # for which it must be cool to close
+COOL_SECONDS = 120.0  # for which the GPU must be cool to close the latch
 
 
 class MarginMemory(Measured, frozen=True):
-    """Of a sensor that has shown something above 0 once. `near`: a look was too near to shutdown, and all since at slowdown."""
+    """The memory of a working sensor, which has reported a value above 0.
+
+    `near` is True if a look was too near to shutdown, and all looks since were at slowdown.
+    """
 
     near: bool = False
 
-    lasting: ClassVar[bool] = True  # that the sensor works is worth keeping
+    lasting: ClassVar[bool] = True  # a latch records that the sensor works
 
     @property
     def counted(self) -> object:
-        """How bad it was, and whether the next look may make it worse."""
+        """The worst readings, and `near`, with which the next look may open the latch as FATAL."""
         return self.near, super().counted
 
     def stored_open(self) -> Self:
-        """How bad it was, and whether the next look may make it worse."""
+        """Return the memory with the worst readings and `near`."""
         return replace(super().stored_open(), row=int(self.near))
 
 
 def cooled(case: Case) -> str:
-    """Words for people on what closes the latch."""
+    """Return words for people about the readings that close the latch."""
     cool = (_relative(case.facts.margins.slowdown) or 0) + ABOVE
     seconds = case.policy.temperature_recovery
     unfit = f" ({seconds:g} s where it was FATAL)" if seconds != COOL_SECONDS else ""
@@ -45,10 +48,10 @@ def cooled(case: Case) -> str:
 def margin(latch: Latch[MarginMemory] | None, seen: Sample, ctx: Context) -> Latch[MarginMemory] | None:
     """FATAL 2 °C from shutdown in two samples, DEGRADED at slowdown in four; closes after a time 5 °C above slowdown.
 
-    The time is two minutes, or `--temperature-recovery` where it was FATAL. The limits are NVML's fields 193 (shutdown) and
-    194 (slowdown), negative numbers beyond T.Limit. Its own 0 stands in for a slowdown that the part does not say; where it
-    says no shutdown, nothing is FATAL. A sensor that has never shown anything above 0 is broken, as some H100s' are, and
-    ignored: a latch is kept of one that has.
+    The time is two minutes, or `--temperature-recovery` if the latch was FATAL. The limits are NVML's fields 193 (shutdown) and
+    194 (slowdown), negative numbers beyond T.Limit. The slowdown limit is 0 if the part does not report one. If the part
+    reports no shutdown limit, the verdict is never FATAL. A sensor without any value above 0 is broken, as on some H100s, and is
+    ignored: only a working sensor has a latch, which stays.
     """
     left = seen.margin
     if latch is None:
@@ -90,5 +93,5 @@ def _near(left: int | None, shutdown: int | None) -> bool:
 
 
 def _relative(limit: int | None) -> int | None:
-    """A limit beyond T.Limit. None lies before it: a part at full load comes as close as that, and means it no harm."""
+    """Return a limit that is beyond T.Limit, else None: a part at full load reaches its T.Limit without a fault."""
     return limit if limit is not None and limit < 0 else None

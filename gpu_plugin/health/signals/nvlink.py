@@ -1,4 +1,4 @@
-"""A GPU's NVLinks: those that were up and are down, and the errors on them."""
+"""A GPU's NVLinks: links that went down, and errors on links."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -26,9 +26,10 @@ COUNTERS = Counters("nvlink_failed_recoveries", "nvlink_crc_errors", CRC_ERRORS,
 
 
 class Links(Memory, frozen=True):
-    """Masks of links: that were ever seen `up`, that were `down` at the last look, that are `named` as gone down.
+    """Masks of links: `up` has the links that were ever up, `down` the links that were down at the last look.
 
-    `row` is how many looks in a row all were up since. `down_since` is the Unix time from which on every look found one down.
+    `named` has the links that the detail names as down. `row` is the number of looks in a row with all links up. `down_since`
+    is the Unix time in seconds since which every look found a link down.
     """
 
     up: int = 0
@@ -39,27 +40,27 @@ class Links(Memory, frozen=True):
 
     @property
     def gathering(self) -> bool:
-        """Whether another look would tell if links are down, or up again."""
+        """True if the next look may decide that links are down, or up again."""
         return self.row > 0 or self.down & ~self.named != 0
 
     @property
     def lasting(self) -> bool:
-        """Whether a link was ever up."""
+        """True if a link was ever up."""
         return bool(self.up)
 
     @property
-    def news(self) -> object:
-        """The links that were up, and those that are down: they may be so for the first time."""
+    def counted_closed(self) -> object:
+        """The links that were ever up, and the links that are down."""
         return self.up, self.down
 
-    counted = news  # more of them may go down
+    counted = counted_closed  # more links may go down
 
     def stored(self) -> Self:
-        """The memory without the looks at which all were up."""
+        """Return the memory without the number of looks with all links up."""
         return replace(self, row=0)
 
     def after_boot(self) -> Self:
-        """The memory without the time before the boot."""
+        """Return the memory without the time before the boot."""
         return replace(self, row=0, down_since=None)
 
 
@@ -72,12 +73,10 @@ class Links(Memory, frozen=True):
     clears="three looks in a row at which every link is up that ever was",
 )
 def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Links] | None:
-    """DEGRADED if a link that was up is down at two looks in a row, FATAL if that lasts for `STAYS_DOWN`.
+    """DEGRADED if a link that was up is down at two looks in a row, FATAL if links stay down for `STAYS_DOWN`.
 
-    Closes on three looks at all of them up.
-
-    What never was up is no news. A GPU in MIG mode makes no use of its links (NVIDIA's MIG user guide: no peer-to-peer),
-    which may be powered down then, and is judged afresh after that.
+    Closes after three looks in a row with all links up. A link that was never up is ignored. A GPU in MIG mode does not use its
+    links (NVIDIA's MIG user guide: no peer-to-peer). They may be powered down then, so the latch is dropped.
     """
     if ctx.facts.mig:
         return None
@@ -116,9 +115,9 @@ def nvlink(latch: Latch[Links] | None, seen: Sample, ctx: Context) -> Latch[Link
     clears="an hour without a failed recovery and with few CRC errors",
 )
 def nvlink_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
-    """Opens on a recovery that failed, or on too many CRC errors within an hour; closes on an hour without.
+    """Opens on a recovery that failed, or on too many CRC errors within an hour; closes after an hour without either.
 
-    The totals are failed recoveries and CRC errors, the times those of the last CRC errors.
+    The totals count failed recoveries and CRC errors, and the times are of the last CRC errors.
     """
 
     def judge(known: Latch[Counted], fresh: Counted, failed: int, bad: bool | None) -> Latch[Counted] | None:  # noqa: FBT001

@@ -8,7 +8,7 @@ CORDON = "cordon"
 MAINTENANCE = "maintenance"
 
 ANNOTATED = "node-cordon"
-"""A cordon by an annotation of the Node. It is a signal of its own: neither it nor an operator's own lifts the other."""
+"""A cordon by an annotation of the Node. It is a separate signal, so that lifting it does not lift an operator's own cordon."""
 
 ANNOTATION = "nvidia.com/gpu-plugin.cordon"
 
@@ -18,29 +18,29 @@ _RESUMED = "resumed; no good look at it yet"
 
 
 class Release(Memory, frozen=True):
-    """`resumed`: the operator's word is over, and the first good look ends it."""
+    """`resumed` is True after the operator's `resume`: then the first good look closes the latch."""
 
     resumed: bool = False
 
 
 def lifting(case: Case) -> str:
-    """The command that lifts a cordon."""
+    """Return the command that lifts a cordon."""
     return f"gpu-plugin uncordon --gpu {case.gpu}"
 
 
 def resuming(case: Case) -> str:
-    """The command, or the look, that ends a release."""
+    """Return the command or the look that ends a release."""
     return f"gpu-plugin resume --gpu {case.gpu}" if released(case.latch) else "the first good look at it"
 
 
 def advice(case: Case) -> str:
-    """Advice to the operator about a release; empty for nothing."""
+    """Return advice to the operator about a release; empty if it was resumed."""
     return "resume it once the work on it is done" if released(case.latch) else ""
 
 
 @signal(CORDON, SignalKind.ORDER, "lift it once new pods may have the GPU", sees=(Order,), clears=lifting)
 def cordon(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memory] | None:
-    """Opens and closes by the operator's word alone."""
+    """Opens and closes by order of the operator alone."""
     if seen.verb == "cordon":
         detail = f"{_CORDONED}: {seen.reason}" if seen.reason else _CORDONED
         if latch is not None and detail in (latch.detail, _CORDONED):
@@ -57,7 +57,7 @@ def cordon(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memo
     clears=f"the Node's annotation {ANNOTATION} no longer naming it",
 )
 def annotated(latch: Latch[Memory] | None, seen: Order, ctx: Context) -> Latch[Memory] | None:
-    """Opens and closes by what the Node's annotation says."""
+    """Opens and closes by the Node's annotation."""
     if seen.verb == "annotate":
         words = f"{_CORDONED} by the Node's annotation {ANNOTATION}"
         return latch or Latch(NOTHING, Verdict.FATAL, words, ctx.now, Proof.OPERATOR)
@@ -78,10 +78,10 @@ def maintenance(latch: Latch[Release] | None, seen: Sample | Order, ctx: Context
 
 
 def release(since: float) -> Latch[Release]:
-    """The latch of a GPU that is released since then, Unix time in seconds."""
+    """Return the latch of a GPU that is released since this Unix time in seconds."""
     return Latch(Release(), Verdict.FATAL, _RELEASED, since, Proof.OPERATOR)
 
 
 def released(latch: AnyLatch) -> bool:
-    """Whether a latch of `maintenance` is of a GPU that nobody has resumed yet."""
+    """Return True for a latch of `maintenance` whose GPU was not resumed yet."""
     return isinstance(latch.memory, Release) and not latch.memory.resumed

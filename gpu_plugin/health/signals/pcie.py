@@ -7,10 +7,10 @@ from gpu_plugin.health.proof import RECOVERIES, after_recovery
 from gpu_plugin.health.signal import Context, SignalKind, signal
 from gpu_plugin.health.totals import Counted, Counters, counted
 
-LOOKS = 4  # in a row at too few lanes that are DEGRADED, and at all of them that end it
+LOOKS = 4  # looks in a row at too few lanes that open the latch, and at all lanes that close it
 REPLAYS = 50  # more than this are too many
 WITHIN = 60.0  # seconds in which replays are counted
-QUIET = 600.0  # seconds without too many that close
+QUIET = 600.0  # seconds without too many replays that close the latch
 
 COUNTERS = Counters("pcie_fatal_errors", "pcie_replays", REPLAYS, WITHIN)
 
@@ -24,9 +24,9 @@ COUNTERS = Counters("pcie_fatal_errors", "pcie_replays", REPLAYS, WITHIN)
     clears="four looks in a row at all its lanes",
 )
 def pcie_width(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """Opens on four looks at fewer lanes than the link could have; closes on four at all of them.
+    """Opens after four looks at fewer lanes than the link could have; closes after four looks at all lanes.
 
-    The link's speed says nothing: it drops whenever the GPU is idle.
+    The link's speed is ignored, because it drops whenever the GPU is idle.
     """
     width, most = seen.pcie_width, seen.pcie_max_width
     return level(
@@ -51,20 +51,20 @@ def pcie_width(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[
     recovers=True,
 )
 def pcie_errors(latch: Latch[Counted] | None, seen: Sample, ctx: Context) -> Latch[Counted] | None:
-    """FATAL on a fatal error until the GPU was reset; DEGRADED on too many replays until ten minutes passed without.
+    """FATAL on a fatal error until the GPU was reset; DEGRADED on too many replays until ten minutes without too many.
 
     The PCI Express Base Specification (6.2.2.2.1, Fatal Errors) calls link and hardware unreliable after a single fatal error,
-    until a reset. No recovery action follows it, so that a driver that asks for nothing proves nothing. An operator can set
-    `health.signals: {pcie-errors: degraded}`.
+    until a reset. No recovery action follows such an error, so a driver that requests nothing proves nothing. An operator can
+    set `health.signals: {pcie-errors: degraded}`.
 
-    The totals are fatal errors and replays, the times those of the last replays.
+    The totals count fatal errors and replays, and the times are of the last replays.
     """
 
     def judge(known: Latch[Counted], fresh: Counted, fatal: int, bad: bool | None) -> Latch[Counted] | None:  # noqa: FBT001
         if fatal:
             words = "fatal errors on its PCIe link"
             since = known.since if known.verdict is not Verdict.OK else ctx.now
-            marks = ctx.marks.sure(seen, ctx.now)  # a reset that this very look shows came before the error
+            marks = ctx.marks.sure(seen, ctx.now)  # a reset that the same look shows came before the error
             return known.renewed(fresh, marks, verdict=Verdict.FATAL, detail=words, since=since, proof=Proof.RESET)
         if known.proof in RECOVERIES:
             return after_recovery(known, seen, ctx)

@@ -1,4 +1,4 @@
-"""Whether the GPU, and the driver that is asked for it, are there at all."""
+"""Presence of the GPU and of its driver."""
 
 from msgspec.structs import replace
 
@@ -13,11 +13,11 @@ from gpu_plugin.health.signal import Context, OperatorInfluence, SignalKind, sig
     SignalKind.READING,
     "look at the kernel's log and at lspci; bind the driver to the GPU again, or have the GPU reseated",
     memory=LEVEL,
-    say=OperatorInfluence.NOBODY,
+    influence=OperatorInfluence.NONE,
     clears="three looks in a row that find it",
 )
 def vanished(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """Opens when the driver or the bus does not have the GPU at two looks in a row; closes on three that reach it."""
+    """Opens if the driver or the bus does not list the GPU at two looks in a row; closes after three looks that reach it."""
     return _absent(latch, seen, ctx, Fault.VANISHED, "the driver does not find the GPU any more", 2)
 
 
@@ -26,11 +26,11 @@ def vanished(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Le
     SignalKind.READING,
     "load the driver, or bring it and its library to the same version",
     memory=LEVEL,
-    say=OperatorInfluence.NOBODY,
+    influence=OperatorInfluence.NONE,
     clears="three looks in a row that the driver answers; it is replaced between gpu-plugin release and gpu-plugin resume",
 )
 def driver(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """Opens when the driver is not loaded, or is another version than its library; closes on three good looks."""
+    """Opens if the driver is not loaded, or has another version than its library; closes after three good looks."""
     return _absent(latch, seen, ctx, Fault.DRIVER, "the NVIDIA driver does not answer", 1)
 
 

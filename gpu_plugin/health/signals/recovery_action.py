@@ -1,4 +1,4 @@
-"""The recovery action that the driver asks for, so that a GPU works again."""
+"""The recovery action that the driver requests for a GPU."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,10 @@ from gpu_plugin.health.signal import Case, Context, SignalKind, signal
 NAME = "recovery-action"
 
 FOLLOWS = 30.0
-"""Seconds after an Xid within which what the driver asks for is taken to be on its account: a round of looks, and some."""
+"""Seconds after an Xid within which a request of the driver is attributed to that Xid: a round of looks and a margin."""
 
 EXCUSED = 600.0
-"""Seconds for which that excuses it: what the driver still asks for then it asks for the GPU's own sake."""
+"""Seconds for which such an Xid excuses the request. A request that lasts longer has another cause."""
 
 _REQUEST = LatchKey(NAME)
 
@@ -30,7 +30,7 @@ _ASKS: Mapping[int, str] = {
     RecoveryAction.BUS_RESET: "for a reset of the GPU's bus",
     RecoveryAction.SYSTEM_REBOOT: "for a reboot of the whole system",
 }
-"""nvmlDeviceGpuRecoveryAction_t (nvml.h, NVML_GPU_RECOVERY_ACTION_*) but none, which is 0."""
+"""nvmlDeviceGpuRecoveryAction_t (nvml.h, NVML_GPU_RECOVERY_ACTION_*) without NONE, which is 0."""
 
 
 _ADVICE: Mapping[int, str] = {
@@ -45,14 +45,14 @@ _ADVICE: Mapping[int, str] = {
 
 
 class RequestedAction(Graded, frozen=True):
-    """`action` is what the driver asked for last; `excused` until when (Unix seconds) that is on account of an Xid, if it is."""
+    """`action` is the last request of the driver; `excused` is the Unix time in seconds until which an Xid excuses it."""
 
     action: int = 0
     excused: Moment | None = None
 
 
 def advice(case: Case) -> str:
-    """Advice to the operator about the action that the driver asks for."""
+    """Return advice to the operator about the action that the driver requests."""
     known = _ADVICE.get(case.latch.memory.action)
     return known or "look the action up in the documentation of the driver's NVML, and drain the GPU"
 
@@ -66,11 +66,11 @@ def advice(case: Case) -> str:
     clears="three looks in a row at which the driver asks for nothing",
 )
 def recovery_action(latch: Latch[RequestedAction] | None, seen: Sample, ctx: Context) -> Latch[RequestedAction] | None:
-    """Opens at once on any action; closes after three looks in a row at which the driver asked for none.
+    """Opens at once on any action; closes after three looks in a row at which the driver requested none.
 
-    Another one of the same weight is news; a lighter one counts once it lasted three looks. What the driver asks for on
-    account of an Xid that the operator calls no fault is DEGRADED at most for ten minutes. Only an Xid that can lead to that
-    recovery is such an account.
+    Another action of the same verdict replaces the words at once, an action of a better verdict after three looks. A request
+    that follows an Xid that the operator configured as no fault is DEGRADED at most for ten minutes. Only Xids whose recovery
+    action can be a reset or more excuse a request.
     """
     action = seen.recovery_action
     if not action:
@@ -86,7 +86,7 @@ def recovery_action(latch: Latch[RequestedAction] | None, seen: Sample, ctx: Con
 
 
 def _excused(latch: Latch[RequestedAction] | None, action: int, ctx: Context) -> float | None:
-    """Until when the driver asks for this because of Xids of which the operator's own word is that they are no fault."""
+    """Return the Unix time in seconds until which recent Xids excuse this request, None if they do not."""
     if latch is not None and latch.verdict is not Verdict.OK and latch.memory.action == action:
         return latch.memory.excused
     judged = (ctx.policy.xids.judge(xid) for (xid, _), at in ctx.xids.items() if 0 <= ctx.now - at <= FOLLOWS)
@@ -98,7 +98,7 @@ def _excused(latch: Latch[RequestedAction] | None, action: int, ctx: Context) ->
 
 
 def asks(action: int | None, ctx: Context) -> bool:
-    """Whether the driver asks for a recovery that makes the GPU unfit, and not on account of an Xid that is no fault."""
+    """Return True if the driver requests a recovery that makes the GPU unfit, and no Xid excuses the request."""
     if not fatal_action(action):
         return False
     request = ctx.open.get(_REQUEST)
@@ -107,7 +107,7 @@ def asks(action: int | None, ctx: Context) -> bool:
 
 
 def words(action: int) -> str:
-    """Words for people on the action of this number."""
+    """Return words for people about the action of this number."""
     return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which is none of those known here'}"
 
 

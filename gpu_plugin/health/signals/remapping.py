@@ -1,4 +1,4 @@
-"""Rows of memory that are to be remapped."""
+"""Rows of memory that a reset will remap."""
 
 from gpu_plugin.health.latch import NOTHING, RESET, Latch, Memory, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Sample
@@ -15,10 +15,10 @@ from gpu_plugin.health.signal import Context, SignalKind, signal
     recovers=True,
 )
 def remap_pending(latch: Latch[Memory] | None, seen: Sample, ctx: Context) -> Latch[Memory] | None:
-    """DEGRADED while a remapping waits for a reset; closes when none does.
+    """DEGRADED while a remapping waits for a reset; closes when no remapping waits.
 
-    A GPU that was partitioned into MIG instances since does not say (nvmlDeviceGetRemappedRows): the reset itself is proof
-    enough.
+    A GPU that was partitioned into MIG instances since then does not report it (nvmlDeviceGetRemappedRows). In that case the
+    proof of a reset closes the latch.
     """
     if seen.remap_pending is None:
         return latch and after_recovery(latch, seen, ctx)

@@ -1,4 +1,4 @@
-"""Memory pages that the driver retired, on parts before Ampere: those since remap rows instead."""
+"""Memory pages that the driver retired, on parts before Ampere. Later parts remap rows instead."""
 
 from gpu_plugin.health.hysteresis import LEVEL, Level, level
 from gpu_plugin.health.latch import RESET, Latch, Proof, Verdict
@@ -19,7 +19,7 @@ REPLACED_AT = 60
     clears="no retirement that waits for a reset",
 )
 def retired_pages(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """DEGRADED while a retirement waits for a reset, FATAL once there are so many that the part is to be replaced."""
+    """DEGRADED while a retirement waits for a reset, FATAL from `REPLACED_AT` pages on."""
     pages = seen.retired_pages
     if pages is not None and pages >= REPLACED_AT:
         return condemned(latch, seen, ctx, bad=True, detail=f"{pages} memory pages retired, {REPLACED_AT} are too many")

@@ -6,12 +6,12 @@ from gpu_plugin.health.observation import Facts, Sample
 from gpu_plugin.health.signal import COOL, Case, Context, SignalKind, signal
 
 NEAR_DEGREES = 2  # °C under shutdown that are too near
-SAMPLES = 2  # in a row that were too near
+SAMPLES = 2  # samples in a row that are too near
 BELOW = 5  # °C under slowdown that are cool
 
 
 def cooled(case: Case) -> str:
-    """Words for people on what closes the latch."""
+    """Return words for people about the readings that close the latch."""
     cool, seconds = coolness(case.facts), case.policy.temperature_recovery
     below = f"below {cool} °C" if cool is not None else "cool"
     return f"a temperature {below}, at every look for {seconds:g} s" if seconds else f"a temperature {below}"
@@ -19,9 +19,10 @@ def cooled(case: Case) -> str:
 
 @signal("temperature", SignalKind.READING, COOL, memory=Measured(), asks=("temperature",), clears=cooled)
 def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> Latch[Measured] | None:
-    """Opens at 2 °C under the shutdown threshold in two samples; closes after a time 5 °C under the slowdown one.
+    """Opens after two samples at 2 °C under the shutdown threshold; closes after a time 5 °C under the slowdown threshold.
 
-    Samples between the slowdown threshold and that count neither way, else a GPU that alternates there would never open it.
+    A sample between the slowdown threshold and 2 °C under shutdown does not end a row of hot samples. Otherwise a GPU that
+    alternates between the two would never open the latch.
     """
     shutdown, celsius = ctx.facts.thresholds.shutdown, seen.temperature
     cool = coolness(ctx.facts)
@@ -29,7 +30,7 @@ def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> La
     if shutdown is not None and cool is not None and celsius is not None:
         bad = (
             True if celsius >= shutdown - NEAR_DEGREES else False if celsius < cool else None
-        )  # what is neither proves nothing
+        )  # a temperature in between proves nothing
     slowdown = None if cool is None else cool + BELOW
     if bad is None and celsius is not None and slowdown is not None and celsius >= slowdown and _warned(latch):
         return latch
@@ -47,12 +48,12 @@ def temperature(latch: Latch[Measured] | None, seen: Sample, ctx: Context) -> La
 
 
 def _warned(latch: Latch[Measured] | None) -> bool:
-    """Whether the signal waits for another sample that is too near."""
+    """Return True if one sample was too near, and the next decides."""
     return latch is not None and latch.verdict is Verdict.OK and latch.memory.row > 0
 
 
 def coolness(facts: Facts) -> int | None:
-    """Below how many °C a GPU that was too hot is cool; None for a part that names no shutdown threshold."""
+    """Return the °C below which a GPU that was too hot is cool; None for a part that names no shutdown threshold."""
     shutdown, slowdown = facts.thresholds.shutdown, facts.thresholds.slowdown
     if shutdown is None:
         return None

@@ -1,4 +1,4 @@
-"""The driver does not answer for the GPU: a call hangs, or fails for no reason of its own."""
+"""The driver does not answer for the GPU: a call hangs, or fails with an error that no other signal covers."""
 
 from typing import Self
 
@@ -10,17 +10,17 @@ from gpu_plugin.health.observation import Fault, Sample
 from gpu_plugin.health.signal import KERNEL_LOG, Context, OperatorInfluence, SignalKind, signal
 
 FAILURES = 3  # failed looks that are DEGRADED
-AMONG = 5  # looks that they are among
+AMONG = 5  # the failed looks must be among this number of looks
 WITHIN = 120.0  # seconds in which they happen
 FATAL_AFTER = 10  # failed looks that are FATAL
-GOOD = 5  # good looks in a row that end it
+GOOD = 5  # good looks in a row that close the latch
 
 
 class Answers(Memory, frozen=True):
-    """Outcomes of the last looks: `looks` has a bit each, the last one lowest, 1 for a failure.
+    """Outcomes of the last looks: `looks` has a bit for each, the last look lowest, 1 for a failure.
 
-    `failures` are when (Unix seconds) they failed, as long as they are among the last five looks, or since it opened. `row` is
-    how many the last look was in a row with those like it, 0 where it failed and there is nothing worse to come.
+    `failures` has the Unix times in seconds of the failures among the last five looks, or since the latch opened. `row` is the
+    number of latest looks in a row with the same outcome, 0 after a failure of a latch that is FATAL.
     """
 
     looks: int = 0
@@ -29,51 +29,53 @@ class Answers(Memory, frozen=True):
 
     @property
     def gathering(self) -> bool:
-        """Whether another look would tell."""
+        """True if the next look may change the verdict."""
         return self.row > 0
 
     @property
     def lasting(self) -> bool:
-        """Whether looks failed, which are not enough yet: the next process goes on from them."""
+        """True if looks failed, but too few to open: the next process continues to count."""
         return bool(self.failures)
 
     @property
-    def news(self) -> object:
-        """Which of the last looks failed."""
+    def counted_closed(self) -> object:
+        """The outcomes of the last looks."""
         return self.looks
 
     @property
     def counted(self) -> object:
-        """How many failed."""
+        """The number of failures."""
         return len(self.failures)
 
     def stored(self) -> Self:
-        """The failures, and no good looks in a row."""
+        """Return the memory without the row of equal outcomes."""
         return replace(self, row=0)
 
     def stored_open(self) -> Self:
-        """The failures, and no good looks in a row."""
+        """Return the memory without the row of equal outcomes."""
         return replace(self, row=0, looks=self.looks | 1)
 
     def joined(self, other: Self) -> Self:
-        """The memory with those failures too."""
+        """Return the memory with the other's failures added."""
         return replace(self, failures=merged(self.failures, other.failures, FATAL_AFTER))
 
 
-@signal("hung", SignalKind.READING, REBOOT, memory=LEVEL, say=OperatorInfluence.NOBODY, clears="three answers in a row")
+@signal(
+    "hung", SignalKind.READING, REBOOT, memory=LEVEL, influence=OperatorInfluence.NONE, clears="three answers in a row"
+)
 def hung(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """Opens when a call has not come back in time; closes on three good looks in a row."""
+    """Opens when a call did not return in time; closes after three good looks in a row."""
     bad = True if seen.fault is Fault.HUNG else False if seen.core_answered else None
     return level(latch, ctx, LEVEL, bad=bad, verdict=Verdict.FATAL, detail=seen.detail, leave=CLEAN_SAMPLES)
 
 
 @signal("unanswered", SignalKind.READING, KERNEL_LOG, memory=Answers(), clears="five answers in a row")
 def unanswered(latch: Latch[Answers] | None, seen: Sample, ctx: Context) -> Latch[Answers] | None:
-    """DEGRADED once three of five looks within two minutes failed, FATAL at the tenth that did; closes on five good in a row.
+    """DEGRADED if three of five looks within two minutes failed, FATAL at the tenth failure; closes after five good in a row.
 
     A look fails if the driver cannot read the GPU, or refuses a core reading that the part supports. If a temperature or an
-    energy was read nevertheless, the look counts for DEGRADED alone. Other faults have a signal of their own: such looks count
-    neither way, and end a row of good ones.
+    energy was read nevertheless, the look only counts for DEGRADED. Other faults have signals of their own: such looks neither
+    fail nor succeed, and end a row of good looks.
     """
     if seen.fault and seen.fault is not Fault.ERROR:
         unproven = latch is not None and latch.memory.row
@@ -106,7 +108,7 @@ def _words(seen: Sample) -> str:
 
 
 def _recent(known: Latch[Answers], looks: int) -> tuple[float, ...]:
-    """Its failures; of a latch that is not open only those among these looks."""
+    """Return the failures of an open latch, or the failures of a closed latch that are among these looks."""
     failures = known.memory.failures
     if known.verdict is not Verdict.OK:
         return failures

@@ -1,4 +1,4 @@
-"""Faults that condemn a part: memory that neither remapping nor a reset mends."""
+"""Faults after which the part must be replaced: memory that neither remapping nor a reset repairs."""
 
 from msgspec.structs import replace
 
@@ -10,26 +10,26 @@ from gpu_plugin.health.signal import REPLACE, Context, SignalKind, signal
 
 @signal("sram-threshold", SignalKind.READING, REPLACE, memory=LEVEL, asks=("sram_threshold",))
 def sram_threshold(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """FATAL where the driver says that so many SRAM errors happened that NVIDIA replaces the part."""
+    """FATAL if the driver reports more SRAM errors than the threshold at which NVIDIA replaces the part."""
     return condemned(latch, seen, ctx, bad=seen.sram_threshold, detail="more SRAM errors than NVIDIA allows a part")
 
 
 @signal("remap-failure", SignalKind.READING, REPLACE, memory=LEVEL, asks=("remap_failure",))
 def remap_failure(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """FATAL where a memory row could not be remapped: there is no spare one left for it."""
+    """FATAL if a memory row could not be remapped, because there is no spare row left."""
     return condemned(latch, seen, ctx, bad=seen.remap_failure, detail="a bad memory row could not be remapped")
 
 
 @signal("unrepairable-memory", SignalKind.READING, REPLACE, memory=LEVEL, asks=("unrepairable_memory",))
 def unrepairable_memory(latch: Latch[Level] | None, seen: Sample, ctx: Context) -> Latch[Level] | None:
-    """FATAL where the driver says that the memory is beyond repair."""
+    """FATAL if the driver reports that the memory is beyond repair."""
     return condemned(latch, seen, ctx, bad=seen.unrepairable_memory, detail="memory beyond repair")
 
 
 def condemned(
     latch: Latch[Level] | None, seen: Sample, ctx: Context, *, bad: bool | None, detail: str
 ) -> Latch[Level] | None:
-    """The latch of a part to be replaced: good readings count only of a GPU that was enumerated again since the last bad one.
+    """Return the latch of a part that must be replaced. Good readings only count if the GPU was enumerated again after the bad.
 
     `bad` and `detail` are as in `level`.
     """
@@ -44,7 +44,7 @@ def condemned(
 
 
 def _noted(latch: Latch[Level], seen: Sample, ctx: Context, *, rebound: bool) -> Latch[Level]:
-    """The latch as of this sample's binding, and with what that proves."""
+    """Return the latch with this sample's binding and the proof that it gives."""
     known = latch.recovery
     if rebound is known.rebound and seen.binding in (None, known.marks.binding):
         return latch

@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from gpu_plugin.config.times import duration
 from gpu_plugin.config.values import spell_duration
-from gpu_plugin.health.hysteresis import MINUTE, lately
+from gpu_plugin.health.hysteresis import MINUTE, recent
 from gpu_plugin.health.latch import RESET, Latch, LatchKey, Memory, Moment, Proof, Recovery, Span, Verdict, merged
 from gpu_plugin.health.observation import Sample, XidEvent
 from gpu_plugin.health.policy import Companions, Judgement, describe
 from gpu_plugin.health.proof import after_recovery, recovered
 from gpu_plugin.health.signal import Case, Context, OperatorInfluence, SignalKind, signal
 from gpu_plugin.health.signals.recovery_action import asks
-from gpu_plugin.health.silence import BELIEVED_SECONDS, UNKNOWN, AsksNothing
+from gpu_plugin.health.silence import PROVEN_SECONDS, UNKNOWN, AsksNothing
 
 NAME = "xid"
 
@@ -118,7 +118,7 @@ def lowered_by(case: Case) -> str:
     linked = facts.says_action and judged.answered_by(facts.driver_branch)
     if case.latch.verdict is not Verdict.FATAL or not linked or judged.firm or memory.asked:
         return ""
-    seconds = duration(BELIEVED_SECONDS), duration(memory.unasked.seconds)
+    seconds = duration(PROVEN_SECONDS), duration(memory.unasked.seconds)
     return "DEGRADED once the driver asks for nothing for {} ({} of it so far)".format(*seconds)
 
 
@@ -131,13 +131,13 @@ def lowered_by(case: Case) -> str:
     until=until,
     parts=re.compile("[0-9]{1,20}"),
     recovers=True,
-    say=OperatorInfluence.ENABLED,
+    influence=OperatorInfluence.ENABLED,
 )
 def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context) -> Latch[Occurrences] | None:
     """Opens with the Xid, with the policy's verdict. An Xid that the policy ignores leaves no latch.
 
     The latch closes by its class: after a time without another Xid, or by `after_recovery`. Unless the verdict is firm, the
-    driver changes it: a request for a recovery makes DEGRADED FATAL, and `BELIEVED_SECONDS` without a request make FATAL
+    driver changes it: a request for a recovery makes DEGRADED FATAL, and `PROVEN_SECONDS` without a request make FATAL
     DEGRADED, if the recovery action follows this Xid.
 
     Times are kept while they count towards an escalation, and dropped after a reset.
@@ -157,7 +157,7 @@ def xid(latch: Latch[Occurrences] | None, seen: Sample | XidEvent, ctx: Context)
     if judged.verdict is Verdict.OK:  # the policy changed
         return None
     if latch.proof in (Proof.APPLICATION, Proof.QUIET) and seen.core_answered and ctx.now >= until(latch):
-        times = () if latch.recovery.ended_before else lately(times, ctx.now, judged.within)
+        times = () if latch.recovery.ended_before else recent(times, ctx.now, judged.within)
         return Latch(Occurrences(times, judged.within)) if times and judged.within else None
     return _looked(latch, seen, judged, ctx)
 
@@ -173,7 +173,7 @@ def _happened(latch: Latch[Occurrences] | None, judged: Judgement, ctx: Context)
     memory = latch.memory
     before = () if latch.recovery.ended_before else memory.times  # a reset ended what happened before it
     same = judged.within > 0 and _goes_on(latch, before, ctx.now)
-    times = lately(before if same else (*before, ctx.now), ctx.now, judged.within, judged.count)
+    times = recent(before if same else (*before, ctx.now), ctx.now, judged.within, judged.count)
     stays = memory.weighed is Adjustment.RAISED and judged.raised > judged.verdict
     weighed = Adjustment.AS_IT_IS  # a lowered verdict does not carry over to the next Xid
     if stays or len(times) >= judged.count > 1:
@@ -210,7 +210,7 @@ def _looked(latch: Latch[Occurrences], seen: Sample, judged: Judgement, ctx: Con
         latch, memory = after, replace(memory, asked=memory.asked or asks(seen.recovery_action, ctx))
     if latch.verdict is Verdict.FATAL and not memory.asked and judged.answered_by(ctx.facts.driver_branch):
         memory = replace(memory, unasked=memory.unasked.after(seen, ctx))
-        if memory.unasked.believed:
+        if memory.unasked.is_proven:
             memory = replace(memory, weighed=Adjustment.LOWERED)
     return _judge(latch if memory == latch.memory else replace(latch, memory=memory), judged, ctx)
 

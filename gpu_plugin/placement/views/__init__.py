@@ -1,1 +1,1 @@
-"""How GPUs are linked, what of them is served, and why GPUs were chosen: as text, as a picture, as plain objects. Pure."""
+"""Views of the links of GPUs, of the served GPUs and of choices: as text, as a picture, as plain objects. Pure."""

@@ -1,7 +1,7 @@
-"""Choices explained by what they weighed.
+"""Explanations of choices, made of their traces.
 
-Of whole GPUs: how they were found, and what they have over those that came second. Of shared GPUs and MIG devices: what the
-policy looked at, and what decided between GPUs of one rank.
+For whole GPUs: the way in which they were found, and their advantage over the second best set. For shared GPUs and MIG devices:
+the numbers that the policy compared, and the decision between GPUs of equal rank.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ FORCED: Mapping[How, str] = {
     How.ALL_AVAILABLE: "it is all that is available",
     How.ALL_REQUIRED: "it is all that must be included",
 }
-"""Why there was nothing to choose."""
+"""The reasons why there was no choice."""
 
 _HOW: Mapping[How, str] = {
     **dict.fromkeys(FORCED, "there is no other"),
@@ -34,14 +34,14 @@ _HOW: Mapping[How, str] = {
 
 
 def how(trace: Trace) -> str:
-    """How the GPUs of a possible choice were found."""
+    """Return words for the way in which the GPUs of a choice were found."""
     required = len(trace.required)
     sets = comb(len(trace.available) - required, len(trace.choice.gpus) - required)
     return _HOW[trace.choice.how].format(sets=sets, gpus=len(trace.placement.topology))
 
 
 def why(trace: Trace) -> str:
-    """Why these GPUs and no others, in a sentence. Takes up to 0.3 s for 16 GPUs."""
+    """Return the reason for these GPUs and no others, in a sentence. Takes up to 0.3 s for 16 GPUs."""
     if trace.choice.how in SEARCHED:
         return "a bounded search does not say what came second"
     if trace.runner_up is None:
@@ -55,7 +55,7 @@ def why(trace: Trace) -> str:
 
 
 def _finer_difference(trace: Trace) -> str:
-    """The advantage of the chosen set over a runner-up of equal score."""
+    """Return the advantage of the chosen set over a runner-up of equal score."""
     topology, subsets = trace.placement.topology, trace.placement.subsets
     assert trace.runner_up is not None
     assert subsets is not None
@@ -90,7 +90,7 @@ def _better_remainder(topology: Topology, subsets: Subsets, left: int, instead: 
 
 
 def policy_why(trace: shared.Trace, devices: Sequence[Device], policy: str) -> str:
-    """Why a policy took devices of this list, in a sentence or two."""
+    """Return the reason why a policy took devices of this list, in a sentence or two."""
     if trace.forced is not None:
         return FORCED[trace.forced]
     before = ""
@@ -102,24 +102,24 @@ def policy_why(trace: shared.Trace, devices: Sequence[Device], policy: str) -> s
         before = f"each {which} with any free gives one before any gives a second one; then, "
     elif last.passed_over:
         before = "what the container does not have yet comes first; there, "
-    # What is gone and has no index is never dealt.
+    # A device without an index is gone, and is never dealt
     names = {device.gpu: int(index) for device in devices if (index := device.index.partition(":")[0])}
     return before + _ranked(last, policy, names) + _between_equals(last, names)
 
 
 def _open(last: Round) -> list[int]:
-    """The places of the GPUs that had any to give."""
+    """Return the places of the GPUs that had devices to give."""
     return [at for at, gpu in enumerate(last.gpus) if gpu.room]
 
 
 def _even(last: Round) -> bool:
-    """Whether several GPUs had any to give, all ranked equal, and as much was given out of each."""
+    """Return True if several GPUs had devices to give, all of the same rank and the same number of given out devices."""
     places = _open(last)
     return len(places) > 1 and len({(last.ranks[at], last.gpus[at].load) for at in places}) == 1
 
 
 def _ranked(last: Round, policy: str, names: Mapping[str, int]) -> str:
-    """What the policy looked at, and that of the GPUs that gave, in the order in which it turned to them."""
+    """Return the criteria of the policy, and the GPUs that gave devices in the order of their ranks, with their numbers."""
     if _even(last):
         places = _open(last)
         load, counts = last.gpus[places[0]].load, {last.totals[at] for at in places}
@@ -130,16 +130,16 @@ def _ranked(last: Round, policy: str, names: Mapping[str, int]) -> str:
     unused = looks_at.keys() & ({HAD} if not any(last.gpus[at].picked for at in _open(last)) else ())
     rules = [rule for rule in looks_at.items() if rule[0] not in unused][: max(1, _depth(last) - len(unused))]
     first, *others = (words for _, words in rules)
-    looked_at = [about for about, _ in rules]
+    subjects = [subject for subject, _ in rules]
     ordered = [at for at in sorted(_open(last), key=last.ranks.__getitem__) if last.gave[at]]
-    seen = {at: ", ".join(_seen(last, at, looked_at)) for at in ordered}
-    groups = [list(group) for _, group in groupby(ordered, seen.__getitem__)]
-    shown = ", then ".join(f"{_listed(last, group, names)} ({seen[group[0]]})" for group in groups)
+    numbers = {at: ", ".join(_numbers(last, at, subjects)) for at in ordered}
+    groups = [list(group) for _, group in groupby(ordered, numbers.__getitem__)]
+    shown = ", then ".join(f"{_listed(last, group, names)} ({numbers[group[0]]})" for group in groups)
     return f"{', then '.join([f'{first} first', *others])}: {shown}"
 
 
 def _depth(last: Round) -> int:
-    """How many numbers of a rank it took to tell the GPUs that gave any from each other and from the next one."""
+    """Return how many numbers of a rank distinguish the GPUs that gave devices from each other and from the next GPU."""
     ranks = sorted({last.ranks[at] for at in _open(last)})
     worst = max(last.ranks[at] for at, count in enumerate(last.gave) if count)
     considered = ranks[: ranks.index(worst) + 2]
@@ -149,17 +149,17 @@ def _depth(last: Round) -> int:
     )
 
 
-def _seen(last: Round, at: int, looked_at: Collection[str]) -> Iterator[str]:
+def _numbers(last: Round, at: int, subjects: Collection[str]) -> Iterator[str]:
     gpu = last.gpus[at]
     yield f"{gpu.load} of {last.totals[at]} given out"
-    if {HAS, HAD}.intersection(looked_at) and any(last.gpus[one].picked for one in _open(last)):
+    if {HAS, HAD}.intersection(subjects) and any(last.gpus[one].picked for one in _open(last)):
         yield f"the container has {gpu.picked}"
-    if ROOM in looked_at:
+    if ROOM in subjects:
         yield f"room for {gpu.room}"
 
 
 def _between_equals(last: Round, names: Mapping[str, int]) -> str:
-    """What decided between GPUs of one rank, where not all of them were needed."""
+    """Return the decision between GPUs of equal rank; empty if all of them were needed."""
     equals, taken, links = list(last.equal), last.taken, last.links
     if len(taken) == len(equals):
         return ""

@@ -1,4 +1,4 @@
-"""Which GPUs of a node hang together: by NVLinks, by PCIe, by NUMA node. For people; placement itself counts pairs."""
+"""Groups of linked GPUs of a node: by NVLinks, by PCIe, by NUMA node. They are for people; placement itself scores pairs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -10,18 +10,18 @@ from gpu_plugin.devices.node import Gpu, Link, Node
 from gpu_plugin.devices.nvml_h import TopologyLevel
 
 NEARER_THAN_NUMA = (TopologyLevel.INTERNAL, TopologyLevel.SINGLE, TopologyLevel.MULTIPLE, TopologyLevel.HOSTBRIDGE)
-"""What two GPUs may share on PCIe that is nearer than a NUMA node: a board, a switch, several switches, a host bridge."""
+"""PCIe ancestors of two GPUs that are nearer than a NUMA node: a board, a switch, several switches, a host bridge."""
 
 Group = tuple[int, ...]
 """GPUs by position, ascending."""
 
 
 class NvlinkGroup(msgspec.Struct, frozen=True):
-    """GPUs that NVLinks join, directly or by way of others.
+    """GPUs that NVLinks join, directly or through other GPUs.
 
-    `fewest` and `most` are the NVLinks of a pair that has any, `pairs` is how many have. `complete` are sets of three and more
-    in which every pair has; the whole group alone where that is so. `mesh` is the name of the NVSwitch mesh that `switched`
-    ones are.
+    `pairs` is the number of pairs with NVLinks, `fewest` and `most` are the numbers of NVLinks of such a pair. `complete` are
+    sets of three or more GPUs in which every pair has NVLinks; only the whole group if all its pairs have. `mesh` is the name
+    of the NVSwitch mesh of a `switched` group.
     """
 
     gpus: Group
@@ -34,15 +34,15 @@ class NvlinkGroup(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether every pair has an NVLink."""
+        """True if every pair has an NVLink."""
         return self.pairs == len(self.gpus) * (len(self.gpus) - 1) // 2
 
 
 class LinkGroups(msgspec.Struct, frozen=True):
-    """The GPUs of a node by position, which is the order of their NVML index, what lies between them, and their groups.
+    """The GPUs of a node by position, which is the order of their NVML index, their links, and their groups.
 
-    `numa` has every GPU once, by NUMA node (None: not known), in the order of the first GPU. `pcie` has by what they share
-    (nvmlGpuTopologyLevel_t) the groups of two and more that share nothing nearer.
+    `numa` has every GPU once, by NUMA node (None: not known), in the order of the first GPU. `pcie` has, by common ancestor
+    (nvmlGpuTopologyLevel_t), the groups of two or more GPUs that have no nearer common ancestor.
     """
 
     gpus: tuple[Gpu, ...]
@@ -53,7 +53,7 @@ class LinkGroups(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, node: Node) -> "LinkGroups":
-        """The groups of a probed node."""
+        """Return the groups of a probed node."""
         gpus = tuple(sorted(node.gpus, key=attrgetter("index")))
         links = tuple(tuple(node.link(one.uuid, other.uuid) for other in gpus) for one in gpus)
         every = range(len(gpus))
@@ -67,22 +67,22 @@ class LinkGroups(msgspec.Struct, frozen=True):
         )
 
     def names(self, group: Iterable[int]) -> str:
-        """The NVML indices of GPUs, runs of them shortened: 0-3,5."""
+        """Return the NVML indices of GPUs with runs shortened: 0-3,5."""
         return spans(self.gpus[at].index for at in group)
 
     def called(self, group: Iterable[int]) -> str:
-        """What people call GPUs: GPU 3, or GPUs 0-3,5."""
+        """Return words for GPUs: GPU 3, or GPUs 0-3,5."""
         return called(self.gpus[at].index for at in group)
 
 
 def called(indices: Iterable[int]) -> str:
-    """What people call GPUs of these ascending indices: GPU 3, or GPUs 0-3,5."""
+    """Return words for GPUs of these ascending indices: GPU 3, or GPUs 0-3,5."""
     listed = list(indices)
     return f"{'GPU' if len(listed) == 1 else 'GPUs'} {spans(listed)}"
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Ascending numbers with runs of them shortened: 0-3,5."""
+    """Return ascending numbers with runs shortened: 0-3,5."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -93,7 +93,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def mig_spans(indices: Iterable[str]) -> str:
-    """Indices of MIG devices with runs on one GPU shortened: 0:0-2,0:5,3:0."""
+    """Return indices of MIG devices with runs on a GPU shortened: 0:0-2,0:5,3:0."""
     by_gpu: dict[str, list[int]] = {}
     for index in indices:
         gpu, _, place = index.partition(":")
@@ -102,7 +102,7 @@ def mig_spans(indices: Iterable[str]) -> str:
 
 
 def joined(positions: Iterable[int], linked: Callable[[int, int], bool]) -> list[Group]:
-    """Positions in groups: two are in one where a chain of linked ones leads from one to the other."""
+    """Return positions in groups: two positions are in the same group if a chain of links connects them."""
     groups: list[list[int]] = []
     for new in positions:
         touching = [group for group in groups if any(linked(one, new) for one in group)]
@@ -136,7 +136,7 @@ def _nvlink(every: Sequence[int], links: Sequence[Sequence[Link]], meshes: Seque
 
 
 def _complete(gpus: Group, linked: Callable[[int, int], bool]) -> Iterator[Group]:
-    """Sets of three and more without a GPU in common in which every pair is linked: the largest first, then the lowest."""
+    """Yield disjoint sets of three or more GPUs in which every pair is linked: the largest first, then the lowest."""
     left = gpus
     while len(largest := _largest((), left, linked, ())) >= 3:
         yield largest
@@ -144,7 +144,7 @@ def _complete(gpus: Group, linked: Callable[[int, int], bool]) -> Iterator[Group
 
 
 def _largest(chosen: Group, more: Group, linked: Callable[[int, int], bool], best: Group) -> Group:
-    """The largest set in which every pair is linked, of `chosen` and some of the `more` that these are linked to; or `best`."""
+    """Return the largest set of `chosen` and some of `more` in which every pair is linked; `best` if no set is larger."""
     if len(chosen) > len(best):
         best = chosen
     for at, gpu in enumerate(more):

@@ -1,4 +1,4 @@
-"""A node's topology as text: the matrix that users of `nvidia-smi topo -m` know, a legend, and the link groups in words."""
+"""A node's topology as text: the matrix of `nvidia-smi topo -m`, a legend, and the link groups in words."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -14,10 +14,10 @@ from gpu_plugin.placement.views.report import Offered
 SELF = "X"
 
 LONGEST_REASON = 240
-"""Characters of a reason that stand in a line with others; `gpu-plugin explain` has the whole."""
+"""The most characters of a reason in a line with other reasons; `gpu-plugin explain` has all of it."""
 
 CHANGES = 28
-"""Pairs of GPUs that a sentence names at most: all of eight."""
+"""The most pairs of GPUs that a sentence names: all pairs of eight GPUs."""
 
 _LEGEND: Mapping[str, str] = {
     SELF: "the GPU itself",
@@ -28,7 +28,7 @@ _LEGEND: Mapping[str, str] = {
     "PIX": "one PCIe bridge at most",
     "NV#": "# NVLinks, direct ones or those that both GPUs have to the same NVSwitches",
 }
-"""Worst first, as nvidia-smi has it."""
+"""Meanings of the matrix's words, the worst first, as in nvidia-smi."""
 
 _PCIE: Mapping[int, tuple[str, str]] = {
     TopologyLevel.INTERNAL: ("PIX", "One board"),
@@ -38,39 +38,39 @@ _PCIE: Mapping[int, tuple[str, str]] = {
     TopologyLevel.NODE: ("NODE", ""),
     TopologyLevel.SYSTEM: ("SYS", ""),
 }
-"""What nvidia-smi calls a PCIe relation, and what GPUs that share it share. Its PIX is "at most one bridge": a board has none."""
+"""nvidia-smi's word for a PCIe relation, and the name of the common ancestor. PIX is "at most one bridge"; a board has none."""
 
 
 def pcie_word(link: Link) -> str:
-    """What nvidia-smi calls the PCIe relation of a pair."""
+    """Return nvidia-smi's word for the PCIe relation of a pair."""
     return _PCIE.get(link.ancestor, _PCIE[TopologyLevel.SYSTEM])[0]
 
 
 def word(link: Link) -> str:
-    """What nvidia-smi shows of a pair: its NVLinks or, where it has none, its PCIe relation."""
+    """Return nvidia-smi's word for a pair: its NVLinks or, without NVLinks, its PCIe relation."""
     return f"NV{link.nvlinks}" if link.nvlinks else pcie_word(link)
 
 
 def matrix(groups: LinkGroups) -> list[str]:
-    """A line of headings and a line for each GPU: how it is linked with each other one, and its NUMA node."""
+    """Return a line of headings and a line for each GPU: its links to each other GPU, and its NUMA node."""
     every = range(len(groups.gpus))
     return _table(groups, [[SELF if a == b else word(groups.links[a][b]) for b in every] for a in every])
 
 
 def scores(groups: LinkGroups, rows: Matrix) -> list[str]:
-    """The lines of `matrix` with the score of each pair, which is what placement adds up."""
+    """Return the lines of `matrix` with the score of each pair. Placement adds up these scores."""
     return _table(
         groups, [[SELF if a == b else str(score) for b, score in enumerate(row)] for a, row in enumerate(rows)]
     )
 
 
 def legend(groups: LinkGroups) -> list[str]:
-    """What the words in the matrix mean, of those that occur, a line each."""
+    """Return the meanings of the words that occur in the matrix, a line each."""
     return ["Legend:", *(f"  {term:<4} = {meaning}" for term, meaning in meanings(groups).items())]
 
 
 def meanings(groups: LinkGroups) -> Mapping[str, str]:
-    """What the words in the matrix mean, by word, of those that occur."""
+    """Return the meanings of the words that occur in the matrix, by word."""
     pairs = combinations(range(len(groups.gpus)), 2)
     links = [groups.links[a][b] for a, b in pairs]
     occur = {SELF} | {"NV#" if link.nvlinks else pcie_word(link) for link in links}
@@ -78,7 +78,7 @@ def meanings(groups: LinkGroups) -> Mapping[str, str]:
 
 
 def words(groups: LinkGroups) -> Iterator[str]:
-    """The link groups, a line a kind: `NVLink: GPUs 0-7: NV18 each through switches`."""
+    """Yield the link groups, a line for each kind: `NVLink: GPUs 0-7: NV18 each through switches`."""
     alike: dict[str, list[str]] = {}
     for group in groups.nvlink:
         alike.setdefault(_nvlinks(groups, group), []).append(groups.names(group.gpus))
@@ -93,9 +93,9 @@ def words(groups: LinkGroups) -> Iterator[str]:
 
 
 def changed_links(before: Node, after: Node) -> str:
-    """Which pairs of GPUs are linked differently than before: `0-1 NV2, now PIX; 0-3 PHB, now NV1`. Empty where none is.
+    """Return the pairs of GPUs whose links changed: `0-1 NV2, now PIX; 0-3 PHB, now NV1`. Empty if no link changed.
 
-    Pairs that were not there before count for nothing.
+    New pairs are left out.
     """
     index = {gpu.uuid: gpu.index for gpu in after.gpus}
     found = sorted(
@@ -108,7 +108,7 @@ def changed_links(before: Node, after: Node) -> str:
 
 
 def held_back_words(items: Iterable[Offered]) -> str:
-    """What pods do not get, and why, those of one reason together: `GPUs 2,5 (cordoned), MIG device 0:3 (Xid 79)`."""
+    """Return the hardware that pods do not get, grouped by reason: `GPUs 2,5 (cordoned), MIG device 0:3 (Xid 79)`."""
     by_reason: dict[tuple[str, str], list[Offered]] = {}
     for each in items:
         by_reason.setdefault((shortened(each.reason, LONGEST_REASON), each.kind), []).append(each)
@@ -117,7 +117,7 @@ def held_back_words(items: Iterable[Offered]) -> str:
 
 def _called(kind: str, alike: Sequence[Offered]) -> str:
     indices = [each.index for each in alike]
-    if not all(indices):  # gone, and not even its index is known
+    if not all(indices):  # the device is gone, and its index is unknown
         return ", ".join(each.visible_id for each in alike)
     if kind == GPU:
         return called(map(int, indices))
@@ -125,7 +125,7 @@ def _called(kind: str, alike: Sequence[Offered]) -> str:
 
 
 def pairs_json(groups: LinkGroups, topology: Topology) -> Mapping[str, object]:
-    """The topology for programs: every GPU, and every pair of them once, the lower index first."""
+    """Return the topology for programs: every GPU, and every pair of GPUs once, the lower index first."""
     return {
         "gpus": [{"index": gpu.index, "uuid": gpu.uuid, "numa": gpu.numa_node} for gpu in groups.gpus],
         "links": [

@@ -1,6 +1,6 @@
-"""A node's link groups as an SVG picture: GPUs in a row, NVLinks as arcs above it, what they share by PCIe as frames.
+"""A node's link groups as an SVG picture: GPUs in a row, NVLinks as arcs above it, common PCIe ancestors as frames.
 
-In a row no line leads through a GPU, whatever the links are, and no two arcs have both their height and their middle in common.
+With the GPUs in a row, no line crosses a GPU, and no two arcs have the same height and the same middle.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,25 +15,25 @@ from gpu_plugin.placement.views.groups import Group, LinkGroups, NvlinkGroup
 from gpu_plugin.placement.views.matrix import pcie_word, word
 from gpu_plugin.placement.views.svg import SAMPLE, Sample, box, element, legend, written, xml
 
-# Lengths are in SVG's user units, pixels where nothing scales the picture.
+# Lengths are in SVG's user units, which are pixels if the picture is not scaled
 WIDTH = 60  # of a GPU's box
 HEIGHT = 42  # of a GPU's box
-GAP = 14  # between two boxes that no frame parts
-FRAME = 8  # from a frame to the one around it
-LABEL = 16  # the same below, where a frame's name stands
+GAP = 14  # between two boxes without a frame between them
+FRAME = 8  # from a frame to the frame around it
+LABEL = 16  # the same at the bottom, with space for a frame's name
 MARGIN = 24  # around everything
 AREA_GAP = 20  # between NUMA nodes
 LEAST_WIDTH = 460  # room for the longest line of the legend
 HEAD = 56  # room for the title
 ARC = 26  # height of an arc between neighbours
-ARC_STEP = 19  # how much higher an arc is that reaches one GPU further
-BAR = 26  # height of the bar that stands for an NVSwitch mesh
+ARC_STEP = 19  # additional height of an arc for each GPU between its ends
+BAR = 26  # height of the bar of an NVSwitch mesh
 BAR_STEP = 40  # from one bar to the next
 BAR_LINES = 44  # space for lines below the bars
-BAR_GAP = 22  # how wide a bar is open where the line of another mesh's GPU passes
+BAR_GAP = 22  # width of the gap in a bar for the line of another mesh's GPU
 
 WIDEST = 12.0
-"""Width of the line that stands for most NVLinks; up to six of them take 2 each."""
+"""Width of the line for the greatest number of NVLinks; up to six NVLinks take 2 each."""
 
 PAPER = "#ffffff"
 INK = "#1f2933"
@@ -42,11 +42,11 @@ AREA = "#eef2f7"
 EDGE = "#7b8794"
 FRAME_EDGE = "#7b5ea7"
 GREY = "#cbd2d9"
-"""Of a GPU that pods do not get now."""
+"""Colour of a GPU that pods do not get now."""
 
 MANY = "#2f7d1f"
 FEW = "#5f9645"
-"""Colours of NVLinks: where there are more than half as many as between any two, and where there are fewer."""
+"""Colours of NVLinks: of a pair with more than half of the greatest number between any pair, and of other pairs."""
 
 DARK: Mapping[str, str] = {
     PAPER: "#161b22",
@@ -59,7 +59,7 @@ DARK: Mapping[str, str] = {
     MANY: "#57ab5a",
     FEW: "#3f8f45",
 }
-"""What each colour is where the viewer prefers dark ones."""
+"""The replacement of each colour if the viewer prefers a dark scheme."""
 
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 BOLD: Mapping[str, object] = {"font_size": 12, "font_weight": "bold"}
@@ -71,11 +71,11 @@ FRAMES: Mapping[int, tuple[str, str, str]] = {
     TopologyLevel.MULTIPLE: ("PCIe switches", "8 4", "at several PCIe switches (PXB)"),
     TopologyLevel.HOSTBRIDGE: ("host bridge", "2 4", "at one PCIe host bridge (PHB)"),
 }
-"""By what GPUs share (nvmlGpuTopologyLevel_t): a frame's name, how its line is broken, and what the legend says of it."""
+"""By common ancestor (nvmlGpuTopologyLevel_t): a frame's name, the dashes of its line, and its words in the legend."""
 
 
 class _Frame(msgspec.Struct, frozen=True):
-    """GPUs of one NUMA node that share something by PCIe, in the order in which they are drawn.
+    """GPUs of one NUMA node with a common PCIe ancestor, in the order in which they are drawn.
 
     `depth` counts the frames from the innermost to this one.
     """
@@ -93,16 +93,16 @@ class _Area(msgspec.Struct, frozen=True):
     frames: tuple[_Frame, ...]
 
     def before(self, gpu: int) -> int:
-        """How many frames' edges lie before a GPU."""
+        """Return the number of frames that begin at a GPU."""
         return max((frame.depth for frame in self.frames if frame.gpus[0] == gpu), default=0)
 
     def after(self, gpu: int) -> int:
-        """How many frames' edges lie after a GPU."""
+        """Return the number of frames that end at a GPU."""
         return max((frame.depth for frame in self.frames if frame.gpus[-1] == gpu), default=0)
 
 
 def picture(groups: LinkGroups, topology: Topology, name: str = "", held_back: Mapping[str, str] | None = None) -> str:
-    """The picture's SVG, the same for the same topology. `name` is what the node is called, if it is called anything.
+    """Return the picture's SVG, the same for the same topology. `name` is the node's name, or empty.
 
     `held_back` are the uuids of GPUs that are held back from pods, with the reason of each.
     """
@@ -110,7 +110,7 @@ def picture(groups: LinkGroups, topology: Topology, name: str = "", held_back: M
 
 
 class _Picture:
-    """Where everything lies, and the pieces. GPUs are positions in `groups.gpus`; `rank` is their place in the row."""
+    """The layout and the elements. GPUs are positions in `groups.gpus`; `rank` is their place in the row."""
 
     def __init__(self, groups: LinkGroups, topology: Topology, name: str, held_back: Mapping[str, str]) -> None:
         self.groups, self.topology, self.title, self.held_back = groups, topology, _title(groups, name), held_back
@@ -128,7 +128,7 @@ class _Picture:
         self.most = max((group.most for group in groups.nvlink), default=1)
         left, end = self._across()
         self.width = max(end + MARGIN, LEAST_WIDTH, 10 * len(self.title) + 2 * MARGIN)
-        margin = (self.width - end - MARGIN) // 2  # few GPUs stand in the middle
+        margin = (self.width - end - MARGIN) // 2  # few GPUs are drawn in the middle
         self.left = {gpu: x + margin for gpu, x in left.items()}
         bars = BAR_STEP * (max(self.lanes) + 1) + BAR_LINES if self.lanes else 0
         rise = max((self._rise(*pair) for pair in self.arcs), default=0)
@@ -136,7 +136,7 @@ class _Picture:
         self.bottom = self.top + HEIGHT + LABEL * (self.depth + 1) + 8
 
     def lines(self) -> Iterator[str]:
-        """The whole file, line by line."""
+        """Yield the whole file, line by line."""
         samples, end = legend(list(self._samples()), MARGIN, self.width - MARGIN, self.bottom + 34)
         height = end + MARGIN // 2
         size = f'width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}"'
@@ -155,7 +155,7 @@ class _Picture:
         yield "</svg>"
 
     def _across(self) -> tuple[Mapping[int, int], int]:
-        """The left edge of every GPU's box, and where the last NUMA node ends."""
+        """Return the left edge of every GPU's box, and the right edge of the last NUMA node."""
         left, x = {}, MARGIN - AREA_GAP
         for area in self.areas:
             x += AREA_GAP + FRAME
@@ -170,11 +170,11 @@ class _Picture:
         return self.left[gpu] + WIDTH // 2
 
     def _rise(self, one: int, other: int) -> int:
-        """How high the arc between two GPUs is."""
+        """Return the height of the arc between two GPUs."""
         return ARC + ARC_STEP * (self.rank[other] - self.rank[one] - 1)
 
     def _stroke(self, nvlinks: int) -> dict[str, object]:
-        """How a line for so many NVLinks looks."""
+        """Return the style of a line for this number of NVLinks."""
         width = max(1.0, nvlinks * min(2.0, WIDEST / self.most))
         return {"fill": "none", "stroke": MANY if 2 * nvlinks > self.most else FEW, "stroke_width": f"{width:.3g}"}
 
@@ -198,7 +198,7 @@ class _Picture:
         return box(x, y, right - x, bottom - y, **style)
 
     def _meshes(self) -> Iterator[str]:
-        """A bar for each NVSwitch mesh, and a line from each of its GPUs to it."""
+        """Yield a bar for each NVSwitch mesh, and a line from each of its GPUs to it."""
         tags, y = [], HEAD + BAR_STEP * (max(self.lanes, default=0) + 1) + 14
         for mesh, lane in zip(self.meshes, self.lanes, strict=True):
             yield from self._bar(mesh, lane)
@@ -212,7 +212,7 @@ class _Picture:
         yield from tags
 
     def _bar(self, mesh: NvlinkGroup, lane: int) -> Iterator[str]:
-        """The bar of a mesh, open where lines from bars above it pass, with a name where there is room for one."""
+        """Yield the bar of a mesh, with gaps for lines from bars above it, and with a name if there is room."""
         y, gpus = HEAD + BAR_STEP * lane, sorted(mesh.gpus, key=self.rank.__getitem__)
         x, end = self.left[gpus[0]], self.left[gpus[-1]] + WIDTH
         above = [other for other, its in zip(self.meshes, self.lanes, strict=True) if its < lane]
@@ -230,7 +230,7 @@ class _Picture:
             yield written((left + right) / 2, y + 17, name, **BOLD, **CENTRED, fill=PAPER)
 
     def _to_switches(self, gpu: int, gpus: Sequence[int]) -> int:
-        """How many NVLinks a GPU has to its switches, as far as any other one can use them."""
+        """Return the number of NVLinks of a GPU to its switches that it shares with any other GPU."""
         return max(self.groups.links[gpu][other].nvlinks for other in gpus if other != gpu)
 
     def _scores(self, gpu: int, gpus: Sequence[int]) -> str:
@@ -240,7 +240,7 @@ class _Picture:
         return f"GPU {self._index(gpu)} through switches: score {', '.join(parts)}"
 
     def _arcs(self) -> Iterator[str]:
-        """The direct NVLinks, far ones first, and their counts on top."""
+        """Yield the direct NVLinks, long arcs first, and their counts on top."""
         ends, tags = self._ends(), []
         for one, other in sorted(self.arcs, key=lambda pair: (-self._rise(*pair), self.rank[pair[0]])):
             x, to, control = ends[one, other], ends[other, one], self.top - self._rise(one, other) * 4 / 3
@@ -254,7 +254,7 @@ class _Picture:
         yield from tags
 
     def _ends(self) -> Mapping[tuple[int, int], float]:
-        """Where on a GPU's upper edge the arc to another one ends: side by side, so that inner arcs stay within outer ones."""
+        """Return the ends of arcs on a GPU's upper edge by pair: side by side, so that inner arcs stay within outer arcs."""
         ends: dict[tuple[int, int], float] = {}
         for gpu in self.row:
             others = [pair[pair[0] == gpu] for pair in self.arcs if gpu in pair]
@@ -285,7 +285,7 @@ class _Picture:
         return self.groups.gpus[gpu].index
 
     def _samples(self) -> Iterator[Sample]:
-        """The legend, of what occurs."""
+        """Yield the legend of the elements that occur."""
         for count in sorted({self.groups.links[one][other].nvlinks for one, other in self.arcs}):
             line = element("path", d=f"M0 0H{SAMPLE}", **self._stroke(count))
             yield Sample(line, f"{counted(count, 'NVLink')} between two GPUs (NV{count})")
@@ -307,7 +307,7 @@ class _Picture:
 
 
 def dark_style() -> str:
-    """The style sheet that replaces each colour; a picture that is embedded in a page has it, too."""
+    """Return the style sheet that replaces each colour; a picture that is embedded in a page has it, too."""
     rules = "".join(
         f'[fill="{light}"]{{fill:{dark}}}[stroke="{light}"]{{stroke:{dark}}}' for light, dark in DARK.items()
     )
@@ -320,14 +320,14 @@ def _frame_style(level: int) -> dict[str, object]:
 
 
 def _tag(x: float, y: float, text: str) -> str:
-    """A text in the middle of a line, on a spot of paper."""
+    """Return a text in the middle of a line, on a spot of the background's colour."""
     width = 8 * len(text)
     spot = element("rect", x=f"{x - width / 2:g}", y=f"{y - 11:g}", width=width, height=14, rx=3, fill=PAPER)
     return spot + written(x, y, text, font_size=11, **CENTRED)
 
 
 def _over(x: float, y: float, text: str, fill: str, words: Mapping[str, object]) -> str:
-    """A text in the middle of a box of this colour; the line across one that is held back passes behind it."""
+    """Return a text in the middle of a box of this colour, on top of the line across a GPU that is held back."""
     if fill != GREY:
         return written(x, y, text, **words, **CENTRED)
     width = min(6.5 * len(text), WIDTH - 6)
@@ -336,7 +336,7 @@ def _over(x: float, y: float, text: str, fill: str, words: Mapping[str, object])
 
 
 def _bus_id(bus_id: str) -> str:
-    """A PCI bus id as short as it can be, since its box is narrow: without its domain where that is 0, or the zeros before it."""
+    """Return a short PCI bus id for the narrow box: without its domain if that is 0, else without leading zeros."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain.lstrip('0')}:{rest}" if domain.strip("0") else rest
 
@@ -348,8 +348,8 @@ def _title(groups: LinkGroups, name: str) -> str:
 
 
 def _area(groups: LinkGroups, node: int | None, gpus: Group) -> _Area:
-    """The GPUs of a NUMA node side by side as PCIe has them together, the lowest first."""
-    levels: dict[frozenset[int], int] = {}  # of what is in one frame, the inner ones first
+    """Return the GPUs of a NUMA node in an order that keeps PCIe groups together, the lowest first."""
+    levels: dict[frozenset[int], int] = {}  # by the GPUs of a frame, the inner frames first
     for level, found in groups.pcie.items():
         for group in found:
             members = frozenset(group).intersection(gpus)
@@ -366,7 +366,7 @@ def _area(groups: LinkGroups, node: int | None, gpus: Group) -> _Area:
 
 
 def _lanes(meshes: Sequence[Sequence[int]]) -> list[int]:
-    """For each mesh, given as places in the row, the uppermost lane in which its bar touches no other one."""
+    """Return for each mesh, given as places in the row, the uppermost lane in which its bar touches no other bar."""
     lanes: list[int] = []
     for at, mesh in enumerate(meshes):
         met = {

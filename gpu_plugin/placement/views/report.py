@@ -1,4 +1,4 @@
-"""What the daemon tells of its node's topology and of what it serves, and how a command reads it: plain objects for JSON."""
+"""The daemon's report of its node's topology and of its resources, as plain objects for JSON, and the reader for commands."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,11 +17,11 @@ _GPU = ("index", "uuid", "model", "architecture", "pci_bus_id", "numa_node", "un
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """A GPU or a MIG device as a resource has it.
+    """A GPU or a MIG device of a resource.
 
-    `gpu`, `visible_id`, `index` and `kind` are as `Device` has them. `listed` of its ids are listed; `retired` of these are
-    gone, and `healthy` of the others may be handed out now: all or none. `reason` is why they may not. `shared` is how it is
-    shared (TIME_SLICING or MPS of `config.sharing`), empty where it is given out once.
+    `gpu`, `visible_id`, `index` and `kind` are those of its `Device`s. `listed` is the number of its ids in the list. Of these,
+    `retired` are gone, and `healthy` (all others or 0) may be allocated now. `reason` is the reason why they may not. `shared`
+    is the kind of sharing (TIME_SLICING or MPS of `config.sharing`), empty if it is given out once.
     """
 
     gpu: str
@@ -36,26 +36,26 @@ class Offered(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What people call it: GPU 0, or MIG device 0:3."""
+        """The name for people: GPU 0, or MIG device 0:3."""
         return f"{'GPU' if self.kind == GPU else 'MIG device'} {self.index}"
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Ids of this hardware's devices, without the retired ones, in the order of the list."""
+        """Ids of this hardware's devices, without retired devices, in the order of the list."""
         live = self.listed - self.retired
         return (
             tuple(f"{self.visible_id}{REPLICA}{at}" for at in range(live)) if self.shared else (self.visible_id,) * live
         )
 
     def given_out(self, replicas: int) -> "Offered":
-        """This hardware as it would be if it were shared by so many replicas."""
+        """Return this hardware as it would be if it were shared by this number of replicas."""
         if not self.ids:
             return self
         healthy = replicas if self.healthy else 0
         return replace(self, listed=replicas, healthy=healthy, retired=0, shared=self.shared or TIME_SLICING)
 
     def devices(self, resource: str) -> Iterator[Device]:
-        """This hardware's devices as the daemon has them, retired ones last: these count as given out, whatever their ids are."""
+        """Yield this hardware's devices as in the daemon. Retired devices come last, count as given out, and have made-up ids."""
         live = self.ids
         sharing = SharedResource(resource, resource, len(live), self.shared) if self.shared else None
         reason = "" if self.healthy else self.reason
@@ -70,7 +70,7 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class OfferedResource(msgspec.Struct, frozen=True):
-    """A resource that is served: its hardware in the order of the list, and the policy for shared and MIG devices."""
+    """A served resource: its hardware in the order of the list, and the policy for shared and MIG devices."""
 
     name: str
     policy: str
@@ -78,16 +78,16 @@ class OfferedResource(msgspec.Struct, frozen=True):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All devices of the resource as placement looks at them."""
+        """All devices of the resource, for placement."""
         return tuple(device for each in self.hardware for device in each.devices(self.name))
 
 
 def report(node: Node, resources: Iterable[tuple[Resource, str]]) -> Mapping[str, object]:
-    """The GPUs of a node by index and every pair of them once: `a` and `b` are places in the list `gpus`.
+    """Return the GPUs of a node by index, and every pair of GPUs once: `a` and `b` are places in the list `gpus`.
 
-    `clique` is the NVSwitch mesh that a GPU is part of, None where it is in none; all else is as `Gpu` and `Link` have it.
-    `resources` is what is served, with the policy of each: an entry for each piece of hardware, as `Offered` has it. Takes
-    some 10 ms for 60,000 device ids.
+    `clique` is the NVSwitch mesh of a GPU, None if it has no mesh; the other fields are those of `Gpu` and `Link`. `resources`
+    has the served resources with their policies, and an `Offered` for each GPU or MIG device. Takes some 10 ms for 60,000
+    device ids.
     """
     gpus = sorted(node.gpus, key=attrgetter("index"))
     return {
@@ -110,7 +110,7 @@ def _hardware(devices: tuple[Device, ...]) -> list[Mapping[str, object]]:
     unfit = Counter([device.visible_id for device in devices if device.reason])
     gone = [device for device in devices if device.retired]
     retired = Counter(map(by_hardware, gone))
-    # What is there speaks for its hardware, and what is gone only where nothing is.
+    # A retired device is only used if its hardware has no other device
     there = devices if not gone else [device for device in devices if not device.retired]
     shown = {device.visible_id: device for device in gone} | {device.visible_id: device for device in there}
     return [
@@ -133,10 +133,12 @@ def _hardware(devices: tuple[Device, ...]) -> list[Mapping[str, object]]:
 
 
 def reported(reply: Mapping[str, Any]) -> tuple[Node, tuple[OfferedResource, ...]]:
-    """The node that a report is of, as far as placement looks at it, and what is served of it.
+    """Return the node of a report, with the fields that placement uses, and its resources.
+
+    Unknown fields of a later version are ignored.
 
     Raises:
-        ValueError: it is no such report; one of a later version may say more than this one reads.
+        ValueError: the reply is not such a report.
     """
     try:
         gpus = msgspec.convert(reply["gpus"], tuple[Gpu, ...])
@@ -152,21 +154,21 @@ def reported(reply: Mapping[str, Any]) -> tuple[Node, tuple[OfferedResource, ...
 
 
 def held_back(node: Node, resources: Iterable[OfferedResource]) -> list[Offered]:
-    """GPUs of which nothing is handed out under any name, and MIG devices of other GPUs that are not."""
+    """Return the GPUs of which pods get no device, and MIG devices of other GPUs that pods do not get."""
     found: list[Offered] = []
     offered = [each for resource in resources for each in resource.hardware if each.ids]
     for gpu in sorted(node.gpus, key=attrgetter("index")):
         own = [each for each in offered if each.gpu == gpu.uuid]
         if any(each.healthy for each in own):
-            sound = {each.visible_id for each in own if each.healthy}
-            found += {each.visible_id: each for each in own if each.visible_id not in sound}.values()
+            healthy = {each.visible_id for each in own if each.healthy}
+            found += {each.visible_id: each for each in own if each.visible_id not in healthy}.values()
         else:
             found.append(_withheld(gpu, "; ".join(dict.fromkeys(each.reason for each in own)) or _unserved(gpu)))
     return found
 
 
 def left_out(node: Node, resources: Iterable[OfferedResource], asked: OfferedResource) -> list[Offered]:
-    """What of a resource is held back from pods and, where it counts whole GPUs, those of the node that it does not have."""
+    """Return the hardware of a resource that pods do not get and, if it has whole GPUs, the node's GPUs that it lacks."""
     found = [each for each in asked.hardware if not each.healthy]
     if asked.hardware and all(each.kind != GPU for each in asked.hardware):
         return found

@@ -74,7 +74,7 @@ def test_a_count_takes_the_first_and_leaves_the_others_alone():
 def test_more_than_there_are_is_said():
     offered, warnings = share({GPU: gpus(1)}, (entry(2, count=3),))
     assert ids(offered) == {GPU: ["GPU-0::0", "GPU-0::1"]}
-    assert warnings == [f"sharing of {GPU}: 3 devices are to be shared, and 1 are there"]
+    assert warnings == [f"sharing of {GPU}: 3 devices should be shared, but there are only 1"]
 
 
 def test_a_device_that_is_not_there_is_said():

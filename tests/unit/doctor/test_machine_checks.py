@@ -156,7 +156,12 @@ TABLE: list[Row] = [
     ),
     ("gpus", {"driver": NO_DRIVER}, SKIPPED, ("0000:10:00.0 (nvidia)",)),
     ("gpus", {"driver": NO_DRIVER, "pci": Unknown("no bus")}, SKIPPED, ("not open",)),
-    ("device-nodes", {}, OK, ("/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and those of 2 GPUs",)),
+    (
+        "device-nodes",
+        {},
+        OK,
+        ("/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and the device nodes of 2 GPUs",),
+    ),
     (
         "device-nodes",
         {"nodes": nodes(DeviceNode("/dev/nvidia1"))},
@@ -219,7 +224,7 @@ TABLE: list[Row] = [
         WARNING,
         ("GPUs 1, 2", "nvidia-persistenced"),
     ),
-    ("persistence-mode", {"driver": driver(gpu(0, persistence=None))}, SKIPPED, ("no GPU says",)),
+    ("persistence-mode", {"driver": driver(gpu(0, persistence=None))}, SKIPPED, ("no GPU reports",)),
     ("persistence-mode", {"driver": NO_DRIVER}, SKIPPED, ("not open",)),
     ("fabric-manager", {}, OK, ("not needed",)),
     ("fabric-manager", {"driver": NO_DRIVER}, SKIPPED, ("not open",)),
@@ -274,7 +279,7 @@ TABLE: list[Row] = [
     ("imex-channels", {}, SKIPPED, ("--imex-channel-ids",)),
     ("imex-channels", {"options": {"imex_channel_ids": "0"}}, WARNING, ("channel0", "do not get", "nvidia-imex")),
     ("imex-channels", {"options": {"imex_channel_ids": "0", "imex_required": True}}, FAILED, ("does not start",)),
-    ("imex-channels", {"options": {"imex_channel_ids": "auto"}}, OK, ("none is given",)),
+    ("imex-channels", {"options": {"imex_channel_ids": "auto"}}, OK, ("pods get no channel",)),
     (
         "imex-channels",
         {
@@ -284,7 +289,7 @@ TABLE: list[Row] = [
         OK,
         ("exists",),
     ),
-    ("mps", {}, SKIPPED, ("nothing of it is seen",)),
+    ("mps", {}, SKIPPED, ("no trace",)),
     ("mps", {"mps": Mps(((8, "nvidia-cuda-mps-"),))}, WARNING, ("process 8", "no resource is shared", "quit")),
     ("mps", {"mps": Mps((), {"/m/nvidia.com/gpu": True}, "/m")}, WARNING, ("/m/nvidia.com/gpu",)),
     (

@@ -143,7 +143,7 @@ TABLE: list[Row] = [
         NOTE,
         ("kvm.sock",),
     ),
-    ("other-plugins", {"kubelet_directory": KubeletDirectory(absent(Directory(DIR)))}, SKIPPED, ("looked through",)),
+    ("other-plugins", {"kubelet_directory": KubeletDirectory(absent(Directory(DIR)))}, SKIPPED, ("cannot be listed",)),
     ("pod-resources", {}, OK, ("4 ms", "3 devices")),
     (
         "pod-resources",
@@ -298,7 +298,7 @@ TABLE: list[Row] = [
     ("registration", {"pod_resources": PodResources("/p", trouble="away")}, OK, (GPU,)),
     ("registration", {"daemon": Daemon(trouble="none")}, NOTE, ("other plugins", f"2 of {GPU}")),
     ("registration", {"daemon": Daemon(trouble="none"), "pod_resources": HUNG}, SKIPPED, ("no daemon",)),
-    ("kubernetes-api", {}, SKIPPED, ("no option",)),
+    ("kubernetes-api", {}, SKIPPED, ("no enabled option",)),
     (
         "kubernetes-api",
         {"api": Api(needed(facts(options={"node_condition": True, "node_name": "n"}).settings), "https://k", 0.02)},

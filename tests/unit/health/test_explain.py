@@ -43,7 +43,7 @@ NO_PERSISTENCE = (
     "a reboot or a new binding of the driver does, or an override"
 )
 NO_COUNTER = "this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or an override"
-SHOWN = "; its energy counter shows that where it restarts, else a reboot or a new binding of the driver does"
+SHOWN = "; its energy counter shows that if it restarts, else a reboot or a new binding of the driver does"
 VOUCH = f"; or gpu-plugin uncordon --gpu {A} --override, which overrides it"
 
 
@@ -231,13 +231,13 @@ def test_it_can_be_written_as_json():
         ([HOT, HOT, GOOD], "a temperature below 84 °C, at every look for 300 s (1 min 38 s of it so far)" + VOUCH),
         ([Sample(counting=0, energy=5), LOST], BACK.replace(COMMANDS, PERSISTENT)),
         ([Sample(counting=0, energy=5), LOST, GOOD], BACK.replace(COMMANDS, PERSISTENT) + VOUCH),
-        ([LOST], "3 more good looks in a row: nothing was known of it that a reset would change"),
+        ([LOST], "3 more good looks in a row: the plugin knew no counter of it that a reset changes"),
         ([XidEvent(48), Sample(counting=7, energy=5)], f"{RESET}; {NO_PERSISTENCE}{VOUCH}"),
         ([XidEvent(48), Sample(counting=0)], f"{RESET.replace(COMMANDS, PERSISTENT)}; {NO_COUNTER}{VOUCH}"),
         ([XidEvent(79), Sample(counting=7)], REBOOT + VOUCH),
         (
             [Sample(sram_threshold=True, binding=1)] * 3,
-            "nothing by itself: have the GPU replaced; what is read good after the GPU was enumerated again (a repaired "
+            "nothing by itself: have the GPU replaced; good readings after the GPU was enumerated again (a repaired "
             "part), " + VOUCH.removeprefix("; "),
         ),
         (
@@ -315,7 +315,9 @@ def test_what_an_operator_vouched_for_says_so():
     one.override(A)
     (signal,) = told(one)["signals"]
     assert signal["verdict"] == "DEGRADED"
-    assert signal["clears"] == "a temperature below 84 °C, at every look for 300 s; overridden by an operator meanwhile"
+    assert (
+        signal["clears"] == "a temperature below 84 °C, at every look for 300 s; overridden by an operator until then"
+    )
 
 
 @pytest.mark.parametrize("signal", SIGNALS)

@@ -1,6 +1,6 @@
 import pytest
 
-from gpu_plugin.health.hysteresis import LEVEL, Level, lately, level, unproven
+from gpu_plugin.health.hysteresis import LEVEL, Level, level, recent, unproven
 from gpu_plugin.health.latch import AnyLatch, Latch, LatchKey, Marks, Proof, Recovery, Verdict
 from gpu_plugin.health.observation import Facts
 from gpu_plugin.health.policy import HealthPolicy
@@ -136,4 +136,4 @@ def test_what_was_gathered_is_unproven():
     [((), ()), ((40.0, 90.0), (90.0,)), ((50.0, 90.0), (50.0, 90.0)), ((96.0, 97.0, 98.0, 99.0), (97.0, 98.0, 99.0))],
 )
 def test_only_the_last_of_what_happened_lately_is_kept(times, kept):
-    assert lately(times, 100.0, 50.0, most=3) == kept
+    assert recent(times, 100.0, 50.0, most=3) == kept

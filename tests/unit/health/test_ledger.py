@@ -430,7 +430,7 @@ def test_a_part_that_an_operator_vouches_for_is_sound_once_it_reads_so():
 def test_in_a_storm_of_many_xids_those_of_the_last_minutes_are_remembered():
     known, last = GpuRecord(Facts()), 2 * REMEMBER_XIDS
     for number, at in ((1, 0.0), (2, last - REMEMBER_XIDS), *((number, last) for number in range(100, 200))):
-        assert known.take_xid(number, ("",), at)
+        assert known.note_xid(number, ("",), at)
     assert {number for number, _ in known.xids} == {2, *range(100, 200)}
 
 

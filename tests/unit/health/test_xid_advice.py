@@ -74,13 +74,13 @@ def test_what_is_advised_is_what_clears_it(said):
 @pytest.mark.parametrize(
     ("number", "verdict", "advised"),
     [
-        (63, DEGRADED, "nothing at once: work goes on; reset the GPU when no pod has it, which ends it"),
+        (63, DEGRADED, "nothing at once, since work continues; reset the GPU when no pod has it, which ends it"),
         (63, FATAL, "reset the GPU when no pod has it"),
-        (61, FATAL, "reset the GPU when no pod has it; where it comes again, have the GPU inspected by its vendor"),
+        (61, FATAL, "reset the GPU when no pod has it; if it comes again, have the GPU inspected by its vendor"),
         (74, FATAL, "look at its NVLinks (nvidia-smi nvlink --status -i {gpu}), reset all GPUs that they join"),
         (92, DEGRADED, "nothing need be done"),
         (94, DEGRADED, "reset the GPU when no pod has it"),
-        (138, APP, "where it comes again, have the GPU inspected by its vendor"),
+        (138, APP, "if it comes again, have the GPU inspected by its vendor"),
         (142, DEGRADED, "have the GPU inspected by its vendor"),
         (164, DEGRADED, "look at the kernel's log and at NVIDIA's catalogue of Xid errors"),
         (
