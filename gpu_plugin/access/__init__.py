@@ -1,1 +1,1 @@
-"""What a container must be given to reach its devices: device list strategies to container edits. Pure."""
+"""The container edits by which a container gets its devices, for each device list strategy. Pure."""

@@ -19,7 +19,7 @@ Stamp = tuple[int, int, int, int, int] | None
 None for a missing file.
 """
 
-LEADS_NOWHERE = "it is a link that leads nowhere"  # why a file is left out whose name is in its directory
+LEADS_NOWHERE = "it is a broken link"  # the reason why a file is left out although its name is in its directory
 
 Identity = tuple[int, int, int, int]  # device, inode, time of the last change in ns, and size
 
