@@ -1,1 +1,1 @@
-"""Files of the host: the driver's installation, what the kernel says of GPUs, the kubelet's and runtimes', and CDI's."""
+"""Files of the host: the driver's installation, the kernel's files about GPUs, the kubelet's and runtimes' files, and CDI's."""

@@ -1,1 +1,1 @@
-"""Keeps the CDI specifications of the node written: finds out what they should say, writes them, and says when they hold."""
+"""Keeps the CDI specifications of the node up to date: builds them, writes them, and reports which devices they serve."""

@@ -42,7 +42,10 @@ def test_a_document_has_the_lowest_version_that_may_say_it(made, version):
         assert list(spec.faults(spec.from_plain(plain(made) | {"cdiVersion": f"v{higher}"}))) == []
     for lower in spec.VERSIONS[:at]:
         (fault,) = spec.faults(spec.from_plain(plain(made) | {"cdiVersion": lower}))
-        assert fault == f"$.cdiVersion: {lower} is too low for the content of this document, which needs {version} or later"
+        assert (
+            fault
+            == f"$.cdiVersion: {lower} is too low for the content of this document, which needs {version} or later"
+        )
 
 
 def plain(made: Spec) -> dict[str, Any]:

@@ -443,7 +443,9 @@ def test_another_driver_version_has_it_searched_again(root, search):
     complaint = f"the driver root {HOST} has libraries of 535.1.1, {VERSION}; containers get "
     assert search.files("535.1.1").complaints == (f"{complaint}535.1.1, the version that the kernel runs",)
     files = search.files("")
-    assert files.complaints == (f"{complaint}{VERSION}, the newest, since the version that the kernel runs is not known",)
+    assert files.complaints == (
+        f"{complaint}{VERSION}, the newest, since the version that the kernel runs is not known",
+    )
     assert bound(files) == all_of("/usr/lib64")
     assert search.searches == 2
 
@@ -530,7 +532,7 @@ def test_without_a_usable_libcuda_no_container_could_use_a_gpu(root, search, how
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda root: None, "there is none"),
+        (lambda root: None, "there is no such file"),
         (lambda root: root.library(f"usr/lib64/libcuda.so.{VERSION}", ""), "its SONAME is not libcuda.so.1"),
         (lambda root: root.library(f"usr/lib64/libcuda.so.{VERSION}", "libother.so"), "its SONAME is not libcuda.so.1"),
     ],
