@@ -336,7 +336,7 @@ def _why_no_libcuda(libraries: Iterable[SeenLibrary]) -> str:
     found = [each for each in libraries if _named(each, "libcuda.so.")]
     faults = [each.fault for each in found if each.fault]
     if not found or faults:
-        return faults[0] if faults else "it does not exist"
+        return faults[0] if faults else "there is no such file"
     return "its SONAME is not libcuda.so.1" if any(each.bits == 64 for each in found) else "it is for 32-bit programs"
 
 
