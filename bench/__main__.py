@@ -1,4 +1,4 @@
-"""`python -m bench`: measures everything, prints tables. Exit status 1: a budget is missed, or something is not measured."""
+"""`python -m bench`: measures all figures and prints tables. The exit status is 1 if a budget or a measurement is missed."""
 
 import argparse
 import compileall
@@ -67,14 +67,14 @@ FIGURES: dict[str, Figures] = {
     "stalls": stalls.measure,
     "quality": quality.pods_at_random,
 }
-"""By name, in the order of the tables. Each gets a directory of its own that does not exist yet, or makes do without."""
+"""The measuring functions by name, in the order of the tables. Each gets the path of a directory that does not exist yet."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Run the measurements and return the exit status."""
     asked = _arguments(arguments)
     plan = Plan(asked.rounds, asked.calls)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was begun is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that child processes are ended
     for package in ("gpu_plugin", "bench"):
         compileall.compile_dir(ROOT / package, quiet=1)
     measured: list[Row | Comparison] = []
@@ -116,8 +116,8 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--calls", type=_positive, default=Plan().calls, help="calls of a kind in a round [%(default)s]"
     )
-    parser.add_argument("--only", action="append", choices=list(FIGURES), help="measure this alone; may be repeated")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and what is behind them there")
+    parser.add_argument("--only", action="append", choices=list(FIGURES), help="measure only this; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their samples to this file")
     return parser.parse_args(arguments)
 
 
@@ -129,7 +129,10 @@ def _positive(text: str) -> int:
 
 
 def _head(plan: Plan, before: tuple[float, float]) -> str:
-    """What was measured and on what; the load of the last minute and the host's share since `before` say how far to trust it."""
+    """Return the first line: the version and the machine, its load in the last minute, and the time stolen by the host.
+
+    Load and stolen time, which is counted since `before`, show how reliable the figures are.
+    """
     steal, total = (now - then for now, then in zip(stolen(), before, strict=True))
     cores = len(os.sched_getaffinity(0))
     machine = f"{cores} cores, load {os.getloadavg()[0]:.1f}, steal {steal / total if total else 0:.0%}"

@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API server as a daemon that follows its Node needs: its metadata, and a watch that stays silent."""
+"""A minimal Kubernetes API server for a daemon that follows its Node: it returns metadata, and sends no event to a watch."""
 
 import json
 import threading
@@ -13,18 +13,18 @@ from bench.plan import PATIENCE, MeasurementError
 NODE = "node"
 
 _INSECURE = {"insecure-skip-tls-verify": True}
-"""There is no TLS here, and what a pod is given is one certificate authority, not those of the world."""
+"""The server has no TLS. So the client does not load the system's certificate authorities; in a pod it would load only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """A server that runs; `kubeconfig` leads to it."""
+    """A running server. `kubeconfig` is a file with its address."""
 
     kubeconfig: Path
     watched: threading.Event
 
     def wait(self) -> None:
-        """Returns once the Node is watched. Raises MeasurementError where nobody does."""
+        """Wait until the Node is watched. Raises MeasurementError if it is not watched in time."""
         if not self.watched.wait(PATIENCE):
             raise MeasurementError("the daemon watches no Node")
         self.watched.clear()
@@ -32,7 +32,7 @@ class ApiServer:
 
 @contextmanager
 def serving_api(directory: Path) -> Iterator[ApiServer]:
-    """Serves for as long as the context lasts."""
+    """Run the server until the context ends."""
     watched, ended = threading.Event(), threading.Event()
 
     class Answers(BaseHTTPRequestHandler):
@@ -54,8 +54,8 @@ def serving_api(directory: Path) -> Iterator[ApiServer]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name that http.server gives it
-            """Says nothing of requests."""
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name in http.server
+            """Log no requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     server.daemon_threads = True

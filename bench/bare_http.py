@@ -1,4 +1,4 @@
-"""An HTTP server that answers one fixed text and hangs up: what asyncio itself costs, to compare the listener with.
+"""An HTTP server that sends one fixed answer and closes the connection. It shows the cost of asyncio itself for comparison.
 
 Usage: python -m bench.bare_http PORT FILE
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 async def serve(port: int, answer: bytes) -> None:
-    """Serves until SIGTERM; prints a line once it listens. Whatever it is asked, it sends these bytes."""
+    """Send these bytes to each request until SIGTERM. Prints a line once it listens."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -27,7 +27,7 @@ async def serve(port: int, answer: bytes) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Reads the command line and serves."""
+    """Read the command line and serve."""
     port, file = arguments
     asyncio.run(serve(int(port), Path(file).read_bytes()))
 

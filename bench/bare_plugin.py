@@ -1,7 +1,7 @@
-"""The least that a device plugin on the project's packages can be, to compare the daemon's start with: it listens and registers.
+"""A minimal device plugin on the project's packages, for comparison with the daemon's start: it listens and registers.
 
-It looks for no GPU, keeps nothing and reads no configuration. Its messages are betterproto's, as a plugin on these packages has
-them; the daemon writes its own.
+It finds no GPU, stores nothing and reads no configuration. It uses betterproto's messages, as is usual with these packages; the
+daemon encodes its messages itself.
 
 Usage: python -m bench.bare_plugin DIRECTORY, the one with the kubelet's socket.
 """
@@ -25,10 +25,10 @@ RESOURCE = "example.com/bare"
 
 
 class Plugin:
-    """Answers the kubelet's question for options, and lists no device."""
+    """Answers GetDevicePluginOptions, and lists no device."""
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Handlers by path."""
+        """Return the handlers by path."""
         empty, listed = messages.Empty, messages.ListAndWatchResponse
         return {
             "/v1beta1.DevicePlugin/GetDevicePluginOptions": Handler(
@@ -48,7 +48,7 @@ class Plugin:
 
 
 async def serve(directory: Path) -> None:
-    """Listens, registers, and serves until SIGTERM."""
+    """Listen, register, and serve until SIGTERM."""
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         server = Server([Plugin()])
         await server.start(path=str(directory / SOCKET))

@@ -1,4 +1,4 @@
-"""A gRPC server that answers fixed bytes: what grpclib itself costs, to compare the daemon with.
+"""A gRPC server that sends fixed bytes. It shows the cost of grpclib itself for comparison with the daemon.
 
 Usage: python -m bench.bare_server SOCKET PATH=HEX...
 """
@@ -23,7 +23,7 @@ class FixedAnswers:
         self._answers = answers
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Handlers by path."""
+        """Return the handlers by path."""
         return {
             path: Handler(_answering(answer), Cardinality.UNARY_UNARY, bytes, bytes)
             for path, answer in self._answers.items()
@@ -39,7 +39,7 @@ def _answering(answer: bytes) -> Callable[[BytesStream], Awaitable[None]]:
 
 
 async def serve(socket: str, answers: Mapping[str, bytes]) -> None:
-    """Serves until SIGTERM; prints a line once it listens."""
+    """Serve until SIGTERM. Prints a line once it listens."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     server = Server([FixedAnswers(answers)], codec=BytesCodec())
@@ -50,7 +50,7 @@ async def serve(socket: str, answers: Mapping[str, bytes]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Reads the command line and serves."""
+    """Read the command line and serve."""
     socket, *pairs = arguments
     answers = {path: bytes.fromhex(answer) for path, _, answer in (pair.partition("=") for pair in pairs)}
     asyncio.run(serve(socket, answers))

@@ -1,4 +1,4 @@
-"""Round trips of Allocate and GetPreferredAllocation, in turn with a bare grpclib server that answers as many bytes."""
+"""Round trips of Allocate and GetPreferredAllocation, in turn with a bare grpclib server that sends the same bytes."""
 
 import gc
 import itertools
@@ -20,16 +20,16 @@ from bench.table import Row
 from gpu_plugin.kubelet import messages, wire
 
 WARM_UP = 64
-"""Calls before the first timed one of a kind, more than there are different requests of it."""
+"""Untimed calls of each kind before the first timed call. There are fewer different requests of a kind."""
 
 PREFERRED_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of call: requests prepared beforehand, sent in turn.
+    """A kind of call. Its requests are encoded before and sent in turn.
 
-    What it may take, if anything is said: p50 in ms, and how many times a bare call's time and server CPU.
+    The optional budgets are for p50 in ms, and for the ratios of time and of server CPU to a bare call.
     """
 
     figure: str
@@ -42,9 +42,10 @@ class Kind:
 
 @dataclass(slots=True)
 class Side:
-    """One of the two servers under a kind of call: microseconds a call, and of server CPU a call, round by round.
+    """One of the two servers for a kind of call.
 
-    `taken` has every call alone, in seconds.
+    `p50` and `p99` have microseconds for each call, and `cpu` microseconds of server CPU for each call, one value for each round.
+    `taken` has the seconds of every call.
     """
 
     process: Child
@@ -56,12 +57,12 @@ class Side:
     taken: list[float] = field(default_factory=list)
 
     def round(self, calls: int) -> None:
-        """One round of calls, one after the other."""
+        """Make one round of calls, one after the other."""
         requests = list(itertools.islice(self.requests, calls))
         call, clock = self.call, time.perf_counter
         taken = []
         cpu = cpu_seconds(self.process.pid)
-        gc.disable()  # the client's own; the server's runs as it does
+        gc.disable()  # only in the client; the server's garbage collection runs
         try:
             for request in requests:
                 began = clock()
@@ -76,7 +77,7 @@ class Side:
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
-    """The rows of all kinds of calls."""
+    """Return the rows of all kinds of calls."""
     directory.mkdir()
     with ExitStack() as stack:
         client, server = stack.enter_context(two_processors())
@@ -128,9 +129,9 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
 
 @contextmanager
 def two_processors() -> Iterator[tuple[set[int], set[int]]]:
-    """One processor for the client and another for the servers where there are two; given back in the end.
+    """Give one processor for the client and another for the servers, if there are two. Restores the affinity at the end.
 
-    A call goes back and forth between two processes: where they meet is the scheduler's whim, and not what is measured.
+    A call goes back and forth between two processes. Fixed processors keep the scheduler's choice out of the figures.
     """
     allowed = os.sched_getaffinity(0)
     first, *others = sorted(allowed)
@@ -141,18 +142,18 @@ def two_processors() -> Iterator[tuple[set[int], set[int]]]:
 
 
 def allocate(ids: Sequence[str]) -> bytes:
-    """An AllocateRequest of one container."""
+    """Encode an AllocateRequest of one container."""
     return bytes(messages.AllocateRequest([messages.ContainerAllocateRequest(list(ids))]))
 
 
 def preferred(available: Sequence[str], must_include: Sequence[str], size: int) -> bytes:
-    """A PreferredAllocationRequest of one container."""
+    """Encode a PreferredAllocationRequest of one container."""
     container = messages.ContainerPreferredAllocationRequest(list(available), list(must_include), size)
     return bytes(messages.PreferredAllocationRequest([container]))
 
 
 def preferred_requests(ids: Sequence[str]) -> list[bytes]:
-    """Requests for 4 of all ids in ever another order, every second with one or two that must be in the answer."""
+    """Return requests for 4 of all ids, each with another order of the ids. Every second request has one or two required ids."""
     dice = random.Random(8)
     return [
         preferred(dice.sample(ids, len(ids)), dice.sample(ids, required), PREFERRED_SIZE)
@@ -166,7 +167,7 @@ def _connected(stack: ExitStack, node: Node, kind: Kind) -> Callable[[bytes], by
 
 
 def _checked(kind: Kind, call: Callable[[bytes], bytes]) -> bytes:
-    """The answer to the first request, after a look at whether all answers are such: an error would be fast, too."""
+    """Return the answer to the first request after checking all answers, since an error would also be fast."""
     answers = [call(request) for request in kind.requests]
     for answer in answers:
         if kind.path == wire.PREFERRED:
@@ -176,12 +177,12 @@ def _checked(kind: Kind, call: Callable[[bytes], bytes]) -> bytes:
             [container] = messages.decode(messages.AllocateResponse, answer).container_responses
             right = bool(container.envs) and ("specs" in kind.figure) == bool(container.devices)
         if not right or len(answer) != len(answers[0]):
-            raise MeasurementError(f"{kind.figure}: not the answer one would expect: {answer!r}")
+            raise MeasurementError(f"{kind.figure}: unexpected answer: {answer!r}")
     return answers[0]
 
 
 def _cpu_row(kind: Kind, plan: Plan, served: Side, bare: Side) -> list[Row]:
-    """The server CPU of a call, where there is a budget for it."""
+    """Return the row for the server CPU of a call, if it has a budget."""
     if kind.cpu_budget is None:
         return []
     return [

@@ -1,4 +1,4 @@
-"""CDI specifications: what making them takes, what they cost a start, and what Allocate costs with their names."""
+"""CDI specifications: the time to make them, the delay of a start, and the time of Allocate with their names."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ dev: [/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools, /dev/nvidia-modese
 
 
 def specifications(plan: Plan, directory: Path) -> list[Row]:
-    """The specification of 8 GPUs of 7 slices from nothing, with 60 libraries, and a look at whether anything changed."""
+    """Measure the first specification of 8 GPUs of 7 slices each with 60 libraries, and a check that finds no change."""
     first: list[float] = []
     looks: list[float] = []
     found: dict[str, float] = {}
@@ -48,13 +48,13 @@ def specifications(plan: Plan, directory: Path) -> list[Row]:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise MeasurementError(f"bench.specs_once: {done.stderr[-500:]}")
-        told = json.loads(done.stdout)
-        first.append(told.pop("first_ms"))
-        looks += told.pop("looks_ms")
-        found = told
+        result = json.loads(done.stdout)
+        first.append(result.pop("first_ms"))
+        looks += result.pop("looks_ms")
+        found = result
     note = f"{found['devices']} devices, {found['mounts']} mounts, {found['bytes'] / 1024:.0f} KiB; imports and write included"
     if (found["searches"], found["rewritten"]) != (1, 0):
-        raise MeasurementError(f"looks that should find nothing changed searched or wrote: {found}")
+        raise MeasurementError(f"checks without a change searched or wrote: {found}")
     return [
         Row(
             "CDI specification of 8 x 7 slices, 60 libraries",
@@ -72,7 +72,7 @@ def specifications(plan: Plan, directory: Path) -> list[Row]:
 
 
 def allocate_by_name(plan: Plan, directory: Path) -> list[Row]:
-    """Allocate of one GPU by CDI name, in turn with the same by environment variable."""
+    """Measure Allocate of one GPU by CDI name, in turn with Allocate by environment variable."""
     directory.mkdir()
     specs = directory / "specs"
     flags = ("--device-list-strategy=cdi-cri", f"--cdi-dir={specs}")
@@ -111,7 +111,7 @@ def allocate_by_name(plan: Plan, directory: Path) -> list[Row]:
 
 
 def start(plan: Plan, directory: Path) -> list[Row]:
-    """Process start to Register with CDI names, in turn with envvar: how much later, with and without a specification left."""
+    """Measure process start to Register with CDI names, in turn with envvar, with and without an earlier specification."""
     directory.mkdir()
     taken: dict[str, list[float]] = {"plain": [], "left": [], "fresh": []}
     with listening(directory) as kubelet:
@@ -152,7 +152,7 @@ def start(plan: Plan, directory: Path) -> list[Row]:
 
 
 def _settled(stream: ListStream, last: DeviceList) -> None:
-    """Waits for a list without an unhealthy device: before the specification is written, all are."""
+    """Wait for a list without an unhealthy device. All devices are unhealthy until the specification is written."""
     while last.unhealthy:
         last = stream.next()
 

@@ -1,4 +1,4 @@
-"""Pods that come and go on one node: which GPUs a rule gives them, and how well these are linked. Pure."""
+"""Simulates pods that start and end on a node: the GPUs that a rule gives them, and how well these are linked. Pure."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,22 +9,22 @@ from bench.plan import MeasurementError
 from bench.quantiles import percentile
 
 PODS = (1, 2, 4, 8)
-"""How many GPUs pods ask for, each as likely as the others."""
+"""The numbers of GPUs that pods request, with equal probability."""
 
 GROUPS = (4, 8)
-"""The sizes of pods for which a fully linked group is looked for."""
+"""The sizes of pods for which fully linked groups are counted."""
 
 Matrix = Sequence[Sequence[int]]
 Linked = Sequence[Sequence[bool]]
 Rule = Callable[[Sequence[int], int], Sequence[int]]
-"""Gives that many of the free GPUs, which come in the order in which the kubelet would name them."""
+"""Returns that many of the free GPUs, which are in the order in which the kubelet would send them."""
 
 Order = Callable[[Sequence[int]], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A pod that arrives and asks for `size` GPUs or, where that is 0, the end of the pod at `leaves` of those there are."""
+    """A pod that starts and requests `size` GPUs. If `size` is 0, the end of the pod at position `leaves`."""
 
     size: int = 0
     leaves: int = 0
@@ -32,10 +32,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What pods got. `mean` and `tenth` are of the mean pair score within each pod of several GPUs: over all, and nearest rank.
+    """The quality of the GPUs that pods got.
 
-    `linked` is the share of the pods of 4 and of 8 GPUs that got a fully linked group, out of those of a size for which
-    the node has such a group; None where it has none. `pods` is how many pods of several GPUs there were.
+    Attributes:
+        pods: the number of pods with several GPUs.
+        mean: the mean, over these pods, of the mean pair score within a pod.
+        tenth: the 10th percentile of the same, by nearest rank.
+        linked: the share of pods of 4 and 8 GPUs with a fully linked group, among the sizes for which the node has such a group;
+            None if the node has no such group.
     """
 
     pods: int
@@ -45,10 +49,10 @@ class Quality:
 
 
 def course(gpus: int, steps: int, dice: random.Random, sizes: Sequence[int] = PODS, leaving: float = 0.5) -> list[Step]:
-    """The events on a node of that many GPUs: at each step a pod leaves with the probability `leaving`, or a pod arrives.
+    """Return the events on a node with this number of GPUs.
 
-    Whoever asks for more than is free is turned away. What fits does not depend on which GPUs others got, so that one
-    course suits all rules.
+    At each step a pod ends with the probability `leaving`, else a pod starts. A pod that requests more than the free GPUs is left
+    out. This does not depend on the GPUs that other pods got, so the same course is valid for all rules.
     """
     pods: list[int] = []
     happens: list[Step] = []
@@ -68,7 +72,7 @@ def course(gpus: int, steps: int, dice: random.Random, sizes: Sequence[int] = PO
 
 
 def played(steps: Sequence[Step], gpus: Sequence[int], rule: Rule, order: Order) -> list[tuple[int, ...]]:
-    """The GPUs, ascending, that each pod gets by that rule. Raises MeasurementError where they are not what was asked for."""
+    """Return the GPUs that each pod gets by this rule, ascending. Raises MeasurementError if they do not match the request."""
     free = set(gpus)
     pods: list[tuple[int, ...]] = []
     got = []
@@ -78,7 +82,7 @@ def played(steps: Sequence[Step], gpus: Sequence[int], rule: Rule, order: Order)
             continue
         chosen = tuple(sorted(rule(order(sorted(free)), step.size)))
         if len(set(chosen)) != step.size or not free.issuperset(chosen):
-            raise MeasurementError(f"{step.size} of {sorted(free)} were asked for, and {chosen} chosen")
+            raise MeasurementError(f"{step.size} of {sorted(free)} were requested, and {chosen} chosen")
         free.difference_update(chosen)
         pods.append(chosen)
         got.append(chosen)
@@ -86,9 +90,9 @@ def played(steps: Sequence[Step], gpus: Sequence[int], rule: Rule, order: Order)
 
 
 def quality(got: Sequence[tuple[int, ...]], gpus: Sequence[int], scores: Matrix, linked: Linked) -> Quality:
-    """How good what pods got out of these GPUs is, by pair scores and by whether two GPUs are linked.
+    """Return the quality of the GPUs that pods got, by pair scores and by whether two GPUs are linked.
 
-    Raises ValueError where no pod has several GPUs.
+    Raises ValueError if no pod has several GPUs.
     """
     known = {pod: _mean_score(pod, scores) for pod in set(got) if len(pod) > 1}
     means = [known[pod] for pod in got if pod in known]
@@ -100,7 +104,7 @@ def quality(got: Sequence[tuple[int, ...]], gpus: Sequence[int], scores: Matrix,
 
 
 def fully_linked(gpus: Sequence[int], linked: Linked) -> bool:
-    """Whether every two of them are linked."""
+    """Whether every pair of these GPUs is linked."""
     return all(linked[one][other] for one, other in combinations(gpus, 2))
 
 

@@ -1,4 +1,4 @@
-"""The gpu-plugin command on a simulated node whose driver calls are counted where another process can read it.
+"""The gpu-plugin command on a simulated node, with a counter of driver calls that another process can read.
 
 Usage: python -m bench.counted FILE COMMAND..., for example FILE run --simulate hgx-h100
 """
@@ -12,16 +12,16 @@ from gpu_plugin import cli
 from gpu_plugin.simulation import driver
 
 STANDING = "wait"
-"""nvmlEventSetWait_v2: a thread makes that call again and again, whatever else happens. It is not counted."""
+"""nvmlEventSetWait_v2. A thread makes this call all the time, so it is not counted."""
 
 _COUNT = struct.Struct("=Q")
 
 
 class Count:
-    """How many driver calls there were so far, in a file that both processes have mapped."""
+    """The number of driver calls, in a file that both processes have mapped."""
 
     def __init__(self, file: Path) -> None:
-        """An empty file begins at 0."""
+        """An empty file means 0."""
         with file.open("r+b") as opened:
             if not file.stat().st_size:
                 opened.write(_COUNT.pack(0))
@@ -29,21 +29,21 @@ class Count:
             self._memory = mmap.mmap(opened.fileno(), _COUNT.size)
 
     def write(self, calls: int) -> None:
-        """Shows the other process that number."""
+        """Store the number for the other process."""
         _COUNT.pack_into(self._memory, 0, calls)
 
     def read(self) -> int:
-        """The number that was written last."""
+        """Return the last number."""
         calls: int = _COUNT.unpack_from(self._memory)[0]
         return calls
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._memory.close()
 
 
 def counted(count: Count) -> type[driver.SimulatedDriver]:
-    """A simulated driver that shows how many calls it was asked for, those refused included."""
+    """Return a simulated driver that counts all calls, including refused calls."""
 
     class CountedDriver(driver.SimulatedDriver):
         def _begin(self, call: str, gpu: int | None = None, *, opened: bool = True) -> None:

@@ -13,14 +13,14 @@ from bench.table import Row
 from gpu_plugin.kubelet import wire
 
 CALLS = 100
-"""Allocate and as many GetPreferredAllocation calls before memory is read."""
+"""The number of Allocate calls, and of GetPreferredAllocation calls, before memory is read."""
 
 SETTLE = 2.0
-"""Seconds between the last call and the beginning of idleness: more than any timer that a call or the start sets off."""
+"""Seconds between the last call and the idle time, longer than any timer that a call or the start begins."""
 
 
 def memory_and_idling(plan: Plan, directory: Path) -> list[Row]:
-    """Resident memory after 200 calls, its peak, and the share of a core used while idling at default settings."""
+    """Measure resident memory after 200 calls, its peak, and the share of a core used while idle at default settings."""
     with serving(directory) as node:
         with dial(node.registration.socket) as channel:
             allocations = itertools.cycle([allocate([identifier]) for identifier in node.ids])

@@ -1,4 +1,4 @@
-"""From a fault in the hardware to the kubelet's knowledge of it."""
+"""The time from a hardware fault until the kubelet's streams have it."""
 
 import time
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from gpu_plugin.runtime import control
 
 XID = 79
 APPLICATION_XID = 13
-"""An Xid that says nothing against the GPU: no list follows."""
+"""An Xid that does not make the GPU Unhealthy, so no list is sent."""
 
 BETWEEN = 0.1
-"""Seconds between two changes: twice the time for which the daemon gathers changes into one list."""
+"""Seconds between two changes, twice as long as the daemon waits to send several changes as one list."""
 
 
 def xid_to_streams(plan: Plan, directory: Path) -> list[Row]:
-    """An Xid on each GPU in turn, then all healed: from the Xid in the driver to the list on the slower of two streams.
+    """Measure the time from an Xid in the driver to the list on the slower of two streams, on each GPU in turn.
 
-    The daemon says when the simulated driver raised it, on the clock that perf_counter reads too (CLOCK_MONOTONIC).
+    The daemon returns the time of the Xid on the same clock as perf_counter (CLOCK_MONOTONIC).
     """
     taken, asked = [], []
     with serving(directory, "--health-poll-interval=100ms", "--flap-guard=0s") as node:
@@ -74,7 +74,7 @@ def xid_to_streams(plan: Plan, directory: Path) -> list[Row]:
 
 
 def _read_until(streams: Sequence[ListStream], lists: list[DeviceList], unhealthy: int) -> None:
-    """Reads on, stream by stream, until each one's newest list has so many Unhealthy devices; `lists` holds the newest."""
+    """Read each stream until its newest list has this number of Unhealthy devices. `lists` gets the newest lists."""
     for at, stream in enumerate(streams):
         while lists[at].unhealthy != unhealthy:
             lists[at] = stream.next()

@@ -1,4 +1,4 @@
-"""The image: from its start in a container to Register, in turn with the command of this checkout as a bare process."""
+"""The image: the time from its start in a container to Register, in turn with this checkout's command as a plain process."""
 
 import os
 import sys
@@ -20,11 +20,11 @@ USER = 65532
 HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp")
 
 _BEGIN = "import os, sys, time; print(time.perf_counter(), flush=True); os.execv(sys.argv[1], sys.argv[1:])"
-"""Says when the container's own process begins, then becomes the command. The clock is the same in every container."""
+"""Prints the time at which the container's process begins, then becomes the command. All containers have the same clock."""
 
 
 def start(plan: Plan, directory: Path) -> Sequence[Row]:
-    """Both figures of a container's start, or none and a sentence where no container can be run."""
+    """Return both figures of a container's start. If no container can run, print the reason and return no figures."""
     try:
         archive = image_build.install(partial(print, file=sys.stderr), TAG)
     except MissingError as error:
@@ -40,7 +40,7 @@ def start(plan: Plan, directory: Path) -> Sequence[Row]:
             with running(daemon_command(directory), directory / "log") as daemon:
                 process = kubelet.registered().at - daemon.began
                 daemon.terminate()
-            if at:  # the first one warms the page cache and makes the state directories
+            if at:  # the first round fills the page cache and makes the state directories
                 inside.append((registered - begun) * 1000)
                 whole.append((registered - asked) * 1000)
                 bare.append(process * 1000)
@@ -52,7 +52,7 @@ def start(plan: Plan, directory: Path) -> Sequence[Row]:
 
 @contextmanager
 def _loaded(archive: Path, directory: Path) -> Iterator[list[str]]:
-    """The start of a podman command that has the image."""
+    """Load the image and give the beginning of a podman command."""
     podman = image_build.podman(directory)
     try:
         image_build.run([*podman, "load", f"--input={archive}"])
@@ -62,7 +62,10 @@ def _loaded(archive: Path, directory: Path) -> Iterator[list[str]]:
 
 
 def _container(podman: Sequence[str], directory: Path, kubelet: Kubelet) -> tuple[float, float, float]:
-    """Runs the image until it has registered. Returns when podman was called, when the container's process began, and that."""
+    """Run the image until it has registered.
+
+    Returns the times of podman's start, of the container's process and of the registration.
+    """
     state = directory / "image-state"
     if not state.is_dir():
         state.mkdir()

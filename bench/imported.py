@@ -1,4 +1,4 @@
-"""The gpu-plugin command, which says at its end how many modules of some packages it imported.
+"""The gpu-plugin command. At its end it writes how many modules of some packages it imported.
 
 Usage: python -m bench.imported FILE PACKAGE,PACKAGE... COMMAND...
 """
@@ -11,7 +11,7 @@ from gpu_plugin import cli
 
 
 def count(packages: Collection[str], modules: Iterable[str]) -> int:
-    """How many of `modules` are those packages, or lie in them."""
+    """Return how many of `modules` are in `packages`."""
     return sum(name.partition(".")[0] in packages for name in modules)
 
 

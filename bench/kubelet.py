@@ -1,4 +1,4 @@
-"""The kubelet's side of the device plugin API on grpc's C core: takes registrations, dials back, opens streams."""
+"""The kubelet's side of the device plugin API on grpc's C core: it accepts registrations, connects back, and opens streams."""
 
 import queue
 import threading
@@ -18,12 +18,12 @@ from gpu_plugin.kubelet import messages, wire
 UNHEALTHY = wire.UNHEALTHY.encode()
 
 _OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
-"""Channels of the same address would share one connection otherwise."""
+"""Without this option, channels of the same address would share one connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A Register call: the perf_counter() at which it came, and where the plugin's socket lies."""
+    """A Register call: the perf_counter() of its arrival, and the path of the plugin's socket."""
 
     at: float
     socket: Path
@@ -32,33 +32,33 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """One message of a ListAndWatch stream and the perf_counter() at which it came."""
+    """A message of a ListAndWatch stream and the perf_counter() of its arrival."""
 
     at: float
     payload: bytes
 
     @property
     def unhealthy(self) -> int:
-        """How many of its devices are Unhealthy. Bytes are counted, since decoding would cost more than what is measured."""
+        """The number of Unhealthy devices, by a search in the bytes: decoding would take longer than the measured time."""
         return self.payload.count(UNHEALTHY)
 
     def ids(self) -> list[str]:
-        """Its device ids, in order."""
+        """Return its device ids, in order."""
         return [device.id for device in messages.decode(messages.ListAndWatchResponse, self.payload).devices]
 
 
 def dial(socket: Path) -> grpc.Channel:
-    """A channel with a connection of its own."""
+    """Return a channel with its own connection."""
     return grpc.insecure_channel(f"unix:{socket}", options=_OWN_CONNECTION)
 
 
 def unary(channel: grpc.Channel, path: str) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
-    """A call that takes and gives bytes."""
+    """Return a call whose request and answer are bytes."""
     return channel.unary_unary(path, None, None)
 
 
 class ListStream:
-    """An open ListAndWatch on a connection of its own, read by a thread of its own."""
+    """An open ListAndWatch with its own connection and its own thread that reads it."""
 
     def __init__(self, socket: Path) -> None:
         self._channel = dial(socket)
@@ -69,20 +69,20 @@ class ListStream:
         self._thread.start()
 
     def _read(self) -> None:
-        with suppress(grpc.RpcError):  # code() says how it ended
+        with suppress(grpc.RpcError):  # code() has the status
             for payload in self._call:
                 self._lists.put(DeviceList(time.perf_counter(), payload))
         self._lists.put(None)
 
     def next(self) -> DeviceList:
-        """The next list. Raises MeasurementError where none comes any more."""
+        """Return the next list. Raises MeasurementError if no list arrives in time."""
         received = self.within(PATIENCE)
         if received is None:
             raise MeasurementError("no list came on an open stream")
         return received
 
     def within(self, seconds: float) -> DeviceList | None:
-        """The next list, None where none comes in time. Raises MeasurementError where the stream has ended."""
+        """Return the next list; None if no list arrives in time. Raises MeasurementError if the stream has ended."""
         try:
             received = self._lists.get(timeout=seconds)
         except queue.Empty:
@@ -92,7 +92,7 @@ class ListStream:
         return received
 
     def close(self) -> None:
-        """Drops the connection, as a kubelet that ends does."""
+        """Close the connection, like a kubelet that ends."""
         self._channel.close()
         self._thread.join()
 

@@ -14,7 +14,10 @@ BARE_IMPORTS = "import grpclib.server, grpclib.client, betterproto"
 
 
 def start_and_end(plan: Plan, directory: Path) -> list[Row]:
-    """Process start to Register, in turn with `bare_plugin` and with its libraries' imports; and SIGTERM to exit."""
+    """Measure process start to Register, and SIGTERM to exit.
+
+    The start is measured in turn with `bare_plugin` and with the imports of its libraries.
+    """
     started, ended, bare, imported = [], [], [], []
     directory.mkdir()
     with listening(directory) as kubelet:
@@ -54,7 +57,7 @@ def start_and_end(plan: Plan, directory: Path) -> list[Row]:
 
 
 def kubelet_restart(plan: Plan, directory: Path) -> list[Row]:
-    """The kubelet ends and another begins at once: its listening again to the daemon's list on a new stream."""
+    """Measure a restart of the kubelet: from the time when the new kubelet listens to the daemon's list on a new stream."""
     taken = []
     with serving(directory) as node:
         for _ in range(2 * plan.rounds):

@@ -1,4 +1,4 @@
-"""Event loop time of long device lists, in this process: no kubelet, no sockets."""
+"""Event loop time of long device lists. All runs in this process, without a kubelet and without sockets."""
 
 import asyncio
 import time
@@ -35,41 +35,41 @@ CHANGES = 200
 GPUS = 8
 MANY_IDS = 60_000
 SIZES = (4, MANY_IDS // 2)
-"""How many of these a container asks for: a few, and so many that the answer is as long as the request is."""
+"""The numbers of devices that a container requests: a few, and so many that the answer has half of the request's ids."""
 
 LINKED = "dgx1-v100"
 LONG_CALLS = 5
 TICK = 0.001
-"""Seconds between two looks at whether the event loop still turns."""
+"""Seconds between two checks of the event loop's delay."""
 
 
 def health_change(plan: Plan, directory: Path) -> list[Row]:
-    """One device of 2,000 changes its health."""
+    """Measure a change of health of one device of 2,000."""
     del plan, directory
     return asyncio.run(_health_change())
 
 
 def gpu_change(plan: Plan, directory: Path) -> list[Row]:
-    """One GPU of eight with 250 devices each changes its health."""
+    """Measure a change of health of one GPU of eight with 250 devices each."""
     del plan, directory
     return asyncio.run(_gpu_change())
 
 
 def many_ids(plan: Plan, directory: Path) -> list[Row]:
-    """GetPreferredAllocation of a few and of half of 60,000 that 8 GPUs are shared as."""
+    """Measure GetPreferredAllocation of a few devices and of half of 60,000 devices, which are replicas of 8 GPUs."""
     del plan, directory
     return [row for size in SIZES for row in asyncio.run(_many_ids(probed(LINKED), size))]
 
 
 async def _health_change() -> list[Row]:
-    """Each change is of a device that never was Unhealthy before, so nothing of it has been encoded."""
+    """Change the health of different devices, so that no Unhealthy device is encoded before."""
     uuids = [_uuid(at) for at in range(DEVICES)]
     store = _store([Device(uuid, uuid, uuid, str(at), numa=(at % 2,)) for at, uuid in enumerate(uuids)])
     feed = ListFeed(NAME, store)
     ledger = HealthLedger(HealthPolicy(XidPolicy(XID_TABLE)))
     for uuid in uuids:
         ledger.watch(uuid, Facts())
-        ledger.observe(uuid, Sample(), 0.0)  # seen at work
+        ledger.observe(uuid, Sample(), 0.0)  # a first successful check
     await feed.refresh()
     publishing, whole = [], []
     for uuid in uuids[:: DEVICES // CHANGES]:
@@ -109,7 +109,7 @@ async def _health_change() -> list[Row]:
 
 
 async def _gpu_change() -> list[Row]:
-    """Each GPU's devices become Unhealthy for the first time."""
+    """Make each GPU's devices Unhealthy for the first time."""
     taken = []
     store = _store([_replica(at) for at in range(DEVICES)])
     feed = ListFeed(NAME, store)
@@ -176,7 +176,7 @@ async def _many_ids(node: Node, size: int) -> list[Row]:
 
 
 class _OneCall:
-    """A stream of one request."""
+    """A stream with one request."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -190,7 +190,7 @@ class _OneCall:
 
 
 async def longest_stall() -> float:
-    """The longest time, in ms, by which the event loop came late; ends when cancelled."""
+    """Return the longest delay of the event loop in ms. Runs until cancelled."""
     longest = 0.0
     last = time.perf_counter()
     try:
@@ -208,7 +208,7 @@ def _uuid(at: int) -> str:
 
 
 def _replica(at: int) -> Device:
-    """One of the devices into which 8 GPUs are shared."""
+    """Return one of the replicas of 8 GPUs."""
     gpu = at % GPUS
     return Device(f"{_uuid(gpu)}::{at}", _uuid(gpu), _uuid(gpu), str(gpu), numa=(gpu // 4,))
 

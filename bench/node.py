@@ -1,4 +1,4 @@
-"""A daemon on a simulated node under a kubelet of ours, registered and with an open stream: where most figures begin."""
+"""A daemon on a simulated node under our kubelet, registered and with an open stream. Most figures begin in this state."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,7 +11,7 @@ from bench.process import DAEMON, PROFILE, Child, daemon_command, running
 
 @dataclass(slots=True)
 class Node:
-    """`stream` has delivered its first list, whose ids are `ids`."""
+    """A served node. `stream` has delivered its first list, and `ids` are the ids in it."""
 
     directory: Path
     kubelet: Kubelet
@@ -23,7 +23,7 @@ class Node:
 
 @contextmanager
 def serving(directory: Path, *flags: str, profile: str = PROFILE, program: Sequence[str] = (DAEMON,)) -> Iterator[Node]:
-    """A served node of that profile in an empty `directory`, for as long as the context lasts; `program` is gpu-plugin."""
+    """Serve a node of this profile in a new `directory` until the context ends. `program` is the gpu-plugin command."""
     directory.mkdir()
     with ExitStack() as stack:
         kubelet = stack.enter_context(listening(directory))
@@ -35,4 +35,4 @@ def serving(directory: Path, *flags: str, profile: str = PROFILE, program: Seque
             node.ids = node.stream.next().ids()
             yield node
         finally:
-            node.stream.close()  # whichever is there by then: a figure may have opened it anew
+            node.stream.close()  # a figure may have replaced the stream

@@ -1,4 +1,4 @@
-"""What it costs that somebody looks: all observing parts together, the Kubernetes client, and a listener that nobody asks."""
+"""The cost of observing: all observing parts together, the Kubernetes client, and a listener without requests."""
 
 import socket
 import sys
@@ -20,20 +20,20 @@ from bench.scrape import DEVICES, EVERY, PODS, REQUEST, checked, full_node
 from bench.table import Row
 
 SAMPLES = 3
-"""Pairs of daemons, one with and one without: each pair takes half a minute."""
+"""The number of pairs of daemons, one with the observed feature and one without. Each pair takes half a minute."""
 
 WATCHED = 10
-"""Scrapes, one a second, while readers are kept up to date."""
+"""The number of scrapes, one each second, while the status page's readers get updates."""
 
 SETTLE = 2.0
-"""Seconds after which a start is over, and whatever the last request set off."""
+"""Seconds after which a start, and the work after the last request, have ended."""
 
 CLIENT = ("httpx2", "httpcore2", "lightkube", "h11")
 """The packages of the Kubernetes client."""
 
 
 def together(plan: Plan, directory: Path) -> list[Row]:
-    """The memory of listener, scrapes, status page with its readers, and pods by device, on a full node."""
+    """Measure the memory of listener, scrapes, status page with its readers, and pods by device, on a full node."""
     del plan
     directory.mkdir()
     grown = []
@@ -57,7 +57,10 @@ def together(plan: Plan, directory: Path) -> list[Row]:
 
 
 def _observed(directory: Path, port: int | None) -> float:
-    """The resident memory of a daemon of a full node in MiB: looked at in all ways, or (without a port) left alone as long."""
+    """Return the resident memory in MiB of a full node's daemon.
+
+    With a port, the daemon is observed in all ways. Without a port, it is idle for the same time.
+    """
     directory.mkdir()
     with ExitStack() as stack:
         node = stack.enter_context(full_node(directory, port))
@@ -68,7 +71,7 @@ def _observed(directory: Path, port: int | None) -> float:
         checked(ask)
         page = ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         if not page.startswith(b"HTTP/1.1 200") or b"machine-learning" not in page:
-            raise MeasurementError(f"this is no status page: {page[:200]!r}")
+            raise MeasurementError(f"this is not a status page: {page[:200]!r}")
         for _ in range(READERS):
             reader = stack.enter_context(socket.create_connection((ADDRESS, port), PATIENCE))
             reader.sendall(b"GET /status.stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -81,7 +84,7 @@ def _observed(directory: Path, port: int | None) -> float:
 
 
 def kubernetes_client(plan: Plan, directory: Path) -> list[Row]:
-    """The memory of the Kubernetes client with a watch on the Node; and that none of it is there where nothing asks for it."""
+    """Measure the memory of the Kubernetes client with a watch on the Node, and the modules imported without the feature: 0."""
     del plan
     directory.mkdir()
     grown, imported = [], []
@@ -103,7 +106,7 @@ def kubernetes_client(plan: Plan, directory: Path) -> list[Row]:
             grown.append(resident[1] - resident[0])
     if not imported[1]:
         raise MeasurementError(
-            f"none of {', '.join(CLIENT)} is there where the Node is watched: those are not its packages"
+            f"the daemon watches the Node and has imported none of {', '.join(CLIENT)}: update CLIENT"
         )
     return [
         Row(
@@ -127,7 +130,7 @@ def kubernetes_client(plan: Plan, directory: Path) -> list[Row]:
 
 
 def unasked(plan: Plan, directory: Path) -> list[Row]:
-    """Processor time and NVML calls of a daemon with a listener that nobody asks, beside one without at the same time."""
+    """Measure processor time and NVML calls of a daemon with an unused listener and, at the same time, of a daemon without it."""
     directory.mkdir()
     flags: Sequence[tuple[str, ...]] = ((f"--http-address={ADDRESS}:{free_port()}",), ())
     with ExitStack() as stack:

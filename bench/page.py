@@ -1,4 +1,4 @@
-"""What the status page costs on a full node: 16 GPUs, 448 devices, 100 pods that hold them."""
+"""The cost of the status page on a full node: 16 GPUs, 448 devices, 100 pods that hold them."""
 
 import os
 import socket
@@ -16,16 +16,16 @@ from bench.scrape import DEVICES, PODS, full_node, pin
 from bench.table import Row
 
 EVERY = 1.05
-"""Seconds between two pages: one is good for a second."""
+"""Seconds between two pages. The daemon makes a page at most once a second."""
 
 PAGES, READERS = 12, 8
 
 WATCHED = 10.0
-"""Seconds for which readers are kept up to date."""
+"""Seconds for which readers get updates."""
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
-    """The time of the page, and what it and its readers take of memory and of a processor of a daemon that is scraped."""
+    """Measure the time of the page, and the memory and processor time of it and its readers, in a daemon that is scraped."""
     del plan
     directory.mkdir()
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
         unseen = memory(pid, "VmRSS")
         answer = ask(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         if not answer.startswith(b"HTTP/1.1 200") or b"machine-learning" not in answer:
-            raise MeasurementError(f"this is no status page: {answer[:200]!r}")
+            raise MeasurementError(f"this is not a status page: {answer[:200]!r}")
         taken = []
         for _ in range(PAGES):
             time.sleep(EVERY)
@@ -72,15 +72,15 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
 
 
 def _processor(pid: int) -> float:
-    """Seconds of a processor that a process has had."""
+    """Return the processor time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def drain(reader: socket.socket) -> None:
-    """Reads until the connection ends."""
+    """Read until the connection ends."""
     try:
         while reader.recv(65536):
             pass
-    except OSError:  # closed at the end
+    except OSError:  # the measurement has closed the connection
         return

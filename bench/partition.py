@@ -1,9 +1,9 @@
-"""The rule of NVIDIA's plugin for whole GPUs, as a reference to compare choices with.
+"""The rule of NVIDIA's plugin for whole GPUs, as a reference for comparing choices.
 
-go-gpuallocator (gpuallocator/besteffort_policy.go) goes through all partitions of the free GPUs into sets of the size asked
-for, up to 22 million, keeps the first of those with the greatest total score, and of its sets the first one with the greatest
-score. Here a table of the best totals finds the same one. Two of its faults are left out: that the set it gives may be one
-that is filled up with nothing, and that a slice shared between partitions may overwrite the best one.
+go-gpuallocator (gpuallocator/besteffort_policy.go) checks all partitions of the free GPUs into sets of the requested size, up to
+22 million. It keeps the first partition with the greatest total score, and returns the first set of it with the greatest score.
+Here, a table of the best totals finds the same set. Two faults of go-gpuallocator are left out: its set may include padding
+instead of GPUs, and a slice that partitions share may overwrite the best partition.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ Matrix = Sequence[Sequence[int]]
 
 
 def known_scores(node: Node) -> list[list[int]]:
-    """By NVML index, what that rule makes of every pair: PCIe and direct NVLinks; it counts none that leads to an NVSwitch."""
+    """Return the rule's score of every pair by NVML index: PCIe and direct NVLinks. It does not count NVLinks to an NVSwitch."""
     uuids = [gpu.uuid for gpu in sorted(node.gpus, key=lambda gpu: gpu.index)]
     return [[_known_score(node, one, other) for other in uuids] for one in uuids]
 
@@ -29,7 +29,7 @@ def _known_score(node: Node, one: str, other: str) -> int:
 
 
 class BestPartition:
-    """Chooses among the GPUs of a symmetric matrix of pair scores; remembers the best totals that it found."""
+    """Chooses among the GPUs of a symmetric matrix of pair scores. Stores the best totals that it found."""
 
     def __init__(self, scores: Matrix) -> None:
         self._scores = scores
@@ -37,9 +37,9 @@ class BestPartition:
         self._totals: dict[tuple[int, int], int] = {}
 
     def choose(self, available: Sequence[int], size: int) -> tuple[int, ...]:
-        """The best set in the best partition of the available GPUs; of equals the first, in the order they are given in.
+        """Return the best set in the best partition of the available GPUs; of equals, the first in their order.
 
-        There must be at least `size` of them.
+        There must be at least `size` available GPUs.
         """
         if size == 1:
             return (available[0],)
@@ -50,21 +50,21 @@ class BestPartition:
         return max((one for one in sets if len(one) == size), key=lambda one: self._score(_mask(one)))
 
     def _first_set(self, left: Sequence[int], size: int) -> tuple[int, ...]:
-        """The first set of the first partition whose total is the greatest there is."""
+        """Return the first set of the first partition with the greatest total."""
         whole = _mask(left)
         most = self._total(whole, size)
         for chosen in first_sets(left, size):
             mask = _mask(chosen)
             if self._score(mask) + self._total(whole & ~mask, size) == most:
                 return chosen
-        raise AssertionError("the greatest total is that of a partition")
+        raise AssertionError("no partition has the greatest total")
 
     def _total(self, left: int, size: int) -> int:
-        """The greatest total of a partition of these GPUs, a mask: its order makes no difference."""
+        """Return the greatest total of a partition of these GPUs, which are a bit mask."""
         known = self._totals.get((left, size), 0 if not left else None)
         if known is None:
             first, *others = [1 << at for at in range(left.bit_length()) if left >> at & 1]
-            filled = left.bit_count() % size  # what a set has that is filled up with nothing
+            filled = left.bit_count() % size  # the number of GPUs in the set with padding
             masks = [
                 first + sum(chosen)
                 for count in ({filled, size} - {0} if left.bit_count() > size else {left.bit_count()})
@@ -83,9 +83,9 @@ class BestPartition:
 
 
 def first_sets(left: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
-    """Every set that a partition of these GPUs can begin with, in the order in which the rule looks at them.
+    """Yield every possible first set of a partition of these GPUs, in the order of the rule.
 
-    GPUs are filled up with nothing to a multiple of `size`; a set holds the first GPU, and all of that filling or none.
+    Padding extends the GPUs to a multiple of `size`. A first set has the first GPU, and either the whole padding or no padding.
     """
     filling = -len(left) % size
     filled: list[int | None] = [*left, *[None] * filling]

@@ -1,4 +1,4 @@
-"""Round trips of GetPreferredAllocation for every size, and how often the driver is asked meanwhile."""
+"""Round trips of GetPreferredAllocation for every size, and the number of driver calls during them."""
 
 import itertools
 import os
@@ -30,23 +30,23 @@ from gpu_plugin.placement.topology import Topology
 FIGURE = "GetPreferredAllocation"
 
 MIXED, MESH, EIGHTS = "mixed-16", "dgx2-16", ("hgx-h100", "dgx1-v100")
-"""Profiles: 16 GPUs of which hardly two pairs are alike, 16 that all reach each other, and those of 8."""
+"""Profiles: 16 GPUs with almost no equal pairs, 16 GPUs that all reach each other, and profiles with 8 GPUs."""
 
 ALL, SOME = "all free", "some free, some required"
 
 DIFFERENT = 16
-"""How many requests of a kind there are."""
+"""The number of requests of each kind."""
 
 SHARE = 6
-"""A sixth of the plan's calls are made of a kind, of which there are 32."""
+"""Each of the 32 kinds gets a sixth of the plan's calls."""
 
 QUIET = 0.5
-"""Seconds without a driver call after which the daemon is taken to have looked at all GPUs: the next look is an hour away."""
+"""Seconds without a driver call after which the daemon has probably checked all GPUs. The next check is an hour away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request, and the ids that the best answer to it has."""
+    """A request, and the ids in the best answer."""
 
     available: Sequence[str]
     required: Sequence[str]
@@ -54,19 +54,19 @@ class Question:
 
     @property
     def request(self) -> bytes:
-        """The request of one container."""
+        """The encoded request of one container."""
         return asking(self.available, self.required, len(self.best))
 
     def check(self, answer: bytes) -> None:
-        """Raises MeasurementError for any other answer: an empty one would be fast, too, and so would a good guess."""
+        """Raises MeasurementError if the answer is not the best, since an empty answer or a guess would also be fast."""
         [container] = messages.decode(messages.PreferredAllocationResponse, answer).container_responses
         if container.device_ids != list(self.best):
-            raise MeasurementError(f"{container.device_ids} is not the answer one would expect: {self}")
+            raise MeasurementError(f"{container.device_ids} is not the expected answer: {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """All requests of one size: asked of the daemon, and of a bare server that answers as many bytes."""
+    """All requests of one size, for the daemon and for a bare server that sends the same number of bytes."""
 
     which: str
     size: int
@@ -76,14 +76,14 @@ class Kind:
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured on one node, and how many calls the daemon made of its driver while it answered."""
+    """The results of one node, and the number of the daemon's driver calls while it answered."""
 
     kinds: list[Kind]
     driver_calls: int = 0
 
 
 def every_size(plan: Plan, directory: Path) -> list[Row]:
-    """The rows of all profiles; the last one is on driver calls."""
+    """Return the rows of all profiles. The last row is about driver calls."""
     directory.mkdir()
     with two_processors() as (client, server):
         os.sched_setaffinity(0, client)
@@ -106,9 +106,10 @@ def every_size(plan: Plan, directory: Path) -> list[Row]:
 
 
 def questions(node: Node, dice: random.Random) -> Mapping[tuple[str, int], list[Question]]:
-    """By which of the node's whole GPUs are free and how many are asked for: requests in ever another order.
+    """Return requests for the node's whole GPUs, by the free GPUs (ALL or SOME) and the requested size.
 
-    Where not all are free, so many or more are, and anything from none of the answer to all of it is required.
+    The ids are in random order. For SOME, at least the requested number of GPUs is free, and any number of the requested GPUs is
+    required, from 0 to all.
     """
     placement, devices = Placement.of(Topology.of(node)), whole_gpus(node)
     order = {device.id: at for at, device in enumerate(devices)}
@@ -124,7 +125,7 @@ def questions(node: Node, dice: random.Random) -> Mapping[tuple[str, int], list[
 
 
 def _measured(directory: Path, profile: str, server: set[int], plan: Plan) -> Measured:
-    """Every kind of request in turn, each of them with its share of the plan's calls."""
+    """Send every kind of request in turn, each with its share of the plan's calls."""
     asked = questions(probed(profile), random.Random(16))
     shared = directory.with_suffix(".calls")
     shared.touch()
@@ -146,7 +147,7 @@ def _measured(directory: Path, profile: str, server: set[int], plan: Plan) -> Me
 def _kinds(
     stack: ExitStack, node: Served, server: set[int], asked: Mapping[tuple[str, int], list[Question]]
 ) -> list[Kind]:
-    """Every kind, its requests answered once on both sides."""
+    """Return every kind, after both sides have answered each request once."""
     call = unary(stack.enter_context(dial(node.registration.socket)), wire.PREFERRED)
     answers: dict[int, bytes] = {}
     for (_, size), kind in asked.items():
@@ -174,20 +175,20 @@ def _kinds(
 
 
 def _await_quiet(count: Count) -> None:
-    """Waits until the daemon has asked what it wants to know of its GPUs after the start."""
+    """Wait until the daemon makes no more driver calls after its start."""
     patience = time.monotonic() + PATIENCE
     seen = -1
     while count.read() != seen:
         if time.monotonic() > patience:
-            raise MeasurementError(f"the daemon asks the driver again and again: {count.read()} calls so far")
+            raise MeasurementError(f"the daemon keeps calling the driver: {count.read()} calls so far")
         seen = count.read()
         time.sleep(QUIET)
     if not seen:
-        raise MeasurementError("no driver call was counted, though GPUs were found")
+        raise MeasurementError("no driver call was counted, although GPUs were found")
 
 
 def _worst(profile: str, kinds: Sequence[Kind], budget: float, judged: Judged) -> Row:
-    """The kind of request whose percentile, the one that the budget is for, is the greatest."""
+    """Return the row of the kind of request with the greatest percentile; `judged` selects the percentile."""
     percent = 99 if judged is Judged.P99 else 50
     worst = max(kinds, key=lambda kind: percentile(kind.served.taken, percent))
     return _row(f"{profile}, worst size", [worst], budget, judged, f"{worst.size}, {worst.which}; ")
@@ -196,7 +197,7 @@ def _worst(profile: str, kinds: Sequence[Kind], budget: float, judged: Judged) -
 def _row(
     name: str, kinds: Sequence[Kind], budget: float | None = None, judged: Judged = Judged.P50, note: str = ""
 ) -> Row:
-    """All calls of these kinds together."""
+    """Return the row of all calls of these kinds together."""
     served, bare = ([taken * 1000 for side in sides for taken in side.taken] for sides in _sides(kinds))
     rounds = ([p50 for side in sides for p50 in side.p50] for sides in _sides(kinds))
     cpu = median([each for kind in kinds for each in kind.served.cpu])

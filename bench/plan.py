@@ -1,11 +1,11 @@
-"""How much is measured, and what a failed measurement is."""
+"""The extent of the measurements, and the error of a failed measurement."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many rounds, how many calls of a kind in each, and how long idling is watched, in seconds."""
+    """The number of rounds, the number of calls of each kind in a round, and the seconds for which an idle daemon is measured."""
 
     rounds: int = 10
     calls: int = 300
@@ -13,8 +13,8 @@ class Plan:
 
 
 class MeasurementError(Exception):
-    """A figure could not be measured; the text says why."""
+    """A figure could not be measured. The text says why."""
 
 
 PATIENCE = 30.0
-"""Seconds after which what is waited for counts as failed. Far beyond every budget: a missed budget is still measured."""
+"""The timeout of each wait in seconds. It is far above every budget, so that missed budgets are still measured."""

@@ -1,4 +1,4 @@
-"""What looking at GPUs costs: the thread that asks the driver, and the event loop that judges the answers. In this process."""
+"""The cost of checking GPUs, in this process: the thread that calls the driver, and the event loop that judges the answers."""
 
 import asyncio
 import time
@@ -26,14 +26,15 @@ from gpu_plugin.simulation.profile import Profile, load
 
 GPUS = 16
 WARM_UP = 5
-"""Rounds that are not measured: what a part never answers is learnt in the first."""
+"""Rounds that are not measured. In the first round, the monitor detects the calls that a GPU does not support."""
 
 UNSEEN = {"retired_pending", "retired_pages", "unrepairable_memory"}
-"""Fields of a sample that an H100 has no answer for: it remaps rows, and NVML of this driver tells of no such memory."""
+"""Fields of a sample without a value on an H100: it remaps rows instead of retiring pages, and this driver's NVML does not report
+unrepairable memory."""
 
 
 def every_signal(plan: Plan, directory: Path) -> list[Row]:
-    """16 simulated H100 behind NVSwitches, every signal of them."""
+    """Measure every signal of 16 simulated H100 behind NVSwitches."""
     del directory
     profile = _sixteen(load(PROFILE))
     thread = _on_the_thread(SimulatedNode(profile), 5 * plan.rounds)
@@ -65,7 +66,7 @@ def every_signal(plan: Plan, directory: Path) -> list[Row]:
 
 
 def _sixteen(profile: Profile) -> Profile:
-    """The profile with twice its eight GPUs."""
+    """Return the profile with twice its eight GPUs."""
     twins = tuple(
         msgspec.structs.replace(
             gpu, uuid=f"GPU-{at:08x}{gpu.uuid[12:]}", minor=8 + at, pci_bus_id=f"00000001:{0x10 + at:02X}:00.0"
@@ -83,7 +84,7 @@ def _sixteen(profile: Profile) -> Profile:
 
 
 def _on_the_thread(node: SimulatedNode, rounds: int) -> list[float]:
-    """Milliseconds that the looks of each round take, one after the other as on the monitor's thread."""
+    """Return the milliseconds of each round of checks, one after the other as on the monitor's thread."""
     driver, host = SimulatedDriver(node), SimulatedHost(node)
     driver.open()
     probed = [probe_gpu(driver, host, index) for index in range(GPUS)]
@@ -99,13 +100,13 @@ def _on_the_thread(node: SimulatedNode, rounds: int) -> list[float]:
     answers = (name for name in Sample.__struct_fields__ if name not in ("counting", "asked"))
     silent = {name for name in answers if getattr(found.sample, name) is None}
     if found.sample.fault or silent - UNSEEN:
-        raise MeasurementError(f"not every signal was asked for: nothing about {', '.join(sorted(silent - UNSEEN))}")
+        raise MeasurementError(f"these fields of the sample have no value: {', '.join(sorted(silent - UNSEEN))}")
     driver.close()
     return taken
 
 
 async def _on_the_loop(node: SimulatedNode, rounds: int) -> list[float]:
-    """Milliseconds by which the event loop came late at worst, in each round of looks, judged as the daemon judges them."""
+    """Return the longest delay of the event loop in ms, for each round of checks that are judged as in the daemon."""
     ledger = HealthLedger(HealthPolicy())
     seen = 0
     news = asyncio.Event()
@@ -133,7 +134,7 @@ async def _on_the_loop(node: SimulatedNode, rounds: int) -> list[float]:
             monitor.look_now()
             with anyio.fail_after(PATIENCE):
                 await news.wait()
-            await asyncio.sleep(0.01)  # what a round does after the last look
+            await asyncio.sleep(0.01)  # the work of a round after its last check
             ticking.cancel()
             if at >= WARM_UP:
                 stalls.append(await ticking)

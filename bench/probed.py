@@ -1,4 +1,4 @@
-"""What the daemon finds on a simulated node. In this process."""
+"""Probes a simulated node in the same way as the daemon, in this process."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from gpu_plugin.simulation.profile import load
 
 
 def probed(profile: str) -> Node:
-    """The GPUs of a profile and how they are linked, found as the daemon finds them."""
+    """Return the GPUs of a profile and their links, as the daemon finds them."""
     return asyncio.run(_probed(profile))
 
 
@@ -25,10 +25,10 @@ async def _probed(profile: str) -> Node:
     monitor = Monitor(driver, host, PATIENCE, PATIENCE, (), lambda _, __: False, lambda _: None)
     node = await monitor.open()
     with anyio.move_on_after(0):
-        await monitor.run()  # for its end, at which it lets go of its threads
+        await monitor.run()  # ends at once, and stops the monitor's threads
     return node
 
 
 def whole_gpus(node: Node) -> list[Device]:
-    """The devices that are whole GPUs, in the order of their indices: those in MIG mode are given out in slices."""
+    """Return the devices that are whole GPUs, by index. GPUs in MIG mode are left out, since pods get only their slices."""
     return [whole_gpu(gpu) for gpu in sorted(node.gpus, key=lambda gpu: gpu.index) if not gpu.mig_enabled]

@@ -1,4 +1,4 @@
-"""What the listener for probes and metrics costs: memory, and the time of an answer beside that of a bare server."""
+"""The cost of the listener for probes and metrics: its memory, and the time of an answer in comparison with a bare server."""
 
 import itertools
 import os
@@ -19,11 +19,11 @@ from bench.table import Row
 ADDRESS = "127.0.0.1"
 
 SETTLE = 1.0
-"""Seconds between the first list and the reading of memory: the GPUs have been looked at by then."""
+"""Seconds between the first list and the reading of memory. The GPUs have been checked by then."""
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
-    """What a listener that has answered every page takes of memory; and two of its pages, in turn with a bare server."""
+    """Measure the memory of a listener that has served every page, and the time of two pages, in turn with a bare server."""
     directory.mkdir()
     grown = [_grown(directory / str(at)) for at in range(plan.rounds)]
     rows = [
@@ -60,13 +60,13 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """Return a free TCP port."""
     with socket.create_server((ADDRESS, 0)) as free:
         return int(free.getsockname()[1])
 
 
 def asking(port: int, page: str = "") -> Callable[[bytes], bytes]:
-    """Sends a request on a connection of its own and gives all that comes back; `page` is asked for where it is empty."""
+    """Return a function that sends a request on a new connection and returns the answer. An empty request means GET `page`."""
 
     def ask(request: bytes) -> bytes:
         with socket.create_connection((ADDRESS, port), timeout=PATIENCE) as connection:
@@ -80,7 +80,7 @@ def asking(port: int, page: str = "") -> Callable[[bytes], bytes]:
 
 
 def _grown(directory: Path) -> float:
-    """MiB that a listener takes once every page was asked for."""
+    """Return the memory of a listener in MiB after every page was requested."""
     directory.mkdir()
     resident = []
     for at, flags in enumerate(([], [f"--http-address={ADDRESS}:{free_port()}"])):
@@ -96,7 +96,7 @@ def _grown(directory: Path) -> float:
 
 
 def _checked(ask: Callable[[bytes], bytes]) -> bytes:
-    """The answer to a request, once it is a good one: the first look at the GPUs may not be over."""
+    """Return the answer to a request once it is successful. The first check of the GPUs may still run."""
     deadline = time.perf_counter() + PATIENCE
     while not (answer := ask(b"")).startswith(b"HTTP/1.1 200 "):
         if time.perf_counter() > deadline:

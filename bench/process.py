@@ -1,4 +1,4 @@
-"""Processes under measurement: begun with a clean environment, ended by their own pid whatever happens, read from /proc."""
+"""Measured processes. They start with a clean environment, are always ended by their own pid, and are read from /proc."""
 
 import os
 import select
@@ -19,14 +19,14 @@ DAEMON = str(Path(sys.executable).with_name("gpu-plugin"))
 PROFILE = "hgx-h100"
 
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")
-"""Variables handed on; none that would change the daemon's settings or keep Python from using its bytecode."""
+"""Variables that processes get. No other variable can change the daemon's settings or keep Python from using its bytecode."""
 
 _PROCESS_CPU_CLOCK = 2
-"""CPUCLOCK_SCHED, the low bits of a process' clock id as clock_getcpuclockid(3) makes it."""
+"""CPUCLOCK_SCHED, the low bits of the clock id of a process from clock_getcpuclockid(3)."""
 
 
 class Child:
-    """A running process. `began` is the perf_counter() just before it was made; standard error goes to `log`."""
+    """A running process. `began` is the perf_counter() just before its start. Standard error is written to `log`."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self._log = log
@@ -41,12 +41,12 @@ class Child:
 
     @property
     def output(self) -> IO[bytes]:
-        """What it prints."""
+        """Its standard output."""
         assert self._process.stdout is not None
         return self._process.stdout
 
     def exited(self) -> float:
-        """Waits for its end and gives the perf_counter() of it. Raises MeasurementError if it does not come or is a failure."""
+        """Wait for its end and return the perf_counter() of the end. Raises MeasurementError if it does not end or fails."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         ended = poll.poll(PATIENCE * 1000)
@@ -59,13 +59,13 @@ class Child:
         return at
 
     def terminate(self) -> float:
-        """Sends SIGTERM and waits for the end. Returns the seconds it took."""
+        """Send SIGTERM and wait for the end. Returns the seconds from SIGTERM to the end."""
         sent = time.perf_counter()
         self._process.send_signal(signal.SIGTERM)
         return self.exited() - sent
 
     def close(self) -> None:
-        """Ends it at once if it still runs, and lets go of it."""
+        """Kill the process if it still runs, and close its files."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -73,13 +73,13 @@ class Child:
         self.output.close()
 
     def log_tail(self) -> str:
-        """The last lines it logged."""
+        """Return the last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-5:]) or "it logged nothing"
 
 
 @contextmanager
 def running(arguments: Sequence[str], log: Path) -> Iterator[Child]:
-    """A process for as long as the context lasts."""
+    """Run a process until the context ends."""
     child = Child(arguments, log)
     try:
         yield child
@@ -90,23 +90,23 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[Child]:
 def daemon_command(
     directory: Path, *more: str, profile: str = PROFILE, program: Sequence[str] = (DAEMON,)
 ) -> list[str]:
-    """The command line of the daemon on a simulated node, with `directory` as the kubelet's; `program` is gpu-plugin."""
+    """Return the command line of the daemon on a simulated node. `directory` is the kubelet's, `program` is gpu-plugin."""
     directories = ["--device-plugin-dir", str(directory), "--state-dir", str(state_dir(directory))]
     return [*program, "run", "--simulate", profile, *directories, *more]
 
 
 def state_dir(directory: Path) -> Path:
-    """Where the daemon of `daemon_command(directory)` keeps its state."""
+    """Return the state directory of the daemon of `daemon_command(directory)`."""
     return directory / "state"
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, all its threads, also those that have ended; of nanosecond resolution."""
+    """Return the CPU time of a process in seconds, of all its threads, including ended threads; nanosecond resolution."""
     return time.clock_gettime((~pid << 3) | _PROCESS_CPU_CLOCK)
 
 
 def memory(pid: int, field: str) -> float:
-    """A field of /proc/PID/status that is a size, as VmRSS or VmHWM, in MiB."""
+    """Return a size from /proc/PID/status, such as VmRSS or VmHWM, in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:
@@ -115,11 +115,11 @@ def memory(pid: int, field: str) -> float:
 
 
 def stolen() -> tuple[float, float]:
-    """CPU time of this machine since its start, in ticks: what its host took for others, and all of it."""
+    """Return CPU time of this machine since its start, in ticks: the time stolen by its host, and the total."""
     fields = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return float(fields[7]), float(sum(fields))
 
 
 def threads(pid: int) -> int:
-    """How many threads a process has."""
+    """Return the number of threads of a process."""
     return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())

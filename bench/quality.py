@@ -1,4 +1,4 @@
-"""How well the GPUs that pods get are linked, beside two other rules: pods come and go on every simulated node."""
+"""How well the pods' GPUs are linked, in comparison with two other rules, while pods start and end on every simulated node."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -19,24 +19,24 @@ from gpu_plugin.simulation.profile import names
 
 STEPS = 10_000
 SEEDS = tuple(range(1, 11))
-"""Many, since one course alone is a matter of luck."""
+"""There are many, since the result of a single course depends on chance."""
 
 OURS, FIRST, PARTITION, SORTED = "ours", "first", "partition", "sorted"
-"""Placement; the free GPUs of the lowest indices; the best partition, in the kubelet's order and in that of the indices."""
+"""The rules: placement; the free GPUs of the lowest indices; the best partition, in the kubelet's order and in index order."""
 
 JUDGED = (FIRST, PARTITION)
-"""Below which ours may not be."""
+"""The rules that ours must not be worse than."""
 
 
 def pods_at_random(plan: Plan, directory: Path) -> list[Comparison]:
-    """Every profile that has two whole GPUs or more: those in MIG mode, whose slices have no links, are left out."""
+    """Compare the rules on every profile with two or more whole GPUs. GPUs in MIG mode are left out, as slices have no links."""
     del plan, directory
     nodes = {name: probed(name) for name in names()}
     return [_comparison(name, node) for name, node in nodes.items() if len(whole_gpus(node)) > 1]
 
 
 def links(node: Node) -> Linked:
-    """By position, whether two GPUs are linked: by NVLink or, where no two of the node are, through PCIe switches alone."""
+    """Return, by position, whether two GPUs are linked: by NVLink or, if the node has no NVLink, through PCIe switches only."""
     uuids = Topology.of(node).uuids
     if any(link.nvlinks for link in node.links.values()):
         return [[bool(node.link(one, other).nvlinks) for other in uuids] for one in uuids]
@@ -44,7 +44,7 @@ def links(node: Node) -> Linked:
 
 
 def outcomes(node: Node, steps: int, seeds: Sequence[int]) -> list[Mapping[str, Quality]]:
-    """By rule, what the pods of each seed got out of the node's whole GPUs, then what all of them did, by our pair scores."""
+    """Return the quality by rule, by our pair scores: for the pods of each seed, and last for the pods of all seeds."""
     topology = Topology.of(node)
     gpus = [topology.position[device.gpu] for device in whole_gpus(node)]
     partition = BestPartition(known_scores(node)).choose
@@ -69,7 +69,7 @@ def outcomes(node: Node, steps: int, seeds: Sequence[int]) -> list[Mapping[str, 
 
 
 def _placement(node: Node) -> Rule:
-    """Our answer to the kubelet: ids in, ids out."""
+    """Return our rule, which uses device ids as in a request of the kubelet."""
     placement = Placement.of(Topology.of(node))
     uuids, position = placement.topology.uuids, placement.topology.position
     devices = whole_gpus(node)
@@ -83,7 +83,7 @@ def _placement(node: Node) -> Rule:
 
 
 def _kubelets_order(seed: int) -> Order:
-    """Ever another one: the kubelet keeps free devices in a set of Go, which has none."""
+    """Return random orders, since the kubelet has the free devices in a set of Go, which has no order."""
     dice = random.Random(seed)
     return lambda free: dice.sample(free, len(free))
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The smallest sample that at least `percent` % of the samples do not exceed (nearest rank, nothing interpolated).
+    """Return the smallest sample that at least `percent` % of the samples do not exceed (nearest rank, without interpolation).
 
-    With fewer than 100 samples the 99th percentile is thus the greatest of them. Raises ValueError where there are none.
+    With fewer than 100 samples, the 99th percentile is the greatest sample. Raises ValueError if there are no samples.
     """
     if not samples:
         raise ValueError("no samples")
@@ -16,13 +16,13 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def median(samples: Sequence[float]) -> float:
-    """The 50th percentile, the mean of the middle two where their number is even. Raises ValueError where there are none."""
+    """Return the median; for an even number, the mean of the middle two. Raises ValueError if there are no samples."""
     return statistics.median(samples)
 
 
 def median_ratio(measured: Sequence[float], bare: Sequence[float]) -> float:
-    """The median of the ratios of samples taken in turn: a machine that is slow for a while slows both of a pair.
+    """Return the median of the ratios of samples taken in turn. A machine that is slow for some time slows both of a pair.
 
-    Raises ValueError where the two do not pair up.
+    Raises ValueError if the numbers of samples differ.
     """
     return median([one / other for one, other in zip(measured, bare, strict=True)])

@@ -1,4 +1,4 @@
-"""What the monitor's rounds ask of the driver, how long they take, and what a storm of Xids costs. In this process."""
+"""The driver calls and the time of the monitor's rounds, and the cost of many Xids. In this process."""
 
 import asyncio
 import logging
@@ -30,32 +30,32 @@ from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.profile import load
 
 STANDING = "wait"
-"""nvmlEventSetWait_v2: a thread makes that call again and again, whatever else happens. It is not counted."""
+"""nvmlEventSetWait_v2. A thread makes this call all the time, so it is not counted."""
 
 SEVERAL = {"pcie_link": 2}
-"""Calls of the port that are several of NVML's."""
+"""The number of NVML calls of a driver method, if it makes several."""
 
 SIXTEEN = "dgx2-16"
 SLOW = 0.1
-"""Seconds that each look takes at least on a node whose GPUs are slow to answer."""
+"""The least number of seconds of each check on a node with slow GPUs."""
 
 XID = 31
-"""An Xid that applications cause: it comes in storms."""
+"""An Xid that applications cause, often many times a second."""
 
 RATE = 100
-"""Xids a second."""
+"""Xids in each second."""
 
 STORM = 10.0
-"""Seconds."""
+"""The length of the storm of Xids in seconds."""
 
 
 class TimedDriver(SimulatedDriver):
-    """Takes down how much CPU its wait for events takes, in seconds: it is Python here, and a short call of C in NVML."""
+    """Measures the CPU time of its wait for events in seconds, which is Python here and a short C call in NVML."""
 
     waited = 0.0
 
     def wait(self, events: EventSet, timeout_ms: int) -> Event:
-        """As a simulated driver waits."""
+        """Wait like a simulated driver."""
         began = time.thread_time()
         try:
             return super().wait(events, timeout_ms)
@@ -64,7 +64,7 @@ class TimedDriver(SimulatedDriver):
 
 
 class Watched:
-    """A monitor on a simulated node, with the daemon's health behind it; how many samples there were of each GPU."""
+    """A monitor on a simulated node with the daemon's health watch. `samples` counts the samples of each GPU."""
 
     def __init__(self, profile: str, *, poll: float, latency: Mapping[str, float] | None = None) -> None:
         self.node = SimulatedNode(load(profile))
@@ -78,7 +78,7 @@ class Watched:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Opened and watching."""
+        """Open the monitor and run it until the context ends."""
         await self.monitor.open()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.monitor.run)
@@ -86,14 +86,14 @@ class Watched:
             tasks.cancel_scope.cancel()
 
     async def looked(self, count: int) -> None:
-        """Until each GPU has been looked at so often."""
+        """Wait until each GPU has been checked this number of times."""
         with anyio.fail_after(PATIENCE):
             while min(self.samples.values()) < count:
                 self.news.clear()
                 await self.news.wait()
 
     def calls(self) -> int:
-        """NVML calls so far."""
+        """Return the number of NVML calls so far."""
         counted = self.driver.calls
         return sum(number * SEVERAL.get(call, 1) for call, number in counted.items() if call != STANDING)
 
@@ -110,7 +110,7 @@ class Watched:
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
-    """The three of them."""
+    """Measure the three figures."""
     del directory
     steady = anyio.run(
         _steady, 2 * questions.TURNS
@@ -150,7 +150,7 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
 
 
 async def _steady(rounds: int) -> list[float]:
-    """NVML calls of each round."""
+    """Return the number of NVML calls of each round."""
     watched, counted = Watched(PROFILE, poll=0.001), []
     async with watched.running():
         await watched.looked(3)
@@ -162,13 +162,13 @@ async def _steady(rounds: int) -> list[float]:
 
 
 async def _slow(rounds: int) -> list[float]:
-    """Milliseconds from the wish to look at every GPU to the last of the looks."""
+    """Return the milliseconds from the request to check every GPU to the last check, for each round."""
     watched, taken = Watched(SIXTEEN, poll=3600.0, latency={"temperature": SLOW}), []
     async with watched.running():
         await watched.looked(2)
         for _ in range(rounds):
             seen = max(watched.samples.values())
-            await anyio.sleep(0.2)  # what a turn does after the last look, and the gap before the next
+            await anyio.sleep(0.2)  # the rest of a round after the last check, and the gap before the next round
             began = time.perf_counter()
             watched.monitor.look_now()
             await watched.looked(seen + 1)
@@ -177,7 +177,7 @@ async def _slow(rounds: int) -> list[float]:
 
 
 async def _storm() -> tuple[float, float, int]:
-    """The share of a core that it takes, in %; looks a second at that GPU; looks at the others."""
+    """Return the share of a core during the storm in %, the checks of the GPU in each second, and the checks of other GPUs."""
     watched = Watched(PROFILE, poll=3600.0)
     own: list[float] = []
 
@@ -191,15 +191,15 @@ async def _storm() -> tuple[float, float, int]:
     async with watched.running():
         await watched.looked(2)
         await anyio.sleep(0.2)
-        before, heard = dict(watched.samples), watched.others
-        logging.getLogger("gpu_plugin").setLevel(logging.CRITICAL)  # what a line costs depends on where it goes
+        before, events = dict(watched.samples), watched.others
+        logging.getLogger("gpu_plugin").setLevel(logging.CRITICAL)  # the cost of a log line depends on its destination
         used, began = time.process_time() - watched.driver.waited, time.perf_counter()
         poster = threading.Thread(target=post)
         poster.start()
         await anyio.to_thread.run_sync(poster.join)
         used = time.process_time() - watched.driver.waited - used - own[0]
         took = time.perf_counter() - began
-        if watched.others - heard < 0.95 * RATE * STORM:
-            raise MeasurementError(f"{watched.others - heard} of {RATE * STORM:.0f} Xids were heard")
+        if watched.others - events < 0.95 * RATE * STORM:
+            raise MeasurementError(f"{watched.others - events} of {RATE * STORM:.0f} Xids were observed")
         first, *rest = (watched.samples[uuid] - seen for uuid, seen in before.items())
     return used / took * 100, first / took, sum(rest)

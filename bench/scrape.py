@@ -1,4 +1,4 @@
-"""What a scrape costs on a full node: 16 GPUs, 448 devices, 100 pods that hold them. `python -m bench.scrape PORT` scrapes."""
+"""The cost of a scrape on a full node: 16 GPUs, 448 devices, 100 pods that hold them. `python -m bench.scrape PORT` scrapes."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ REPLICAS, PODS, DEVICES = 28, 100, 448
 RESOURCE = "nvidia.com/gpu"
 
 EVERY = 1.05
-"""Seconds between two scrapes: the text is made anew once a second."""
+"""Seconds between two scrapes. The daemon makes the text at most once a second."""
 
 SCRAPES = 12
 
@@ -36,7 +36,7 @@ REQUEST = f"GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: {ACCEPT}\r\n\r\n".enc
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
-    """The time of a scrape, what it does to Allocate, and what having been scraped takes of memory."""
+    """Measure the time of a scrape, its effect on Allocate, and the memory after scrapes."""
     directory.mkdir()
     with ExitStack() as stack:
         client, server = stack.enter_context(two_processors())
@@ -70,7 +70,7 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
 
 
 def _beside(plan: Plan, node: Node, port: int, directory: Path, client: set[int]) -> list[Row]:
-    """Allocate with a scrape every second, in turn with Allocate without."""
+    """Measure Allocate with a scrape every second, in turn with Allocate without scrapes."""
     with ExitStack() as stack:
         channel = stack.enter_context(dial(node.registration.socket))
         call = unary(channel, wire.ALLOCATE)
@@ -78,14 +78,14 @@ def _beside(plan: Plan, node: Node, port: int, directory: Path, client: set[int]
         scraped, alone = (Side(node.daemon, call, itertools.cycle(requests)) for _ in range(2))
         for request in itertools.islice(alone.requests, WARM_UP):
             call(request)
-        # Long enough for several scrapes, and for each of them to count for what it is
+        # Enough calls for several scrapes in each round.
         calls = max(plan.calls, 10_000)
         for _ in range(plan.rounds):
             alone.round(calls)
             with running([sys.executable, "-m", "bench.scrape", str(port)], directory / "scraper-log") as scraper:
                 pin(scraper.pid, client)
                 if not scraper.output.readline():
-                    raise MeasurementError(f"nothing is scraped: {scraper.log_tail()}")
+                    raise MeasurementError(f"the scrapes do not begin: {scraper.log_tail()}")
                 scraped.round(calls)
     return [
         Row(
@@ -104,7 +104,7 @@ def _beside(plan: Plan, node: Node, port: int, directory: Path, client: set[int]
 
 @contextmanager
 def full_node(directory: Path, port: int | None) -> Iterator[Node]:
-    """A node of 16 GPUs shared by 28 that 100 pods hold, with a listener where there is a port for one."""
+    """Serve a node of 16 GPUs with 28 replicas each, which 100 pods hold. With a port, the daemon has a listener."""
     file, socket = directory / "config.yaml", directory / "pods.sock"
     file.write_text(
         f"version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {{name: {RESOURCE}, replicas: {REPLICAS}}}\n"
@@ -121,7 +121,7 @@ def full_node(directory: Path, port: int | None) -> Iterator[Node]:
 
 @contextmanager
 def _pod_resources(socket: Path, ids: list[str]) -> Iterator[None]:
-    """A PodResources service that says that the pods hold these devices, about as many each."""
+    """Serve PodResources: each pod holds about the same number of these devices."""
     pods = [
         v1.PodResources(
             f"training-job-{number:04}-worker",
@@ -150,7 +150,7 @@ def _pod_resources(socket: Path, ids: list[str]) -> Iterator[None]:
 
 
 def checked(ask: Callable[[bytes], bytes]) -> bytes:
-    """The answer, once it has every device with its pod, and the readings of every GPU."""
+    """Return the answer once it has every device with its pod, and the readings of every GPU."""
     deadline = time.perf_counter() + PATIENCE
     while True:
         text = ask(REQUEST)
@@ -166,12 +166,12 @@ def checked(ask: Callable[[bytes], bytes]) -> bytes:
 
 
 def pin(pid: int, processors: set[int]) -> None:
-    """Has a process run on these processors alone."""
+    """Run a process on these processors only."""
     os.sched_setaffinity(pid, processors)
 
 
 def _scrape(port: int) -> None:
-    """Scrapes every second until it is ended."""
+    """Scrape every second until the process is ended."""
     ask = asking(port)
     ask(REQUEST)
     print("scraped", flush=True)

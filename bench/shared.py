@@ -1,4 +1,4 @@
-"""Many devices in several resources: 8 GPUs cut into 7 slices each, every slice shared by 8."""
+"""Many devices in several resources: 8 GPUs with 7 slices each, and 8 replicas of each slice."""
 
 import time
 from pathlib import Path
@@ -13,14 +13,14 @@ PROFILE = "h100-mig-single"
 SLICES = "nvidia.com/mig-1g.10gb"
 REPLICAS = 8
 FIRST, OTHERS = "nvidia.com/first", "nvidia.com/others"
-"""GPU 0's slices under a name of their own, and all others'."""
+"""The resource of GPU 0's slices, and the resource of all other slices."""
 
 QUIET = 1.0
-"""Seconds for which a resource that a change does not concern must hear nothing, after the other has its new list."""
+"""Seconds after one resource has its new list, in which the unchanged resource must get no list."""
 
 
 def many_devices(plan: Plan, directory: Path) -> list[Row]:
-    """Start to the last first list; a change of one resource, and that the other hears nothing of it; memory."""
+    """Measure the time to the first lists, a change of one resource without a list for the other, and the memory."""
     started, applied = [], []
     directory.mkdir()
     file = directory / "config.yaml"
@@ -30,9 +30,9 @@ def many_devices(plan: Plan, directory: Path) -> list[Row]:
             stream = ListStream(kubelet.registered().socket)
             stream.next()
             plain = memory(daemon.pid, "VmRSS")
-            daemon.terminate()  # before the stream ends: over a dropped one it would register again
+            daemon.terminate()  # before the stream is closed, since the daemon would register again
             stream.close()
-        (state_dir(directory) / "devices.json").unlink()  # so that what comes next has nothing to retire
+        (state_dir(directory) / "devices.json").unlink()  # so that the next daemon has no device to retire
         for at in range(plan.rounds + 1):
             file.write_text(_sharing(REPLICAS))
             with running(_command(directory, "--mig-strategy", "mixed"), directory / "log") as daemon:
@@ -87,7 +87,7 @@ def _sharing(replicas: int) -> str:
 
 
 def _served(kubelet: Kubelet, daemon: Child) -> tuple[dict[str, ListStream], float]:
-    """The streams of both resources, and the seconds until both had their first list."""
+    """Return the streams of both resources, and the seconds until both had their first list."""
     streams = {}
     for _ in range(2):
         registration = kubelet.registered()
@@ -95,12 +95,12 @@ def _served(kubelet: Kubelet, daemon: Child) -> tuple[dict[str, ListStream], flo
     lists = {name: stream.next() for name, stream in streams.items()}
     counts = {name: len(received.ids()) for name, received in lists.items()}
     if counts != {FIRST: 7 * REPLICAS, OTHERS: 49 * REPLICAS}:
-        raise MeasurementError(f"these were served: {counts}")
+        raise MeasurementError(f"the daemon serves other devices than expected: {counts}")
     return streams, max(received.at for received in lists.values()) - daemon.began
 
 
 def _change(file: Path, streams: dict[str, ListStream]) -> float:
-    """The seconds from a write that adds a replica in one resource to that resource's new list."""
+    """Return the seconds from a write that adds a replica in one resource to the resource's new list."""
     written = time.perf_counter()
     file.write_text(_sharing(REPLICAS + 1))
     received = streams[FIRST].next()

@@ -1,4 +1,4 @@
-"""The share of pods of two GPUs that are placed across sockets, where links alone do not tell sockets apart. In this process."""
+"""The share of 2-GPU pods with GPUs of two sockets, on nodes whose links do not show the sockets. In this process."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -20,27 +20,27 @@ SEEDS = tuple(range(1, 6))
 
 PODS = (1, 2)
 LEAVING = 0.2
-"""Sizes of pods, and the probability that a step ends a pod. Most of the time hardly a GPU is free."""
+"""Sizes of pods, and the probability that a step ends a pod. Most of the time, almost no GPU is free."""
 
 BUDGETS: Mapping[int, float] = {4: 18, 8: 22, 16: 19}
-"""By the number of GPUs of the node: the greatest share in per cent."""
+"""The greatest share in per cent, by the number of the node's GPUs."""
 
 
 def pods_across_sockets(plan: Plan, directory: Path) -> list[Row]:
-    """A row for each size of node."""
+    """Return a row for each size of node."""
     del plan, directory
     return [_row(gpus, budget) for gpus, budget in BUDGETS.items()]
 
 
 def flat(gpus: int) -> Topology:
-    """Half of the GPUs on each of two sockets, and the same PCIe relation between all pairs, as in a virtual machine."""
+    """Return a node with half of the GPUs on each of two sockets and equal PCIe links of all pairs, as in a virtual machine."""
     found = tuple(Gpu(uuid=f"GPU-{at:02}", index=at, numa_node=at * 2 // gpus) for at in range(gpus))
     host_bridge = Link(0, TopologyLevel.HOSTBRIDGE)
     return Topology.of(Node(found, {(one.uuid, other.uuid): host_bridge for one, other in combinations(found, 2)}))
 
 
 def across(topology: Topology, rule: Rule) -> tuple[int, float]:
-    """The number of pods of two GPUs, and the per cent of them that have GPUs of both sockets."""
+    """Return the number of pods of two GPUs, and the per cent of these pods with GPUs of both sockets."""
     gpus = range(len(topology))
     courses = [course(len(topology), STEPS, random.Random(seed), PODS, LEAVING) for seed in SEEDS]
     got = [pod for steps in courses for pod in played(steps, gpus, rule, sorted) if len(pod) == 2]
@@ -48,13 +48,13 @@ def across(topology: Topology, rule: Rule) -> tuple[int, float]:
 
 
 def ours(topology: Topology) -> Rule:
-    """The choice of placement."""
+    """Return our rule."""
     placement = Placement.of(topology)
     return lambda free, size: choose(placement, free, (), size).gpus
 
 
 def links_alone(topology: Topology) -> Rule:
-    """The former rule: remaining GPUs are compared by score alone, then the pod's NUMA distance, then evenness."""
+    """Return the former rule: compare the remaining GPUs by score only, then the pod's NUMA distance, then evenness."""
     nowhere = tuple((0,) * len(topology) for _ in topology.uuids)
     subsets = Placement.of(replace(topology, distances=nowhere)).subsets
     assert subsets is not None

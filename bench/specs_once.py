@@ -1,6 +1,6 @@
-"""`python -m bench.specs_once DIRECTORY`: builds and writes CDI specifications once from nothing, then looks again and again.
+"""`python -m bench.specs_once DIRECTORY`: builds and writes CDI specifications for the first time, then checks for changes.
 
-Prints milliseconds of the first time, of each later look, and how often files were searched and written.
+Prints the milliseconds of the first time and of each check, and how often files were searched and written.
 """
 
 import json
@@ -19,8 +19,8 @@ LOOKS = 200
 
 
 def main(directory: Path) -> None:
-    """In a process of its own, so that imports and cold caches count."""
-    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - what a daemon has imported by then
+    """Measure in this new process, so that imports and empty caches count."""
+    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - a daemon has imported these before
     from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
     from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
     from gpu_plugin.simulation.profile import load  # noqa: PLC0415
@@ -28,7 +28,7 @@ def main(directory: Path) -> None:
     node = SimulatedNode(load(str(directory / "node.yaml")))
     gpus = _probed(SimulatedDriver(node), SimulatedHost(node))
     began = time.perf_counter()
-    from gpu_plugin.containers.cdi.options import CdiOptions  # noqa: PLC0415 - the daemon, too, imports these at the first look
+    from gpu_plugin.containers.cdi.options import CdiOptions  # noqa: PLC0415 - the daemon also imports these late
     from gpu_plugin.containers.cdi_files.directory import SpecDirectory  # noqa: PLC0415
     from gpu_plugin.containers.cdi_files.source import Request, SpecSource  # noqa: PLC0415
     from gpu_plugin.containers.driver_root.search import Search  # noqa: PLC0415
@@ -66,7 +66,7 @@ def main(directory: Path) -> None:
 
 
 def counting() -> Counter[str]:
-    """Counts from now on the calls that ask the file system for something, by their names."""
+    """Return a counter of all later calls that read the file system, by name."""
     counts: Counter[str] = Counter()
     for name in ("stat", "lstat", "readlink", "scandir", "listdir", "open"):
         asked = getattr(os, name)

@@ -1,4 +1,4 @@
-"""The longest stall of the event loop with 5,376 devices: offering, health and lists, in this process."""
+"""The longest stall of the event loop with 5,376 devices, in this process, with offering, health and lists."""
 
 import asyncio
 import logging
@@ -27,13 +27,13 @@ from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 
 REPLICAS = 672
-"""Times that each of 8 GPUs is given out."""
+"""The number of replicas of each of 8 GPUs."""
 
 OTHER = "nvidia.com/renamed"
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
-    """The first list, one after a GPU became Unhealthy, and one after the resource was renamed."""
+    """Measure the first list, the list after a GPU became Unhealthy, and the list after a rename of the resource."""
     node = probed(PROFILE)
     logging.getLogger("gpu_plugin").setLevel(logging.CRITICAL)  # the cost of a line depends on where it goes
     taken: dict[str, list[float]] = {"first list": [], "health change": [], "rename": []}
@@ -58,7 +58,7 @@ def measure(plan: Plan, directory: Path) -> list[Row]:
 
 
 async def _once(node: Node, directory: Path) -> dict[str, float]:
-    """The longest stall of each step, in ms."""
+    """Return the longest stall of each step in ms."""
     settings, renamed = (_settings(directory, name) for name in (NAME, OTHER))
     sick: set[str] = set()
     store = SnapshotStore()
@@ -90,7 +90,7 @@ async def _once(node: Node, directory: Path) -> dict[str, float]:
 
 
 async def _stalled(act: Callable[[], object], feed: ListFeed) -> float:
-    """The longest stall in ms from an act to the list that follows from it."""
+    """Return the longest stall in ms from an action to its list."""
     version, longest = feed.version, 0.0
     await asyncio.sleep(TICK)
     last = time.thread_time()

@@ -1,4 +1,4 @@
-"""Figures against their budgets, as rows of one table, and rules side by side, as rows of another. Pure."""
+"""A table of figures and their budgets, and a table that compares rules. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 
 class Judged(StrEnum):
-    """Which of a row's values its budget is for."""
+    """The value of a row that its budget applies to."""
 
     P50 = "p50"
     P99 = "p99"
@@ -17,9 +17,9 @@ class Judged(StrEnum):
 class Row:
     """One figure.
 
-    `p50` and `p99` are in `unit`, `p99` None where it says nothing; `budget`, in `unit`, is for the value that `judged`
-    names. `bare` is the same as `p50` for what stands beside it as a comparison, `ratio` how many times as much the
-    figure is, and `ratio_budget` how many times it may be. `series` are the values behind it, by what they are of.
+    `p50` and `p99` are in `unit`; `p99` is None if it has no meaning. `budget`, in `unit`, is for the value that `judged` names.
+    `bare` is the p50 of the comparison, `ratio` is the figure divided by the comparison, and `ratio_budget` is its greatest
+    allowed value. `series` has the samples by name.
     """
 
     figure: str
@@ -37,16 +37,16 @@ class Row:
 
     @property
     def value(self) -> float:
-        """What is held against the budget."""
+        """The value that is compared with the budget."""
         return self.p50 if self.judged is Judged.P50 or self.p99 is None else self.p99
 
     @property
     def budgets(self) -> int:
-        """How many budgets it has: none, one or two."""
+        """The number of its budgets: 0, 1 or 2."""
         return (self.budget is not None) + (self.ratio is not None and self.ratio_budget is not None)
 
     def missed(self) -> list[str]:
-        """What it misses, each in words."""
+        """Return a text for each missed budget."""
         words = []
         if self.budget is not None and self.value > self.budget:
             beside = "" if self.bare is None else f" (bare {number(self.bare)})"
@@ -60,9 +60,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What several rules make of one subject: by figure and rule, the first one ours; None where it says nothing there.
+    """The values of several rules for one subject, by figure and rule; our rule is the first.
 
-    The greater, the better. `against` are the rules below which ours may be in no figure, which is one budget.
+    A value is None if it has no meaning.
+    Greater values are better. Our value must not be below the value of a rule in `against`, in any figure; this is one budget.
     """
 
     subject: str
@@ -74,7 +75,7 @@ class Comparison:
     budgets: ClassVar[int] = 1
 
     def missed(self) -> list[str]:
-        """Where ours is below another, all in one; nothing where it never is."""
+        """Return one text with all figures in which our rule is worse; empty if it never is."""
         words = []
         for figure, values in self.values.items():
             ours, *_ = values.values()
@@ -86,13 +87,13 @@ class Comparison:
 
 
 NOISE = 1e-9
-"""What sums of floating-point numbers in another order may differ by, as a share."""
+"""The largest relative difference between sums of the same floating-point numbers in different orders."""
 
 HEAD = ("figure", "n", "p50", "p99", "unit", "budget", "bare", "x bare", "budget", "met", "")
 
 
 def number(value: float) -> str:
-    """A value to three significant digits, more before the point; never in exponents."""
+    """Format a value with three significant digits, or more before the point, and without an exponent."""
     size = abs(value)
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     text = f"{value:.{digits}f}"
@@ -100,12 +101,12 @@ def number(value: float) -> str:
 
 
 def render(rows: Iterable[Row]) -> str:
-    """The table, one line a row, numbers to the right."""
+    """Return the table with a line for each row and numbers aligned to the right."""
     return aligned([HEAD, *(_cells(row) for row in rows)], left={0, 4, len(HEAD) - 1})
 
 
 def side_by_side(comparisons: Sequence[Comparison]) -> str:
-    """The other table, one line a subject. All must be of the same figures and rules; there must be one."""
+    """Return the table of comparisons with a line for each subject. All must have the same figures and rules; at least one."""
     figures = comparisons[0].values
     lines = [["", "n", *(rule for rules in figures.values() for rule in rules), "met", ""]]
     for one in comparisons:
@@ -121,7 +122,7 @@ def side_by_side(comparisons: Sequence[Comparison]) -> str:
 
 
 def _apart(less: float, more: float) -> str:
-    """Two values that differ, with as many digits after the point as it takes to see that."""
+    """Format two different values with enough digits to show the difference."""
     texts = ((f"{less:.{digits}f}", f"{more:.{digits}f}") for digits in range(1, 18))
     return " < ".join(next((pair for pair in texts if pair[0] != pair[1]), (repr(less), repr(more))))
 
@@ -135,7 +136,7 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
-    """Cells in columns, those of the columns `left` to the left, the others to the right."""
+    """Align cells in columns: the columns in `left` to the left, all others to the right."""
     widths = _widths(lines)
     return "\n".join(
         "  ".join(
@@ -147,7 +148,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
 
 
 def verdict(rows: Sequence[Row | Comparison], unmeasured: Sequence[str] = ()) -> str:
-    """The last line: how many budgets are missed, and which."""
+    """Return the last line: the number of missed budgets, and their texts."""
     budgets = sum(row.budgets for row in rows)
     missed = [words for row in rows for words in row.missed()]
     text = f"{len(missed)} of {budgets} budgets missed" + (f": {'; '.join(missed)}" if missed else "")

@@ -1,1 +1,1 @@
-"""The Kubernetes API, through lightkube (extra `kube`), which is imported only by what talks to it."""
+"""The Kubernetes API, through lightkube (extra `kube`). Only code that connects to the API imports lightkube."""

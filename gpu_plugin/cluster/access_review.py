@@ -1,4 +1,4 @@
-"""What we may do in the Kubernetes API, as the API server says it (authorization.k8s.io/v1, SelfSubjectAccessReview)."""
+"""Our rights in the Kubernetes API, as the API server reports them (authorization.k8s.io/v1, SelfSubjectAccessReview)."""
 
 from collections.abc import Sequence
 
@@ -24,10 +24,12 @@ class _Review(msgspec.Struct):
 
 
 async def review(kubeconfig: str, asked: Sequence[Asked]) -> tuple[str, list[bool]]:
-    """The server's address, and for each that is asked whether it is allowed. One request each; the server keeps nothing of them.
+    """Return the server's address, and for each entry of `asked` whether the server allows it.
+
+    Sends one request for each entry. The server does not store these requests.
 
     Raises:
-        UnreachableError: there are no credentials, the server does not answer, or does not say.
+        UnreachableError: there are no credentials, the server does not answer, or its answer cannot be read.
     """
     allowed = []
     async with connect(kubeconfig) as client:

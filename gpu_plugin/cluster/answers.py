@@ -1,4 +1,4 @@
-"""What the Kubernetes API is asked and answers, read with bounds, and what its refusals mean for people."""
+"""Requests to the Kubernetes API, its answers, read up to a limit, and sentences that explain its refusals."""
 
 import json
 import zlib
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 METADATA: Final = {"Accept": "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json"}
-"""The header that asks for metadata alone, of answers to changes, too: a whole Node with its images is some ten times as long."""
+"""Asks for an object's metadata only, also in answers to changes. A whole Node with its images is some ten times as long."""
 
 LONGEST_MESSAGE = 4 * 1024 * 1024
-"""Bytes of an object, a list or an event of a watch; etcd holds no object above 1.5 MiB."""
+"""The maximum length of an object, a list or an event of a watch, in bytes. etcd stores no object above 1.5 MiB."""
 
 LONGEST_PIECE = 64 * 1024
-"""Bytes that are unpacked at once: a few packed ones may be a thousand times as many."""
+"""The maximum number of bytes to decompress at once: compressed data may grow a thousandfold."""
 
 _GZIP = 16 + zlib.MAX_WBITS
-"""That zlib is to expect gzip's frame (zlib.decompressobj, wbits)."""
+"""Makes zlib expect a gzip header (zlib.decompressobj, wbits)."""
 
 
 class Metadata(msgspec.Struct, rename="camel"):
-    """What is read of an object's metadata (metav1.ObjectMeta)."""
+    """The fields that the plugin reads from an object's metadata (metav1.ObjectMeta)."""
 
     uid: str = ""
     resource_version: str = ""
@@ -40,7 +40,7 @@ class Metadata(msgspec.Struct, rename="camel"):
 
 
 class Status(msgspec.Struct):
-    """What the API server says instead of an answer (metav1.Status)."""
+    """The error that the API server returns in place of an object (metav1.Status)."""
 
     code: int = 0
     message: str = ""
@@ -51,12 +51,12 @@ class Request(msgspec.Struct, frozen=True):
     """One request to the API server.
 
     Attributes:
-        method: of HTTP.
-        path: with the query, if there is one.
-        headers: those that it has besides the connection's.
-        verb: what is asked for, so that refusals of different things are told apart.
-        needed: what a ClusterRole must allow, as in "get, list and watch of nodes in the core API group".
-        content: is sent as JSON; None: nothing is.
+        method: the HTTP method.
+        path: the path, with the query if there is one.
+        headers: headers in addition to the connection's.
+        verb: names the operation, to distinguish refusals of different operations.
+        needed: the rights that a ClusterRole must grant, such as "get, list and watch of nodes in the core API group".
+        content: the body, sent as JSON; None to send no body.
     """
 
     method: str
@@ -67,7 +67,7 @@ class Request(msgspec.Struct, frozen=True):
     content: Mapping[str, object] | None = None
 
     def refused(self, response: "httpx2.Response", content: bytes) -> UnreachableError:
-        """The error that an answer is whose HTTP status says no; `content` is its body."""
+        """Return the error for an answer that has an HTTP status of failure. `content` is its body."""
         try:
             status = decoded(content, Status)
         except UnreachableError:
@@ -86,19 +86,20 @@ class Request(msgspec.Struct, frozen=True):
 
 
 async def ask(client: "httpx2.AsyncClient", request: Request) -> bytes:
-    """Sends a request. Returns the body of the answer.
+    """Send a request and return the body of the answer.
 
     Raises:
-        UnreachableError: there is no answer within ANSWER_TIMEOUT, none that can be read, or one that says no, with a `code`.
+        UnreachableError: there is no answer within ANSWER_TIMEOUT, or it cannot be read. If the server refuses the request, the
+            error has the HTTP status as its `code`.
     """
     import httpx2  # noqa: PLC0415 - as in connect
     from lightkube.core.exceptions import ConfigError as CredentialsError  # noqa: PLC0415
 
-    told = None if request.content is None else json.dumps(request.content, separators=(",", ":")).encode()
-    sent = client.build_request(request.method, request.path, content=told, headers=dict(request.headers))
+    encoded = None if request.content is None else json.dumps(request.content, separators=(",", ":")).encode()
+    http_request = client.build_request(request.method, request.path, content=encoded, headers=dict(request.headers))
     try:
         with anyio.fail_after(ANSWER_TIMEOUT):
-            response = await client.send(sent, stream=True)
+            response = await client.send(http_request, stream=True)
             try:
                 content = await body(response)
             finally:
@@ -114,7 +115,7 @@ async def ask(client: "httpx2.AsyncClient", request: Request) -> bytes:
 
 
 async def body(response: "httpx2.Response") -> bytes:
-    """The whole body of an answer that is read as a stream. Raises UnreachableError where it is too long, or cannot be read."""
+    """Read the whole body of a streamed answer. Raises UnreachableError if it is too long or cannot be read."""
     content = bytearray()
     async for piece in pieces(response):
         content += piece
@@ -124,10 +125,13 @@ async def body(response: "httpx2.Response") -> bytes:
 
 
 async def pieces(response: "httpx2.Response") -> AsyncIterator[bytes]:
-    """An answer as it comes, at most LONGEST_PIECE bytes at once where it was packed: a proxy may do that unasked.
+    """Yield the body of an answer as it arrives.
+
+    A compressed body is decompressed, at most LONGEST_PIECE bytes at once. A proxy may compress an answer although the request
+    does not allow it.
 
     Raises:
-        UnreachableError: it is packed in a way that is not known, or what is said to be packed is not.
+        UnreachableError: the compression is unknown, or the body is not compressed as its header says.
     """
     packed = response.headers.get("content-encoding", "").strip().lower()
     if packed in {"", "identity"}:
@@ -135,7 +139,10 @@ async def pieces(response: "httpx2.Response") -> AsyncIterator[bytes]:
             yield piece
         return
     if packed not in {"gzip", "x-gzip"}:
-        text = f"the Kubernetes API's answer is packed as {excerpt(packed)}, and was asked for as it is: does a proxy do that?"
+        text = (
+            f"the Kubernetes API's answer is compressed as {excerpt(packed)}, although the request does not allow compression: "
+            "does a proxy compress it?"
+        )
         raise UnreachableError("answer", text)
     unpacker = zlib.decompressobj(wbits=_GZIP)
     async for piece in response.aiter_raw():
@@ -149,20 +156,20 @@ async def pieces(response: "httpx2.Response") -> AsyncIterator[bytes]:
                 if more:
                     yield more
         except zlib.error as error:
-            raise UnreachableError("answer", f"the Kubernetes API's answer cannot be unpacked: {error}") from None
+            raise UnreachableError("answer", f"the Kubernetes API's answer cannot be decompressed: {error}") from None
 
 
 def decoded(content: bytes, kind: type[T]) -> T:
-    """What the body of an answer holds. Raises UnreachableError where it is not of this kind."""
+    """Decode the body of an answer. Raises UnreachableError if it does not have this type."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: the text is not UTF-8
         raise UnreachableError(
             "answer", f"the Kubernetes API's answer is not understood: {excerpt(str(error))}"
         ) from None
 
 
 def _retry_after(headers: Mapping[str, Any]) -> float | None:
-    """Seconds, as the API server writes them. Of 0, or of a date, which proxies may write, no notice is taken."""
+    """Return the Retry-After header in seconds; None if it is 0, absent, or a date, which proxies may write."""
     text = str(headers.get("retry-after", ""))
     return (float(text) or None) if text.isascii() and text.isdigit() and len(text) < 6 else None

@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Seconds to reach the API server, and for its answer.
+# Seconds to connect to the API server, and to wait for its answer.
 CONNECT_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 10.0
 
-# Seconds of silence, seconds between probes, and probes unanswered, until a connection whose peer is gone is closed.
+# The kernel closes a connection after 15 s of silence and 3 unanswered probes, 5 s apart.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class UnreachableError(Exception):
-    """The API server cannot be asked, or does not say what was asked for; the text says why.
+    """The API server cannot be reached, refuses the request, or sends an answer that cannot be read. The text says why.
 
-    `kind` is the same for troubles that are the same to people, however their texts differ. Of an answer that says no, `code` is
-    the HTTP status, `reason` the API's own word for it, `pause` the Retry-After in seconds: 0, empty and None where there is none
+    `kind` is equal for errors that have the same cause, even if their texts differ. If the server refused the request, `code` is
+    the HTTP status, `reason` is the API's word for it (metav1.StatusReason), and `pause` is the Retry-After header in seconds.
+    Else they are 0, empty and None.
     """
 
     def __init__(self, kind: str, text: str, code: int = 0, reason: str = "", pause: float | None = None) -> None:
@@ -42,11 +43,11 @@ class UnreachableError(Exception):
 
 
 def require_client(what: str = "--config-file-srcdir", instead: str = ", or give one file with --config-file") -> None:
-    """Raises ConfigError where what it takes to talk to the Kubernetes API is not installed.
+    """Raises ConfigError if the Kubernetes client is not installed.
 
     Args:
-        what: needs it.
-        instead: what else can be done, as the end of the sentence.
+        what: the option or feature that needs the client.
+        instead: an alternative for the user, as the end of the sentence.
     """
     if importlib.util.find_spec("lightkube") is None:
         raise ConfigError(
@@ -56,14 +57,14 @@ def require_client(what: str = "--config-file-srcdir", instead: str = ", or give
 
 @asynccontextmanager
 async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
-    """An HTTP client for the API server of `kubeconfig`, or, where that is empty, of the cluster whose pod we are.
+    """Open an HTTP client for the API server that `kubeconfig` names. If it is empty, use the pod's own service account.
 
-    Everything is read again each time: certificates and tokens are replaced while we run.
+    All files are read at each call, since certificates and tokens are replaced while the plugin runs.
 
     Raises:
-        UnreachableError: there are no usable credentials, or the server's name is not resolved.
+        UnreachableError: there are no usable credentials, or the server's name is not resolved in time.
     """
-    import httpx2  # noqa: PLC0415 - 7 MiB with lightkube, for those alone who talk to the API
+    import httpx2  # noqa: PLC0415 - 7 MiB with lightkube, which only features that use the API need
     import yaml  # noqa: PLC0415 - as above
     from lightkube.config.client_adapter import AsyncClient, ConnectionParams  # noqa: PLC0415
     from lightkube.config.kubeconfig import KubeConfig  # noqa: PLC0415
@@ -72,14 +73,16 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
     timeout = httpx2.Timeout(ANSWER_TIMEOUT, connect=CONNECT_TIMEOUT)
     try:
         found = (KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_service_account()).get()
-        assert found is not None  # it is None only for a default that is None
-        found = found._replace(user=found.user or User())  # a server may ask for no credentials, lightkube insists
+        assert found is not None  # `get` returns None only if the default argument is None
+        found = found._replace(
+            user=found.user or User()
+        )  # lightkube needs a user even if the server needs no credentials
         client = AsyncClient(found, ConnectionParams(timeout=timeout))
     except yaml.YAMLError as error:
         raise UnreachableError(
             "credentials", f"kubeconfig {kubeconfig} cannot be used: {_yaml_problem(error)}"
         ) from None
-    except Exception as error:  # noqa: BLE001 - a kubeconfig can be wrong in as many ways as YAML, PEM and URLs
+    except Exception as error:  # noqa: BLE001 - wrong YAML, PEM and URLs in a kubeconfig raise many types
         if kubeconfig:
             raise UnreachableError(
                 "credentials", f"kubeconfig {kubeconfig} cannot be used: {excerpt(str(error))}"
@@ -96,18 +99,21 @@ async def connect(kubeconfig: str) -> AsyncIterator["httpx2.AsyncClient"]:
 
 
 async def _resolve(host: str, port: int | None) -> None:
-    """Has the resolver ready: the event loop asks it on threads that the process waits for at its end."""
+    """Resolve the name on a daemon thread first.
+
+    The event loop resolves names on threads that the process waits for when it exits.
+    """
     lookup: SlowCall[Any] = SlowCall(partial(begin, name="name-resolution"))
     try:
         await lookup.joined(partial(socket.getaddrinfo, host, port or 443, type=socket.SOCK_STREAM), CONNECT_TIMEOUT)
     except TimeoutError:
         raise UnreachableError("name", f"the name {host} is not resolved within {CONNECT_TIMEOUT:g} s") from None
-    except (OSError, UnicodeError) as error:  # a proxy may know what we do not
+    except (OSError, UnicodeError) as error:  # a proxy may resolve the name
         log.debug("the name %s is not resolved: %s", host, error)
 
 
 def keep_alive(response: "httpx2.Response") -> None:
-    """Has the system notice that the peer of a long, silent answer is gone, within half a minute."""
+    """Turn on TCP keepalive for a long, silent answer, so that the kernel detects a lost peer within half a minute."""
     stream = response.extensions.get("network_stream")
     connection = stream.get_extra_info("socket") if stream is not None else None
     if connection is None:
@@ -118,7 +124,7 @@ def keep_alive(response: "httpx2.Response") -> None:
 
 
 def _yaml_problem(error: Exception) -> str:
-    """The line and the problem of a `yaml.YAMLError`, and nothing of the text around it: a file may hold passwords."""
+    """Return the line and the problem of a `yaml.YAMLError` without the file's text, which may have passwords."""
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is no YAML"
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not YAML"
     return f"line {mark.line + 1}: {problem}" if mark is not None else str(problem)

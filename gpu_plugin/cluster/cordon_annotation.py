@@ -10,26 +10,26 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.runtime.printable import excerpt, printable
 
 MAX_NAMES = 256
-"""Names that are looked at. A node has 16 GPUs."""
+"""The maximum number of names that are read. A node has at most 16 GPUs."""
 
 MAX_NAME_LENGTH = 128
-"""Characters of a name; a uuid has 40."""
+"""The maximum number of characters of a name. A uuid has 40."""
 
 
 class Cordoned(msgspec.Struct, frozen=True):
-    """The uuids of the GPUs that are named, and a sentence for each name that is of none."""
+    """The uuids of the GPUs that the annotation names, and a sentence for each name that matches no GPU (at most 8)."""
 
     uuids: frozenset[str] = frozenset()
     complaints: tuple[str, ...] = ()
 
 
 def cordoned(value: str | None, gpus: Sequence[Gpu]) -> Cordoned:
-    """What the annotation comes to on this node; None: there is no annotation."""
+    """Return the GPUs of this node that the annotation names. `value` is None if there is no annotation."""
     names = list(dict.fromkeys(filter(None, (name.strip() for name in (value or "").split(",")))))
     found: set[str] = set()
     complaints: list[str] = []
     if len(names) > MAX_NAMES:
-        complaints.append(f"{len(names) - MAX_NAMES} names are not looked at: there are more than {MAX_NAMES}")
+        complaints.append(f"{len(names) - MAX_NAMES} names are ignored: there are more than {MAX_NAMES}")
     for name in names[:MAX_NAMES]:
         try:
             gpu = named(name, gpus) if len(name) <= MAX_NAME_LENGTH else None

@@ -1,8 +1,11 @@
-"""Which news become Kubernetes Events, which are counted in an older one, and which are let go. Pure.
+"""Decides which reports become new Kubernetes Events, which increase the count of an earlier Event, and which are dropped. Pure.
 
-The rules are those of client-go's EventCorrelator (tools/record/events_cache.go), by which the kubelet and the controllers
-report, with its numbers: what is the same but for the message is put together from the tenth message within ten minutes on; the
-same news again counts in the Event that there is; and one object gets 25 at once, then one every five minutes.
+The rules and numbers are the same as in client-go's EventCorrelator (tools/record/events_cache.go), which the kubelet and the
+controllers use:
+
+- A repeated report increases the count of its Event.
+- From the tenth different message within ten minutes on, reports that differ only in the message are combined in one Event.
+- One object gets 25 Events at once, then one every five minutes.
 """
 
 from collections import OrderedDict
@@ -14,32 +17,33 @@ from msgspec.structs import replace
 from gpu_plugin.config.times import rfc3339
 from gpu_plugin.runtime.rates import TokenBucket
 
-# Different messages (defaultAggregateMaxEvents), and seconds that they are apart at most (defaultAggregateIntervalInSeconds).
+# Number of different messages to combine (defaultAggregateMaxEvents), and the most seconds between two of them
+# (defaultAggregateIntervalInSeconds).
 SIMILAR = 10
 SIMILAR_WITHIN = 600.0
 
-# Events of one object at once, and seconds for each further one (defaultSpamBurst, defaultSpamQPS).
+# Events of one object at once, and seconds for each further Event (defaultSpamBurst, defaultSpamQPS).
 BURST = 25
 PER = 300.0
 
-# Events of all pods of the node at once, and seconds for each further one: 16 GPUs, each shared by 28 pods, are 448 pods.
+# Events of all pods of the node at once, and seconds for each further Event: 16 GPUs, each shared by 28 pods, make 448 pods.
 PODS_BURST = 512
 PODS_PER = 10.0
 
-REMEMBERED = 4096
-"""Events, and objects, that are remembered at most (maxLruCacheEntries); of more, those heard of longest ago are forgotten."""
+MAX_KEPT = 4096
+"""The maximum number of entries in each cache (maxLruCacheEntries). The entry that was used least recently is removed."""
 
 LONGEST_MESSAGE = 1024
-"""Bytes of an Event's message (API validation, core/v1)."""
+"""The maximum length of an Event's message in bytes (API validation, core/v1)."""
 
 LONGEST_NAME = 230
-"""Characters of an object's name that an Event's name, which has 253 at most, begins with."""
+"""The number of characters of an object's name in its Events' names, which have at most 253."""
 
 COMBINED: Final = "(combined from similar events): "
 
 
 class Object(msgspec.Struct, frozen=True):
-    """What an Event is about (core/v1 ObjectReference). The namespace of a Node is empty."""
+    """The object that an Event is about (core/v1 ObjectReference). The namespace of a Node is empty."""
 
     kind: str
     name: str
@@ -48,7 +52,7 @@ class Object(msgspec.Struct, frozen=True):
 
 
 class EventContent(msgspec.Struct, frozen=True):
-    """What is to be told of an object at Unix time `at`. `reason` is in CamelCase, `warning` whether somebody should act."""
+    """A report about an object at Unix time `at`. `reason` is in CamelCase; `warning` is True if an operator should act."""
 
     about: Object
     reason: str
@@ -58,7 +62,7 @@ class EventContent(msgspec.Struct, frozen=True):
 
 
 class EventRecord(msgspec.Struct, frozen=True):
-    """An Event as it is to be written: created where `count` is 1, else changed. `first` is Unix time in seconds."""
+    """An Event to write: a new Event if `count` is 1, else a change. `first` is Unix time in seconds."""
 
     name: str
     news: EventContent
@@ -66,7 +70,10 @@ class EventRecord(msgspec.Struct, frozen=True):
     first: float
 
     def document(self, host: str, uid: str = "") -> dict[str, object]:
-        """The whole Event (core/v1); `host` is the Node that reports, `uid` that of the object where the news do not say it."""
+        """Return the whole Event (core/v1).
+
+        `host` is the Node that reports. `uid` is the object's uid, if the report does not have it.
+        """
         about, at = self.news.about, rfc3339(self.news.at)
         reference = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid or uid}
         return {
@@ -86,12 +93,12 @@ class EventRecord(msgspec.Struct, frozen=True):
         }
 
     def changes(self) -> dict[str, object]:
-        """What differs from the Event that there is."""
+        """Return the fields that change in the existing Event."""
         return {"count": self.count, "lastTimestamp": rfc3339(self.news.at), "message": self.news.message}
 
     @property
     def namespace(self) -> str:
-        """Where it is written: Events about what has no namespace lie in `default`."""
+        """The namespace of the Event: `default` if the object has no namespace."""
         return self.news.about.namespace or "default"
 
 
@@ -110,44 +117,44 @@ class _Similar(msgspec.Struct):
 
 
 class Correlator:
-    """Remembers what was told. `now` is a steady clock in seconds throughout."""
+    """Keeps the Events of earlier reports. `now` is in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self.dropped = 0
-        """Events that were dropped."""
+        """The number of Events that were dropped."""
         self._named = 0
         self._similar: OrderedDict[_Kind, _Similar] = OrderedDict()
-        self._told: OrderedDict[_Key, EventRecord] = OrderedDict()
+        self._records: OrderedDict[_Key, EventRecord] = OrderedDict()
         self._buckets: OrderedDict[Object, TokenBucket] = OrderedDict()
         self._pods = TokenBucket(PODS_BURST, PODS_PER)
 
     def judge(self, news: EventContent, now: float) -> EventRecord | None:
-        """The Event that is to be written for these news; None: none, since there were too many."""
+        """Return the Event to write for this report; None if the rate limit drops it."""
         news = replace(news, message=_bounded(news.message))
         key, news = self._aggregated(news, now)
-        known = self._told.pop(key, None)
-        told = (
+        known = self._records.pop(key, None)
+        record = (
             replace(known, news=news, count=known.count + 1)
             if known
             else EventRecord(self._name(news), news, 1, news.at)
         )
-        keep(self._told, key, told)
+        keep(self._records, key, record)
         bucket = self._buckets.pop(news.about, None) or TokenBucket(BURST, PER)
         keep(self._buckets, news.about, bucket)
         if not bucket.take(now) or (news.about.kind == "Pod" and not self._pods.take(now)):
             self.dropped += 1
             return None
-        return told
+        return record
 
-    def forget(self, about: Object) -> None:
-        """The object of this name is another one now: nothing was told of it."""
+    def reset(self, about: Object) -> None:
+        """Remove the Events of an object that was recreated under the same name."""
         for kind in [kind for kind in self._similar if kind[0] == about]:
             del self._similar[kind]
-        for key in [key for key in self._told if key[0][0] == about]:
-            del self._told[key]
+        for key in [key for key in self._records if key[0][0] == about]:
+            del self._records[key]
 
     def _name(self, news: EventContent) -> str:
-        """A name that no other Event has: the time, and a count for news of the same moment."""
+        """Return a unique Event name, made of the time and a counter for reports of the same moment."""
         self._named += 1
         return f"{news.about.name[:LONGEST_NAME].rstrip('.-')}.{int(news.at * 1e9) + self._named:x}"
 
@@ -166,9 +173,9 @@ class Correlator:
 
 
 def keep(known: OrderedDict[K, V], key: K, value: V) -> None:
-    """Takes it in as the newest, and forgets the oldest of too many."""
+    """Store a new entry at the end of `known`, and remove the oldest entries above MAX_KEPT."""
     known[key] = value
-    while len(known) > REMEMBERED:
+    while len(known) > MAX_KEPT:
         known.popitem(last=False)
 
 

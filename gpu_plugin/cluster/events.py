@@ -1,4 +1,4 @@
-"""Writes Kubernetes Events: whoever tells something never waits, and what is not written yet is bounded."""
+"""Writes Kubernetes Events from a bounded queue. A caller that reports an Event never waits."""
 
 import logging
 import random
@@ -19,31 +19,33 @@ from gpu_plugin.runtime.pulse import Pulse
 log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 512
-"""Events that wait to be written at most; of more, the oldest are let go."""
+"""The maximum length of the queue. The oldest Events above it are dropped."""
 
-# Seconds until a server that cannot be asked is asked again: at first, and at most.
+# Seconds until the next attempt while the server cannot be reached: at first, and at most.
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 
 MAX_TRIES = 4
-"""How often an Event is refused until it is let go: an API server that has just started refuses what it soon allows."""
+"""Refusals after which an Event is dropped. A single refusal means little: an API server that has just started refuses valid
+requests."""
 
 MAX_TRIES_UNAVAILABLE = 20
-"""How often it is tried where the server itself is in trouble, as a webhook may be that is asked about one namespace alone."""
+"""Refusals after which an Event is dropped if the server itself fails (HTTP 5xx), for example a webhook for one namespace."""
 
 UID_SECONDS = 600.0
-"""Seconds for which the uid of a pod is taken for the same: another pod may have its name since."""
+"""Seconds until a pod's uid is read again: a new pod may have the same name."""
 
 _TRANSIENT = frozenset({"connection", "name", "credentials", "answer", "length", "401", "408", "429"})
-"""What goes away by itself; anything else may be of this one Event, such as a namespace that is being removed."""
+"""Kinds of errors that end without a change to the Event. Any other error may concern this Event only, such as a namespace
+that is being removed."""
 
 
 class EventWriter:
-    """Takes news in, puts together what is the same, and writes one Event after the other.
+    """Accepts reports, combines equal reports, and writes one Event after the other.
 
     Attributes:
-        written: Events that were made or changed.
-        dropped: Events that were let go, because they were too many or the API server refused them.
+        written: the number of Events that were created or changed.
+        dropped: the number of Events that were dropped because of a limit or because the API server refused them.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class EventWriter:
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes the API, a steady clock in seconds, and a throw of dice in [0, 1)."""
+        """`clock` returns seconds of a monotonic clock, `dice` a random number in [0, 1)."""
         self.written = 0
         self._troubles: dict[str, str] = {}
         self._lost = 0
@@ -61,34 +63,34 @@ class EventWriter:
         self._dice = dice
         self._correlator = Correlator()
         self._waiting: OrderedDict[str, EventRecord] = OrderedDict()
-        self._made: OrderedDict[str, str] = OrderedDict()
-        """Names of Events that were made, and the uids of what they are about."""
+        self._created: OrderedDict[str, str] = OrderedDict()
+        """The uid of the object, by the name of each Event that was created."""
         self._uids: OrderedDict[Object, tuple[str, float]] = OrderedDict()
         self._refused: dict[str, tuple[int, int]] = {}
-        """How often an Event was refused, and how many were written when that began."""
+        """For each refused Event: the number of refusals, and the value of `written` at the first refusal."""
         self._bell = Pulse()
 
     @property
     def trouble(self) -> str:
-        """Why the newest attempts failed, of each kind of object that Events are about; empty where they did not."""
+        """Why the newest attempt failed, for each kind of object; empty if no attempt failed."""
         return "; ".join(dict.fromkeys(self._troubles.values()))
 
     @property
     def dropped(self) -> int:
-        """Events that were let go."""
+        """The number of Events that were dropped."""
         return self._lost + self._correlator.dropped
 
     @property
     def waiting(self) -> int:
-        """Events that are not written yet."""
+        """The number of Events that are not written yet."""
         return len(self._waiting)
 
     def tell(self, news: EventContent) -> None:
-        """Has these news written soon, or counted in the Event that has the same. From the event loop's thread."""
-        told = self._correlator.judge(news, self._clock())
-        if told is None:
+        """Queue a report as a new Event or as a count of an equal Event. Call it from the event loop's thread."""
+        record = self._correlator.judge(news, self._clock())
+        if record is None:
             return
-        self._waiting[told.name] = told  # what waits under this name is in it
+        self._waiting[record.name] = record  # its count includes a queued record of the same name
         while len(self._waiting) > MAX_WAITING:
             name, _ = self._waiting.popitem(last=False)
             self._refused.pop(name, None)
@@ -96,7 +98,7 @@ class EventWriter:
         self._bell.ring()
 
     async def run(self) -> None:
-        """Writes what there is, the oldest first. Never returns."""
+        """Write the queued Events, the oldest first. Never returns."""
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         while True:
             if not self._waiting:
@@ -109,17 +111,17 @@ class EventWriter:
                         backoff.succeeded()
             except UnreachableError as error:
                 if not self._troubles:
-                    self._say("", str(error))
+                    self._log_trouble("", str(error))
                 await anyio.sleep(backoff.failed(self._clock(), self._dice()))
 
     async def _write_oldest(self) -> None:
-        """Writes the oldest. Raises UnreachableError where the server cannot be asked, or this Event has tries left."""
-        name, told = next(iter(self._waiting.items()))
-        about = told.news.about.kind
+        """Write the oldest Event. Raises UnreachableError if writing failed and the Event has tries left."""
+        name, record = next(iter(self._waiting.items()))
+        about = record.news.about.kind
         try:
-            await self._write(told)
+            await self._write(record)
         except UnreachableError as error:
-            self._say(about, str(error))
+            self._log_trouble(about, str(error))
             if self._has_tries_left(name, error.kind):
                 raise
             self._lost += 1
@@ -127,11 +129,11 @@ class EventWriter:
             if any(self._troubles.pop(each, "") for each in ("", about)) and not self._troubles:
                 log.info("Kubernetes Events are written again")
         self._refused.pop(name, None)
-        if self._waiting.get(name) is told:  # else there was more of it meanwhile
+        if self._waiting.get(name) is record:  # else a newer report replaced it while this request ran
             del self._waiting[name]
 
     def _has_tries_left(self, name: str, kind: str) -> bool:
-        """Whether the Event is tried again; what was in vain for long waits behind the others, which may fare better."""
+        """Whether to try this Event again. After MAX_TRIES server errors (HTTP 5xx) it moves to the end of the queue."""
         if kind in _TRANSIENT:
             return True
         tries, written = self._refused.get(name, (0, self.written))
@@ -144,21 +146,22 @@ class EventWriter:
         its_own = kind == str(HTTPStatus.INTERNAL_SERVER_ERROR.value) or self.written > written
         return tries < MAX_TRIES_UNAVAILABLE or not its_own
 
-    async def _write(self, told: EventRecord) -> None:
-        uid = await self._uid(told.news.about)
+    async def _write(self, record: EventRecord) -> None:
+        uid = await self._uid(record.news.about)
         if uid is None:
             return
-        if self._made.get(told.name, uid) != uid:
-            self._correlator.forget(told.news.about)
-            self.tell(told.news)
+        if self._created.get(record.name, uid) != uid:
+            self._correlator.reset(record.news.about)
+            self.tell(record.news)
             return
-        if told.name not in self._made or not await self._api.count_event(told.namespace, told.name, told.changes()):
-            await self._api.create_event(told.namespace, told.document(self._api.node_name, uid))
-            keep(self._made, told.name, uid)
+        exists = record.name in self._created
+        if not exists or not await self._api.count_event(record.namespace, record.name, record.changes()):
+            await self._api.create_event(record.namespace, record.document(self._api.node_name, uid))
+            keep(self._created, record.name, uid)
         self.written += 1
 
     async def _uid(self, about: Object) -> str | None:
-        """The uid of what an Event is about; None: it is a pod that is gone."""
+        """Return the uid of the object that an Event is about; None for a pod that is gone."""
         if about.uid:
             return about.uid
         now = self._clock()
@@ -171,7 +174,7 @@ class EventWriter:
             keep(self._uids, about, (uid, now))
         return uid
 
-    def _say(self, about: str, trouble: str) -> None:
+    def _log_trouble(self, about: str, trouble: str) -> None:
         level = logging.DEBUG if about in self._troubles else logging.WARNING
         self._troubles[about] = trouble
         log.log(level, "Kubernetes Events cannot be written: %s", trouble)

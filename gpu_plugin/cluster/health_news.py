@@ -1,6 +1,6 @@
-"""Which changes of health become Kubernetes Events, with which reason, and what they say. Pure.
+"""Decides which changes of health become Kubernetes Events, and makes their reasons and messages. Pure.
 
-The reasons are few, so that they can be asked for: what happened in particular stands in the message.
+There are few reasons, so that users can filter by them. The message has the details.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ RESUMED = "GPUResumed"
 
 
 def reason(change: Transition) -> str:
-    """The reason of the Event that a change is; empty where it is none: it makes no difference to anybody."""
+    """Return the reason of the Event for a change; empty if the change needs no Event."""
     if SIGNALS[change.signal].kind is SignalKind.ORDER:
         begins = change.verdict is not Verdict.OK
         if change.signal == MAINTENANCE:
@@ -47,9 +47,9 @@ def reason(change: Transition) -> str:
 
 
 def news(change: Transition, gpus: Sequence[Gpu], about: Object, at: float) -> EventContent | None:
-    """The news for the Node, or for a pod that holds the GPU, at Unix time `at`; None where there are none.
+    """Return the Event for the Node, or for a pod that holds the GPU, at Unix time `at`; None if there is no Event.
 
-    What happened to which GPU, and to operators, who read the Node's, what to do.
+    The message has the GPU's name and the change. In an Event of the Node it also has the advice for operators.
     """
     operator = about.kind == "Node"
     why = reason(change) if operator or concerns_pods(change) else ""
@@ -67,16 +67,16 @@ def news(change: Transition, gpus: Sequence[Gpu], about: Object, at: float) -> E
 
 
 def concerns_pods(change: Transition) -> bool:
-    """Whether pods that hold the GPU are told. What an operator orders touches no pod that runs."""
+    """Whether pods that hold the GPU get an Event. An operator's order does not affect running pods."""
     return SIGNALS[change.signal].kind is not SignalKind.ORDER and reason(change) != ""
 
 
 def pods_on(
     change: Transition, allocated: Mapping[tuple[str, str], frozenset[Any]], snapshot: Snapshot
 ) -> frozenset[tuple[str, str]]:
-    """Namespace and name of the pods that hold what the change is about: the GPU, or the one MIG device.
+    """Return namespace and name of the pods that hold the GPU or MIG device of the change.
 
-    `allocated` are holders (namespace, pod, container) by resource and device id.
+    `allocated` has the holders (namespace, pod, container) by resource and device id.
     """
     return frozenset(
         (holder.namespace, holder.pod)

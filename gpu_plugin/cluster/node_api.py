@@ -1,10 +1,11 @@
-"""What the plugin changes in the Kubernetes API: of its own Node the labels, one condition and one taint; and Events.
+"""The plugin's changes in the Kubernetes API: labels, one condition and one taint of its own Node, and Events.
 
-Labels and the condition are server-side applied, each under a field manager of its own: what we no longer apply goes, what
-others own stays. Taints cannot be: the list as a whole has one owner (`x-kubernetes-list-type: atomic`, core/v1 NodeSpec), so
-the others' are read and kept, and the API server refuses the change where the Node has changed since.
+Labels and the condition use server-side apply, each with its own field manager: the API server removes the fields that we no
+longer apply, and keeps the fields of other owners. Taints cannot use it, since the list as a whole has one owner
+(`x-kubernetes-list-type: atomic`, core/v1 NodeSpec). So other programs' taints are read and written back, and the API server
+refuses the change if the Node has changed since then.
 
-Nothing is kept open between two tasks: credentials and certificates are read again, as they are replaced while we run.
+No connection stays open between two tasks, since credentials and certificates are replaced while the plugin runs.
 """
 
 import logging
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANAGER: Final = "gpu-plugin"
-"""Field manager of what is not applied; those of what is have this beginning."""
+"""The field manager of Events. The field managers of the Node's fields begin with it."""
 
-# Requests that one change may take, and seconds between two of them: at first, and at most, whatever Retry-After says.
-# Up to half as long is added, which keeps a cluster's nodes apart.
+# Attempts for each request, and seconds between two attempts: at first, and at most, also if Retry-After is longer.
+# Up to half of the pause is added at random, so that the nodes of a cluster do not send their requests together.
 ATTEMPTS = 4
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
@@ -43,7 +44,7 @@ _JSON: Final = {"Content-Type": "application/json", **METADATA}
 _NODES_RIGHT: Final = "get and patch of nodes in the core API group"
 
 _EXISTS: Final = "AlreadyExists"
-"""The reason of a conflict with an object that was there before, and not with a change of it (metav1.StatusReason)."""
+"""The reason of a conflict because an object of this name exists, not because it changed (metav1.StatusReason)."""
 
 _AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -51,13 +52,13 @@ _client: "ContextVar[httpx2.AsyncClient | None]" = ContextVar("client", default=
 """The connection of a task that makes several requests."""
 
 Taint = dict[str, Any]
-"""A taint of a Node (core/v1 Taint) as it was read: others' are written back with every field that they have."""
+"""A taint of a Node (core/v1 Taint) as it was read. Other programs' taints are written back with all of their fields."""
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """A condition of a Node (core/v1 NodeCondition). Times are RFC 3339 in whole seconds, as the API server keeps them.
+    """A condition of a Node (core/v1 NodeCondition). Times are RFC 3339 in whole seconds, as the API server stores them.
 
-    Others may have written null where a time or a reason is not known.
+    Other programs may have written null for an unknown time or reason.
     """
 
     type: str = ""
@@ -77,7 +78,7 @@ class _State(msgspec.Struct):
 
 
 class NodeState(msgspec.Struct):
-    """As much of a Node as is decided by."""
+    """The fields of a Node that the plugin reads."""
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: _Spec = msgspec.field(default_factory=_Spec)
@@ -85,23 +86,23 @@ class NodeState(msgspec.Struct):
 
     @property
     def taints(self) -> Sequence[Taint]:
-        """All taints of the Node, ours and others'."""
+        """All taints of the Node, including other programs' taints."""
         return self.spec.taints or ()
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of this type; None where there is none."""
+        """Return the condition of this type; None if the Node does not have it."""
         return next((each for each in self.status.conditions or () if each.type == kind), None)
 
 
 class NodeApi:
-    """Changes to our own Node, and Events. Everything raises UnreachableError once it was tried in vain.
+    """Changes our own Node, and writes Events. Every method raises UnreachableError after its last attempt.
 
-    A change is tried a few times where the server is busy, restarts, or the object has changed meanwhile; when one that failed is
-    made again is for the caller to say. `failures` counts requests that were in vain, `requests` all of them.
+    A request is sent up to ATTEMPTS times if the server is busy or restarts, or if the object has changed. After that, the caller
+    decides when to try again. `requests` is the number of requests, `failures` the number of failed requests.
     """
 
     def __init__(self, node_name: str, kubeconfig: str = "", dice: Callable[[], float] = random.random) -> None:
-        """Takes the Node's name, a path (empty: the pod's own service account), and what spreads a cluster's nodes, in [0, 1)."""
+        """If `kubeconfig` is empty, use the pod's own service account. `dice` returns a random number in [0, 1) for pauses."""
         self.node_name = node_name
         self.requests = 0
         self.failures = 0
@@ -111,7 +112,7 @@ class NodeApi:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
-        """Has the requests of one task made over one connection. Raises UnreachableError."""
+        """Send all requests of this task over one connection. Raises UnreachableError."""
         if _client.get() is not None:
             yield
             return
@@ -123,14 +124,14 @@ class NodeApi:
                 _client.reset(mine)
 
     async def read(self) -> NodeState:
-        """The Node as it is now. It is long: for the start, and for what is changed by reading it first."""
+        """Read the whole Node. It is long, so read it only at the start and before a change that needs its fields."""
         request = Request("GET", self._path(), {"Accept": "application/json"}, "get", "get of nodes")
         return decoded(await self._ask(request), NodeState)
 
     async def apply_labels(self, labels: Mapping[str, str]) -> None:
-        """Has the Node carry exactly these of our labels: those applied before and not named now are removed.
+        """Replace all of our labels on the Node by these labels. If `labels` is empty, all of our labels are removed.
 
-        A label of the same key that somebody else wrote becomes ours. None at all: nothing of us is left.
+        If another program wrote a label of the same key, that label becomes ours.
         """
         known = self._uid
         try:
@@ -139,25 +140,25 @@ class NodeApi:
             self._uid = ""
             if not known or error.code not in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
                 raise
-            await self._apply_labels(labels)  # the Node of this name was recreated since
+            await self._apply_labels(labels)  # the Node was recreated under the same name
 
     async def apply_condition(self, condition: Condition | None) -> str:
-        """Has the Node carry this condition of ours, or none. Returns the Node's uid: one that was recreated has another."""
+        """Write our condition, or remove it if None. Returns the Node's uid, which changes if the Node is recreated."""
         conditions = [] if condition is None else [msgspec.to_builtins(condition)]
         content = {"metadata": {"name": self.node_name}, "status": {"conditions": conditions}}
         answer = await self._apply("/status", "condition", content, "patch of nodes/status in the core API group")
         return decoded(answer, NodeState).metadata.uid
 
     async def set_taint(self, key: str, effect: str, known: NodeState | None = None) -> bool:
-        """Has the Node carry one taint of this key, with this effect, or (empty) none; no other taint is touched.
+        """Set the effect of our taint, or remove the taint if the effect is empty. No other taint is changed.
 
         Args:
-            key: is ours alone, whatever the effect.
+            key: the taint's key. All taints with this key are ours.
             effect: NoSchedule, PreferNoSchedule, NoExecute, or empty.
-            known: the Node as it was read a moment ago; where it has changed since, it is read again.
+            known: the Node as it was read a moment ago. If it has changed since then, it is read again.
 
         Returns:
-            Whether there was anything to change.
+            True if the Node was changed.
         """
         wanted: list[Taint] = [{"key": key, "effect": effect}] if effect else []
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, NO_SOONER)
@@ -183,7 +184,10 @@ class NodeApi:
                 return True
 
     async def create_event(self, namespace: str, event: Mapping[str, object]) -> None:
-        """Makes an Event (core/v1). One that is there already by this name was made by an attempt that seemed to fail."""
+        """Create an Event (core/v1).
+
+        If an Event of this name exists, an earlier attempt created it although no answer arrived.
+        """
         path = f"/api/v1/namespaces/{namespace}/events?fieldManager={MANAGER}"
         try:
             await self._ask(Request("POST", path, _JSON, "create events", _events_right(namespace), event))
@@ -192,13 +196,13 @@ class NodeApi:
                 raise
 
     async def count_event(self, namespace: str, name: str, changes: Mapping[str, object]) -> bool:
-        """Changes fields of an Event. Returns whether it is still there: the API server drops old ones."""
+        """Change fields of an Event. Returns False if the API server has removed the Event because of its age."""
         path = f"/api/v1/namespaces/{namespace}/events/{name}?fieldManager={MANAGER}"
         request = Request("PATCH", path, _MERGE, "patch events", _events_right(namespace), changes)
         return await self._unless_gone(request) is not None
 
     async def pod_uid(self, namespace: str, name: str) -> str | None:
-        """The uid of a pod, by its metadata alone; None where there is none of that name any more."""
+        """Read the uid of a pod, from its metadata only; None if no pod has this name."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         request = Request("GET", path, METADATA, "get pods", "get of pods in the core API group")
         content = await self._unless_gone(request)
@@ -213,7 +217,10 @@ class NodeApi:
         return await self._ask(Request("PATCH", path, _APPLY, f"patch {concern}", needed, document))
 
     async def _apply_labels(self, labels: Mapping[str, str]) -> None:
-        """With the Node's uid: applying to a Node that is gone makes no new one then, and one that was recreated is noticed."""
+        """Apply the labels with the Node's uid, so that the API server refuses a Node that is gone or was recreated.
+
+        Without the uid, the API server would create a Node that is gone.
+        """
         if not self._uid:
             request = Request("GET", self._path(), METADATA, "get", "get of nodes in the core API group")
             self._uid = decoded(await self._ask(request), NodeState).metadata.uid
@@ -221,7 +228,7 @@ class NodeApi:
         await self._apply("", "labels", {"metadata": metadata}, _NODES_RIGHT)
 
     async def _unless_gone(self, request: Request) -> bytes | None:
-        """The body of the answer; None where there is no such object. Raises UnreachableError."""
+        """Return the body of the answer; None if the object does not exist. Raises UnreachableError."""
         try:
             return await self._ask(request)
         except UnreachableError as error:
@@ -230,9 +237,10 @@ class NodeApi:
             return None
 
     async def _ask(self, request: Request, *, again_on_conflict: bool = True) -> bytes:
-        """The body of the answer, after a few attempts if need be. Raises UnreachableError.
+        """Send a request up to ATTEMPTS times and return the body of the answer. Raises UnreachableError.
 
-        Without `again_on_conflict` that is raised at once where the object has changed meanwhile: the caller must read it again.
+        If `again_on_conflict` is False and the object has changed, the error is raised at once: the caller must read the object
+        again.
         """
         async with self.session():
             client = _client.get()
@@ -244,14 +252,16 @@ class NodeApi:
                     return await ask(client, request)
                 except UnreachableError as error:
                     self.failures += 1
-                    for_good = not _may_pass(error) or (error.code == HTTPStatus.CONFLICT and not again_on_conflict)
-                    if for_good or backoff.failures + 1 == ATTEMPTS:
+                    permanent = not _is_transient(error) or (
+                        error.code == HTTPStatus.CONFLICT and not again_on_conflict
+                    )
+                    if permanent or backoff.failures + 1 == ATTEMPTS:
                         raise
-                    log.debug("%s %s: %s; asking again", request.method, request.path, error)
+                    log.debug("%s %s: %s; sending the request again", request.method, request.path, error)
                     await self._pause(backoff, error.pause)
 
     async def _pause(self, backoff: Backoff, asked: float | None) -> None:
-        """Waits after a failure; `asked`: for so many seconds, as the server wants it, instead."""
+        """Wait after a failure. If the server gave a Retry-After, wait for `asked` seconds or longer."""
         now, dice = anyio.current_time(), self._dice()
         pause = backoff.failed(now, dice)
         if asked is not None:
@@ -259,8 +269,8 @@ class NodeApi:
         await anyio.sleep(pause)
 
 
-def _may_pass(error: UnreachableError) -> bool:
-    """Whether the same may well succeed in a moment: nobody answered, or the server is busy, or the object has changed since."""
+def _is_transient(error: UnreachableError) -> bool:
+    """Whether the same request may soon succeed: no answer, a busy or failing server, or an object that has changed."""
     changed_since = error.code == HTTPStatus.CONFLICT and error.reason != _EXISTS
     return not error.code or changed_since or error.code in _AGAIN or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
 

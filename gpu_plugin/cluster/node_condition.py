@@ -1,8 +1,8 @@
-"""What the condition GPUHealthy and the taint of our Node are to say, and when they are written. Pure.
+"""The content of the condition GPUHealthy and of the taint of our Node, and the times to write them. Pure.
 
-The condition is True while no GPU is Unhealthy, False while one is, and Unknown where nobody can say. It is left as it stands
-when the daemon ends: a rolling update is no news, and what repairs nodes would take Unknown for one. Its heartbeat tells how old
-it is, as with node-problem-detector's.
+The condition is True while no GPU is Unhealthy, False while a GPU is Unhealthy, and Unknown if the health is not known. It does
+not change when the daemon ends: programs that repair nodes would treat Unknown as a fault during each rolling update. The
+heartbeat shows the condition's age, as in conditions of node-problem-detector.
 """
 
 from collections.abc import Sequence
@@ -27,43 +27,48 @@ CONDITION: Final = "GPUHealthy"
 TAINT: Final = "nvidia.com/gpu-unhealthy"
 
 HEARTBEAT = 300.0
-"""Seconds between two heartbeats of the condition at least. node-problem-detector's is 5 minutes
-(--k8s-exporter-heartbeat-period), and so is the kubelet's own where nothing changes."""
+"""The least number of seconds between two heartbeats of the condition. node-problem-detector uses 5 minutes
+(--k8s-exporter-heartbeat-period), and so does the kubelet while nothing changes."""
 
 SPREAD = 0.2
-"""How much longer that may be, as a share of it, so that nodes do not write together."""
+"""The largest random addition to HEARTBEAT, as a share of it, so that nodes do not write at the same moment."""
 
-# Changes of the condition that are written at once, and seconds for each further one: a GPU that flaps is no storm.
+# Changes of the condition that are written at once, and seconds for each further change. They limit the requests for a GPU that
+# flaps.
 BURST = 5
 PER = 60.0
 
 PATIENCE = 60.0
-"""Seconds after the start until it is said that nothing is known; until then what an earlier process said stands."""
+"""Seconds after the start until the condition becomes Unknown. Until then the condition of an earlier process stays."""
 
-# Characters of the message, of what it says of one GPU, and GPUs that are named.
+# The most characters of the message, the most characters about one GPU, and the most GPUs that are named.
 LONGEST_MESSAGE = 1024
 LONGEST_OF_ONE = 240
 MAX_NAMED_GPUS = 4
 
 
 class Fitness(Enum):
-    """How fit for use a GPU is, as far as remedies of a cluster are concerned."""
+    """The state of a GPU for programs that repair the nodes of a cluster."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
-    """Handed out, and worth an operator's look; so is a GPU of which only a MIG device is Unhealthy."""
+    """Pods get the GPU, but an operator should check it. Also a GPU with an Unhealthy MIG device."""
     HELD_BACK = "held back"
-    """Cordoned or released by an operator, and sound as far as anybody knows: that is no fault and calls for no remedy."""
+    """An operator has cordoned or released the GPU, and no fault is known. It needs no repair."""
     UNHEALTHY = "unhealthy"
     UNSEEN = "unseen"
-    """This process has had no good look at it yet, so nothing can be said."""
+    """This process has not checked the GPU successfully yet, so its health is not known."""
 
 
 class GpuFitness(msgspec.Struct, frozen=True):
-    """One GPU.
+    """The fitness of one GPU.
 
-    `name` is as people are told of it; `why` what makes it so, in words, the worst first; `causes` the same as names of
-    signals, which do not change with what is read; `action` what an operator is advised to do, empty for nothing.
+    Attributes:
+        name: the GPU's name in messages.
+        fitness: its state.
+        why: the reasons for the state as sentences, the worst first.
+        causes: the names of the signals with these reasons, which do not change with each reading.
+        action: the advice to the operator; empty if there is no advice.
     """
 
     name: str
@@ -75,15 +80,15 @@ class GpuFitness(msgspec.Struct, frozen=True):
 
 _SAYS = {
     Fitness.UNHEALTHY: ("False", "GPUUnhealthy", "Unhealthy"),
-    Fitness.UNSEEN: ("Unknown", "GPUNotSeen", "not looked at yet"),
+    Fitness.UNSEEN: ("Unknown", "GPUNotSeen", "not checked yet"),
     Fitness.DEGRADED: ("True", "GPUDegraded", "degraded and still given to pods"),
     Fitness.HELD_BACK: ("True", "GPUHeldBack", "held back by an operator and otherwise sound"),
 }
-"""What the condition is where the worst of the GPUs is such: its status, its reason, and words for it; the worst first."""
+"""The condition's status, its reason, and words for its message, by the worst fitness of all GPUs; the worst first."""
 
 
 class ConditionContent(msgspec.Struct, frozen=True):
-    """What the condition is to say. `cause` changes with what is wrong, and not with what is read of it."""
+    """The wanted content of the condition. `cause` changes with the fault, and stays the same if only a reading changes."""
 
     status: str
     reason: str
@@ -92,12 +97,12 @@ class ConditionContent(msgspec.Struct, frozen=True):
 
 
 def wanted(gpus: Sequence[GpuFitness], trouble: str | None, age: float) -> ConditionContent | None:
-    """What the condition is to say; None: what it says already may stay.
+    """Return the wanted content of the condition; None if the condition should stay unchanged.
 
     Args:
-        gpus: those of the node.
-        trouble: why no GPU can be reached, empty if a GPU can be reached or the node has none, None if neither is known yet.
-        age: seconds since the daemon began.
+        gpus: the GPUs of the node.
+        trouble: why no GPU can be reached; empty if a GPU can be reached or the node has no GPU; None if this is not known yet.
+        age: seconds since the daemon started.
     """
     if not gpus and trouble == "":
         return None
@@ -113,24 +118,24 @@ def wanted(gpus: Sequence[GpuFitness], trouble: str | None, age: float) -> Condi
     if worst is Fitness.UNSEEN and age < PATIENCE:
         return None
     status, reason, words = _SAYS[worst]
-    told = [gpu for gpu in gpus if gpu.fitness is worst]
-    more = f"; and {len(told) - MAX_NAMED_GPUS} more" if len(told) > MAX_NAMED_GPUS else ""
-    listed = "; ".join(shortened(_one(gpu), LONGEST_OF_ONE) for gpu in told[:MAX_NAMED_GPUS])
-    message = f"{len(told)} of {len(gpus)} GPUs {are(len(told))} {words}: {listed}{more}"
+    affected = [gpu for gpu in gpus if gpu.fitness is worst]
+    more = f"; and {len(affected) - MAX_NAMED_GPUS} more" if len(affected) > MAX_NAMED_GPUS else ""
+    listed = "; ".join(shortened(_described(gpu), LONGEST_OF_ONE) for gpu in affected[:MAX_NAMED_GPUS])
+    message = f"{len(affected)} of {len(gpus)} GPUs {are(len(affected))} {words}: {listed}{more}"
     return ConditionContent(
-        status, reason, shortened(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in told)
+        status, reason, shortened(message, LONGEST_MESSAGE), tuple((gpu.name, gpu.causes) for gpu in affected)
     )
 
 
 def tainted(gpus: Sequence[GpuFitness]) -> bool | None:
-    """Whether the Node is to carry the taint; None: nobody can say, and it stays as it is."""
+    """Whether the Node should have the taint; None if this is not known, and the taint should stay unchanged."""
     if any(gpu.fitness is Fitness.UNHEALTHY for gpu in gpus):
         return True
     return None if not gpus or any(gpu.fitness is Fitness.UNSEEN for gpu in gpus) else False
 
 
 class ConditionClock:
-    """Says when the condition is to be written, and with which times."""
+    """Computes when to write the condition, and with which times."""
 
     def __init__(self) -> None:
         self._known: Condition | None = None
@@ -140,35 +145,38 @@ class ConditionClock:
 
     @property
     def known(self) -> bool:
-        """Whether the API server has the condition, as far as is known."""
+        """Whether the Node had the condition when it was last read or written."""
         return self._known is not None
 
-    def remember(self, known: Condition | None) -> None:
-        """Takes what the API server has, at the start or after somebody else wrote it."""
+    def update(self, known: Condition | None) -> None:
+        """Store the condition as it was read from the API server; None if the Node does not have it."""
         self._known = known
 
     def due(self, wants: ConditionContent, now: float, unix: float) -> float:
-        """Seconds until it is to be written, 0 for now. `now` is a steady clock, `unix` the wall clock."""
-        if self._news(wants):
+        """Return the seconds until the next write, 0 for now.
+
+        `now` is in seconds of a monotonic clock, `unix` is Unix time in seconds.
+        """
+        if self._has_changed(wants):
             return self._bucket.wait(now)
         assert self._known is not None
         age = unix - parsed(self._known.last_heartbeat_time)
         return max(0.0, HEARTBEAT * (1 + self._spread) - age) if age >= 0 else 0.0
 
     def next(self, wants: ConditionContent, unix: float, dice: float) -> Condition:
-        """The condition as it is to be written now; `dice` in [0, 1) spreads the next heartbeat."""
+        """Return the condition to write now. `dice` in [0, 1) spreads the next heartbeat."""
         self._spread = SPREAD * dice
         known, at = self._known, rfc3339(unix)
         since = known.last_transition_time if known is not None and known.status == wants.status else None
         return Condition(CONDITION, wants.status, wants.reason, wants.message, at, since or at)
 
     def written(self, condition: Condition, wants: ConditionContent, now: float) -> None:
-        """Notes that this condition was written to the Node at `now`, in seconds of a steady clock."""
-        if self._news(wants):
+        """Record that this condition was written to the Node at `now`, in seconds of a monotonic clock."""
+        if self._has_changed(wants):
             self._bucket.take(now)
         self._known, self._cause = condition, wants.cause
 
-    def _news(self, wants: ConditionContent) -> bool:
+    def _has_changed(self, wants: ConditionContent) -> bool:
         known = self._known
         if known is None or (known.status, known.reason) != (wants.status, wants.reason):
             return True
@@ -176,20 +184,20 @@ class ConditionClock:
 
 
 def parsed(text: str | None) -> float:
-    """The Unix time of RFC 3339; that of long ago where it is none."""
+    """Return an RFC 3339 time as Unix time in seconds; 0 if the text is not a time."""
     try:
         return datetime.fromisoformat(text or "").timestamp()
     except ValueError:
         return 0.0
 
 
-def _one(gpu: GpuFitness) -> str:
+def _described(gpu: GpuFitness) -> str:
     why = "; ".join(gpu.why)
     return f"{gpu.name}: {why}{f' ({gpu.action})' if gpu.action else ''}"
 
 
 def fitness_of(ledger: HealthLedger, gpu: Gpu) -> GpuFitness:
-    """The fitness of a GPU of the node."""
+    """Return the fitness of a GPU of the node."""
     standing = sorted(
         ((key, latch, verdict) for key, latch, verdict in ledger.standing(gpu.uuid, None) if verdict > Verdict.APP),
         key=lambda one: (bool(one[0].device), -one[2], one[1].since, one[0]),
@@ -198,20 +206,20 @@ def fitness_of(ledger: HealthLedger, gpu: Gpu) -> GpuFitness:
     orders = [one for one in standing if SIGNALS[one[0].signal].kind is SignalKind.ORDER]
     faults = [one for one in standing if one not in unseen and one not in orders]
     if any(verdict is Verdict.FATAL and not key.device for key, _, verdict in faults):
-        fitness, telling = Fitness.UNHEALTHY, faults
-    elif unseen and not any(key.signal == MAINTENANCE for key, _, _ in orders):  # who is released is not looked at
-        fitness, telling = Fitness.UNSEEN, unseen
+        fitness, reasons = Fitness.UNHEALTHY, faults
+    elif unseen and not any(key.signal == MAINTENANCE for key, _, _ in orders):  # a released GPU is not checked
+        fitness, reasons = Fitness.UNSEEN, unseen
     elif orders:
-        fitness, telling = Fitness.HELD_BACK, orders
+        fitness, reasons = Fitness.HELD_BACK, orders
     elif faults:
-        fitness, telling = Fitness.DEGRADED, faults
+        fitness, reasons = Fitness.DEGRADED, faults
     else:
         return GpuFitness(called(gpu), Fitness.HEALTHY)
-    first, latch, _ = telling[0]
+    first, latch, _ = reasons[0]
     return GpuFitness(
         called(gpu),
         fitness,
-        tuple(dict.fromkeys(each.detail or key.signal for key, each, _ in telling)),
-        tuple(dict.fromkeys(" ".join(filter(None, key)) for key, _, _ in telling)),
+        tuple(dict.fromkeys(each.detail or key.signal for key, each, _ in reasons)),
+        tuple(dict.fromkeys(" ".join(filter(None, key)) for key, _, _ in reasons)),
         advice(first, ledger.policy, gpu.uuid, latch, ledger.facts(gpu.uuid)),
     )

@@ -1,8 +1,10 @@
-"""Follows labels and annotations of our own Node through the Kubernetes API: one watch, whoever follows something in it.
+"""Follows labels and annotations of our own Node through the Kubernetes API, with one watch for all followers.
 
-Only a Node's metadata is asked for, only this Node's, and nothing is ever written. One request lasts for minutes; the next goes
-on where it ended, by bookmarks also where nothing has changed for long. lightkube has a watch of its own; it asks again
-without a pause when a server ends the answer at once, and waits for ever for one that says nothing more.
+The watch requests only the metadata of this Node, and never writes. A request lasts for minutes, and the next request continues
+where the former request ended. Bookmarks make this possible also if the Node has not changed for long. lightkube's own watch is
+not
+used: it sends requests without a pause if a server ends each answer at once, and waits forever for a server that sends nothing
+    more.
 """
 
 import logging
@@ -36,20 +38,20 @@ log = logging.getLogger(__name__)
 NODES: Final = "api/v1/nodes"
 
 WATCH_SECONDS = 300
-"""After so long at least, and twice as long at most, the API server is asked to end its answer, as client-go does: credentials
-are replaced meanwhile, and nodes that began together do not end together."""
+"""The shortest length of a watch request; the longest is twice that, as in client-go. The API server ends the answer then. The
+limit exists because credentials are replaced; the random length keeps the nodes' requests from ending together."""
 
 GRACE = 15.0
-"""Seconds that it may be late with that."""
+"""Seconds after which the request is cancelled if the API server has not ended its answer in time."""
 
-# Seconds before asking again: at first, at most, and how long it must have gone well to begin with the first again.
+# Seconds before the next attempt: at first, and at most. A watch that has worked for STABLE seconds resets the pause.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 30.0
 STABLE = 30.0
 
 ANY: Final = "0"
-"""The version of a watch that begins with the Node as the API server has it in its cache, told as if it were new. Without any
-version it would have to be the newest, which API servers over an etcd before 3.4.25 cannot say (RequestWatchProgress)."""
+"""The resource version of a watch that begins with the Node from the API server's cache, sent as an ADDED event. Without a
+version, the API server would have to send the newest Node, which it cannot with an etcd before 3.4.25 (RequestWatchProgress)."""
 
 _NEEDED: Final = "get and watch of nodes in the core API group"
 
@@ -63,33 +65,33 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-Told = Callable[[str | None], None]
-"""Is called with a value, None where the Node has no such label or annotation: at once, and whenever it is another."""
+OnValue = Callable[[str | None], None]
+"""Called with the first value and with each changed value; None if the Node does not have this label or annotation."""
 
-Troubled = Callable[[str], object]
-"""Is called with why the API cannot be asked, each time that an attempt fails, and with nothing once changes are heard again."""
+OnTrouble = Callable[[str], object]
+"""Called with the reason each time that a request fails, and with an empty text once changes arrive again."""
 
 
 class _Follower(msgspec.Struct, eq=False):
-    """A follower of one value: what it is of the metadata, who is told, and the last one, once there was one."""
+    """A follower of one value of the metadata. `last` has the last value, and is empty before the first value."""
 
     pick: Callable[[Metadata], str | None]
-    told: Told
-    troubled: Troubled
+    on_value: OnValue
+    on_trouble: OnTrouble
     last: tuple[str | None, ...] = ()
 
-    def tell(self, metadata: Metadata) -> None:
+    def update(self, metadata: Metadata) -> None:
         value = self.pick(metadata)
         if (value,) != self.last:
             self.last = (value,)
-            self.told(value)
+            self.on_value(value)
 
 
 class NodeMetadata:
-    """The labels and annotations of one Node. Nobody follows: nothing is asked."""
+    """The labels and annotations of one Node. No request is sent while there is no follower."""
 
     def __init__(self, node_name: str, kubeconfig: str = "") -> None:
-        """`kubeconfig` is a path, empty for the pod's own service account."""
+        """`kubeconfig` is a path; empty to use the pod's own service account."""
         self._node_name = node_name
         self._kubeconfig = kubeconfig
         self._followers: list[_Follower] = []
@@ -97,36 +99,36 @@ class NodeMetadata:
         self._known: Metadata | None = None
         self._trouble: str | None = None
         self._version = ""
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._troubled = False
         self._missing = False
         self._following = False
 
-    async def follow_label(self, name: str, told: Told, troubled: Troubled = lambda _: None) -> None:
-        """Follows a label. Never returns.
+    async def follow_label(self, name: str, on_value: OnValue, on_trouble: OnTrouble = lambda _: None) -> None:
+        """Follow a label. Never returns.
 
-        As long as the API cannot be asked, or knows no such Node, nothing is told, and why is said once; a Node that is removed
-        keeps its labels until it comes back.
+        While the API cannot be reached or does not have this Node, `on_value` is not called, and the reason is logged once. If
+        the Node is removed, its labels count as unchanged until the Node exists again.
 
         Raises:
             ConfigError: lightkube is not installed.
         """
-        await self._follow(_Follower(lambda metadata: (metadata.labels or {}).get(name), told, troubled))
+        await self._follow(_Follower(lambda metadata: (metadata.labels or {}).get(name), on_value, on_trouble))
 
-    async def follow_annotation(self, name: str, told: Told) -> None:
-        """Follows an annotation; as `follow_label`."""
+    async def follow_annotation(self, name: str, on_value: OnValue) -> None:
+        """Follow an annotation in the same way as `follow_label`."""
         require_client("the annotation of the Node", "")
-        await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), told, lambda _: None))
+        await self._follow(_Follower(lambda metadata: (metadata.annotations or {}).get(name), on_value, lambda _: None))
 
     async def _follow(self, follower: _Follower) -> None:
-        """Follows a value. The first follower watches for all of them; once it leaves, the next one does."""
+        """Follow a value. The first follower runs the watch for all followers; when it is cancelled, the next follower does."""
         require_client()
         self._followers.append(follower)
         try:
             if self._known is not None and not self._missing:
-                follower.tell(self._known)
+                follower.update(self._known)
             if self._trouble is not None:
-                follower.troubled(self._trouble)
+                follower.on_trouble(self._trouble)
             async with self._one_watch:
                 await self._run()
         finally:
@@ -146,28 +148,28 @@ class NodeMetadata:
                 await self._follow_once()
                 ended = True
             except UnreachableError as error:
-                self._say(error.kind, str(error))
+                self._log_trouble(error.kind, str(error))
             except httpx2.HTTPError as error:
-                if self._following:  # as when an API server restarts; whether it comes back will be seen
+                if self._following:  # for example a restart of the API server; the next attempt reports an outage
                     log.debug("the Kubernetes API ended its answer: %r", error)
                 else:
                     text = excerpt(str(error) or repr(error))
-                    self._say("connection", f"the Kubernetes API cannot be reached: {text}")
+                    self._log_trouble("connection", f"the Kubernetes API cannot be reached: {text}")
             except TimeoutError:
                 if not self._following:
-                    self._say("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s")
+                    self._log_trouble("connection", f"the Kubernetes API did not answer within {ANSWER_TIMEOUT:g} s")
             except (OSError, ValueError, KeyError, RecursionError, msgspec.MsgspecError, CredentialsError) as error:
-                self._say("answer", f"the Kubernetes API cannot be used: {excerpt(repr(error))}")
+                self._log_trouble("answer", f"the Kubernetes API cannot be used: {excerpt(repr(error))}")
             if self._following and anyio.current_time() - began >= STABLE:
                 backoff.succeeded()
-                self._said.clear()
+                self._logged.clear()
             if not ended:
-                self._version = ""  # whatever was missed is read again
+                self._version = ""  # read the Node again, since changes may have been missed
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
             await anyio.sleep(pause)
 
     async def _follow_once(self) -> None:
-        """Reads the Node, unless a watch can go on where the last one ended, then watches until the server ends its answer."""
+        """Watch the Node until the server ends its answer. Read the Node first if the watch cannot continue the last watch."""
         seconds = round(WATCH_SECONDS * (1 + random.random()))  # noqa: S311 - as above
         async with connect(self._kubeconfig) as client:
             if not self._version:
@@ -183,19 +185,19 @@ class NodeMetadata:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
             trouble = (
-                f"the Kubernetes API knows no node {self._node_name}, so its labels are not known until it does: is --node-name "
-                "(NODE_NAME) the pod's spec.nodeName?"
+                f"the Kubernetes API has no node {self._node_name}, so its labels are not known: is --node-name (NODE_NAME) the "
+                "pod's spec.nodeName?"
             )
             if not self._missing:
                 log.warning("%s", trouble)
             self._missing = True
-            self._tell_trouble(trouble)
+            self._publish_trouble(trouble)
         else:
-            self._tell(metadata)
+            self._publish(metadata)
             self._version = metadata.resource_version
 
     async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
-        asked = {
+        query = {
             "fieldSelector": f"metadata.name={self._node_name}",
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -204,12 +206,14 @@ class NodeMetadata:
         }
         watch = Request("GET", NODES, METADATA, "watch", _NEEDED)
         request = client.build_request(
-            watch.method, watch.path, params=asked, headers=dict(watch.headers), timeout=seconds + GRACE
+            watch.method, watch.path, params=query, headers=dict(watch.headers), timeout=seconds + GRACE
         )
         with anyio.fail_after(ANSWER_TIMEOUT):
             response = await client.send(request, stream=True)
         try:
-            if response.status_code == HTTPStatus.GONE:  # the Node has not changed for longer than changes are kept
+            if (
+                response.status_code == HTTPStatus.GONE
+            ):  # the API server no longer stores the changes since this version
                 self._version = ANY
                 return
             if response.status_code != HTTPStatus.OK:
@@ -218,28 +222,28 @@ class NodeMetadata:
             keep_alive(response)
             self._following = True
             if not self._missing:
-                self._tell_trouble("")
+                self._publish_trouble("")
             if self._troubled:
                 self._troubled = False
                 log.info("the Kubernetes API is followed again for the metadata of node %s", self._node_name)
-            await self._hear(response)
+            await self._read_events(response)
         finally:
             await response.aclose()
 
-    async def _hear(self, response: "httpx2.Response") -> None:
+    async def _read_events(self, response: "httpx2.Response") -> None:
         rest = bytearray()
         async for piece in pieces(response):
             first, *others = piece.split(b"\n")
             rest += first
             for other in others:
-                if not self._take(msgspec.json.decode(bytes(rest), type=_Event)):
+                if not self._apply_event(msgspec.json.decode(bytes(rest), type=_Event)):
                     return
                 rest = bytearray(other)
             if len(rest) > LONGEST_MESSAGE:
                 raise UnreachableError("length", f"an event is longer than {LONGEST_MESSAGE} bytes")
 
-    def _take(self, event: _Event) -> bool:
-        """Takes in an event. Returns whether more will come."""
+    def _apply_event(self, event: _Event) -> bool:
+        """Apply an event of the watch. Returns False if the watch ends with it."""
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=Status)
             self._version = ANY
@@ -250,28 +254,28 @@ class NodeMetadata:
             return False
         metadata = msgspec.json.decode(event.object, type=_Node).metadata
         if event.type in {"ADDED", "MODIFIED"}:
-            self._tell(metadata)
+            self._publish(metadata)
         self._version = metadata.resource_version
         return True
 
-    def _tell(self, metadata: Metadata) -> None:
+    def _publish(self, metadata: Metadata) -> None:
         if self._missing:
             self._missing = False
-            self._tell_trouble("")
+            self._publish_trouble("")
         self._known = metadata
         for follower in tuple(self._followers):
-            follower.tell(metadata)
+            follower.update(metadata)
 
-    def _tell_trouble(self, text: str) -> None:
+    def _publish_trouble(self, text: str) -> None:
         self._trouble = text
         for follower in tuple(self._followers):
-            follower.troubled(text)
+            follower.on_trouble(text)
 
-    def _say(self, kind: str, text: str) -> None:
-        """Logs a trouble once, until requests have succeeded again."""
-        news = kind not in self._said
-        self._said.add(kind)
-        self._troubled |= news
-        self._tell_trouble(text)
-        level = logging.WARNING if news else logging.DEBUG
-        log.log(level, "labels and annotations of node %s: %s; asking again", self._node_name, text)
+    def _log_trouble(self, kind: str, text: str) -> None:
+        """Log each kind of trouble once as a warning, until a watch has worked for STABLE seconds."""
+        is_new = kind not in self._logged
+        self._logged.add(kind)
+        self._troubled |= is_new
+        self._publish_trouble(text)
+        level = logging.WARNING if is_new else logging.DEBUG
+        log.log(level, "labels and annotations of node %s: %s; trying again", self._node_name, text)

@@ -1,4 +1,4 @@
-"""Keeps the condition and the taint of our Node as they are wanted: looks at what is, not at what has changed."""
+"""Keeps the condition and the taint of our Node up to date by comparing the wanted state with the known state."""
 
 import logging
 import random
@@ -27,23 +27,26 @@ from gpu_plugin.state.records import OwnMarks
 log = logging.getLogger(__name__)
 
 LOOK = 15.0
-"""Seconds between two looks at what is wanted where nobody says that it has changed; they ask nobody."""
+"""Seconds between two checks of the wanted state if `changed` is not called. A check alone sends no request."""
 
 SOON = 0.1
-"""Seconds until what has just turned out to be due is done: at least so many lie between two looks."""
+"""The least number of seconds between two checks."""
 
 RECHECK = 3600.0
-"""Seconds after which the Node's taints are read again while there is a reason for ours: somebody may have removed it."""
+"""Seconds after which the Node's taints are read again while our taint is wanted: another program may have removed it."""
 
-# Seconds until an attempt that failed is made again: at first, and at most. What is wanted then may be something else.
+# Seconds until the next attempt after a failure: at first, and at most. It writes the state that is wanted then.
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 300.0
 
 
 class EnabledReports(msgspec.Struct, frozen=True):
-    """What the settings ask for: the condition, and the taint's effect (empty: no taint).
+    """The reports that the settings enable.
 
-    `look`: the cluster is told anything at all, so that it is worth one look at what an earlier process may have left.
+    Attributes:
+        condition: whether the Node gets the condition.
+        effect: the effect of the taint; empty for no taint.
+        look: whether any report to the cluster is enabled. Then the Node is read once, to find marks of an earlier process.
     """
 
     condition: bool = False
@@ -52,32 +55,32 @@ class EnabledReports(msgspec.Struct, frozen=True):
 
 
 class _Attempts(msgspec.Struct):
-    """The attempts to write the condition, or the taint: why and when the newest failed, and when the next is due."""
+    """The attempts to write the condition or the taint: the newest failure, its time, and the time of the next attempt."""
 
     trouble: str = ""
     failed_at: float = 0.0
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER))
 
     def failed(self, why: str, now: float, dice: float) -> None:
-        """Notes a failed attempt at `now`, in seconds of a steady clock; `dice` in [0, 1) spreads a cluster's nodes."""
+        """Record a failed attempt at `now`, in seconds of a monotonic clock. `dice` in [0, 1) makes the pause random."""
         self.trouble, self.failed_at = why, now
         self.backoff.failed(now, dice)
 
     def succeeded(self) -> None:
-        """The newest attempt did what it is for."""
+        """Record a successful attempt."""
         self.trouble = ""
         self.backoff.succeeded()
 
     def hasten(self) -> None:
-        """Brings the next attempt forward, as after a first failure: what is wanted has changed."""
+        """Shorten the pause to FIRST_PAUSE, since the wanted state has changed."""
         self.backoff.not_before = min(self.backoff.not_before, self.failed_at + FIRST_PAUSE)
 
 
 class NodeStateKeeper:
-    """Writes where what the Node says is not what is wanted, and now and then that it still holds.
+    """Writes the condition and the taint when they differ from the wanted state, and renews the condition's heartbeat.
 
     Attributes:
-        trouble: why the newest attempt failed; empty where it did not.
+        trouble: why the newest attempt failed; empty if it succeeded.
     """
 
     def __init__(
@@ -92,9 +95,17 @@ class NodeStateKeeper:
         wall: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes the API, what is asked for now, and our marks as last remembered; `write_marks` has them remembered.
+        """Keep the Node of `api` up to date.
 
-        `seen` gives the node's GPUs as they are now, and why none of them can be reached; empty where one can.
+        Args:
+            api: the Kubernetes API.
+            asked: returns the enabled reports.
+            seen: returns the fitness of the node's GPUs, and why no GPU can be reached; see `wanted` for the latter.
+            marks: our marks on the Node, as the state directory has them.
+            write_marks: writes the marks to the state directory.
+            clock: returns seconds of a monotonic clock.
+            wall: returns Unix time in seconds.
+            dice: returns a random number in [0, 1).
         """
         self.trouble = ""
         self._logged: list[str] = []
@@ -110,40 +121,40 @@ class NodeStateKeeper:
         self._pending = False
         self._times = ConditionClock()
         self._effect: str | None = None
-        """Of the taint as it was read or written last; None: not known."""
+        """The effect of our taint, as it was last read or written; empty for no taint, None if it is not known."""
         self._checked = self._began = 0.0
         self._read = self._looked = False
         self._uid = ""
         self._condition, self._taint = _Attempts(), _Attempts()
 
     def changed(self) -> None:
-        """Has a look taken soon. From the event loop's thread."""
+        """Check the wanted state soon. Call it from the event loop's thread."""
         self._pending = True
         for each in (self._condition, self._taint):
             each.hasten()
         self._bell.ring()
 
     async def run(self) -> None:
-        """Never returns."""
+        """Keep the condition and the taint up to date. Never returns."""
         self._began = self._clock()
         await anyio.sleep(START_SPREAD * self._dice())
         while True:
             self._pending = False
             wait = await self._once()
-            self._say()
-            if not self._pending:  # while there was an answer to wait for
+            self._log_troubles()
+            if not self._pending:  # `changed` may have been called during a request
                 await self._bell.wait(wait)
 
     async def _once(self) -> float | None:
-        """Does what is due. Returns the seconds until something may be, None where nothing will."""
+        """Write the reports that are due. Returns the seconds until the next check; None if no report is enabled."""
         asked = self._asked()
         nothing_asked = not asked.condition and not asked.effect
         if nothing_asked and asked.look and not self._looked and self._marks == OwnMarks():
             self._looked = True
             try:
                 await self._read_node()
-            except UnreachableError as error:  # without the right to read it there are no marks to take back
-                log.debug("node %s is not looked at: %s", self._api.node_name, error)
+            except UnreachableError as error:  # without the right to read the Node, there are no marks to remove
+                log.debug("node %s cannot be read: %s", self._api.node_name, error)
         if nothing_asked and self._marks == OwnMarks():
             self._condition, self._taint = _Attempts(), _Attempts()
             return None
@@ -157,7 +168,7 @@ class NodeStateKeeper:
                 async with self._api.session():
                     unread = (condition_due and not self._read) or (taint_due and self._effect is None)
                     state = await self._read_node() if unread else None
-                    effect = self._wanted_effect(asked, gpus)  # there may be a taint of ours that was not remembered
+                    effect = self._wanted_effect(asked, gpus)  # the Node may have a taint that the marks lacked
                     if condition_due:
                         self._read = await self._try(self._condition, self._keep_condition(asked, wants, now), now)
                         state = None
@@ -176,31 +187,31 @@ class NodeStateKeeper:
         return max(SOON, min([LOOK, *tried_again]))
 
     async def _read_node(self) -> NodeState:
-        """Reads the Node, and remembers our marks on it, so that those not asked for are removed. Raises UnreachableError."""
+        """Read the Node, and record our marks on it, so that unwanted marks are removed. Raises UnreachableError."""
         state = await self._api.read()
-        self._times.remember(state.condition(CONDITION))
+        self._times.update(state.condition(CONDITION))
         self._effect = next((str(taint.get("effect")) for taint in state.taints if taint.get("key") == TAINT), "")
         self._read = self._looked = True
         self._checked, self._uid = self._clock(), state.metadata.uid
         asked = self._asked()
-        await self._remember(
+        await self._update_marks(
             condition=self._marks.condition or (self._times.known and not asked.condition),
             taint=self._marks.taint or (bool(self._effect) and not asked.effect),
         )
         return state
 
     async def _try(self, attempts: _Attempts, attempt: Awaitable[None], now: float) -> bool:
-        """Makes an attempt. Returns whether it was not in vain; else what was written, or not, is to be read again."""
+        """Await `attempt` and return True if it succeeded. After a failure, the caller must read the Node again."""
         try:
             await attempt
-        except UnreachableError as error:  # the other one may be within our rights all the same
+        except UnreachableError as error:  # do not raise: we may still have the right to write the other mark
             attempts.failed(str(error), now, self._dice())
             return False
         attempts.succeeded()
         return True
 
     def _wanted_effect(self, asked: EnabledReports, gpus: Sequence[GpuFitness]) -> str | None:
-        """The effect that the taint is to have, empty for no taint; None: it stays as it is."""
+        """Return the wanted effect of the taint: empty for no taint, None if the taint should stay unchanged."""
         if not asked.effect:
             return "" if self._marks.taint else None
         taint = tainted(gpus)
@@ -216,7 +227,7 @@ class NodeStateKeeper:
 
     async def _keep_condition(self, asked: EnabledReports, wants: ConditionContent | None, now: float) -> None:
         if wants is not None and self._condition_due(wants, now):
-            await self._remember(condition=True)
+            await self._update_marks(condition=True)
             condition = self._times.next(wants, self._wall(), self._dice())
             uid = await self._api.apply_condition(condition)
             self._times.written(condition, wants, now)
@@ -227,26 +238,26 @@ class NodeStateKeeper:
         elif not asked.condition and self._marks.condition:
             await self._api.apply_condition(None)
             self._times = ConditionClock()
-            await self._remember(condition=False)
+            await self._update_marks(condition=False)
 
     async def _keep_taint(self, effect: str, now: float, state: NodeState | None) -> None:
         if effect:
-            await self._remember(taint=True)
+            await self._update_marks(taint=True)
         if await self._api.set_taint(TAINT, effect, state):
-            said = f"has the taint {TAINT}:{effect}" if effect else f"has no taint {TAINT} any more"
-            log.log(logging.WARNING if effect else logging.INFO, "node %s %s", self._api.node_name, said)
+            change = f"has the taint {TAINT}:{effect}" if effect else f"has no taint {TAINT} any more"
+            log.log(logging.WARNING if effect else logging.INFO, "node %s %s", self._api.node_name, change)
         self._checked = now
         if not effect:
-            await self._remember(taint=False)
+            await self._update_marks(taint=False)
 
-    async def _remember(self, **changes: bool) -> None:
+    async def _update_marks(self, **changes: bool) -> None:
         marks = replace(self._marks, **changes)
         if marks != self._marks:
             self._marks = marks
             await self._write_marks(marks)
 
-    def _say(self) -> None:
-        """Logs each trouble once, and when it is over."""
+    def _log_troubles(self) -> None:
+        """Log each trouble once, and its end."""
         asked, name = self._asked(), self._api.node_name
         troubles = list(dict.fromkeys(filter(None, (self._condition.trouble, self._taint.trouble))))
         if not troubles:
@@ -257,13 +268,13 @@ class NodeStateKeeper:
         if self._marks.taint and not asked.effect:
             remedy = f"; the taint is not wanted any more: kubectl taint node {name} {TAINT}-"
         elif self._marks.condition and not asked.condition:
-            remedy = "; the condition is not wanted any more, and stays until this has the right to remove it"
+            remedy = "; the condition is not wanted any more, and stays until the plugin has the right to remove it"
         else:
             remedy = "; trying again at growing intervals"
         text = f"{'; '.join(troubles)}{remedy}"
         if text != self.trouble:
-            news = [trouble for trouble in troubles if trouble not in self._logged]
+            new = [trouble for trouble in troubles if trouble not in self._logged]
             log.warning(
-                "condition and taint of node %s cannot be written: %s%s", name, "; ".join(news or troubles), remedy
+                "condition and taint of node %s cannot be written: %s%s", name, "; ".join(new or troubles), remedy
             )
         self.trouble, self._logged = text, troubles

@@ -1,4 +1,4 @@
-"""What CDI specifications of this plugin and their devices are called: as NVIDIA's plugin calls them (internal/cdi)."""
+"""The names of this plugin's CDI specifications and their devices, the same as in NVIDIA's plugin (internal/cdi)."""
 
 VENDOR = "k8s.device-plugin.nvidia.com"
 
@@ -14,22 +14,22 @@ CLASS_NODES = {
     GDS: ("/dev/nvidia-fs",),
     MOFED: ("/dev/infiniband/uverbs", "/dev/infiniband/rdma_cm"),
 }
-"""How the device nodes of each class begin (nvcdi: gdrcopy.go, gds.go, mofed.go)."""
+"""The prefixes of each class's device nodes (nvcdi: gdrcopy.go, gds.go, mofed.go)."""
 
-ALL = "all"  # the device that stands for all of its class
-INDEX = "0"  # what the only device of a node is called where devices go by index
+ALL = "all"  # the name of a device that includes all devices of its class
+INDEX = "0"  # the name of a node's only device, if devices are named by index
 
 
 def kind(device_class: str) -> str:
-    """The kind of a class, such as k8s.device-plugin.nvidia.com/gpu."""
+    """Return the kind of a class, such as k8s.device-plugin.nvidia.com/gpu."""
     return f"{VENDOR}/{device_class}"
 
 
 def file_name(device_class: str) -> str:
-    """The file that has a class, such as k8s.device-plugin.nvidia.com-gpu.json."""
+    """Return the file name of a class's specification, such as k8s.device-plugin.nvidia.com-gpu.json."""
     return f"{VENDOR}-{device_class}.json"
 
 
 def qualified(device_class: str, name: str) -> str:
-    """What a runtime is told a device is called, such as k8s.device-plugin.nvidia.com/gpu=all."""
+    """Return the name of a device for a runtime, such as k8s.device-plugin.nvidia.com/gpu=all."""
     return f"{kind(device_class)}={name}"

@@ -1,10 +1,12 @@
 """Resources that one container cannot use together under a strategy, since both set the same environment variable.
 
-The kubelet merges the answers for a container's resources in random order; of two values of one variable it keeps the first
-(pkg/kubelet/cm/devicemanager/pod_devices.go, deviceRunContainerOptions). Of the strategies in `container.py` this meets
-envvar alone: under volume-mounts every resource gives NVIDIA_VISIBLE_DEVICES the same value and mounts of its own, which add
-up, even beside envvar; annotations are keyed by the devices they name, and names of CDI devices add up. CDI beside envvar
-adds its names, but leaves two values of the variable.
+The kubelet merges the answers for a container's resources in random order. If two answers set the same variable, it keeps the
+first value (pkg/kubelet/cm/devicemanager/pod_devices.go, deviceRunContainerOptions). This matters only for envvar:
+
+- Under volume-mounts, also together with envvar, each resource sets NVIDIA_VISIBLE_DEVICES to the same value and adds its own
+  mounts.
+- The keys of annotations differ, since they are made from the devices' names.
+- The kubelet joins the lists of CDI names. CDI together with envvar still has two values of the variable.
 """
 
 from collections.abc import Sequence
@@ -13,19 +15,19 @@ from gpu_plugin.containers.edits import VISIBLE_DEVICES
 from gpu_plugin.devices.device import Resource
 
 SAME_CONTAINER_SECONDS = 0.1
-"""Seconds between two calls of Allocate that may be for one container. The kubelet makes them one after the other, each with a
-GetPreferredAllocation at most before it; a plugin of someone else's may be asked in between."""
+"""The most seconds between two calls of Allocate that may be for one container. The kubelet makes these calls one after the
+other. Between them there may be one call of GetPreferredAllocation, and calls to other plugins."""
 
-WARNING_INTERVAL = 1.0  # seconds between two sentences on such calls, at least
+WARNING_INTERVAL = 1.0  # the least number of seconds between two warnings about such calls
 
 
 def overwrites(strategies: Sequence[str]) -> bool:
-    """Whether two resources of one container give NVIDIA_VISIBLE_DEVICES different values under these strategies."""
+    """Whether two resources of one container set NVIDIA_VISIBLE_DEVICES to different values under these strategies."""
     return "envvar" in strategies and "volume-mounts" not in strategies
 
 
 def pair_warning(strategies: Sequence[str], resources: Sequence[Resource]) -> str:
-    """A sentence where these resources leave room for a container that asks for two of them; empty where they do not."""
+    """Return a warning if a container could request two of these resources and get only one of them; else empty."""
     names = [resource.name for resource in resources if resource.devices]
     if len(names) < 2 or not overwrites(strategies):
         return ""
@@ -41,17 +43,20 @@ def _outcome(strategies: Sequence[str]) -> str:
 
 
 class PairWatch:
-    """Which resource was allocated last, and when: tells of two that may be one container's. Times are of a steady clock, in s.
+    """Detects allocations of two resources that may be for one container. Times are seconds of a monotonic clock.
 
-    Calls from several threads do no harm: at worst a sentence is missing, or one more is said.
+    It needs no lock: if several threads call it, the worst result is a missing warning or a second warning.
     """
 
     def __init__(self) -> None:
         self._last: tuple[str, float] | None = None
-        self._said = float("-inf")
+        self._warned_at = float("-inf")
 
     def allocated(self, resource: str, strategies: Sequence[str], now: float) -> str:
-        """Notes an allocation. Returns a warning if another resource was allocated just before, one in `WARNING_INTERVAL`."""
+        """Record an allocation. Returns a warning if another resource was allocated just before; else empty.
+
+        There is at most one warning in `WARNING_INTERVAL` seconds.
+        """
         if not overwrites(strategies):
             return ""
         last, self._last = self._last, (resource, now)
@@ -59,9 +64,9 @@ class PairWatch:
             last is None
             or last[0] == resource
             or now - last[1] > SAME_CONTAINER_SECONDS
-            or now - self._said < WARNING_INTERVAL
+            or now - self._warned_at < WARNING_INTERVAL
         ):
             return ""
-        self._said = now
+        self._warned_at = now
         near = f"{last[0]} and {resource} were allocated within {SAME_CONTAINER_SECONDS * 1000:.0f} ms of each other"
         return f"{near}: if that was for one container, it {_outcome(strategies)}"

@@ -1,8 +1,8 @@
-"""Device list strategies: how the runtime is told which devices a container gets.
+"""Device list strategies: the ways to name a container's devices to the runtime.
 
-The answers are those of NVIDIA's plugin v0.20.0 (internal/plugin/server.go) field by field, with four differences. Three make
-them the same for the same devices every time: ids in the order of the resource's list, nothing twice, and the annotation key
-made from the ids instead of at random. The fourth is the read-only mount of the MPS pipe directory.
+Each field of the answers is the same as in NVIDIA's plugin v0.20.0 (internal/plugin/server.go), with four differences. Three of
+them make the answer for the same devices always the same: ids are in the order of the resource's list, no entry occurs twice, and
+the annotation key is made from the ids instead of at random. The fourth is the read-only mount of the MPS pipe directory.
 """
 
 import uuid
@@ -34,7 +34,7 @@ class DeviceSpec(msgspec.Struct, frozen=True):
 
 
 class ContainerEdits(msgspec.Struct):
-    """The answer for one container, which each strategy adds to. Mappings keep their order; nothing is in it twice."""
+    """The answer for one container. Each strategy adds entries to it. Mappings keep their order, and no entry occurs twice."""
 
     envs: dict[str, str] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
@@ -46,19 +46,19 @@ class ContainerEdits(msgspec.Struct):
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 VOLUME_ROOT = "/var/run/nvidia-container-devices"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""Nodes every GPU container needs, in the order in which NVIDIA's plugin names them; each only where it exists."""
+"""Device nodes for every GPU container, in the order of NVIDIA's plugin. Nodes that do not exist are left out."""
 
 REQUIRED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-"""Those of `CONTROL_NODES` without which no CUDA program starts."""
+"""The nodes of `CONTROL_NODES` without which no CUDA program starts."""
 
 _NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")  # RFC 9562's namespace for URLs
 
 
 class MpsDirectories(msgspec.Struct, frozen=True):
-    """Where a resource's MPS daemon meets its clients.
+    """The directories through which clients reach a resource's MPS daemon.
 
-    `host_pipe` and `host_shm` are directories on the host, `pipe` is where a container finds the first; NVIDIA's plugin
-    has the same (cmd/mps-control-daemon/mps, Root and Daemon).
+    `host_pipe` and `host_shm` are directories on the host, and `pipe` is the path of `host_pipe` in a container. NVIDIA's plugin
+    has the same directories (cmd/mps-control-daemon/mps, Root and Daemon).
     """
 
     host_pipe: str
@@ -67,15 +67,15 @@ class MpsDirectories(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, root: str, resource: str) -> "MpsDirectories":
-        """The MPS directories of a resource, under the host's MPS root `root`."""
+        """Return the MPS directories of a resource, under the host's MPS root `root`."""
         return cls(pipe_directory(root, resource), shm_directory(root), container_pipe_directory(resource))
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What the operator asked for and the node has, as far as Allocate needs it.
+    """The settings and the node's device nodes that Allocate needs.
 
     `dev_root` is the host directory whose dev/ has all device nodes. If it is None, `device_roots` has such a directory for each
-    node; those of / may be missing there. `required_nodes` are the device nodes that every container must get.
+    device node; device nodes under / may be missing there. `required_nodes` are the device nodes that every container must get.
     """
 
     strategies: tuple[str, ...] = ("envvar",)
@@ -93,23 +93,23 @@ class Access(msgspec.Struct, frozen=True):
 
     @property
     def by_cdi(self) -> bool:
-        """Whether the runtime is told of devices by CDI name."""
+        """Whether the runtime gets the devices by CDI name."""
         return any(map(is_cdi, self.strategies))
 
     @property
     def missing_node(self) -> str:
-        """Why no container could use a GPU: a required device node does not exist. Empty if all exist."""
+        """Why no container can use a GPU: a required device node does not exist. Empty if all exist."""
         missing = next((path for path in self.required_nodes if path not in self.control_nodes), "")
         return missing and missing_node_reason(missing)
 
     @property
     def cdi_others(self) -> tuple[str, ...]:
-        """Qualified names of the CDI devices that a container with a GPU gets besides."""
+        """Qualified names of the other CDI devices that every container with a GPU gets."""
         channels = [qualified(IMEX, str(channel)) for channel in self.imex_channels]
         return (*channels, *(qualified(device_class, ALL) for device_class in self.cdi_classes))
 
     def id_of(self, device: Device) -> str:
-        """What the runtime is told a device is called."""
+        """Return the name of a device for the runtime."""
         return device.visible_id if self.id_strategy == "uuid" else device.index
 
 
@@ -119,21 +119,21 @@ STRATEGIES: Functions[Callable[[ContainerEdits, tuple[str, ...], Access], None]]
     "DEVICE_LIST_STRATEGIES in gpu_plugin/config/choices.py",
     "gpu_plugin/containers/edits.py",
 )
-"""Device list strategies by name. Where several are asked for, they are applied in the order of their lines."""
+"""Device list strategies by name. Several strategies are applied in the order of DEVICE_LIST_STRATEGIES."""
 
 
 def is_cdi(strategy: str) -> bool:
-    """Whether a device list strategy is one of those that name CDI devices."""
+    """Whether a device list strategy names CDI devices."""
     return strategy.startswith("cdi-")
 
 
 def imex_node(channel: int) -> str:
-    """The device node of an IMEX channel."""
+    """Return the device node of an IMEX channel."""
     return f"/dev/nvidia-caps-imex-channels/channel{channel}"
 
 
 def missing_node_reason(path: str) -> str:
-    """Why no container could use a GPU of a node without this required device node, and what to do."""
+    """Say why no container can use a GPU of a node without this required device node, and how to make the node."""
     return (
         f"{path} does not exist on this node, or is not safe, and without it no CUDA program starts: run nvidia-modprobe -u -c0 "
         "there, and for the next boot name nvidia and nvidia-uvm in a file of /etc/modules-load.d"
@@ -141,15 +141,15 @@ def missing_node_reason(path: str) -> str:
 
 
 def container_edits(devices: Sequence[Device], access: Access) -> ContainerEdits:
-    """The edits for a container that gets `devices`, which are in the order of their resource's list.
+    """Return the edits for a container that gets `devices`, which are in the order of their resource's list.
 
-    Raises NoFunctionError for a strategy that nothing is done for.
+    Raises NoFunctionError for a strategy that is not implemented.
     """
     ids = tuple(dict.fromkeys(map(access.id_of, devices)))
     edits = ContainerEdits()
     if access.mps and any(device.shared == MPS for device in devices):
         edits.envs["CUDA_MPS_PIPE_DIRECTORY"] = access.mps.pipe
-        # Clients connect to the sockets and write to the FIFO on a read-only mount too. On a writable one, root in a
+        # Clients can connect to the sockets and write to the FIFO also on a read-only mount. On a writable mount, root in a
         # container could replace them by links, and the MPS daemon runs as root on the node.
         pipe = Mount(access.mps.pipe, access.mps.host_pipe, read_only=True)
         edits.mounts = pipe, Mount("/dev/shm", access.mps.host_shm)  # noqa: S108
@@ -170,7 +170,7 @@ def _envvar(edits: ContainerEdits, ids: tuple[str, ...], access: Access) -> None
         edits.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, access.imex_channels))
 
 
-@STRATEGIES("volume-mounts")  # after envvar, whose variable it takes over
+@STRATEGIES("volume-mounts")  # runs after envvar and replaces its variable
 def _volume_mounts(edits: ContainerEdits, ids: tuple[str, ...], access: Access) -> None:
     edits.envs[VISIBLE_DEVICES] = VOLUME_ROOT
     names = [*ids, *(f"imex/{channel}" for channel in access.imex_channels)]
@@ -185,7 +185,7 @@ def _cdi_names(ids: tuple[str, ...], access: Access) -> tuple[str, ...]:
 def _cdi_annotations(edits: ContainerEdits, ids: tuple[str, ...], access: Access) -> None:
     names = ",".join(_cdi_names(ids, access))
     if not names:
-        return  # a runtime would look for a device without a name
+        return  # a runtime would search for a device with an empty name
     key = f"{access.annotation_prefix}nvidia-device-plugin_{uuid.uuid5(_NAMESPACE, names)}"
     edits.annotations[key] = names
 

@@ -1,4 +1,4 @@
-"""What the node's own /sys, /dev and /proc say about its GPUs; of a copy of a node, without a running driver, what /proc does."""
+"""Reads facts about GPUs from the node's /sys, /dev and /proc. `listed_gpus` and others read the /proc of any node."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from gpu_plugin.runtime.regular_file import open_file
 if TYPE_CHECKING:
     from gpu_plugin.containers.cdi.host_files import HostDevices, Seen
 
-# Every node under /dev that a container could be given on account of a GPU, as patterns under a root.
+# Patterns, under a root, of all device nodes that a container with a GPU may get.
 _NODE_PATTERNS = (
     "dev/nvidia*",
     "dev/nvidia-caps/*",
@@ -40,77 +40,83 @@ _DISPLAY = 0x03  # base class of GPUs
 
 _PCI_ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 
-_LARGEST = (1 << 63) - 1  # the largest number that any reader of our state file takes for an integer
-_MAX_NUMA_NODES = 1024  # as many as any kernel can be built for (CONFIG_NODES_SHIFT of at most 10)
+_LARGEST = (1 << 63) - 1  # the largest number that every reader of our state file accepts as an integer
+_MAX_NUMA_NODES = 1024  # the most that a kernel can be built for (CONFIG_NODES_SHIFT of at most 10)
 
-# A line of it that is a GPU or compute instance's: "gpu0/gi2/ci0/access 22". The others are config and monitor.
+# A line of _MIG_MINORS for a GPU instance or compute instance: "gpu0/gi2/ci0/access 22". Other lines are config and monitor.
 _MIG_MINOR = re.compile(rb"^(gpu[0-9]+/gi[0-9]+(?:/ci[0-9]+)?/access) ([0-9]+)$", re.MULTILINE)
 
 
 class HostView(Protocol):
-    """What the node's file system says about GPUs: /sys, /dev, /proc. Real, or a simulated node's."""
+    """The facts about GPUs in a node's /sys, /dev and /proc, of a real node or a simulated node."""
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """Sysfs numa_node of a PCI device; None where the file is missing or negative (no node is known)."""
+        """Return numa_node of a PCI device from sysfs; None if the file is missing or negative (the NUMA node is unknown)."""
 
     def pci_path(self, pci_bus_id: str) -> str:
-        """Where a PCI device hangs: its sysfs path with every bridge above it; empty where the host does not say.
+        """Return the sysfs path of a PCI device with every bridge above it; empty if it is not known.
 
-        Such as /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0.
+        For example /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:19:00.0.
         """
 
     def machine(self) -> str | None:
-        """The product name of firmware (/sys/class/dmi/id/product_name); None where it has none, as on many boards for Arm."""
+        """Return the firmware's product name (/sys/class/dmi/id/product_name); None if it has no name, as on many Arm boards."""
 
     def pci_class(self, pci_bus_id: str) -> int | None:
-        """The class code of a PCI device, such as 0x030200; None where the host does not say."""
+        """Return the class code of a PCI device, such as 0x030200; None if it is not known."""
 
     def pci_config(self, pci_bus_id: str) -> bytes:
-        """The first 256 bytes of a PCI device's configuration space; 64 without CAP_SYS_ADMIN, none where it has no file."""
+        """Return the first 256 bytes of a PCI device's configuration space.
+
+        There are only 64 bytes without CAP_SYS_ADMIN, and no bytes if the file is missing.
+        """
 
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
-        """The distance of every ordered pair of NUMA nodes, a node and itself included (ACPI SLIT); empty where not known."""
+        """Return the distance of each ordered pair of NUMA nodes, also of a node to itself (ACPI SLIT); empty if not known."""
 
     def device_roots(self) -> Mapping[str, str]:
-        """The root on the host of each path under /dev that an NVIDIA driver may own and that exists.
+        """Return the root on the host of each existing path under /dev that an NVIDIA driver may own, such as /dev/nvidiactl.
 
-        Such as /dev/nvidiactl. Roots have no slash at the end; / is empty.
+        Roots have no slash at the end; / is empty.
         """
 
     def devices(self, pci_bus_ids: Iterable[str]) -> "HostDevices":
-        """Device nodes that GPUs, their features and the DRM have, with their numbers, links followed; the DRM's by bus id."""
+        """Return the device nodes of GPUs, of their features and of the DRM, with their numbers. Links are followed.
+
+        The DRM's device nodes are grouped by these bus ids.
+        """
 
     def mig_minors(self) -> Mapping[str, int]:
-        """N of /dev/nvidia-caps/nvidia-capN by what it gives access to (/proc/driver/nvidia-caps/mig-minors).
+        """Return N of /dev/nvidia-caps/nvidia-capN for each access file (/proc/driver/nvidia-caps/mig-minors).
 
-        Such as gpu0/gi2/access and gpu0/gi2/ci0/access, where 0 is the GPU's minor number. Empty where there is no such file;
-        the same object for as long as nothing in it changes.
+        For example gpu0/gi2/access and gpu0/gi2/ci0/access, where 0 is the GPU's minor number. Empty if the file is missing.
+        Returns the same object until the content changes.
         """
 
     def bindings(self) -> Mapping[str, int]:
-        """The GPUs that the NVIDIA driver is bound to, by PCI bus id as NVML writes it; empty where the host does not say.
+        """Return a number for each GPU that the NVIDIA driver is bound to, by PCI bus id in NVML's form; empty if not known.
 
-        The number is another one whenever the driver was bound again, be it because it was reloaded, or because the GPU was
-        taken off the bus and found again. Numbers of two boots say nothing about each other; each is below 2^63. Raises
-        OSError where the host cannot be asked now.
+        The number changes whenever the driver is bound again: after a reload of the driver, or after the GPU was removed from the
+        bus and found again. Numbers of different boots cannot be compared. Each number is below 2^63. Raises OSError if sysfs
+        cannot be read now.
         """
 
     def pci_gpus(self) -> Mapping[str, str] | None:
-        """NVIDIA's GPUs on the PCI bus, by bus id as NVML writes it, each with the kernel driver bound to it; empty for none.
+        """Return the kernel driver of each of NVIDIA's GPUs on the PCI bus, by bus id in NVML's form.
 
-        Virtual functions are not among them. None where the host does not say.
+        The driver's name is empty if no driver is bound. Virtual functions are left out. None if the devices are not known.
         """
 
     def boot_id(self) -> str:
-        """What changes with every boot (/proc/sys/kernel/random/boot_id)."""
+        """Return an id that changes with every boot (/proc/sys/kernel/random/boot_id)."""
 
 
 class LinuxHost:
     """`HostView` of this machine.
 
-    `roots` are directories whose dev/ may hold the nodes, best first: each as this process sees it, and as the host calls it.
-    / itself comes after them. Their proc/ is read where `procfs` has no such file. `own` is False if everything belongs to
-    another machine; then / itself does not count.
+    `roots` are directories whose dev/ may have the device nodes, best first. Each entry is the path in this process and the path
+    on the host. / itself comes after them. Their proc/ is read if a file is missing in `procfs`. `own` is False if all files
+    belong to another machine; then / itself does not count.
     """
 
     def __init__(
@@ -152,8 +158,8 @@ class LinuxHost:
             return b""
 
     def numa_distances(self) -> Mapping[tuple[int, int], int]:
-        # A node's file has one column for each node that is online, in ascending order (drivers/base/node.c). One that cannot
-        # be read, or that nodes came or went under, tells nothing of its node.
+        # The file of a NUMA node has a column for each node that is online, in ascending order (drivers/base/node.c). A node is
+        # left out if its file cannot be read, or if the number of online nodes changed in the meantime.
         nodes = self._sysfs / "devices/system/node"
         try:
             online = _listed((nodes / "online").read_text())
@@ -193,8 +199,8 @@ class LinuxHost:
         return HostDevices(nodes, {bus_id: found for bus_id, found in drm.items() if found}, faults, searched)
 
     def _characters(self, patterns: Iterable[str]) -> Iterator[tuple[str, "Seen", os.stat_result]]:
-        """Character devices with the host's name of their root and their path below it, unsafe ones included."""
-        from gpu_plugin.containers.cdi.host_files import Kind  # noqa: PLC0415 - a simulated node has none of them
+        """Yield character devices, also unsafe devices: the host path of their root, the file, and its status."""
+        from gpu_plugin.containers.cdi.host_files import Kind  # noqa: PLC0415 - simulated nodes do not need it
         from gpu_plugin.containers.driver_root.safe import judge  # noqa: PLC0415
 
         for (root, host), pattern in product(self._roots.items(), patterns):
@@ -205,7 +211,7 @@ class LinuxHost:
                         yield host, judged.seen, judged.way.status
 
     def _drm(self, pci_bus_id: str) -> tuple[str, ...]:
-        """Paths of a PCI device's DRM nodes, such as /dev/dri/card1 and /dev/dri/renderD128."""
+        """Return the paths of a PCI device's DRM device nodes, such as /dev/dri/card1 and /dev/dri/renderD128."""
         try:
             names = sorted(path.name for path in (self._pci_device(pci_bus_id) / "drm").iterdir())
         except (OSError, ValueError):
@@ -213,7 +219,7 @@ class LinuxHost:
         return tuple(f"/dev/dri/{name}" for name in names if _DRM_NODE.fullmatch(name))
 
     def mig_minors(self) -> Mapping[str, int]:
-        # A driver lists every instance that there could be, over 4000 lines: they are parsed again only if they changed.
+        # A driver lists every possible instance in over 4,000 lines, which are parsed again only after a change.
         content = b""
         for proc in (self._procfs, *(Path(root, "proc") for root in self._roots if root)):
             try:
@@ -221,19 +227,19 @@ class LinuxHost:
             except OSError:
                 continue
             break
-        with self._parsing:  # once, not once for every GPU that is probed at the start
+        with self._parsing:  # so that the file is parsed once, and not for every GPU that is probed at the start
             if content != self._mig_minors[0]:
                 self._mig_minors = content, {name.decode(): int(minor) for name, minor in _MIG_MINOR.findall(content)}
             return self._mig_minors[1]
 
     def bindings(self) -> Mapping[str, int]:
-        # The number is the inode of the link that says so. The kernel makes that when it binds the driver, and numbers what it
-        # makes in turn (fs/kernfs), so that none comes twice while anyone remembers it. The link's times are worth nothing here:
-        # they are those of the first look at it, and change when the kernel drops what it had cached of it.
+        # The number is the inode of the link from the driver to the GPU. The kernel makes the link when it binds the driver, and
+        # gives increasing numbers to new inodes (fs/kernfs), so that a number does not occur again soon. The link's times cannot
+        # be used: they are the times of the first read, and change when the kernel drops its cached inode.
         try:
             links = os.scandir(self._sysfs / _BINDINGS)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            return {}  # a host without the driver, or one that does not show it
+            return {}  # the host does not have the driver, or does not show it
         with links:
             return {at: link.inode() & _LARGEST for link in links if (at := nvml_bus_id(link.name))}
 
@@ -242,14 +248,17 @@ class LinuxHost:
             names = [device.name for device in (self._sysfs / _PCI_DEVICES).iterdir()]
         except OSError:
             return None
-        # What a device is does not change while its directory is there; a scan reads new ones only
+        # The type of a device does not change while its directory exists, so a scan reads only new directories.
         self._pci_kinds = {
             name: self._pci_kinds[name] if name in self._pci_kinds else self._is_gpu(name) for name in names
         }
         return {at: self._bound(name) for name in names if self._pci_kinds[name] and (at := nvml_bus_id(name))}
 
     def _is_gpu(self, name: str) -> bool:
-        """Whether a device of sysfs is a GPU of NVIDIA's and no virtual function (PCI code and ID assignment specification)."""
+        """Whether a device of sysfs is one of NVIDIA's GPUs and not a virtual function.
+
+        Source: the PCI code and ID assignment specification.
+        """
         device = self._sysfs / _PCI_DEVICES / name
         try:
             vendor, kind = int((device / "vendor").read_text(), 16), int((device / "class").read_text(), 16)
@@ -273,20 +282,20 @@ class LinuxHost:
             return None
 
     def _pci_device(self, pci_bus_id: str) -> Path:
-        """Sysfs's directory of a PCI device. Raises ValueError for what is no bus id."""
+        """Return the directory of a PCI device in sysfs. Raises ValueError if the text is not a bus id."""
         # NVML writes the PCI domain with eight digits and in capitals, sysfs with at least four and in small letters.
         domain, _, rest = pci_bus_id.lower().partition(":")
         return self._sysfs / "bus/pci/devices" / f"{int(domain, 16):04x}:{rest}"
 
 
 def nvml_bus_id(name: str) -> str:
-    """A PCI bus id as NVML writes it, of one as the kernel does (0000:1b:00.0); empty for anything else."""
+    """Convert a PCI bus id from the kernel's form (0000:1b:00.0) to NVML's form; empty for any other text."""
     found = _PCI_ADDRESS.fullmatch(name)
     return f"{int(found[1], 16):08X}:{found[2].upper()}" if found else ""
 
 
 def _listed(text: str) -> list[int]:
-    """The numbers of a kernel's list such as 0-1,3, in ascending order. Raises ValueError for anything else."""
+    """Return the numbers of a kernel list such as 0-1,3, in ascending order. Raises ValueError for any other text."""
     numbers: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -297,7 +306,7 @@ def _listed(text: str) -> list[int]:
     return sorted(numbers)
 
 
-_LONGEST = 4096  # bytes of a file that are read; the driver's have some 500
+_LONGEST = 4096  # the most bytes of a file that are read; the driver's files have some 500
 
 _UUID = re.compile(r"GPU-[0-9A-Za-z-]*[0-9A-Za-z]")
 _MINOR = re.compile(r"[0-9]{1,7}")
@@ -306,19 +315,19 @@ _INSTANCES = "driver/nvidia/capabilities/gpu[0-9]*/mig/gi[0-9]*"
 
 
 def listed_gpus(proc: Path) -> list[Gpu]:
-    """The GPUs in driver/nvidia/gpus/*/information, in the order of their bus ids, which is NVML's; MIG devices are not there.
+    """Return the GPUs in driver/nvidia/gpus/*/information, in the order of their bus ids, the same as NVML's. No MIG devices.
 
-    A directory whose information file gives no uuid or no minor number, or cannot be read, counts for none. Raises OSError
-    where there is no such directory.
+    A GPU is left out if its information file cannot be read or has no uuid or no minor number. Raises OSError if
+    driver/nvidia/gpus cannot be read.
     """
     found: list[Gpu] = []
     for directory in sorted((proc / "driver/nvidia/gpus").iterdir()):
-        said = _information(directory / "information")
-        uuid, minor = said.get("GPU UUID", ""), said.get("Device Minor", "")
+        values = _information(directory / "information")
+        uuid, minor = values.get("GPU UUID", ""), values.get("Device Minor", "")
         if _UUID.fullmatch(uuid) and _MINOR.fullmatch(minor):
-            bus_id = nvml_bus_id(said.get("Bus Location", directory.name))
+            bus_id = nvml_bus_id(values.get("Bus Location", directory.name))
             found.append(
-                Gpu(uuid=uuid, index=len(found), minor=int(minor), pci_bus_id=bus_id, model=said.get("Model", ""))
+                Gpu(uuid=uuid, index=len(found), minor=int(minor), pci_bus_id=bus_id, model=values.get("Model", ""))
             )
     return found
 
@@ -326,13 +335,13 @@ def listed_gpus(proc: Path) -> list[Gpu]:
 def any_partitioned(proc: Path) -> bool:
     """Whether any GPU has GPU instances, in driver/nvidia/capabilities/gpuN/mig/giM.
 
-    driver/nvidia-caps/mig-minors says nothing of that: it lists every instance that there could be.
+    driver/nvidia-caps/mig-minors does not show this, since it lists every possible instance.
     """
     return any(proc.glob(_INSTANCES))
 
 
 def kernel_driver_version(proc: Path) -> str:
-    """The version of the kernel's half in driver/nvidia/version, empty where it does not say."""
+    """Return the version of the kernel modules from driver/nvidia/version; empty if the file does not have it."""
     match = _VERSION.search(_text(proc / "driver/nvidia/version"))
     return match[1] if match else ""
 
@@ -343,7 +352,7 @@ def _information(file: Path) -> dict[str, str]:
 
 
 def _text(file: Path) -> str:
-    """How a file begins; empty where it cannot be read."""
+    """Return at most the first _LONGEST bytes of a file as text; empty if it cannot be read."""
     try:
         with open_file(file) as stream:
             return stream.read(_LONGEST).decode(errors="replace")

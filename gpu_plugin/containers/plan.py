@@ -1,4 +1,4 @@
-"""From the settings and what the node has to what Allocate needs to know."""
+"""Computes the data for Allocate from the settings and the node."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from gpu_plugin.containers.cdi_names import CLASS_NODES
 from gpu_plugin.containers.edits import CONTROL_NODES, REQUIRED_NODES, Access, imex_node, is_cdi, missing_node_reason
 from gpu_plugin.devices.node import Node
 
-# What makes the device nodes of a class.
+# The driver that makes the device nodes of a class.
 _CLASS_DRIVERS = {
     "gdrcopy": "the gdrdrv module",
     "gds": "the nvidia-fs module",
@@ -18,13 +18,13 @@ _CLASS_DRIVERS = {
 
 
 def plan_access(settings: Settings, node: Node, dev_root: str | None) -> Access:
-    """What Allocate gives containers on this node; `dev_root` is the host directory whose dev/ holds the device nodes.
+    """Return the data for Allocate on this node.
 
-    If it is None, each node's is the root where it was found.
+    `dev_root` is the host directory whose dev/ has the device nodes. If it is None, each device node has its own root.
 
-    Raises ConfigError where an IMEX channel is required and the node has none.
+    Raises ConfigError if an IMEX channel is required and the node does not have it.
     """
-    assert AUTO not in settings.device_list_strategy, "the strategy is chosen before anything is planned"
+    assert AUTO not in settings.device_list_strategy, "the strategy must be chosen before"
     features = enabled_features(settings, node.device_nodes)
     missing = missing_channels(settings, node)
     if missing and settings.imex_required:
@@ -49,14 +49,14 @@ def plan_access(settings: Settings, node: Node, dev_root: str | None) -> Access:
 
 
 def access_warnings(settings: Settings, node: Node) -> Iterator[str]:
-    """A sentence for each thing that the operator asks for without `auto` and the node does not have."""
+    """Yield a sentence for each feature and device node that the settings require and the node does not have."""
     asked = tuple(name for name, enabled in _wanted(settings).items() if enabled is True)
     found = cdi_classes(asked, node.device_nodes)
     for name in asked:
         if name not in found:
             yield (
-                f"--{name}-enabled is set and there is no device node {CLASS_NODES[name][0]}* on this node: containers are "
-                f"told that they have it all the same; load {_CLASS_DRIVERS[name]}, or run with --{name}-enabled=auto"
+                f"--{name}-enabled is set and there is no device node {CLASS_NODES[name][0]}* on this node: containers get "
+                f"NVIDIA_{name.upper()}=enabled nevertheless; load {_CLASS_DRIVERS[name]}, or run with --{name}-enabled=auto"
             )
     for path in required_nodes(settings, node):
         if path not in node.device_nodes:
@@ -69,9 +69,10 @@ def access_warnings(settings: Settings, node: Node) -> Iterator[str]:
 
 
 def required_nodes(settings: Settings, node: Node) -> tuple[str, ...]:
-    """Device nodes that every container with a GPU must get from this plugin; none if a runtime of NVIDIA's adds them.
+    """Return the device nodes that every container with a GPU must get from this plugin.
 
-    None either if this process sees no device node of any GPU, as on WSL and in a container without the host's /dev.
+    The result is empty if a runtime of NVIDIA's adds them. It is also empty if this process sees no device node of any GPU, for
+    example on WSL or in a container without the host's /dev.
     """
     given_here = settings.pass_device_specs or any(map(is_cdi, settings.device_list_strategy))
     seen = any(f"/dev/nvidia{gpu.minor}" in node.device_nodes for gpu in node.gpus)
@@ -79,21 +80,21 @@ def required_nodes(settings: Settings, node: Node) -> tuple[str, ...]:
 
 
 def enabled_features(settings: Settings, device_nodes: frozenset[str]) -> tuple[str, ...]:
-    """GDRCopy, GPUDirect Storage and MOFED as far as they are asked for, or are left to a node that has them."""
+    """Return the names of GDRCopy, GPUDirect Storage and MOFED that are enabled, or set to `auto` and present on the node."""
     wanted = _wanted(settings)
     there = cdi_classes(tuple(wanted), device_nodes)
     return tuple(name for name, enabled in wanted.items() if enabled is True or (enabled == AUTO and name in there))
 
 
 def missing_channels(settings: Settings, node: Node) -> tuple[int, ...]:
-    """IMEX channels that are asked for and whose device node the node does not have; none where that is left to the node."""
+    """Return the IMEX channels of the settings that have no device node on this node; empty for `auto`."""
     if settings.imex_channel_ids == AUTO:
         return ()
     return tuple(c for c in settings.imex_channel_ids if imex_node(c) not in node.device_nodes)
 
 
 def cdi_classes(features: tuple[str, ...], device_nodes: frozenset[str]) -> tuple[str, ...]:
-    """The CDI classes beside gpu that a container is given: each feature asked for whose device nodes exist."""
+    """Return the features whose device nodes exist. They are the CDI classes that a container gets in addition to gpu."""
     return tuple(f for f in features if any(node.startswith(CLASS_NODES[f]) for node in device_nodes))
 
 

@@ -1,15 +1,15 @@
-"""Which device list strategy suits a node, decided from what its files say of its kubelet and of its container runtime.
+"""Chooses the device list strategy of a node from the files of its kubelet and of its container runtime.
 
-Paths are the node's own. What is not known means envvar.
+Paths are the node's own. If the files leave a doubt, the choice is envvar.
 
-cdi-cri takes a kubelet that passes CDI device names on, and a runtime that takes them and reads specs where they are written:
+cdi-cri needs a kubelet that passes CDI device names on, and a runtime that accepts them and reads specs from our directory:
 
-- The kubelet's feature gate DevicePluginCDIDevices came in 1.28, is on by default from 1.29 and locked from 1.31
-  (pkg/features/kube_features.go, KEP-4009); a kubelet does not start with a gate that it does not know.
-- containerd takes them from 1.7 on where enable_cdi is true, which it is by default from 2.0 on; its configuration has version
-  3 from there on (docs/cri/config.md, RELEASES.md). Before 2.0 an imported file replaces the section of a plugin whole, later
-  their keys are merged (cmd/containerd/server/config, mergeConfig).
-- CRI-O takes them from 1.23.2 on, always.
+- The kubelet's feature gate DevicePluginCDIDevices exists from 1.28, is on by default from 1.29 and locked from 1.31
+  (pkg/features/kube_features.go, KEP-4009). A kubelet does not start with an unknown gate.
+- containerd accepts CDI names from 1.7 on if enable_cdi is true, which is the default from 2.0 on. Its configuration has version
+  3 from 2.0 on (docs/cri/config.md, RELEASES.md). Before 2.0, an imported file replaces the whole section of a plugin; from 2.0
+  on, the keys are merged (cmd/containerd/server/config, mergeConfig).
+- CRI-O accepts CDI names from 1.23.2 on, always.
 """
 
 import re
@@ -24,10 +24,10 @@ K0S = "k0s"
 MICROK8S = "MicroK8s"
 TALOS = "Talos"
 CRIO = "CRI-O"
-"""Container runtimes; k3s, RKE2, k0s, MicroK8s and Talos bring a containerd of their own."""
+"""Container runtimes. k3s, RKE2, k0s, MicroK8s and Talos include their own containerd."""
 
 DEFAULT_SPEC_DIRS = ("/etc/cdi", "/var/run/cdi")
-"""Where runtimes look for them by default (tags.cncf.io/container-device-interface, DefaultSpecDirs)."""
+"""The default directories of specs in runtimes (tags.cncf.io/container-device-interface, DefaultSpecDirs)."""
 
 GATE = "DevicePluginCDIDevices"
 
@@ -38,23 +38,23 @@ SOCKETS = {
     "/run/k0s/containerd.sock": (K0S,),
     "/var/snap/microk8s/common/run/containerd.sock": (MICROK8S,),
 }
-"""The sockets of container runtimes, and which ones may listen there. k3s and RKE2 share one path, and no node.
+"""The sockets of container runtimes, and the runtimes that may use each path. k3s and RKE2 use the same path, on different nodes.
 
-Talos has its containerd for pods at containerd's own path, and a second containerd for the system elsewhere.
+On Talos, the containerd for pods uses containerd's own path. A second containerd, for the system, uses another path.
 """
 
 OTHER_SOCKETS = (
     "/run/cri-dockerd.sock",
     "/run/k3s/cri-dockerd/cri-dockerd.sock",
 )
-"""Sockets of runtimes that are not judged here. Where one exists, another runtime's socket may be there for other programs, such
-as containerd's for Docker."""
+"""Sockets of runtimes that this module does not support. If such a socket exists, another runtime's socket may serve other
+programs, for example containerd's socket serves Docker."""
 
 _VERSION = re.compile(r"(?:\d+:)?v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")  # with the epoch of a Debian package
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """A feature gate that somebody set, and where."""
+    """A feature gate that is set explicitly, and the file that sets it."""
 
     name: str
     enabled: bool
@@ -62,13 +62,15 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class KubeletEvidence(msgspec.Struct, frozen=True):
-    """What is known of the kubelet.
+    """The facts about the kubelet that are known.
 
-    `package` is the version of the distribution's package, `state_file` a file or directory that only kubelets from 1.33
-    on keep, `gates`
-    in the order in which they overrule each other, the last one counts; `endpoint` is the path of the container runtime's
-    socket that the kubelet is told to use, by `endpoint_source`. Empty: nothing says so. `faults` has a sentence for each file
-    that is there and cannot be read.
+    Attributes:
+        package: the version of the distribution's package; empty if unknown.
+        state_file: a file or directory that only kubelets from 1.33 on have; empty if there is none.
+        gates: feature gates, with increasing precedence.
+        endpoint: the path of the container runtime's socket that the kubelet is configured to use; empty if unknown.
+        endpoint_source: the file that has `endpoint`.
+        faults: a sentence for each file that exists and cannot be read.
     """
 
     package: str = ""
@@ -80,10 +82,10 @@ class KubeletEvidence(msgspec.Struct, frozen=True):
 
 
 class CriSection(msgspec.Struct, frozen=True):
-    """What one file says of containerd's CRI plugin; None where it says nothing.
+    """The section for containerd's CRI plugin in one file. A value is None if the section does not have it.
 
-    `uncertain` where only some releases count it: in a file that is read without being named as an import, or under the
-    plugin's name of another version of the configuration.
+    `uncertain` is True if only some releases use the section: the file is not a named import, or the section has the plugin's
+    name of another configuration version.
     """
 
     source: str
@@ -93,10 +95,14 @@ class CriSection(msgspec.Struct, frozen=True):
 
 
 class ContainerdEvidence(msgspec.Struct, frozen=True):
-    """What is known of a containerd.
+    """The facts about a containerd that are known.
 
-    `file` is its configuration, empty where there is none, `version` that of the file's format. `sections` has what the file
-    and what it imports say of the CRI plugin, the last one overrules; `disabled` is a file that disables the plugin.
+    Attributes:
+        file: its configuration file; empty if it was not found.
+        version: the version of the configuration's format.
+        sections: the CRI plugin's sections in this file and its imports, with increasing precedence.
+        disabled: the file that disables the CRI plugin; empty if no file does.
+        faults: a sentence for each file that exists and cannot be read.
     """
 
     file: str = ""
@@ -107,7 +113,10 @@ class ContainerdEvidence(msgspec.Struct, frozen=True):
 
 
 class CrioEvidence(msgspec.Struct, frozen=True):
-    """What is known of CRI-O: its version and which file says so, and where it looks for CDI specs if a file says so."""
+    """The facts about CRI-O that are known: its version, its directories of CDI specs, and the files that have these facts.
+
+    `spec_dirs` is None if no file sets the directories.
+    """
 
     version: str = ""
     version_source: str = ""
@@ -117,11 +126,15 @@ class CrioEvidence(msgspec.Struct, frozen=True):
 
 
 class NodeEvidence(msgspec.Struct, frozen=True):
-    """What the node's files say of its kubelet and container runtimes.
+    """The facts about the kubelet and the container runtimes in the node's files.
 
-    `trouble` is why nothing could be looked at, empty otherwise. `sockets` are those of the known paths of container runtimes
-    that exist; `containerd` is by runtime, of those with a configuration that was found; `containerd_package` is the version
-    of the distribution's package.
+    Attributes:
+        trouble: why no file could be read; empty otherwise.
+        kubelet: the kubelet.
+        sockets: the existing sockets of container runtimes, of the paths in SOCKETS and OTHER_SOCKETS.
+        containerd: each runtime with a containerd whose configuration was found.
+        containerd_package: the version of the distribution's containerd package; empty if unknown.
+        crio: CRI-O.
     """
 
     trouble: str = ""
@@ -133,18 +146,18 @@ class NodeEvidence(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A device list strategy, and how it is known to be the right one."""
+    """A device list strategy, and the reason for its choice."""
 
     strategy: str
     reason: str
 
 
 class _RefusedError(Exception):
-    """What is known of the node speaks against CDI device names; the text says what."""
+    """The node does not support CDI device names, or may not support them. The text is the reason."""
 
 
 def choose(evidence: NodeEvidence, cdi_dir: str) -> Choice:
-    """The strategy for a node whose CDI specs are written to `cdi_dir`."""
+    """Choose the strategy for a node whose CDI specs are written to `cdi_dir`."""
     if evidence.trouble:
         return Choice("envvar", evidence.trouble)
     try:
@@ -154,12 +167,12 @@ def choose(evidence: NodeEvidence, cdi_dir: str) -> Choice:
 
 
 def on_run(path: str) -> str:
-    """The path, by /run where it lies below /var/run, which is a link to that on every node."""
+    """Replace /var/run at the beginning of the path by /run, since /var/run is a link to /run on every node."""
     return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
 
 
 def same_directory(one: str, other: str) -> bool:
-    """Whether two paths are one directory on a node."""
+    """Whether two paths name the same directory on a node."""
     return _plain(one) == _plain(other)
 
 
@@ -173,12 +186,12 @@ def _parsed(version: str) -> tuple[int, int, int]:
 
 
 def _kubelet(kubelet: KubeletEvidence) -> str:
-    """How it is known that the kubelet passes CDI device names on. Raises _RefusedError."""
+    """Return the evidence that the kubelet passes CDI device names on. Raises _RefusedError if there is no evidence."""
     version = _parsed(kubelet.package)
-    said = {gate.name: gate for gate in kubelet.gates}
-    gate, betas = said.get(GATE), said.get("AllBeta")
+    gates = {gate.name: gate for gate in kubelet.gates}
+    gate, betas = gates.get(GATE), gates.get("AllBeta")
     package = f"the kubelet's package is of version {kubelet.package}"
-    if kubelet.faults:  # such a file may name another runtime, whatever the version
+    if kubelet.faults:  # an unreadable file may name another runtime
         raise _RefusedError(kubelet.faults[0])
     if version >= (1, 31, 0):
         return package
@@ -192,9 +205,9 @@ def _kubelet(kubelet: KubeletEvidence) -> str:
             raise _RefusedError(f"{betas.source} sets the kubelet's feature gate AllBeta to false")
         return package
     if version > (0, 0, 0):
-        raise _RefusedError(f"{package}, and only from 1.29 on kubelets pass CDI device names on by themselves")
+        raise _RefusedError(f"{package}, and kubelets pass CDI device names on by default only from 1.29 on")
     if kubelet.state_file:
-        return f"only kubelets from 1.33 on keep {kubelet.state_file}"
+        return f"only kubelets from 1.33 on have {kubelet.state_file}"
     raise _RefusedError(
         "the kubelet's version is not known: no package of it in /var/lib/dpkg/status, no allocated_pods_state or image_manager "
         f"in its directory, and nothing sets its feature gate {GATE}"
@@ -202,17 +215,20 @@ def _kubelet(kubelet: KubeletEvidence) -> str:
 
 
 def _runtime(evidence: NodeEvidence, cdi_dir: str) -> str:
-    """How it is known that the runtime takes the names and finds our specifications. Raises _RefusedError."""
+    """Return the evidence that the runtime accepts CDI names and finds our specs.
+
+    Raises _RefusedError if there is no evidence.
+    """
     kubelet = evidence.kubelet
     socket = kubelet.endpoint or " and ".join(evidence.sockets)
     if not socket:
-        raise _RefusedError(f"no container runtime is found: there is none of {', '.join(SOCKETS)}")
+        raise _RefusedError(f"no container runtime is found: none of these sockets exists: {', '.join(SOCKETS)}")
     if not kubelet.endpoint and len(evidence.sockets) > 1:
         raise _RefusedError(f"it is not known which container runtime the kubelet uses: {socket} exist")
     if socket not in SOCKETS:
         if kubelet.endpoint:
-            raise _RefusedError(f"{kubelet.endpoint_source} names a container runtime that is not known here: {socket}")
-        raise _RefusedError(f"nothing is known here of the container runtime at {socket}")
+            raise _RefusedError(f"{kubelet.endpoint_source} names an unknown container runtime: {socket}")
+        raise _RefusedError(f"the container runtime at {socket} is unknown")
     runtimes = SOCKETS[socket]
     if runtimes == (CRIO,):
         return _crio(evidence.crio, cdi_dir)
@@ -232,10 +248,12 @@ def _crio(crio: CrioEvidence, cdi_dir: str) -> str:
     if crio.faults:
         raise _RefusedError(crio.faults[0])
     if not crio.version:
-        raise _RefusedError("CRI-O's version is not known: neither /run/crio/version nor a package of it says")
+        raise _RefusedError(
+            "CRI-O's version is not known: neither /run/crio/version nor a package of it has the version"
+        )
     known = f"CRI-O is of version {crio.version} ({crio.version_source})"
     if _parsed(crio.version) < (1, 23, 2):
-        raise _RefusedError(f"{known}, and takes CDI device names only from 1.23.2 on")
+        raise _RefusedError(f"{known}, and CRI-O accepts CDI device names only from 1.23.2 on")
     _check_place(crio.spec_dirs, crio.spec_dirs_source, cdi_dir)
     return known
 
@@ -249,7 +267,7 @@ def _containerd(containerd: ContainerdEvidence, package: str, cdi_dir: str) -> s
         )
     newer = ""
     if containerd.version >= 3:
-        newer = f"{containerd.file} is of version {containerd.version}, which is that of containerd 2"
+        newer = f"{containerd.file} is of version {containerd.version}, which exists from containerd 2.0 on"
     elif _parsed(package) >= (2, 0, 0):
         newer = f"containerd's package is of version {package}"
     if newer:
@@ -257,7 +275,7 @@ def _containerd(containerd: ContainerdEvidence, package: str, cdi_dir: str) -> s
         return newer
     known = f"containerd's package is of version {package}" if package else "containerd's version is not known"
     if (0, 0, 0) < _parsed(package) < (1, 7, 0):
-        raise _RefusedError(f"{known}, and takes CDI device names only from 1.7 on")
+        raise _RefusedError(f"{known}, and containerd accepts CDI device names only from 1.7 on")
     declared = _declared(containerd.sections)
     if not declared and not containerd.file:
         raise _RefusedError(f"containerd has no configuration file that could be found, and {known}")
@@ -268,10 +286,10 @@ def _containerd(containerd: ContainerdEvidence, package: str, cdi_dir: str) -> s
     last = declared[-1]
     if not last.enable_cdi:
         raise _RefusedError(
-            f"{last.source} does not set enable_cdi = true for containerd, which may be one before 2.0 and takes no CDI device "
-            "names then"
+            f"{last.source} does not set enable_cdi = true for containerd, and a containerd before 2.0 accepts no CDI device "
+            "names without it"
         )
-    # It takes our names only if it does in either way of merging.
+    # The release is not known, so containerd must accept our names both with replaced sections and with merged keys.
     _check_place(last.spec_dirs, last.source, cdi_dir)
     _check_newer(containerd.sections, cdi_dir)
     return f"{last.source} sets enable_cdi = true for containerd"
@@ -282,22 +300,25 @@ def _declared(sections: Sequence[CriSection]) -> tuple[CriSection, ...]:
 
 
 def _check_newer(sections: Sequence[CriSection], cdi_dir: str) -> None:
-    """Raises _RefusedError where a containerd from 2.0 on may not take our names, whichever uncertain section it counts."""
+    """Raises _RefusedError if a containerd from 2.0 on may reject our names, with or without any of the uncertain sections."""
     declared = _declared(sections)
     for merged in (declared, *((*declared, section) for section in sections if section.uncertain)):
-        said = [section for section in merged if section.enable_cdi is not None]
-        if said and not said[-1].enable_cdi:
-            raise _RefusedError(f"{said[-1].source} sets enable_cdi = false for containerd")
+        switches = [section for section in merged if section.enable_cdi is not None]
+        if switches and not switches[-1].enable_cdi:
+            raise _RefusedError(f"{switches[-1].source} sets enable_cdi = false for containerd")
         placed = [section for section in merged if section.spec_dirs is not None]
         last = placed[-1] if placed else CriSection("")
         _check_place(last.spec_dirs, last.source, cdi_dir)
 
 
 def _check_place(spec_dirs: Sequence[str] | None, source: str, cdi_dir: str) -> None:
-    """Raises _RefusedError where a runtime does not look into our directory: `spec_dirs` by `source`; None: the default."""
+    """Raises _RefusedError if a runtime does not read specs from our directory.
+
+    `spec_dirs` are the runtime's directories, as `source` sets them; None for the default.
+    """
     dirs = DEFAULT_SPEC_DIRS if spec_dirs is None else spec_dirs
     if not any(same_directory(cdi_dir, each) for each in dirs):
         by = "the default" if spec_dirs is None else source
         raise _RefusedError(
-            f"CDI specs are written to {cdi_dir} and the runtime looks for them in {', '.join(dirs) or 'no directory'} ({by})"
+            f"CDI specs are written to {cdi_dir}, and the runtime reads them from {', '.join(dirs) or 'no directory'} ({by})"
         )

@@ -40,7 +40,7 @@ def test_a_pod_is_given_its_gpu_by_the_strategy_that_the_node_speaks_for(left_to
     left_to_the_node.wait_allocatable(GPUS)
     chosen = plugin.status()["device_list_strategy"]
     assert chosen["used"] == ["cdi-cri"], chosen
-    assert "only kubelets from 1.33 on keep /var/lib/kubelet/" in chosen["reason"]
+    assert "only kubelets from 1.33 on have /var/lib/kubelet/" in chosen["reason"]
     assert "/etc/containerd/config.toml is of version 3" in chosen["reason"]
     pod = left_to_the_node.pods.run("by-name", gpus=2)
     assert left_to_the_node.pods.environment(pod)["NVIDIA_VISIBLE_DEVICES"] == "void"

@@ -70,7 +70,9 @@ async def test_a_root_below_a_directory_that_others_can_write_to_is_refused_unti
     mps.root.mkdir(parents=True)
     mps.root.parent.chmod(0o777)
     mps.run()
-    await mps.until(lambda: "is not safe for MPS daemons, which run as root: others than root can write" in mps.why())
+    await mps.until(
+        lambda: "is not safe for MPS daemons, which run as root: other users than root can write" in mps.why()
+    )
     assert mps.children() == []
     mps.root.parent.chmod(0o755)
     await mps.until(lambda: not mps.why())

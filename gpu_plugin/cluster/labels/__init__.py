@@ -1,1 +1,1 @@
-"""Labels of the Node, as NVIDIA's GPU Feature Discovery writes them: what they say (pure), and the ways they get there."""
+"""Labels of the Node with the keys and values of NVIDIA's GPU Feature Discovery: `values` computes them, `keeper` writes them."""

@@ -1,8 +1,10 @@
-"""The file of labels that Node Feature Discovery's worker reads (its source "local"): a line key=value each. Blocks.
+"""The file of labels for the source "local" of Node Feature Discovery's worker, with one line key=value for each label. Blocks.
 
-Its name is that of GPU Feature Discovery's file, so that either replaces the other's and the Node never has both. Ours lies in
-alphabetical order. Nothing in it says whose it is, since older workers take every line for a label: what this plugin wrote is
-remembered in the state directory. Nothing else is removed, but where nothing is remembered a file that only this plugin writes.
+The file has the same name as GPU Feature Discovery's file. So each program replaces the other program's file, and the Node never
+has both sets of labels. Our lines are in alphabetical order. The file has no mark of its writer, since older workers read every
+line as a label. Instead, the state directory has the digests of the files that this plugin wrote, and only these files are
+removed. If the state directory has no entry for a path, a file there is ours if only this plugin can have written it
+(`_only_ours`).
 """
 
 import errno
@@ -21,32 +23,36 @@ NAME = "gfd"
 MODE = 0o644
 
 MAX_BYTES = 64 * 1024
-"""More than any such file has: NFD's own limit."""
+"""The number of bytes to read, which no valid file exceeds: NFD has the same limit."""
 
 FEATURES_FILE: Final = "features.json"
-"""Its name in the state directory: which files this plugin wrote."""
+"""The file in the state directory that lists the files of labels that this plugin wrote."""
 
 _MOST_DIGESTS = 4
-"""Of one path: what was written last, and what may still lie there because a write failed, hung, or was cut off by a kill."""
+"""The most digests of one path: the last content, and earlier contents that may still be there if a write failed, hung, or was
+interrupted by a kill."""
 
 _ALWAYS = frozenset({PRESENT, TIMESTAMP} | {f"{DOMAIN}/{name}" for name in ("gpu.machine", "gpu.mode", "mig.capable")})
-"""Labels that every file of this plugin has. GPU Feature Discovery never writes the first one."""
+"""Labels that every file of this plugin has. GPU Feature Discovery never writes the label PRESENT."""
 
 
 class AwayError(FileNotFoundError):
-    """The directory of a file that this plugin wrote is not there."""
+    """The directory of a file that this plugin wrote does not exist."""
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """SHA-256 of what this plugin wrote to each path, newest first; none where somebody else's file lies there since."""
+    """SHA-256 of the contents that this plugin wrote to each path, newest first.
+
+    A path has no digests if another program's file is there now.
+    """
 
     files: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
 class WrittenFiles:
-    """The files that this plugin wrote, over restarts; for as long as this process lives where nothing can be kept.
+    """The files that this plugin wrote. The list survives restarts if the state directory can be written.
 
-    Only `load` and `keep` touch the disk; any thread may call any of them.
+    Only `load` and `keep` use the disk. Any thread may call any method.
     """
 
     def __init__(self, state: StateDirectory) -> None:
@@ -57,15 +63,15 @@ class WrittenFiles:
 
     @property
     def loaded(self) -> bool:
-        """Whether it is known what earlier processes wrote."""
+        """Whether the list of earlier processes has been read."""
         return self._kept is not None
 
     def read_again(self) -> None:
-        """The next `load` reads the file again: another daemon may have written files."""
+        """Make the next `load` read the list again, since another daemon may have written files."""
         self._kept = None
 
     def load(self) -> None:
-        """Reads what earlier processes wrote, once. Blocks for as long as the disk does."""
+        """Read the list of earlier processes, unless it has been read. Blocks for as long as the disk does."""
         if self._kept is not None:
             return
         kept = (self._state.read(FEATURES_FILE, _Written) or _Written()).files
@@ -75,7 +81,7 @@ class WrittenFiles:
             self._kept = kept
 
     def keep(self) -> bool:
-        """Has the state directory remember them. Blocks for as long as the disk does. Returns whether it does."""
+        """Write the list to the state directory. Returns whether the directory has it. Blocks for as long as the disk does."""
         self.load()
         with self._lock:
             files = self._files
@@ -84,63 +90,63 @@ class WrittenFiles:
         return files == self._kept
 
     def directories(self) -> frozenset[str]:
-        """Where they are."""
+        """Return the directories of the files."""
         return frozenset(str(Path(path).parent) for path, digests in self._files.items() if digests)
 
     def remembers(self, path: Path) -> bool:
-        """Whether this plugin wrote a file to this path that may be there still."""
+        """Whether this plugin wrote a file to this path that may still exist."""
         return bool(self._files.get(str(path)))
 
     def has(self, path: Path, content: bytes) -> bool:
-        """Whether this plugin wrote this content to this path; of a path that it remembers nothing of, whether only it could."""
+        """Whether this plugin wrote this content to this path. If the path is unknown: whether only we write such a file."""
         known = self._files.get(str(path))
         return _only_ours(content) if known is None else _digest(content) in known
 
     def add(self, path: Path, content: bytes, there: bytes | None = None) -> None:
-        """Notes that this content is about to be written to this path, in place of `there`, its content now."""
+        """Add content that is about to be written to this path. `there` is the present content, which it replaces."""
         present = (_digest(there),) if there is not None and self.has(path, there) else ()
         with self._lock:
             before = self._files.get(str(path), ())
             self._files = {**self._files, str(path): _bounded((_digest(content), *present, *before))}
 
-    def forget(self, path: Path, *, others: bool = False) -> None:
-        """Nothing of this plugin lies there any more, but perhaps a file of somebody else (`others`)."""
+    def discard(self, path: Path, *, others: bool = False) -> None:
+        """Remove the digests of a path that has no file of this plugin. `others`: it has another program's file."""
         with self._lock:
             known = {each: digests for each, digests in self._files.items() if each != str(path)}
             self._files = {**known, str(path): ()} if others and str(path) in self._files else known
 
 
 class FeaturesFile:
-    """The file in one directory. Every call raises OSError where the directory or the file cannot be read or written."""
+    """The file in one directory. Every method raises OSError if the directory or the file cannot be read or written."""
 
     def __init__(self, directory: Path, written: WrittenFiles) -> None:
         self.path = directory / NAME
         self._written = written
 
     def read(self) -> dict[str, str]:
-        """The labels that it has now, in its order, whoever wrote it; none where there is no such file."""
+        """Read the labels in the order of the file, also if another program wrote it; empty if there is no file."""
         return _labels_in(self._content() or b"")
 
     def announce(self, labels: Mapping[str, str]) -> None:
-        """What `write` is about to write is this plugin's: to be remembered before it is written, where that can be done."""
+        """Add the content that `write` will write to `WrittenFiles`, so that it can be saved before the file is written."""
         self._written.add(self.path, _content_of(labels), self._content())
 
     def write(self, labels: Mapping[str, str]) -> None:
-        """Replaces it whole, whoever wrote it."""
+        """Replace the whole file, also if another program wrote it."""
         self.announce(labels)
         replace_file(self.path, _content_of(labels), MODE)
 
     def claim(self, labels: Mapping[str, str]) -> None:
-        """Takes a file for this plugin's that is to the byte what `write` would write: the state directory may be a new one."""
+        """Treat the file as ours if it equals the content that `write` would write: the state directory may be new."""
         if self._content() == _content_of(labels):
             self.announce(labels)
 
     def remove(self) -> bool:
-        """Removes it, if it is this plugin's, and what a killed process left beside it. Returns whether it was there.
+        """Remove the file if it is ours, and temporary files of a killed process. Returns whether our file was there.
 
         Raises:
-            AwayError: there is no such directory, and this plugin wrote a file there. What is remembered of it stays.
-            OSError: it cannot be read or removed.
+            AwayError: the directory does not exist, and this plugin wrote a file there. Its entry in `WrittenFiles` stays.
+            OSError: the file cannot be read or removed.
         """
         if not self.path.parent.is_dir():
             if self._written.remembers(self.path):
@@ -152,11 +158,11 @@ class FeaturesFile:
         ours = content is not None and self._written.has(self.path, content)
         if ours:
             self.path.unlink(missing_ok=True)
-        self._written.forget(self.path, others=content is not None and not ours)
+        self._written.discard(self.path, others=content is not None and not ours)
         return ours
 
     def _content(self) -> bytes | None:
-        """As much of it as any such file has; None where there is none."""
+        """Read at most MAX_BYTES of the file; None if there is no regular file."""
         try:
             with open_file(self.path, links=False) as file:
                 return file.read(MAX_BYTES)
@@ -165,7 +171,7 @@ class FeaturesFile:
 
 
 def same(labels: Mapping[str, str], others: Mapping[str, str]) -> bool:
-    """Whether both say the same, whenever they came to be and whoever wrote them."""
+    """Whether both are equal except for the timestamp and the label PRESENT, which only this plugin writes."""
     either = {PRESENT: "", TIMESTAMP: ""}
     return {**labels, **either} == {**others, **either}
 
@@ -180,9 +186,9 @@ def _labels_in(content: bytes) -> dict[str, str]:
 
 
 def _only_ours(content: bytes) -> bool:
-    """Whether nobody but this plugin writes such a file: the state directory may be a new one.
+    """Whether only this plugin writes such a file. This identifies our file if the state directory is new.
 
-    GPU Feature Discovery's has no `gpu.present`, and its lines lie in no order.
+    GPU Feature Discovery's file has no `gpu.present`, and its lines are in random order.
     """
     labels = _labels_in(content)
     return labels.keys() >= _ALWAYS and content == _content_of(labels)
@@ -193,6 +199,6 @@ def _bounded(digests: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _digest(content: bytes) -> str:
-    import hashlib  # noqa: PLC0415 - 1 ms that only labels in a file need
+    import hashlib  # noqa: PLC0415 - takes 1 ms, and only labels in a file need it
 
     return hashlib.sha256(content).hexdigest()

@@ -1,10 +1,11 @@
-"""Keeps the Node labelled the way the settings want it: by a file for Node Feature Discovery, by the Kubernetes API, or not.
+"""Keeps the Node's labels up to date, by a file for Node Feature Discovery or by the Kubernetes API, as the settings say.
 
     Node, Settings, host ──labels_of──▶ labels ──┬─▶ features.d/gfd ──▶ NFD's worker ──▶ Node
                                                 └─▶ NodeApi.apply_labels ─────────────▶ Node
 
-What was written in one way is taken back once another is wanted, or none. Which labels the API server was given, and which files
-were written, is remembered in the state directory: so a restarted daemon takes them back, too, or leaves them as they are.
+When the settings change to the other way or to no labels, the labels that were written the former way are removed. The state
+directory has the labels that were sent to the API server and the list of files that were written, so that a restarted daemon can
+remove or keep them, too.
 """
 
 import logging
@@ -41,60 +42,60 @@ _T = TypeVar("_T")
 log = logging.getLogger(__name__)
 
 LABELS_FILE = "labels.json"
-"""Its name in the state directory: what the API server was given last."""
+"""The file in the state directory with the labels that were last sent to the API server."""
 
 SETTLE = 1.0
-"""Seconds after news of the node or the settings: a start, or a GPU that is repartitioned, brings several."""
+"""Seconds to wait after a change of the node or the settings. A start or a repartitioned GPU makes several changes."""
 
 CHECK = 60.0
-"""Seconds between two looks at the file: somebody may have removed it, or recreated the directory."""
+"""Seconds between two checks of the file: another program may have removed it, or recreated the directory."""
 
 RENEW = 3600.0
-"""Seconds after which the API server is given the labels again: somebody may have removed them, or recreated the Node."""
+"""Seconds after which the labels are sent to the API server again: they may have been removed, or the Node recreated."""
 
-# Seconds until the API server is asked again after it was asked in vain: the first time, and at most.
+# Seconds until the next request after a failed request: the first time, and at most.
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 600.0
 
 PATIENCE = 5.0
-"""Seconds that the disk of the file of labels may take."""
+"""The timeout of the disk that has the file of labels, in seconds."""
 
 MEMORY_PATIENCE = 5.0
-"""Seconds that the state directory may take until it is said that it does not answer."""
+"""The timeout of the state directory, in seconds. Then `trouble` says that it does not answer."""
 
 LABELS_WAIT = 0.5
-"""Seconds that new labels wait until the state directory remembers that they are written."""
+"""Seconds to wait for the state directory to record new labels before the labels are written without the record."""
 
 SYSFS = Path("/sys")
-"""Where the host says what machine it is, and of which class its PCI devices are."""
+"""Has the machine's product name and the classes of the PCI devices."""
 
 _REFUSED = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
-"""What says of another Node that it is none of ours to change: a right that is missing, or an admission policy."""
+"""HTTP status codes that mean that we may not change another Node: a right is missing, or an admission policy refuses it."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """The labels that the Node of this name was given by the API; none where they were taken back, or never given."""
+    """The labels that were sent to the API for the Node of this name; empty if they were removed or never sent."""
 
     node: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def removal(self) -> str:
-        """The command by which people remove them."""
+        """The kubectl command that removes these labels."""
         keys = " ".join(shlex.quote(f"{key}-") for key in sorted(self.labels))
         return f"kubectl label node {shlex.quote(self.node or 'NODE')} {keys}"
 
 
 def node_api(node_name: str, kubeconfig: str) -> "NodeApi":
-    """The Kubernetes API. Raises ConfigError where the client is not installed."""
-    from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415 - only who labels by the API pays for it
+    """Return the Kubernetes API. Raises ConfigError if the client is not installed."""
+    from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415 - only labels by the API need it
 
     require_client("--node-labels=api", ", or use --node-labels=file")
     return NodeApi(node_name, kubeconfig)
 
 
 class NodeLabels:
-    """One Node's labels. `trouble` is why the Node is not labelled as the settings want it; empty where it is."""
+    """One Node's labels. `trouble` says why the Node does not have the wanted labels; it is empty if it has them."""
 
     def __init__(
         self,
@@ -106,12 +107,21 @@ class NodeLabels:
         clock: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes the settings in force, where the node is seen, what outlives the process, and Unix time in seconds."""
+        """Label the Node by `settings`.
+
+        Args:
+            settings: returns the settings in force.
+            host: reads the host's files.
+            state: the state directory.
+            api: opens the Kubernetes API of a Node name and a kubeconfig.
+            clock: returns Unix time in seconds.
+            dice: returns a random number in [0, 1).
+        """
         self.trouble = ""
         self._settings = settings
         self._host = host
         self._state = state
-        self._api = lru_cache(1)(api)  # the same for as long as it is about the same Node: it remembers what it asked
+        self._api = lru_cache(1)(api)  # one NodeApi for each Node name, since it stores the Node's uid
         self._clock = clock
         self._dice = dice
         self._node = Node()
@@ -120,25 +130,26 @@ class NodeLabels:
         self._threads = Workers("labels")
         self._directories: set[str] = set()
         self._files = WrittenFiles(state)
-        self._recalled = False
+        self._has_directories = False
+        """Whether `_directories` includes the directories of earlier processes."""
         self._applied: Applied | None = None
         self._kept_applied: Applied | None = None
         self._memory_threads = Workers("labels-memory")
         self._memory: SlowCall[bool] = SlowCall(self._memory_threads.begin)
         self._renew_at = float("-inf")
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
-        self._in_vain: tuple[str, str] | None = None
-        """The Node that the API server was asked about in vain, and why."""
+        self._failure: tuple[str, str] | None = None
+        """The Node of the last failed request, and the reason."""
         self._spread = True
 
     def follow(self, node: Node) -> None:
-        """Has the labels be those of this node, under the settings that are in force once they are made."""
+        """Label the Node by this hardware, and by the settings that are in force when the labels are computed."""
         self._node = node
         self._news = True
         self._bell.ring()
 
     async def run(self) -> None:
-        """Keeps the Node labelled. Never returns."""
+        """Keep the Node's labels up to date. Never returns."""
         self._directories.add(self._settings.current.features_dir)
         self._read_again()
         try:
@@ -154,26 +165,26 @@ class NodeLabels:
             self._memory_threads.close()
 
     def _read_again(self) -> None:
-        """Reads again what is remembered: since the last `run`, another daemon may have labelled the node."""
+        """Read the state directory again at the next step: another daemon may have labelled the Node since the last `run`."""
         self._files.read_again()
-        self._recalled = False
+        self._has_directories = False
         self._renew_at = float("-inf")
         if self._applied == self._kept_applied:
             self._applied = self._kept_applied = None
 
     async def _keep(self) -> float | None:
-        """Does what is to be done now. Returns how many seconds later to look again; None: once there is news.
+        """Run all steps. Returns the seconds until the next check; None to wait for a change.
 
-        What cannot be done in one way keeps nothing from being done in another.
+        An error in one step does not prevent the other steps.
         """
         settings, troubles, pauses = self._settings.current, [], []
         steps = (
-            self._recall,
+            self._load_state,
             self._remove_files,
-            self._take_back,
+            self._remove_applied,
             self._write_file,
             self._apply_if_due,
-            self._remember,
+            self._save_state,
         )
         for step in steps:
             try:
@@ -185,33 +196,33 @@ class NodeLabels:
                 troubles.append(str(error))
                 pause = None
             except UnreachableError as error:
-                assert self._in_vain is not None
-                troubles.append(f"node {self._in_vain[0]} cannot be labelled as it should be: {error}")
+                assert self._failure is not None
+                troubles.append(f"the labels of node {self._failure[0]} cannot be written: {error}")
                 pause = self._backoff.not_before - anyio.current_time()
             if pause is not None:
                 pauses.append(max(0.0, pause))
-        self._say("; ".join(dict.fromkeys(troubles)))
+        self._log_trouble("; ".join(dict.fromkeys(troubles)))
         return min(pauses, default=None)
 
-    async def _recall(self, _: Settings) -> float | None:
-        """Has the state directory say what earlier processes wrote and gave."""
+    async def _load_state(self, _: Settings) -> float | None:
+        """Read the labels and files of earlier processes from the state directory."""
         if self._applied is None:
-            await self._kept(MEMORY_PATIENCE)
+            await self._sync_state(MEMORY_PATIENCE)
         return None
 
-    async def _remember(self, _: Settings) -> float | None:
-        """Has the state directory remember what was written and given: tried again until it does."""
-        return None if await self._kept(MEMORY_PATIENCE) else CHECK
+    async def _save_state(self, _: Settings) -> float | None:
+        """Write the labels and files to the state directory. A failed write is repeated after CHECK seconds."""
+        return None if await self._sync_state(MEMORY_PATIENCE) else CHECK
 
-    async def _kept(self, patience: float) -> bool:
-        """Whether the state directory remembers all that a restart must know. Raises _DiskError after `patience` seconds."""
+    async def _sync_state(self, patience: float) -> bool:
+        """Return whether the state directory has the data for a restart. Raises _DiskError after `patience` seconds."""
         try:
-            return await self._memory.fresh(self._keep_memory, patience)
+            return await self._memory.fresh(self._read_and_write_state, patience)
         except TimeoutError as error:
-            raise _DiskError(f"{self._state.path}: what a restart must know of the labels: {error}") from None
+            raise _DiskError(f"{self._state.path}: the record of the labels for a restart: {error}") from None
 
-    def _keep_memory(self) -> bool:
-        """Reads what is remembered, the first time, and writes what is not yet. Blocks."""
+    def _read_and_write_state(self) -> bool:
+        """Read the state directory at the first call, and write changes. Blocks."""
         if self._kept_applied is None:
             self._kept_applied = self._state.read(LABELS_FILE, Applied) or Applied()
             self._applied = self._kept_applied
@@ -224,54 +235,54 @@ class NodeLabels:
         if not self._files.loaded:
             return None
         wanted = settings.features_dir if settings.node_labels == "file" else None
-        if not self._recalled:
+        if not self._has_directories:
             self._directories |= self._files.directories()
-            self._recalled = True
+            self._has_directories = True
         for directory in self._directories - {wanted}:
             file, removed = FeaturesFile(Path(directory), self._files), False
             try:
                 removed = await self._on_disk(file.path.parent, file.remove)
             except AwayError as error:
                 log.warning(
-                    "labels: %s: the file of labels that was written there stays: %s: mount it and start the plugin again, or "
+                    "labels: %s: the file of labels cannot be removed: %s: mount the directory and start the plugin again, or "
                     "remove the file on the node",
                     file.path,
                     error.strerror,
                 )
             except _DiskError:
-                if self._files.remembers(file.path):  # else it is nothing to us, as far as we know
+                if self._files.remembers(file.path):  # else there is no file of ours to remove
                     raise
             self._directories.discard(directory)
             if removed:
                 log.info("%s: the file of labels is removed", directory)
         return None
 
-    async def _take_back(self, settings: Settings) -> float | None:
-        """Has the API server remove the labels that it was given, where they are not wanted there any more."""
-        given = self._applied
-        if given is None:
+    async def _remove_applied(self, settings: Settings) -> float | None:
+        """Remove the labels that were sent to the API server, if they are not wanted there any more."""
+        applied = self._applied
+        if applied is None:
             return None
-        renamed = settings.node_labels == "api" and settings.node_name not in {"", given.node}
-        if not given.labels or (settings.node_labels == "api" and not renamed):
+        renamed = settings.node_labels == "api" and settings.node_name not in {"", applied.node}
+        if not applied.labels or (settings.node_labels == "api" and not renamed):
             return None
         try:
-            await self._apply(settings, given.node, {})
+            await self._apply(settings, applied.node, {})
         except UnreachableError as error:
             if error.code == HTTPStatus.NOT_FOUND:
-                log.info("node %s is gone, and the labels that it was given with it", given.node)
+                log.info("node %s is gone, and so are its labels", applied.node)
             elif renamed and error.code in _REFUSED:
                 log.warning(
-                    "node %s: the labels that it was given stay there, since the plugin is on node %s now: %s; run: %s",
-                    given.node,
+                    "node %s: the plugin's labels cannot be removed, since the plugin is on node %s now: %s; run: %s",
+                    applied.node,
                     settings.node_name,
                     error,
-                    given.removal,
+                    applied.removal,
                 )
             else:
                 raise
-            await self._given(Applied())
+            await self._set_applied(Applied())
         else:
-            log.info("node %s: the labels are taken back", given.node)
+            log.info("node %s: the labels are removed", applied.node)
         return None
 
     async def _write_file(self, settings: Settings) -> float | None:
@@ -282,19 +293,19 @@ class NodeLabels:
         file = FeaturesFile(Path(settings.features_dir), self._files)
         wanted = await self._on_disk(file.path.parent, partial(self._changed, file, labels))
         if wanted is not None:
-            with suppress(_DiskError):  # said when it is tried again: the Node does not wait for it
-                await self._kept(LABELS_WAIT)
+            with suppress(_DiskError):  # do not delay the labels; `_save_state` tries again and reports the error
+                await self._sync_state(LABELS_WAIT)
             await self._on_disk(file.path.parent, partial(file.write, wanted))
             log.info("%s/gfd: %d labels written", settings.features_dir, len(wanted))
         return CHECK
 
     def _changed(self, file: FeaturesFile, labels: Mapping[str, str]) -> Mapping[str, str] | None:
-        """What is to be written; None where the file says the same, whoever wrote it. Blocks."""
-        from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only who labels pays for it
+        """Return the labels to write; None if the file has them already, also if another program wrote it. Blocks."""
+        from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only labels need it
 
         if not file.path.parent.is_dir():
             raise FileNotFoundError(
-                None, "no such directory: mount there where Node Feature Discovery reads files of features"
+                None, "no such directory: mount the directory from which Node Feature Discovery reads files of features"
             )
         there = file.read()
         wanted = stamped(labels, there, self._clock())
@@ -305,15 +316,15 @@ class NodeLabels:
         return wanted
 
     async def _apply_if_due(self, settings: Settings) -> float | None:
-        """Gives the API server the labels, where it is wanted and they have changed, or it is long ago."""
+        """Send the labels to the API server, if the settings say so, and they have changed or RENEW seconds are over."""
         if settings.node_labels != "api" or not self._node.gpus or self._applied is None:
             return None
-        from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only who labels pays for it
+        from gpu_plugin.cluster.labels.values import stamped  # noqa: PLC0415 - only labels need it
 
         if not settings.node_name:
             raise ConfigError("--node-labels=api needs the Node's name: set --node-name")
         if self._applied.labels and self._applied.node != settings.node_name:
-            return None  # those of the former Node are taken back first
+            return None  # `_remove_applied` must remove the former Node's labels first
         labels = await self._on_disk(SYSFS, partial(_labels, self._node, settings, self._host))
         before = self._applied.labels
         wanted, now = stamped(labels, before, self._clock()), anyio.current_time()
@@ -328,49 +339,49 @@ class NodeLabels:
         return self._renew_at - anyio.current_time()
 
     async def _apply(self, settings: Settings, node_name: str, labels: Mapping[str, str]) -> None:
-        """Gives the API server these labels once a pause is over, and remembers so. Raises ConfigError and UnreachableError."""
-        if self._in_vain is not None and not self._backoff.due(anyio.current_time()):
-            raise UnreachableError("pause", self._in_vain[1])  # without a code: nobody answered anything now
+        """Send these labels to the API server and record them. Raises ConfigError, and UnreachableError also during a pause."""
+        if self._failure is not None and not self._backoff.due(anyio.current_time()):
+            raise UnreachableError("pause", self._failure[1])  # without a code, since no request was sent
         try:
             await self._api(node_name, settings.kubeconfig).apply_labels(labels)
         except UnreachableError as error:
             self._backoff.failed(anyio.current_time(), self._dice())
-            self._in_vain = node_name, str(error)
+            self._failure = node_name, str(error)
             raise
-        await self._given(Applied(node_name, {**labels}) if labels else Applied())
+        await self._set_applied(Applied(node_name, {**labels}) if labels else Applied())
 
-    async def _given(self, applied: Applied) -> None:
-        """The API server has these labels of ours: remembered at once, as far as the state directory does not hang."""
+    async def _set_applied(self, applied: Applied) -> None:
+        """Record the labels that the API server has of us. Waits at most LABELS_WAIT seconds for the state directory."""
         self._backoff.succeeded()
-        self._in_vain = None
+        self._failure = None
         self._applied = applied
         with suppress(_DiskError):
-            await self._kept(LABELS_WAIT)
+            await self._sync_state(LABELS_WAIT)
 
     async def _on_disk(self, where: Path, call: "Callable[[], _T]") -> "_T":
-        """What a call brings. Raises _DiskError, which says where, and AwayError."""
+        """Run a blocking call on a thread and return its result. Raises _DiskError, which names `where`, and AwayError."""
         try:
             return await self._threads.run(call, PATIENCE)
         except AwayError:
             raise
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # includes TimeoutError
             raise _DiskError(f"{where}: {error.strerror or error}") from error
 
-    def _say(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:
             log.warning("labels: %s", trouble)
         elif self.trouble and not trouble:
-            log.info("labels: the Node is labelled as it should be again")
+            log.info("labels: the Node has the wanted labels again")
         self.trouble = trouble
 
 
 class _DiskError(Exception):
-    """A file or directory cannot be read or written, or does not answer in time; the text says which and why."""
+    """A file or directory cannot be read or written, or does not answer in time. The text has its path and the reason."""
 
 
 def _labels(node: Node, settings: Settings, host: HostView) -> dict[str, str]:
-    """The labels of a node and of the host as it is now. Blocks: files of /sys."""
-    from gpu_plugin.cluster.labels.values import HostFacts, labels_of, vgpu_host  # noqa: PLC0415 - only who labels pays
+    """Compute the labels of a node. Blocks: reads files of /sys."""
+    from gpu_plugin.cluster.labels.values import HostFacts, labels_of, vgpu_host  # noqa: PLC0415 - only labels need it
 
     bus_ids = [gpu.pci_bus_id for gpu in node.gpus if gpu.pci_bus_id]
     classes = {bus_id: kind for bus_id in bus_ids if (kind := host.pci_class(bus_id)) is not None}

@@ -1,7 +1,8 @@
-"""What the labels of a node say: NVIDIA's GPU Feature Discovery v0.20.0, rule by rule. Pure.
+"""The values of a node's labels, by the rules of NVIDIA's GPU Feature Discovery v0.20.0. Pure.
 
-Source: NVIDIA/k8s-device-plugin, internal/lm. Where it takes one of several models by chance, here it is always the same one;
-where it gives up on all labels because one thing is not known, here that one is left out.
+Source: NVIDIA/k8s-device-plugin, internal/lm. There are two differences. If there are several GPU models, GPU Feature Discovery
+describes any of them, and this module always the same model. If a value is not known, GPU Feature Discovery writes no labels, and
+this module omits that label.
 """
 
 import re
@@ -18,9 +19,9 @@ from gpu_plugin.devices.node import Gpu, MigDevice, Node
 from gpu_plugin.devices.plan import GPU_RESOURCE, counted_as, served_gpus
 
 LONGEST_VALUE = 63
-"""Characters of a label's value (apimachinery, validation.IsValidLabelValue)."""
+"""The most characters of a label's value (apimachinery, validation.IsValidLabelValue)."""
 
-# By PCI class code: a VGA controller, and a 3D one.
+# The mode by PCI class code: VGA controller, and 3D controller.
 _MODES = {0x030000: "graphics", 0x030200: "compute"}
 
 _FAMILIES = {
@@ -34,14 +35,14 @@ _FAMILIES = {
     12: "blackwell",
     13: "rubin",
 }
-"""By the major number of the compute capability, those that a minor number parts aside."""
+"""The architecture by the major number of the compute capability. `_family` has the major numbers 7 and 8."""
 
 _UNWANTED = re.compile(r"[^A-Za-z0-9_. -]")
 _EDGES = "-_."
 
 
 CONFIG_BYTES = 256
-"""The part of the configuration space that has the capabilities. Who is not privileged reads only the first 64."""
+"""The bytes of the configuration space that have the capabilities. An unprivileged process can read only the first 64."""
 
 # Offsets and values of the configuration space, and the lengths of a vGPU's capability.
 _STATUS = 0x06
@@ -55,17 +56,19 @@ _TEXT = 10
 
 
 class VgpuHost(msgspec.Struct, frozen=True):
-    """The driver of the hypervisor that gives this machine its vGPUs, as one of them says: its version and its branch."""
+    """The version and branch of the hypervisor's driver, read from a vGPU of this machine."""
 
     version: str = ""
     branch: str = ""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What labels say of the machine itself, beside its GPUs.
+    """Facts of the machine for the labels, in addition to its GPUs.
 
-    `machine` is the product name that firmware tells, None where it cannot be read; `pci_classes` are class codes of PCI devices,
-    by bus id as NVML writes it; `vgpu` is the hypervisor's driver where this machine has vGPUs.
+    Attributes:
+        machine: the product name from the firmware; None if it cannot be read.
+        pci_classes: the class codes of PCI devices, by bus id in NVML's form.
+        vgpu: the hypervisor's driver; None if this machine has no vGPU.
     """
 
     machine: str | None = None
@@ -74,10 +77,10 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]:
-    """The labels of a node with these GPUs under these settings, but for the timestamp.
+    """Return the labels of a node with these GPUs under these settings, without the timestamp.
 
-    Only GPUs that the driver has described count, those that are listed although they are gone included. Without any there are
-    no labels but the one that says whether there are vGPUs. Every value is one that Kubernetes takes.
+    Only GPUs that the driver has described count, including GPUs that are gone and still listed. Without such GPUs the only
+    label is `vgpu.present`. Kubernetes accepts every value.
     """
     gpus = served_gpus(node, settings)
     by_mps = any(entry.strategy == MPS for entry in settings.sharing)
@@ -93,24 +96,23 @@ def labels_of(node: Node, settings: Settings, host: HostFacts) -> dict[str, str]
             f"{DOMAIN}/gpu.mode": _mode(gpus, host.pci_classes),
             **_clique(node, gpus),
         }
-    return {
-        key: valid(value) for key, value in labels.items() if not label_key_fault(key)
-    }  # the driver's name of a MIG profile is part of some
+    # Some keys include the driver's name of a MIG profile, so they may be invalid.
+    return {key: valid(value) for key, value in labels.items() if not label_key_fault(key)}
 
 
 def stamped(labels: Mapping[str, str], before: Mapping[str, str], now: float) -> dict[str, str]:
-    """The labels with their timestamp: that of those `before` where they were the same, else `now`, Unix time in seconds."""
+    """Return the labels with a timestamp: the former timestamp if the labels are unchanged, else `now`, Unix time in seconds."""
     unchanged = TIMESTAMP in before and {**before, TIMESTAMP: ""} == {**labels, TIMESTAMP: ""}
     return {**labels, TIMESTAMP: before[TIMESTAMP] if unchanged else str(int(now))}
 
 
 def sanitised(text: str) -> str:
-    """A model or machine as a part of a label's value: what no label may have is left out, and blanks are one hyphen."""
+    """Make a model or machine name fit a label's value: remove invalid characters, and replace white space by a hyphen."""
     return "-".join(_UNWANTED.sub("", text).split())
 
 
 def valid(value: str) -> str:
-    """The value, or as much of its beginning as Kubernetes takes: 63 characters, a letter or digit first and last."""
+    """Make a value valid for Kubernetes: cut it to 63 characters, with a letter or digit first and last."""
     return _UNWANTED.sub("", value).replace(" ", "-").lstrip(_EDGES)[:LONGEST_VALUE].rstrip(_EDGES)
 
 
@@ -125,7 +127,7 @@ def _vgpu(host: VgpuHost | None) -> dict[str, str]:
 
 
 def _versions(node: Node) -> dict[str, str]:
-    """Labels of the driver's version, if that has two or three numbers, and of its CUDA version; under new names and old ones."""
+    """Return labels of the driver's version, if it has two or three numbers, and of its CUDA version, under old and new keys."""
     labels: dict[str, str] = {}
     parts = node.driver_version.split(".")
     if len(parts) in (2, 3):
@@ -152,22 +154,24 @@ def _versions(node: Node) -> dict[str, str]:
 
 
 def _mode(gpus: Sequence[Gpu], classes: Mapping[str, int]) -> str:
-    """What the GPUs are for, by their PCI class, where it is the same for all."""
+    """Return the mode of the GPUs by their PCI class; "unknown" if they differ."""
     seen = {classes.get(gpu.pci_bus_id) for gpu in gpus}
     return _MODES.get(seen.pop() or 0, "unknown") if len(seen) == 1 else "unknown"
 
 
 def _clique(node: Node, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """The NVLink domain of the cluster that the GPUs are in, and their clique in it, where that is one for all."""
+    """Return the label of the GPUs' NVLink domain in the cluster and their clique; no label if the GPUs differ."""
     words = (node.cliques.get(gpu.uuid, "").rpartition(".") for gpu in gpus)
-    fabrics = {(cluster, clique) for cluster, _, clique in words if "-" in cluster}  # a uuid: no mesh of the node's own
+    fabrics = {
+        (cluster, clique) for cluster, _, clique in words if "-" in cluster
+    }  # a cluster uuid, not a mesh within the node
     if len(fabrics) != 1:
         return {}
     ((cluster, clique),) = fabrics
     return {f"{DOMAIN}/gpu.clique": f"{cluster}.{clique}"}
 
 
-# What there is of each resource
+# Labels of each resource
 
 
 def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
@@ -186,14 +190,14 @@ def _resources(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
             "count": 0,
             "replicas": 0,
             "memory": 0,
-            "sharing-strategy": "",  # it would say "time-slicing" of replicas that nobody can get
+            "sharing-strategy": "",  # else it would be "time-slicing" for replicas that no pod can get
         }
         return labels | _under(GPU_RESOURCE, invalid)
     return labels | _slices(in_mig_mode, settings, lambda _: GPU_RESOURCE)
 
 
 def _unequal(gpus: Sequence[Gpu], in_mig_mode: Sequence[Gpu]) -> bool:
-    """Whether strategy single has no word for these: some are not partitioned, one has no MIG device, or sizes differ."""
+    """Whether strategy single cannot describe these GPUs: a GPU is not partitioned or has no MIG device, or profiles differ."""
     profiles = {mig.profile for gpu in in_mig_mode for mig in gpu.mig_devices}
     return (
         any(not gpu.mig_enabled for gpu in gpus)
@@ -203,10 +207,10 @@ def _unequal(gpus: Sequence[Gpu], in_mig_mode: Sequence[Gpu]) -> bool:
 
 
 def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
-    """Labels of whole GPUs, partitioned or not. Of several models one is described, and its GPUs are counted.
+    """Return labels of whole GPUs, partitioned or not. They describe one model, and count its GPUs.
 
-    It is the one of which there are most, among those with a GPU that is not partitioned, if there are any; of equals that of the
-    lowest index.
+    If there are several models, the model with the most GPUs is described; of equals, the model of the lowest index. Models with
+    a GPU that is not partitioned come first.
     """
     known = [gpu for gpu in gpus if gpu.model]
     if not known:
@@ -229,7 +233,7 @@ def _whole(gpus: Sequence[Gpu], settings: Settings) -> dict[str, str]:
 
 
 def _slices(in_mig_mode: Iterable[Gpu], settings: Settings, named: Callable[[str], str]) -> dict[str, str]:
-    """Labels of MIG devices by profile, under the resource that `named` gives it; the first of each describes all."""
+    """Return labels of MIG devices for each profile. `named` returns the resource; the first device describes its profile."""
     first: dict[str, tuple[Gpu, MigDevice]] = {}
     counts: Counter[str] = Counter()
     for gpu in in_mig_mode:
@@ -245,13 +249,13 @@ def _slices(in_mig_mode: Iterable[Gpu], settings: Settings, named: Callable[[str
 
 
 def _attributes(mig: MigDevice) -> dict[str, object]:
-    told: dict[str, object | None] = {
+    values: dict[str, object | None] = {
         "memory": None if mig.memory_bytes is None else mig.memory_bytes >> 20,
         "slices.gi": mig.gpu_slices,
         "slices.ci": mig.compute_slices,
     }
     if mig.engines is not None:
-        told |= {
+        values |= {
             "multiprocessors": mig.engines.multiprocessors,
             "engines.copy": mig.engines.copy,
             "engines.decoder": mig.engines.decoder,
@@ -259,11 +263,11 @@ def _attributes(mig: MigDevice) -> dict[str, object]:
             "engines.jpeg": mig.engines.jpeg,
             "engines.ofa": mig.engines.ofa,
         }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _base(parts: Iterable[str], count: int, shared: SharedResource | None) -> dict[str, object]:
-    """Product, count, replicas and how it is shared. What is shared under its own name says so in the product."""
+    """Return product, count, replicas and sharing strategy. A shared resource that keeps its name has a product with -SHARED."""
     product = [sanitised(part) for part in parts]
     replicas = shared.replicas if shared is not None else 1
     if shared is not None and replicas > 1 and shared.offered_as == shared.name:
@@ -281,7 +285,7 @@ def _under(resource: str, values: Mapping[str, object]) -> dict[str, str]:
 
 
 def _family(major: int, minor: int) -> str:
-    """The architecture by its compute capability, in the words of GPU Feature Discovery."""
+    """Return the architecture of a compute capability, named as in GPU Feature Discovery."""
     if major == 7:
         return "volta" if minor < 5 else "turing"
     if major == 8:
@@ -290,11 +294,11 @@ def _family(major: int, minor: int) -> str:
 
 
 def vgpu_host(config: bytes) -> VgpuHost | None:
-    """The hypervisor's driver, where these first bytes of a device's configuration space are a vGPU's; None where not.
+    """Return the hypervisor's driver if `config`, the first bytes of a PCI configuration space, is of a vGPU; else None.
 
-    Sources: the PCI Local Bus Specification 3.0 (6.7, capabilities list), and internal/vgpu of NVIDIA/k8s-device-plugin v0.20.0
-    for what a vGPU's vendor-specific capability holds: after id, next and length the signature "VF", then records of an id, a
-    length that counts both, and their data; record 0 has ten bytes of version and ten of branch.
+    Sources: the PCI Local Bus Specification 3.0 (6.7, capabilities list), and internal/vgpu of NVIDIA/k8s-device-plugin v0.20.0.
+    A vGPU's vendor-specific capability has the bytes id, next and length, and the signature "VF". Then come records: an id, a
+    length that includes these two bytes, and data. Record 0 has ten bytes of version and ten bytes of branch.
     """
     capability = _vendor_specific(config)
     if capability[3:_RECORDS] != _SIGNATURE:
@@ -311,7 +315,7 @@ def vgpu_host(config: bytes) -> VgpuHost | None:
 
 
 def _vendor_specific(config: bytes) -> bytes:
-    """The first vendor-specific capability; empty where there is none, or the space was not read whole."""
+    """Return the first vendor-specific capability; empty if the device has none, or fewer than CONFIG_BYTES were read."""
     if len(config) < CONFIG_BYTES or not config[_STATUS] & _HAS_CAPABILITIES:
         return b""
     seen: set[int] = set()

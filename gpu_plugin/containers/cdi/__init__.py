@@ -1,1 +1,1 @@
-"""CDI specifications: what a container runtime must add to a container for each device. Pure: facts in, documents out."""
+"""CDI specifications: the files and device nodes that a container runtime adds to a container for each device. Pure."""

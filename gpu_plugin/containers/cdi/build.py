@@ -1,8 +1,8 @@
-"""The CDI specifications of a node, from what its GPUs are, what the host has, and what the driver's user space is.
+"""Builds the CDI specifications of a node from its GPUs, its device nodes, and the files of the driver.
 
-Nothing in them needs a program on the host: each library is bound at its SONAME into the directories in which a dynamic
-loader looks without being told to, so that it is found without ldconfig and without a variable. NVIDIA's hooks do that
-instead where the operator names one (`hooks`).
+The specifications need no program on the host. Each library is mounted under its SONAME in the default directories of a dynamic
+loader, so that programs find it without ldconfig and without a variable. If the operator names NVIDIA's hook program, its hooks
+do this instead (`hooks`).
 """
 
 from collections import Counter
@@ -23,21 +23,26 @@ from gpu_plugin.devices.node import Gpu
 
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
-"""Mount options of files, and of sockets and their directories: NVIDIA's (internal/discover), but read-only throughout.
+"""Mount options of files, and of sockets and their directories. NVIDIA uses the same (internal/discover), but not always
+read-only.
 
-Clients can connect to sockets and write to FIFOs of a read-only mount. They cannot replace them, nor change their mode.
+On a read-only mount, clients can connect to sockets and write to FIFOs, but they cannot replace them or change their mode.
 """
 
-# Keeps an NVIDIA container runtime, where one is the node's, from adding GPUs of its own.
+# Keeps NVIDIA's container runtime, if the node has it, from adding GPUs itself.
 HIDDEN = f"{VISIBLE_DEVICES}=void"
 
 AMBIGUOUS = "the driver gives its name to two devices now"
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The specifications by file name. `trouble` is why there is none of GPUs, or none that works; empty where all is well.
+    """The result of a build.
 
-    `missing` says of devices by name why they are in none; `complaints` are sentences about what was left out.
+    Attributes:
+        specs: the specifications by file name.
+        trouble: why there is no working specification of the GPUs; empty if there is a working specification.
+        missing: why a device is in no specification, by device name.
+        complaints: sentences about files and device nodes that are left out.
     """
 
     specs: Mapping[str, Spec] = msgspec.field(default_factory=dict)
@@ -47,17 +52,17 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """Makes device nodes for containers of the host's."""
+    """Makes device nodes for containers from the host's device nodes."""
 
     host: HostDevices
     options: CdiOptions
 
     def there(self, paths: Iterable[str]) -> list[str]:
-        """The paths of device nodes that the host has, out of those given, each once."""
+        """Return the paths at which the host has a device node, without duplicates."""
         return [path for path in dict.fromkeys(paths) if path in self.host.nodes]
 
     def of(self, path: str) -> DeviceNode:
-        """The node at a path that the host has."""
+        """Return the device node at a path, which the host must have."""
         known = self.host.nodes[path]
         root = known.root if self.options.dev_root is None else self.options.dev_root
         return DeviceNode(
@@ -72,7 +77,7 @@ class Nodes(msgspec.Struct, frozen=True):
         )
 
     def edits(self, paths: Iterable[str]) -> Edits:
-        """Container edits with these device nodes, and with the groups that may open them where not everybody may."""
+        """Return container edits with these device nodes, and with the groups of nodes that not every user may open."""
         given = tuple(self.of(path) for path in paths)
         groups = {node.gid for node in given if node.gid and ((node.file_mode or 0) & 0o006) != 0o006}
         gids = () if NO_GIDS in self.options.feature_flags else tuple(sorted(groups))
@@ -80,12 +85,12 @@ class Nodes(msgspec.Struct, frozen=True):
 
 
 def gpu_spec(devices: Iterable[SpecDevice], common: Edits) -> dict[str, Spec]:
-    """The specification of the class gpu by its file name; `common` is what every container gets that has one."""
+    """Return the specification of the class gpu by its file name. Every container with a GPU gets the `common` edits."""
     return {cdi_names.file_name(cdi_names.GPU): made(cdi_names.kind(cdi_names.GPU), tuple(devices), common)}
 
 
 def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: CdiOptions) -> Built:
-    """The specifications for the GPUs that containers may be given, and all that these are partitioned into."""
+    """Build the specifications for these GPUs and all of their MIG devices."""
     nodes = Nodes(host, options)
     described = [gpu for gpu in gpus if not is_placeholder(gpu.uuid)]
     served: list[tuple[tuple[str, ...], list[str]]] = []
@@ -123,7 +128,7 @@ def build(gpus: Sequence[Gpu], host: HostDevices, files: DriverFiles, options: C
 
 
 def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[str]]]:
-    """A GPU and each of its MIG devices: names, the nodes it must have, and those it has where they exist."""
+    """Yield for a GPU and each of its MIG devices: its names, its required device nodes, and its optional device nodes."""
     whole = whole_gpu(gpu)
     drm = [*host.drm.get(gpu.pci_bus_id, ()), *_by_path(gpu.pci_bus_id, host.nodes)]
     yield (gpu.uuid, whole.index), whole.nodes, drm
@@ -131,12 +136,12 @@ def _units(gpu: Gpu, host: HostDevices) -> Iterator[tuple[tuple[str, ...], tuple
         part = mig_device(gpu, mig)
         known = whole.nodes and None not in (mig.gpu_instance_cap, mig.compute_instance_cap)
         nodes = part.nodes if known else ()
-        draws = "gfx" in mig.profile.partition("+")[2]  # as 1g.24gb+gfx
-        yield (mig.uuid, part.index), nodes, drm if draws else []
+        has_graphics = "gfx" in mig.profile.partition("+")[2]  # for example 1g.24gb+gfx
+        yield (mig.uuid, part.index), nodes, drm if has_graphics else []
 
 
 def _by_path(pci_bus_id: str, nodes: Mapping[str, DeviceFile]) -> list[str]:
-    """udev's links to the DRM nodes of a PCI device; containers get nodes of these names."""
+    """Return udev's links to the DRM nodes of a PCI device. Containers get device nodes of these names."""
     prefix = f"/dev/dri/by-path/pci-{short_bus_id(pci_bus_id)}-"
     return sorted(path for path in nodes if path.startswith(prefix))
 
@@ -148,7 +153,7 @@ def _why_missing(gpu: Gpu, gone: Sequence[str], faults: Mapping[str, str]) -> st
         return "its capability nodes are not known: does /proc/driver/nvidia-caps/mig-minors exist here?"
     if gone[0] in faults:
         return f"containers must not be given its device node {gone[0]}: {faults[gone[0]]}"
-    advice = "nvidia-modprobe -c and -u make those of GPUs"
+    advice = "nvidia-modprobe -c and -u make the device nodes of GPUs"
     if "/nvidia-caps/" in gone[0]:
         advice = "nvidia-modprobe -f makes it from the file of the same instance under /proc/driver/nvidia/capabilities"
     return f"its device node {gone[0]} does not exist on this node ({advice})"
@@ -174,12 +179,12 @@ def _common(nodes: Nodes, files: DriverFiles, options: CdiOptions) -> Edits:
 
 
 def bind(root: str, target: str, container_path: str, options: tuple[str, ...] = READ_ONLY) -> Mount:
-    """A mount of what lies at `target` below the driver root, by the root's path on the host."""
+    """Return a mount of the file at `target` below the driver root, with the root's path on the host."""
     return Mount(host_path=f"{root}{target}", container_path=container_path, options=options)
 
 
 def loadable(root: str, libraries: Sequence[Library], machine: str) -> dict[str, Mount]:
-    """Mounts of libraries by their paths: each where a container's dynamic loader looks, under every name that it looks for."""
+    """Return mounts of libraries by their container paths: each library in the loader's directories, under each of its names."""
     paths = [
         (f"{directory}/{name}", library)
         for directory in driver.loader_directories(machine)
@@ -209,6 +214,6 @@ def _simple(nodes: Nodes, name: str, paths: Iterable[str]) -> SpecDevice:
 
 
 def class_nodes(device_class: str, nodes: Iterable[str]) -> list[str]:
-    """The device nodes that belong to a device class, out of those given, in order."""
+    """Return the device nodes of a device class among `nodes`, sorted."""
     beginnings = cdi_names.CLASS_NODES[device_class]
     return sorted(path for path in nodes if path.startswith(beginnings))

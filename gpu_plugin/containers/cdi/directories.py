@@ -1,4 +1,4 @@
-"""Where drivers put their libraries below a root, by distribution and installer."""
+"""The directories of driver libraries below a root, by distribution and installer."""
 
 LIBRARY_DIRECTORIES = (
     "usr/lib64",
@@ -24,16 +24,16 @@ LIBRARY_DIRECTORIES = (
     "opt/nvidia/current/usr/lib64",
     "opt/nvidia/current/lib64",
 )
-"""Directories of libraries that are searched whatever the dynamic loader of the root is configured for.
+"""Directories of libraries that are always searched, in addition to the directories of the root's dynamic loader.
 
-Those of distributions, Debian's alternatives, GKE's installer, prebuilt images, NixOS, Talos, Bottlerocket, Container-Optimized
-OS, and Flatcar, in this order.
+They are the directories of distributions, Debian's alternatives, GKE's installer, prebuilt images, NixOS, Talos, Bottlerocket,
+Container-Optimized OS, and Flatcar, in this order.
 """
 
 WSL_LIBRARIES = "usr/lib/wsl/lib"
-"""Where WSL puts libraries of the Windows host's driver, or what loads those (see ld.so.conf.d/ld.wsl.conf there)."""
+"""WSL's directory of the Windows host's driver libraries, or of their loaders (see ld.so.conf.d/ld.wsl.conf there)."""
 
 DXCORE = "libdxcore.so"  # the library through which Linux reaches a Windows host's GPUs
 
 DXCORE_DIRECTORIES = (WSL_LIBRARIES, *LIBRARY_DIRECTORIES)
-"""Where it lies: in WSL's own directory, or where Docker Desktop and NVIDIA's runtime put it in their nodes."""
+"""The directories that may have DXCORE: WSL's own, or the directory that Docker Desktop or NVIDIA's runtime uses in its nodes."""

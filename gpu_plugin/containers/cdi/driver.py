@@ -1,7 +1,7 @@
-"""Which files of a driver installation containers are given, and under what names they find them there.
+"""Selects the files of a driver installation for containers, and their names in containers.
 
-Names and places are those that NVIDIA's container toolkit looks for (nvidia-container-toolkit, pkg/nvcdi and
-internal/discover) and that distributions have besides.
+The names and directories are the same as in NVIDIA's container toolkit (nvidia-container-toolkit, pkg/nvcdi and
+internal/discover), and some further directories of distributions.
 """
 
 import re
@@ -18,12 +18,12 @@ CONFIG = "config"
 SOCKET = "socket"
 XORG = "xorg"
 STORAGE = "storage"
-"""What a file that is no library for the loader is of."""
+"""The groups of files that are not libraries for the loader."""
 
-MAX_LIBRARIES = 512  # libraries of one driver that containers are given at most; drivers have some 60
-MAX_NAMED_FILES = 3  # files with the same fault that are named one by one
+MAX_LIBRARIES = 512  # the most libraries of one driver in a container; drivers have some 60
+MAX_NAMED_FILES = 3  # the most files with the same fault that get their own sentence
 
-# Directories below those of libraries from which other libraries load drivers of their own.
+# Subdirectories of library directories from which other libraries load their drivers.
 SUBDIRECTORIES = ("vdpau", "gbm")
 
 BINARY_DIRECTORIES = (
@@ -42,7 +42,7 @@ BINARY_DIRECTORIES = (
     "opt/nvidia/current/usr/bin",
     "opt/nvidia/current/bin",
 )
-"""Directories of programs, by the same installers and distributions as `LIBRARY_DIRECTORIES`."""
+"""Directories of programs, for the same installers and distributions as `LIBRARY_DIRECTORIES`."""
 
 BINARIES = (
     "nvidia-smi",
@@ -61,9 +61,10 @@ COMING_AND_GOING = {
     "run/udev": (STORAGE, Kind.DIRECTORY),
     "etc/cufile.json": (STORAGE, Kind.FILE),
 }
-"""Sockets of the driver's daemons, MPS's own directory of them, and what GPUDirect Storage reads: what each is of, and its kind.
+"""Paths that may appear and disappear, with their group and kind: sockets of the driver's daemons, MPS's directory of sockets,
+and files for GPUDirect Storage.
 
-Only a file may be a link: root may have moved cufile.json. A link in the place of a socket or a directory is refused.
+Only a file may be a link, since root may have moved cufile.json. A link in the place of a socket or a directory is refused.
 """
 
 CONFIGS = {
@@ -82,14 +83,14 @@ CONFIGS = {
     "nvidia": ("nvoptix.bin",),
     "X11/xorg.conf.d": ("10-nvidia.conf", "nvidia.conf", "nvidia-drm-outputclass.conf"),
 }
-"""Files by which loaders find the driver, below each of `CONFIG_DIRECTORIES`: Vulkan, EGL, OpenCL, OptiX, X."""
+"""Files by which the loaders of Vulkan, EGL, OpenCL, OptiX and X find the driver, below each of `CONFIG_DIRECTORIES`."""
 
 CONFIG_DIRECTORIES = ("etc", "usr/share", "usr/local/share")
 
-_LOCAL = "/usr/local/share/"  # most loaders never look there, so containers find these files in /usr/share
+_LOCAL = "/usr/local/share/"  # most loaders do not search it, so containers get these files in /usr/share
 
 VULKAN = ("vulkan/icd.d", "vulkan/implicit_layer.d")
-"""Those of `CONFIGS` that GKE's installer puts at the top of its root; containers find them in /etc."""
+"""The directories of `CONFIGS` that GKE's installer puts directly below its root. Containers get them in /etc."""
 
 XORG_DIRECTORIES = (
     "usr/lib/xorg/modules/drivers",
@@ -105,14 +106,14 @@ XORG_DIRECTORIES = (
 )
 
 MULTIARCH = {"EM_X86_64": "x86_64-linux-gnu", "EM_AARCH64": "aarch64-linux-gnu"}
-"""Debian's word in the names of library directories, by processor as ELF has it."""
+"""Debian's name of a processor in library directories, by the ELF name of the processor."""
 
-# At least two digits first: libcuda.so.1.1 belongs to a Tegra or to WSL, and has no driver's version in its name.
+# The first number has two or more digits: libcuda.so.1.1 belongs to a Tegra or to WSL, and has no driver version in its name.
 _VERSION = re.compile(r"(?:libcuda|libnvidia-ml)\.so\.(\d{2,}\.\d+(?:\.\d+)*)")
 
 _LINKS = ("libcuda.so.1", "libnvidia-ml.so.1")
 
-# How the names of NVIDIA's own libraries begin; those of others do not end in a driver's version.
+# The prefixes of NVIDIA's own libraries. Other vendors' libraries do not end in a driver version.
 _PREFIXES = (
     "libnvidia-",
     "libcuda",
@@ -124,7 +125,7 @@ _PREFIXES = (
     "nvidia-",
 )
 
-# Libraries of a driver with versions of their own.
+# Libraries of a driver that have their own version numbers.
 _OWN_VERSION = re.compile(
     r"libnvidia-egl-(?:gbm|wayland2?|xcb|xlib)\.so\.\d+(?:\.\d+)+|libnvidia-nvvm70\.so\.\d+|libnvidia-api\.so\.1"
 )
@@ -134,16 +135,16 @@ _ALIASES = {
     "libGLX_nvidia.so.0": ("libGLX_indirect.so.0",),
     "libnvidia-opticalflow.so.1": ("libnvidia-opticalflow.so",),
 }
-"""Names under which programs open a library besides its SONAME, as NVIDIA's create-symlinks hook makes them."""
+"""Names, in addition to the SONAME, under which programs open a library. NVIDIA's create-symlinks hook makes the same names."""
 
 
 def subdirectories(libraries: Iterable[str]) -> Iterator[str]:
-    """The directories below these directories of libraries that may have libraries too."""
+    """Return the subdirectories of these library directories that may also have libraries."""
     return (f"{library}/{sub}" for library in libraries for sub in SUBDIRECTORIES)
 
 
 def directories() -> tuple[str, ...]:
-    """Every directory below a root whose names are worth knowing, except those of firmware and `subdirectories`."""
+    """Return every directory below a root to list, except the firmware directories and `subdirectories`."""
     configs = [f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS]
     return (
         *LIBRARY_DIRECTORIES,
@@ -155,7 +156,7 @@ def directories() -> tuple[str, ...]:
 
 
 def firmware_directories(version: str, kernel: str) -> Iterator[str]:
-    """Where the firmware of this driver version lies, for this kernel release, the first that the kernel would look at."""
+    """Yield the directories of this driver version's firmware for this kernel release, in the kernel's search order."""
     bases = [f"{base}/firmware{updates}" for updates in ("/updates", "") for base in ("lib", "usr/lib")]
     for base in bases:
         yield f"{base}/{kernel}/nvidia/{version}"
@@ -163,7 +164,7 @@ def firmware_directories(version: str, kernel: str) -> Iterator[str]:
 
 
 class Picked(msgspec.Struct, frozen=True):
-    """Paths below the root that are to be looked at: libraries, and other files by what they are of."""
+    """Paths of libraries and other files below the root to examine. Each entry of `files` has a path and its group."""
 
     version: str
     libraries: tuple[str, ...] = ()
@@ -173,16 +174,16 @@ class Picked(msgspec.Struct, frozen=True):
 
 
 def linked_libraries(listing: Listing, more: Sequence[str] = ()) -> list[str]:
-    """Links to a driver in a directory of another name, such as Debian's nvidia/tesla-535.
+    """Return links to a driver in a directory of another name, such as Debian's nvidia/tesla-535.
 
-    `more` are further directories of libraries, such as those of the dynamic loader.
+    `more` are further directories of libraries, such as the dynamic loader's directories.
     """
     places = dict.fromkeys((*LIBRARY_DIRECTORIES, *more))
     return [f"/{at}/{name}" for at in places for name in _LINKS if name in listing.get(at, ())]
 
 
 def versions(listing: Listing, more: Sequence[str] = ()) -> list[str]:
-    """The driver versions that a root has libraries of, the newest last; `more` are directories beside those known."""
+    """Return the versions of the driver libraries in a root, the newest last. `more` are further directories of libraries."""
     names = {name for directory in (*LIBRARY_DIRECTORIES, *more) for name in listing.get(directory, ())}
     found = {match[1] for match in map(_VERSION.fullmatch, names) if match}
     return sorted(found, key=lambda version: (_numbers(version), version))
@@ -193,36 +194,40 @@ def _numbers(version: str) -> list[int]:
 
 
 def pick(listing: Listing, running: str, root: str, more: Sequence[str] = ()) -> Picked:
-    """What to look at below a root with these names in its directories.
+    """Select the paths to examine below a root with these names in its directories.
 
     Args:
-        listing: names by directory, those of `directories`.
-        running: the version of the driver that the kernel runs; empty where that is not known.
-        root: what the operator calls the root, for sentences.
-        more: directories of libraries besides those of `directories`, such as those of the dynamic loader.
+        listing: the names in each of the `directories`.
+        running: the version of the driver that the kernel runs; empty if it is not known.
+        root: the operator's path of the root, for sentences.
+        more: further directories of libraries, such as the dynamic loader's directories.
     """
     there = versions(listing, more)
     if not there:
         return Picked(
             "",
             fault=f"the driver root {root} has no libcuda.so or libnvidia-ml.so with a version: is the driver installed "
-            "there, and is that directory mounted for this process? Say where it is with --nvidia-driver-root, and where "
-            f"it is mounted with --driver-root-ctr-path; searched below it: {', '.join((*LIBRARY_DIRECTORIES, *more))}",
+            "there, and is that directory mounted for this process? Set the directory with --nvidia-driver-root, and its mount "
+            f"point with --driver-root-ctr-path; searched below it: {', '.join((*LIBRARY_DIRECTORIES, *more))}",
         )
     version, complaints = there[-1], []
     if running and running not in there:
         return Picked(
             "",
-            fault=f"the driver that runs is {running} and the driver root {root} has libraries of {', '.join(there)}: "
+            fault=f"the kernel runs driver {running}, and the driver root {root} has libraries of {', '.join(there)}: "
             "reload the driver, or install its libraries",
         )
     version = running or version
     if len(there) > 1:
-        why = "which is the one that runs" if running else "the newest: which one runs is not known"
+        why = (
+            "the version that the kernel runs"
+            if running
+            else "the newest, since the version that the kernel runs is not known"
+        )
         complaints.append(
             f"the driver root {root} has libraries of {', '.join(there)}; containers get {version}, {why}"
         )
-    # Should there be too many, those that are surely NVIDIA's are not among those that are left out.
+    # If there are too many libraries, keep the libraries that are surely NVIDIA's.
     libraries = sorted(_libraries(listing, version, more), key=_importance)
     if len(libraries) > MAX_LIBRARIES:
         complaints.append(
@@ -250,9 +255,9 @@ def _libraries(listing: Listing, version: str, more: Sequence[str]) -> Iterator[
 
 
 def unversioned(listing: Listing, libraries: Iterable[str]) -> list[str]:
-    """The names without a version of these libraries, such as /usr/lib64/libnvidia-ml.so, in all directories that have them.
+    """Return the paths of these libraries without a version, such as /usr/lib64/libnvidia-ml.so, in all directories.
 
-    They may be links to another library.
+    A path may be a link to another library.
     """
     names = {path.rpartition("/")[2].partition(".so.")[0] + ".so" for path in libraries}
     return [f"/{at}/{name}" for at, there in listing.items() for name in there if name in names]
@@ -283,10 +288,10 @@ def chosen(
     root: str,
     links: Iterable[Seen] = (),
 ) -> DriverFiles:
-    """What containers are given of what was picked and looked at.
+    """Return the files for containers from the examined paths.
 
-    A library has the names of those `links` too that lead to it.
-    Each file once: what several directories have under one name is taken from the first, as the loader would.
+    A library also gets the names of the `links` that lead to it. If several directories have a library of the same name, the
+    first is used, as the loader does.
     """
     if picked.fault:
         return DriverFiles(fault=picked.fault)
@@ -296,7 +301,7 @@ def chosen(
     machine = next((each.machine for each in good if _named(each, "libcuda.so.") and each.bits == 64), "")
     placed: dict[str, SeenLibrary] = {}
     for each in good:
-        if (each.machine, each.bits) == (machine, 64):  # else for 32-bit programs, or for another processor
+        if (each.machine, each.bits) == (machine, 64):  # else it is for 32-bit programs, or for another processor
             placed.setdefault(_name(each), each)
     fault = ""
     if "libcuda.so.1" not in placed:
@@ -314,7 +319,10 @@ def _left_out(seen: Seen, why: str, root: str) -> str:
 
 
 def all_left_out(faulty: Iterable[tuple[Seen, str]], root: str) -> Iterator[str]:
-    """A sentence for each file that is left out, and one for all beyond the first few with the same fault."""
+    """Yield sentences about the files that are left out.
+
+    Of the files with the same fault, MAX_NAMED_FILES get their own sentence, and the others one sentence together.
+    """
     by_fault: dict[str, list[Seen]] = {}
     for seen, fault in faulty:
         by_fault.setdefault(fault, []).append(seen)
@@ -328,7 +336,7 @@ def _why_no_libcuda(libraries: Iterable[SeenLibrary]) -> str:
     found = [each for each in libraries if _named(each, "libcuda.so.")]
     faults = [each.fault for each in found if each.fault]
     if not found or faults:
-        return faults[0] if faults else "there is none"
+        return faults[0] if faults else "there is no such file"
     return "its SONAME is not libcuda.so.1" if any(each.bits == 64 for each in found) else "it is for 32-bit programs"
 
 
@@ -337,7 +345,10 @@ def _named(each: SeenLibrary, prefix: str) -> bool:
 
 
 def named_once(libraries: Collection[SeenLibrary], links: Iterable[Seen] = ()) -> Iterator[Library]:
-    """Libraries, each with those of its names that none before it has, nor any as its own."""
+    """Yield the libraries with their names, so that each name occurs once: the first library gets it.
+
+    An alias is left out if it is the name of another library.
+    """
     own = set(map(_name, libraries))
     taken: set[str] = set()
     linked: dict[str, list[str]] = {}
@@ -353,7 +364,7 @@ def named_once(libraries: Collection[SeenLibrary], links: Iterable[Seen] = ()) -
 
 
 def _name(each: SeenLibrary) -> str:
-    """The name relative to the loader's directories: the SONAME, or the file's own where that has none."""
+    """Return the name relative to the loader's directories: the SONAME, or the file's name if it has no SONAME."""
     path = each.seen.path
     directory = path.rpartition("/")[0]
     named_by_file = directory.endswith("/gbm") or not each.soname
@@ -373,9 +384,9 @@ def _place(
     complaints = []
     for seen, group in files:
         if seen.kind is Kind.MISSING and group in (SOCKET, STORAGE):
-            continue  # that daemon does not run here
+            continue  # the daemon does not run on this node
         if seen.fault or seen.kind is Kind.MISSING:
-            complaints.append(_left_out(seen, seen.fault or "it is a link that leads nowhere", root))
+            complaints.append(_left_out(seen, seen.fault or "it is a broken link", root))
             continue
         path = _container_path(seen.path, group, version)
         placed.setdefault(path, PlacedFile(seen.target, path, group))
@@ -388,7 +399,7 @@ def _container_path(path: str, group: str, version: str) -> str:
         return f"/usr/sbin/{name}" if directory in ("/usr/sbin", "/sbin") else f"/usr/bin/{name}"
     if group == FIRMWARE:
         return f"/lib/firmware/nvidia/{version}/{name}"
-    if group == XORG:  # X looks for its modules by names without a version
+    if group == XORG:  # X searches for modules without a version in their names
         return path.removesuffix(f".{version}")
     if path.startswith(_LOCAL):
         return f"/usr/share/{path.removeprefix(_LOCAL)}"
@@ -396,6 +407,6 @@ def _container_path(path: str, group: str, version: str) -> str:
 
 
 def loader_directories(machine: str) -> tuple[str, ...]:
-    """Where a container's dynamic loader looks without being told to: that of Fedora's family, and Debian's (ld.so(8))."""
+    """Return the default directories of a container's dynamic loader, on Fedora's family and on Debian (ld.so(8))."""
     multiarch = MULTIARCH.get(machine)
     return ("/usr/lib64", *((f"/usr/lib/{multiarch}",) if multiarch else ()))

@@ -1,6 +1,6 @@
-"""NVIDIA's own hooks in a CDI specification: what nvidia-ctk or nvidia-cdi-hook of the host does to each container.
+"""NVIDIA's hooks in a CDI specification: changes to each container by the host's nvidia-ctk or nvidia-cdi-hook.
 
-Names and arguments are those of nvidia-container-toolkit (internal/discover/hooks.go).
+Names and arguments are the same as in nvidia-container-toolkit (internal/discover/hooks.go).
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from posixpath import dirname
 from gpu_plugin.containers.cdi.host_files import DriverFiles, Library
 from gpu_plugin.containers.cdi.spec import Hook
 
-ALL = "all"  # stands for all hooks in --cdi-disable-hooks
+ALL = "all"  # means all hooks in --cdi-disable-hooks
 
 CREATE_SYMLINKS = "create-symlinks"
 ENABLE_CUDA_COMPAT = "enable-cuda-compat"
@@ -17,9 +17,9 @@ UPDATE_LDCACHE = "update-ldcache"
 DISABLE_DEVICE_NODE_MODIFICATION = "disable-device-node-modification"
 
 
-# Makes EGL and Vulkan see only the GPUs of the container: it writes EGLVisibleDGPUDevices to the container's directory
-# /etc/nvidia/nvidia-application-profiles-rc.d, from the nodes /dev/nvidiaN there. nvidia-container-toolkit has it from 1.20 on;
-# earlier programs log a warning of a hook that they do not know, and let the container start.
+# Limits EGL and Vulkan to the GPUs of the container: it writes EGLVisibleDGPUDevices to the container's directory
+# /etc/nvidia/nvidia-application-profiles-rc.d, from the container's device nodes /dev/nvidiaN. nvidia-container-toolkit has it
+# from 1.20 on. Earlier versions log a warning about an unknown hook, and the container starts.
 UPDATE_APPLICATION_PROFILE = "update-application-profile"
 
 NAMES = (
@@ -30,7 +30,7 @@ NAMES = (
     UPDATE_APPLICATION_PROFILE,
 )
 
-OTHERS = ("chmod",)  # NVIDIA's other hooks, of which no specification here makes use
+OTHERS = ("chmod",)  # NVIDIA's other hooks, which this plugin's specifications do not use
 
 _TOOLKIT = "nvidia-ctk"
 
@@ -38,11 +38,14 @@ _TOOLKIT = "nvidia-ctk"
 def hooks(
     path: str, disabled: Iterable[str], links: Iterable[str], libraries: Iterable[str], version: str = ""
 ) -> tuple[Hook, ...]:
-    """The hooks that make libraries usable where they are mounted, less those `disabled` and those that have nothing to do.
+    """Return the hooks that make mounted libraries usable, without `disabled` hooks and without hooks that have no arguments.
 
-    `path` is the program on the host: nvidia-ctk, or nvidia-cdi-hook, which is called without the word hook in front. `links` are
-    to be made in a container, as `target::path`; the dynamic loader is told of the directories of `libraries`. `version` is the
-    driver's, empty where it has neither libraries for CUDA's compatibility nor device nodes /dev/nvidiaN.
+    Args:
+        path: the program on the host: nvidia-ctk, or nvidia-cdi-hook, which has no subcommand hook.
+        disabled: the names of hooks to leave out; ALL for all.
+        links: the links to make in a container, as `target::path`.
+        libraries: the libraries whose directories are added to the dynamic loader's cache.
+        version: the driver's version; empty if the driver has neither libraries for CUDA's compatibility nor nodes /dev/nvidiaN.
     """
     off = set(disabled)
     if ALL in off:
@@ -66,15 +69,15 @@ def hooks(
 
 
 def libcuda_directory(files: DriverFiles) -> str:
-    """Where libcuda lies in containers, which NVIDIA's hooks ask for."""
+    """Return the directory of libcuda in containers, which NVIDIA's hooks need."""
     return next((dirname(each.target) for each in files.libraries if "libcuda.so.1" in each.names), "/usr/lib64")
 
 
 def soname_links(libraries: Iterable[Library]) -> list[str]:
-    """A link, as `target::path`, for each name under which a library is opened and that is not its file's own."""
+    """Return a link, as `target::path`, for each name of a library that is not its file's name."""
     links = []
     for library in libraries:
-        # Such a one is found by its place alone, and is another library under another name.
+        # A library in gbm/ is found only by its path, which is a link if the file has another name.
         if any(name.startswith("gbm/") for name in library.names):
             if library.path != library.target:
                 links.append(f"{library.target}::{library.path}")

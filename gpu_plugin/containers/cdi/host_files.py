@@ -1,4 +1,4 @@
-"""What the host has, as the search found it: facts for the builder of CDI specifications."""
+"""The files and device nodes that were found on the host, for the builder of CDI specifications."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """What a path leads to."""
+    """The type of the file at a path, after links."""
 
     FILE = "file"
     SOCKET = "socket"
@@ -19,11 +19,14 @@ class Kind(StrEnum):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A path below a root, such as /usr/bin/nvidia-smi, and what it leads to.
+    """A path below a root, such as /usr/bin/nvidia-smi, and the file at that path.
 
-    `target` is the same file by a path without links, below that root too; empty for a link that leads nowhere. `fault` is
-    why containers must not be given it, empty where they may. `link` says that the path itself is a link, rather than a
-    directory on the way.
+    Attributes:
+        path: the path.
+        kind: the type of the file.
+        target: the path of the same file without links, also below the root; empty for a broken link.
+        fault: why containers must not get the file; empty if they may.
+        link: True if the path itself is a link; False if at most a directory of the path is a link.
     """
 
     path: str
@@ -34,9 +37,14 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class SeenLibrary(msgspec.Struct, frozen=True):
-    """A shared library. `machine` is its processor as ELF has it, such as EM_X86_64, `bits` 32 or 64.
+    """A shared library.
 
-    `soname` is empty where it has none. `fault` is why it cannot be read, empty where it can.
+    Attributes:
+        seen: the path and the file.
+        soname: the SONAME; empty if the library has no SONAME.
+        machine: the processor by its ELF name, such as EM_X86_64.
+        bits: 32 or 64.
+        fault: why the library cannot be read; empty if it can.
     """
 
     seen: Seen
@@ -47,14 +55,16 @@ class SeenLibrary(msgspec.Struct, frozen=True):
 
 
 Listing = Mapping[str, tuple[str, ...]]
-"""Names in each directory below a root, such as usr/lib64, in their order; no entry for a directory that is not there."""
+"""The names in each directory below a root, such as usr/lib64, in their order. A directory that does not exist has no entry."""
 
 
 class Library(msgspec.Struct, frozen=True):
-    """A library for containers: the file without links below its root, and the names to bind it at.
+    """A library for containers.
 
-    `names` are relative to each of the loader's directories: libcuda.so.1, or vdpau/libvdpau_nvidia.so.1. `path` is the
-    file's own path below the root, which NVIDIA's hooks go by.
+    Attributes:
+        target: the path below its root, without links.
+        names: the names in containers, relative to the loader's directories: libcuda.so.1, or vdpau/libvdpau_nvidia.so.1.
+        path: the path below its root at which it was found; NVIDIA's hooks use it.
     """
 
     target: str
@@ -63,7 +73,7 @@ class Library(msgspec.Struct, frozen=True):
 
 
 class PlacedFile(msgspec.Struct, frozen=True):
-    """Another file for containers: where it is below its root, where it goes, and what it is of."""
+    """Another file for containers: its path below its root, its path in the container, and its group."""
 
     target: str
     container_path: str
@@ -71,9 +81,9 @@ class PlacedFile(msgspec.Struct, frozen=True):
 
 
 class DriverFiles(msgspec.Struct, frozen=True):
-    """A driver's user space: what containers are given of it.
+    """The files of a driver's user space for containers.
 
-    `fault` is why no container could use a GPU with it, empty where one can; `complaints` are sentences about single files.
+    `fault` is why no container can use a GPU with it; empty if containers can. `complaints` are sentences about single files.
     """
 
     version: str = ""
@@ -87,7 +97,7 @@ class DriverFiles(msgspec.Struct, frozen=True):
 class DeviceFile(msgspec.Struct, frozen=True):
     """A device node of the host: its numbers, its permission bits, the id of its group, and its type as in mknod(1).
 
-    `root` is the host's path of the root where it was found, without a slash at the end, empty for /.
+    `root` is the root in which the node was found, as a host path without a slash at the end; empty for /.
     """
 
     major: int
@@ -99,11 +109,14 @@ class DeviceFile(msgspec.Struct, frozen=True):
 
 
 class HostDevices(msgspec.Struct, frozen=True):
-    """Device nodes that exist, by their path under /dev, and those of the DRM that are a GPU's, by its PCI bus id.
+    """The device nodes of the host.
 
-    Bus ids are as NVML writes them. Links in /dev/dri/by-path are among the nodes, with the numbers of what they lead to.
-    `faults` is why containers must not be given a node, by its path; such a node is not among the others. `searched` has the
-    roots whose dev/ was searched, as this process sees them.
+    Attributes:
+        nodes: the device nodes by their path under /dev. They include links in /dev/dri/by-path, with the numbers of their
+            targets.
+        drm: the paths of a GPU's DRM device nodes, by its PCI bus id in NVML's form.
+        faults: why containers must not get a device node, by its path. Such a node is not in `nodes`.
+        searched: the roots whose dev/ was searched, as paths of this process.
     """
 
     nodes: Mapping[str, DeviceFile] = msgspec.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the operator asks of CDI specifications."""
+"""The operator's options for CDI specifications."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from gpu_plugin.containers.edits import Access
 NO_GIDS = "no-additional-gids-for-device-nodes"
 NO_SOCKETS = "disable-ipc-discoverer"
 FEATURE_FLAGS = (NO_GIDS, NO_SOCKETS)
-"""Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that mean something here."""
+"""Feature flags of NVIDIA's nvcdi (pkg/nvcdi/api.go) that have an effect in this plugin."""
 
 IDLE_FEATURE_FLAGS = (
     "disable-nvsandboxutils",
@@ -17,15 +17,20 @@ IDLE_FEATURE_FLAGS = (
     "enable-coherent-annotations",
     "enable-explicit-driver-libraries",
 )
-"""Those that are accepted and change nothing here."""
+"""Feature flags of nvcdi that are accepted and have no effect in this plugin."""
 
 
 class CdiOptions(msgspec.Struct, frozen=True):
-    """What the operator asked for: host paths without a slash at the end, empty for /.
+    """The operator's options. Host paths have no slash at the end, and are empty for /.
 
-    `dev_root` is the directory whose dev/ has all device nodes, None for the root where each was found.
-    `classes` are those beside `gpu` of which containers get all devices (gdrcopy, gds, mofed). `hook` is the path of
-    NVIDIA's hook on the host, empty for specifications without hooks; `disabled_hooks` names those to leave out.
+    Attributes:
+        driver_root: the host path of the driver root.
+        dev_root: the directory whose dev/ has all device nodes; None if each device node has its own root.
+        classes: further classes of which containers get all devices (gdrcopy, gds, mofed).
+        imex_channels: the IMEX channels that containers get.
+        hook: the path of NVIDIA's hook program on the host; empty for specifications without hooks.
+        disabled_hooks: the names of hooks to leave out.
+        feature_flags: the feature flags.
     """
 
     driver_root: str = ""
@@ -38,7 +43,7 @@ class CdiOptions(msgspec.Struct, frozen=True):
 
 
 def cdi_options(settings: Settings, access: Access) -> CdiOptions:
-    """What the operator wants in the specifications; `access` has what of it the node has."""
+    """Return the options from the settings. `access` has the classes and IMEX channels that exist on the node."""
     return CdiOptions(
         driver_root=settings.driver_root.rstrip("/"),
         dev_root=None if access.dev_root is None else access.dev_root.rstrip("/"),
@@ -51,7 +56,7 @@ def cdi_options(settings: Settings, access: Access) -> CdiOptions:
 
 
 def ignored_options(settings: Settings) -> list[str]:
-    """A sentence for each CDI option that changes nothing as it is set."""
+    """Return a sentence for each CDI option whose value has no effect or may prevent programs from finding libraries."""
     sentences = []
     idle = [flag for flag in settings.cdi_feature_flags if flag in IDLE_FEATURE_FLAGS]
     unknown = [flag for flag in settings.cdi_feature_flags if flag not in (*FEATURE_FLAGS, *IDLE_FEATURE_FLAGS)]
@@ -71,6 +76,6 @@ def ignored_options(settings: Settings) -> list[str]:
     if needed and settings.nvidia_cdi_hook_path and ALL not in settings.cdi_disable_hooks:
         sentences.append(
             f"--cdi-disable-hooks: without {', '.join(needed)} programs in containers may not find libcuda.so.1; to have no "
-            "hooks, leave out --nvidia-cdi-hook-path, and libraries are bound where they are found"
+            "hooks, leave out --nvidia-cdi-hook-path; then libraries are mounted where programs find them"
         )
     return sentences

@@ -1,4 +1,4 @@
-"""Which devices a container runtime can be told of by CDI name now."""
+"""The devices that a container runtime can resolve by CDI name now."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,12 +7,15 @@ import msgspec
 NOT_YET = "its CDI specification is not written yet"
 
 
-class CdiReadiness(msgspec.Struct, frozen=True):  # made while pods wait for the start: a dataclass takes 1 ms
-    """What the written specifications have.
+class CdiReadiness(msgspec.Struct, frozen=True):  # a dataclass would take 1 ms to define while pods wait for the start
+    """The devices in the written specifications.
 
-    `nodes` are the device nodes that a container gets with each device of the class gpu, by its name; `others` the qualified
-    names of devices of other classes. `trouble` is why no device can be used by its name, empty where those of `nodes` can;
-    `missing` why single ones are not among them. `complaints` are sentences about files and devices that were left out.
+    Attributes:
+        nodes: the device nodes that a container gets with each device of the class gpu, by the device's name.
+        trouble: why no device can be used by its name; empty if the devices of `nodes` can.
+        missing: why a device is not in `nodes`, by its name.
+        others: the qualified names of devices of other classes.
+        complaints: sentences about files and devices that are left out.
     """
 
     nodes: Mapping[str, frozenset[str]] = {}
@@ -23,13 +26,14 @@ class CdiReadiness(msgspec.Struct, frozen=True):  # made while pods wait for the
 
     @property
     def known(self) -> bool:
-        """Whether anything is known of the specifications: they were written, found, or could not be made."""
+        """Whether the state of the specifications is known: they were written or found, or they could not be made."""
         return self != CdiReadiness()
 
     def reason(self, name: str, nodes: Iterable[str] = ()) -> str:
-        """Why the device of that name, whose device nodes are these, cannot be used; empty where it can.
+        """Say why the device with this name and these device nodes cannot be used; empty if it can.
 
-        A name may be another device's than when the specification was written: 0:1 is, once a GPU is repartitioned.
+        A name may belong to another device since the specification was written. For example, 0:1 does after a GPU was
+        repartitioned.
         """
         if self.trouble:
             return self.trouble
@@ -39,6 +43,6 @@ class CdiReadiness(msgspec.Struct, frozen=True):  # made while pods wait for the
         return "" if there.issuperset(nodes) else NOT_YET
 
     def lacking(self, others: Iterable[str]) -> str:
-        """Why containers that get these devices of other classes too, by their qualified names, cannot be made; or empty."""
+        """Say why containers with these devices of other classes, by their qualified names, cannot start; empty if they can."""
         gone = next((name for name in others if name not in self.others), "")
-        return f"no CDI specification is written that has {gone}" if gone else ""
+        return f"no written CDI specification has {gone}" if gone else ""

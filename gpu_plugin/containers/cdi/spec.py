@@ -1,6 +1,7 @@
-"""The Container Device Interface's document, after its specification 1.1.0 (cncf-tags/container-device-interface, SPEC.md).
+"""The document of the Container Device Interface, specification 1.1.0 (cncf-tags/container-device-interface, SPEC.md).
 
-The classes are the JSON Schema: what is read by them has the right keys and types. `faults` judges what a schema cannot say.
+The classes are the JSON Schema: a document that they decode has the right keys and types. `faults` checks the rules that a schema
+cannot express.
 """
 
 import re
@@ -12,9 +13,9 @@ import msgspec
 from gpu_plugin.containers import cdi_names
 
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
-"""Versions of the specification that runtimes know, in their order."""
+"""Versions of the specification that runtimes support, the oldest first."""
 
-MAX_BYTES = 16 * 1024 * 1024  # more than any specification is: that of 16 GPUs of 7 MIG devices each takes 0.2 MiB
+MAX_BYTES = 16 * 1024 * 1024  # no specification is longer: with 16 GPUs of 7 MIG devices each, it takes 0.2 MiB
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Variable = Annotated[str, msgspec.Meta(pattern="^[^=]+=")]
@@ -23,11 +24,11 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
-    """A part of the document. What is left out has its default, and what has its default is left out."""
+    """A part of the document. A missing key means the default value, and default values are not written."""
 
 
 class DeviceNode(Block, frozen=True, kw_only=True):
-    """A device node for the container. `type` is c, b, u or p as in mknod(1); `file_mode` has the permission bits alone."""
+    """A device node for the container. `type` is c, b, u or p as in mknod(1); `file_mode` has only the permission bits."""
 
     path: _Text
     host_path: str = ""
@@ -54,7 +55,7 @@ class Hook(Block, frozen=True, kw_only=True):
 
     hook_name: Literal[
         "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
-    ]  # those of OCI runtimes
+    ]  # the hooks of OCI runtimes
     path: _Text
     args: tuple[str, ...] = ()
     env: tuple[_Variable, ...] = ()
@@ -62,7 +63,7 @@ class Hook(Block, frozen=True, kw_only=True):
 
 
 class IntelRdt(Block, frozen=True, kw_only=True):
-    """Resource Director Technology of Intel's processors; read and never written by us."""
+    """Resource Director Technology of Intel's processors. This plugin reads it and never writes it."""
 
     clos_id: str = msgspec.field(name="closID", default="")
     l3_cache_schema: str = msgspec.field(name="l3CacheSchema", default="")
@@ -74,14 +75,14 @@ class IntelRdt(Block, frozen=True, kw_only=True):
 
 
 class NetDevice(Block, frozen=True, kw_only=True):
-    """A network interface to move into the container; read and never written by us."""
+    """A network interface to move into the container. This plugin reads it and never writes it."""
 
     host_interface_name: _Text
     name: _Text
 
 
 class Edits(Block, frozen=True, kw_only=True):
-    """What is changed in a container."""
+    """Changes to a container."""
 
     env: tuple[_Variable, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
@@ -93,7 +94,7 @@ class Edits(Block, frozen=True, kw_only=True):
 
 
 class SpecDevice(Block, frozen=True, kw_only=True):
-    """One device by name."""
+    """A device and its name."""
 
     name: _Text
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -101,7 +102,7 @@ class SpecDevice(Block, frozen=True, kw_only=True):
 
 
 class Spec(Block, frozen=True, kw_only=True):
-    """The devices of one kind, vendor/class, and what every container gets that has one of them."""
+    """The devices of one kind, vendor/class. Every container with such a device also gets `container_edits`."""
 
     cdi_version: _Text
     kind: _Text
@@ -115,13 +116,13 @@ _DEVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:-]*[A-Za-z0-9])?")
 
 
 def made(kind: str, devices: tuple[SpecDevice, ...], common: Edits) -> Spec:
-    """The document of the lowest version that may say this: older runtimes refuse what is newer than they are."""
+    """Return a document with the lowest possible version, since older runtimes refuse newer versions."""
     spec = Spec(cdi_version=VERSIONS[0], kind=kind, devices=devices, container_edits=common)
     return msgspec.structs.replace(spec, cdi_version=minimum_version(spec))
 
 
 def minimum_version(spec: Spec) -> str:
-    """The lowest version whose specification knows everything in the document (specs-go, MinimumRequiredVersion)."""
+    """Return the lowest version that supports the whole document (specs-go, MinimumRequiredVersion)."""
     edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
     rdts = [each.intel_rdt for each in edits if each.intel_rdt is not None]
     if any(each.net_devices for each in edits) or any(rdt.schemata or rdt.enable_monitoring for rdt in rdts):
@@ -140,21 +141,21 @@ def minimum_version(spec: Spec) -> str:
 
 
 def to_json(spec: Spec) -> bytes:
-    """The document as JSON, the same bytes for the same document."""
+    """Encode the document as JSON. Equal documents have equal bytes."""
     return msgspec.json.format(msgspec.json.encode(spec, order="deterministic"), indent=1) + b"\n"
 
 
 def from_plain(content: object) -> Spec:
-    """The document that JSON or YAML was read to. Raises ValueError, as `$.devices[0].name: what is wrong`."""
+    """Convert plain values from JSON or YAML to a document. Raises ValueError with a text such as `$.devices[0].name: REASON`."""
     try:
         return msgspec.convert(content, Spec)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at ")
-        place = path.strip("`").removeprefix("key` in `")  # msgspec's way to say that a key is meant, which is not text
+        place = path.strip("`").removeprefix("key` in `")  # msgspec's prefix if a key is not text
         raise ValueError(f"{place or '$'}: {text[:1].lower()}{text[1:].replace('`', chr(39))}") from None
 
 
-# Keys below which the library has pointers: it crashes on null among their items, so no runtime serves such a file.
+# Keys whose items are pointers in CDI's library: it crashes on null among the items, so no runtime can use such a file.
 _BLOCKS = frozenset(("deviceNodes", "netDevices", "hooks", "mounts"))
 TYPED_KEYS = frozenset(
     (
@@ -174,10 +175,10 @@ TYPED_KEYS = frozenset(
 
 
 def as_runtimes_read(content: object) -> Spec:
-    """The document that CDI's library makes of plain values, which is laxer than the JSON Schema.
+    """Convert plain values to a document by the rules of CDI's library, which accepts more than the JSON Schema.
 
-    Null stands for a value that is left out, and a number, true or false for its text. Source: pkg/cdi/spec.go, ParseSpec,
-    which reads both JSON and YAML by go.yaml.in/yaml/v3. Raises ValueError as `from_plain`.
+    Null means a missing value. A number, true or false is accepted for its text. Source: pkg/cdi/spec.go, ParseSpec, which reads
+    both JSON and YAML by go.yaml.in/yaml/v3. Raises ValueError as `from_plain`.
     """
     return from_plain(_lax(content))
 
@@ -195,7 +196,7 @@ def _lax(value: object, key: str = "") -> object:
 
 
 def from_json(content: bytes) -> Spec:
-    """The document in these bytes. Raises ValueError."""
+    """Decode a document from JSON. Raises ValueError."""
     try:
         plain = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -204,12 +205,15 @@ def from_json(content: bytes) -> Spec:
 
 
 def faults(spec: Spec) -> Iterator[str]:
-    """What is wrong with a document beyond its schema, a sentence each; nothing where runtimes take it."""
+    """Yield a sentence for each fault of a document that its schema cannot find.
+
+    Without a fault, runtimes accept the document.
+    """
     version = spec.cdi_version.removeprefix("v")
     if version not in VERSIONS:
-        yield f"$.cdiVersion: {spec.cdi_version!r} is none of {', '.join(VERSIONS)}"
+        yield f"$.cdiVersion: {spec.cdi_version!r} is not one of {', '.join(VERSIONS)}"
     elif VERSIONS.index(version) < VERSIONS.index(least := minimum_version(spec)):
-        yield f"$.cdiVersion: {spec.cdi_version} does not know everything in this document: it takes {least} or later"
+        yield f"$.cdiVersion: {spec.cdi_version} is too low for the content of this document, which needs {least} or later"
     if _KIND.fullmatch(spec.kind) is None:
         yield (
             f"$.kind: {spec.kind!r} is not of the form vendor/class: letters, digits, -, _ and . with a letter in front and "
@@ -244,7 +248,7 @@ def _edits_faults(place: str, edits: Edits) -> Iterator[str]:
 
 
 def _annotation_faults(place: str, annotations: Mapping[str, str]) -> Iterator[str]:
-    """Kubernetes' rules for annotation keys (apimachinery, ValidateAnnotations), which CDI's library goes by."""
+    """Yield faults by Kubernetes' rules for annotation keys, which CDI's library uses (apimachinery, ValidateAnnotations)."""
     for key in annotations:
         prefix, slash, name = key.rpartition("/")
         named = re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", name)
@@ -254,36 +258,36 @@ def _annotation_faults(place: str, annotations: Mapping[str, str]) -> Iterator[s
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of the document, made from the classes that read it."""
+    """Return the JSON Schema (2020-12) of the document, made from the classes above."""
     return msgspec.json.schema(Spec)
 
 
 def device_nodes(spec: Spec) -> Iterator[DeviceNode]:
-    """Every device node in it; one that several devices have comes as often."""
+    """Yield every device node of every device, and the common device nodes. Device nodes may occur more than once."""
     for edits in (spec.container_edits, *(device.container_edits for device in spec.devices)):
         yield from edits.device_nodes
 
 
 def mounted(spec: Spec) -> tuple[str, ...]:
-    """The paths on the host that it mounts, each once."""
+    """Return the host paths of all mounts, without duplicates."""
     edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
     return tuple(dict.fromkeys(mount.host_path for each in edits for mount in each.mounts))
 
 
 def hook_programs(spec: Spec) -> tuple[str, ...]:
-    """The programs on the host that it has the runtime run, each once."""
+    """Return the host paths of all hook programs, without duplicates."""
     edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
     return tuple(dict.fromkeys(hook.path for each in edits for hook in each.hooks))
 
 
 def host_paths(spec: Spec) -> tuple[str, ...]:
-    """What must be on the host for its devices, each path once."""
+    """Return the host paths of all mounts, device nodes and hook programs, without duplicates."""
     nodes = (node.host_path or node.path for node in device_nodes(spec))
     return tuple(dict.fromkeys((*mounted(spec), *nodes, *hook_programs(spec))))
 
 
 def gpu_nodes(specs: Mapping[str, Spec]) -> dict[str, frozenset[str]]:
-    """The device nodes that a container gets with each device of the class gpu, by its name; `specs` are by file name."""
+    """Return the device nodes for each device of the class gpu, by device name. `specs` has the specifications by file name."""
     spec = specs.get(cdi_names.file_name(cdi_names.GPU))
     if spec is None:
         return {}
@@ -295,7 +299,7 @@ def gpu_nodes(specs: Mapping[str, Spec]) -> dict[str, frozenset[str]]:
 
 
 def other_names(specs: Mapping[str, Spec]) -> frozenset[str]:
-    """The qualified names of all devices that are of other classes; `specs` are by file name."""
+    """Return the qualified names of all devices of other classes. `specs` has the specifications by file name."""
     return frozenset(
         f"{spec.kind}={device.name}"
         for file, spec in specs.items()

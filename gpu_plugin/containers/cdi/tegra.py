@@ -1,9 +1,9 @@
-"""The CDI specification of a Tegra: one device, with what the lists of Linux for Tegra name.
+"""The CDI specification of a Tegra: one device with the files that the lists of Linux for Tegra name.
 
-Lines of a list are `kind, path`, after the mount plugin specification (libnvidia-container, design/mount_plugins.md) and its
-reader in nvidia-container-toolkit (internal/platform-support/tegra/csv). What is given is NVIDIA's in mode csv
-(internal/platform-support/tegra). Without its hook, a link is what it leads to, bound at its own path, and a library is bound
-besides where a container's dynamic loader looks.
+A list has lines of the form `kind, path`, by the mount plugin specification (libnvidia-container, design/mount_plugins.md) and
+its reader in nvidia-container-toolkit (internal/platform-support/tegra/csv). Containers get the same files as from NVIDIA's
+toolkit in mode csv (internal/platform-support/tegra). If the operator names no hook program, the target of a link is mounted at
+the link's path, and a library is also mounted in the default directories of a container's dynamic loader.
 """
 
 import re
@@ -23,17 +23,17 @@ from gpu_plugin.devices.device import TEGRA_GPU
 DIRECTORY = "etc/nvidia-container-runtime/host-files-for-container.d"
 
 NAMES = ("devices.csv", "drivers.csv", "l4t.csv")
-"""The lists that every container gets; others, such as cudnn.csv, only images of JetPack 4 (csv.BaseFilesOnly)."""
+"""The lists for every container. Other lists, such as cudnn.csv, are only for images of JetPack 4 (csv.BaseFilesOnly)."""
 
 MAX_BYTES = 1024 * 1024
 MAX_LINES = 10_000
-"""More than any list has: that of a Jetson Orin has 285 lines, in 20 KiB."""
+"""No list is longer: the list of a Jetson Orin has 285 lines in 20 KiB."""
 
-MAX_FAULTS = 20  # faults of one list that are told one by one
+MAX_FAULTS = 20  # the most faults of one list that get their own sentence
 
 
 class Entry(StrEnum):
-    """What a line is about. `lib` is any regular file."""
+    """The kind of a line. `lib` is any regular file."""
 
     DEVICE = "dev"
     LIBRARY = "lib"
@@ -42,16 +42,16 @@ class Entry(StrEnum):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line: its kind, and an absolute path, in which *, ? and [...] are as in a shell."""
+    """A line: its kind and an absolute path. The path may have the wildcards *, ? and [...], as in a shell."""
 
     kind: Entry
     path: str
 
 
 def parse(name: str, content: bytes) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """The lines of the list of this name, each once, and a sentence for each that is none, which is left out.
+    """Parse the list of this name. Return its lines without duplicates, and a sentence for each invalid line.
 
-    `content` is at most MAX_BYTES + 1 long.
+    `content` has at most MAX_BYTES + 1 bytes.
     """
     if len(content) > MAX_BYTES:
         return (), (f"{name} is left out: it has more than {MAX_BYTES:,} bytes",)
@@ -71,8 +71,7 @@ def parse(name: str, content: bytes) -> tuple[tuple[Line, ...], tuple[str, ...]]
     if len(faults) > MAX_FAULTS:
         complaints.append(f"{name}: {len(faults) - MAX_FAULTS} more lines are left out")
     if len(rows) > MAX_LINES:
-        behind = f"those behind the first {MAX_LINES:,} are left out"
-        complaints.append(f"{name} has {len(rows):,} lines, of which {behind}")
+        complaints.append(f"{name} has {len(rows):,} lines; the lines after the first {MAX_LINES:,} are left out")
     return tuple(found), tuple(complaints)
 
 
@@ -82,7 +81,7 @@ def _line(text: str) -> Line | str:
     if not comma:
         return f"{shown} is not of the form `kind, path`"
     if word not in set(Entry):
-        return f"{word[:80]!r} is none of {', '.join(Entry)}"
+        return f"{word[:80]!r} is not one of {', '.join(Entry)}"
     if not path.startswith("/") or not path.isprintable() or "\ufffd" in path:
         return f"{shown} has no absolute path of printable characters"
     parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -92,21 +91,21 @@ def _line(text: str) -> Line | str:
 
 
 def not_found(root: str) -> str:
-    """Why no container can use the GPU where no list is found."""
+    """Say why no container can use the GPU if no list is found."""
     return (
-        f"none of {', '.join(NAMES)} is in /{DIRECTORY}, neither in the driver root {root} nor here: they come with "
-        "nvidia-l4t-init of Linux for Tegra, and are seen here where the host's root is mounted"
+        f"none of {', '.join(NAMES)} is in /{DIRECTORY}, neither in the driver root {root} nor in this process's root: they "
+        "belong to the package nvidia-l4t-init of Linux for Tegra, and this process can read them if the host's root is mounted"
     )
 
 
-RELEASE = "/etc/nv_tegra_release"  # the file by which programs know a Tegra
-MAX_NAMED_PATHS = 3  # paths that a sentence about several names
+RELEASE = "/etc/nv_tegra_release"  # the file by which programs recognize a Tegra
+MAX_NAMED_PATHS = 3  # the most paths in a sentence about several paths
 
 _LIBRARY = re.compile(r"lib.+\.so(\..+)?")
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """A line, wildcards replaced, with what its path leads to; `library` has what a file that is named as one says of itself."""
+    """A line without wildcards, and the file at its path. `library` has the ELF data if the file has the name of a library."""
 
     line: Line
     seen: Seen
@@ -114,10 +113,14 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 class TegraFiles(msgspec.Struct, frozen=True):
-    """What the lists of a Tegra name, and the device nodes of theirs that exist, by their path under /dev.
+    """The files and device nodes that the lists of a Tegra name.
 
-    `fault` is why there are none, empty where there are; `complaints` are sentences about lines that are left out. `searched`
-    has the roots whose device nodes were searched, as this process sees them.
+    Attributes:
+        looked: the lines with their files.
+        nodes: the device nodes that exist, by their path under /dev.
+        complaints: sentences about lines that are left out.
+        fault: why there are no lines; empty if there are lines.
+        searched: the roots whose device nodes were searched, as paths of this process.
     """
 
     looked: tuple[Looked, ...] = ()
@@ -128,12 +131,12 @@ class TegraFiles(msgspec.Struct, frozen=True):
 
 
 def is_library(path: str) -> bool:
-    """Whether a file is named as libraries are that the dynamic loader is asked for."""
+    """Whether the file's name is that of a library for the dynamic loader."""
     return _LIBRARY.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
-    """The specification of the one device, by the names `tegra`, `0` and `all`: what its lists name, as far as it is there."""
+    """Build the specification of the single device, under the names `tegra`, `0` and `all`, with the listed files that exist."""
     root = options.driver_root
     mounted = [each for each in files.looked if each.line.kind is not Entry.DEVICE and _mounts(each)]
     devices = [each.line.path for each in files.looked if each.line.kind is Entry.DEVICE]
@@ -144,10 +147,10 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
         ((each.seen, each.seen.fault) for each in files.looked if each.seen.fault), root or "/"
     )
     complaints = [*files.complaints, *unsafe, *_left_out(gone, len(files.looked))]
-    # What is named as libraries are, and is none.
+    # Files that have the name of a library and cannot be read as a library.
     named = [(each.line.path, each.library.fault) for each in mounted if each.library is not None]
     unread = [(path, fault) for path, fault in named if fault]
-    complaints += [f"{path} is given to containers only at that path: {fault}" for path, fault in unread]
+    complaints += [f"{path} is mounted in containers only at that path: {fault}" for path, fault in unread]
     nodes = Nodes(HostDevices(files.nodes), options)
     trouble = files.fault
     if not trouble and not nodes.there(devices):
@@ -161,12 +164,13 @@ def tegra_specs(files: TegraFiles, options: CdiOptions) -> Built:
         mounts = {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted}
         common = Edits(env=(HIDDEN,), mounts=tuple({**loadable(root, libraries, machine), **mounts}.values()))
     edits = nodes.edits(nodes.there(devices))
-    called = tuple(SpecDevice(name=name, container_edits=edits) for name in (TEGRA_GPU, cdi_names.INDEX, cdi_names.ALL))
-    return Built(gpu_spec(called, common), complaints=tuple(complaints))
+    device_names = (TEGRA_GPU, cdi_names.INDEX, cdi_names.ALL)
+    spec_devices = tuple(SpecDevice(name=name, container_edits=edits) for name in device_names)
+    return Built(gpu_spec(spec_devices, common), complaints=tuple(complaints))
 
 
 def _mounts(each: Looked) -> bool:
-    """Whether a path leads to what its line says, and containers may be given that."""
+    """Whether the file has the kind of its line, and containers may get it."""
     kinds = (Kind.DIRECTORY,) if each.line.kind is Entry.DIRECTORY else (Kind.FILE, Kind.DIRECTORY)
     return not each.seen.fault and each.seen.kind in kinds
 
@@ -175,13 +179,13 @@ def _left_out(gone: Sequence[str], count: int) -> Iterable[str]:
     if gone:
         more = ", ..." if len(gone) > MAX_NAMED_PATHS else ""
         yield (
-            f"{len(gone)} of {count} paths in the lists of Linux for Tegra are left out, as they are not there or of another "
+            f"{len(gone)} of {count} paths in the lists of Linux for Tegra are left out, since they do not exist or have another "
             f"kind: {', '.join(gone[:MAX_NAMED_PATHS])}{more}"
         )
 
 
 def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
-    """The libraries for programs of 64 bits, each name once, and their processor, that of libcuda where there is one."""
+    """Return the libraries for 64-bit programs, each name once, and their processor: libcuda's, if there is a libcuda."""
     good = [each.library for each in mounted if each.library is not None and not each.library.fault]
     by_cuda = sorted(good, key=lambda each: not each.soname.startswith("libcuda.so"))
     machine = next((each.machine for each in by_cuda if each.bits == 64), "")
@@ -193,7 +197,10 @@ def _libraries(mounted: Iterable[Looked]) -> tuple[list[Library], str]:
 
 
 def _hooked(root: str, mounted: Sequence[Looked], libraries: Sequence[Library], options: CdiOptions) -> Edits:
-    """As NVIDIA's: files at the paths that links lead to, and hooks that make the links and tell the loader of directories."""
+    """Return the same edits as NVIDIA's toolkit: the targets of links at their own paths, and hooks.
+
+    The hooks make the links and add the libraries' directories to the loader's cache.
+    """
     mounts = {each.seen.target: bind(root, each.seen.target, each.seen.target) for each in mounted if each.seen.link}
     mounts |= {each.line.path: bind(root, each.seen.target, each.line.path) for each in mounted if not each.seen.link}
     links = {each.line.path: each.seen.target for each in mounted if each.seen.link}

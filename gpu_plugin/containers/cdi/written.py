@@ -1,4 +1,4 @@
-"""The checks of this plugin's own specifications before they are written. `spec.faults` has the rules of CDI itself."""
+"""Checks this plugin's own specifications before they are written. `spec.faults` has the rules of CDI itself."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -7,20 +7,20 @@ from posixpath import normpath
 from gpu_plugin.containers.cdi.spec import MAX_BYTES, Edits, Spec, faults, from_json, to_json
 
 LONGEST_PATH = 4095  # bytes, without the NUL at the end (PATH_MAX in linux/limits.h)
-MAX_NAMED_FAULTS = 3  # faults of one specification that are named one by one
+MAX_NAMED_FAULTS = 3  # the most faults of one specification in an error message
 
 # Mount options that this plugin uses (mount(8)). Every mount must be read-only.
 _OPTIONS = frozenset(("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"))
 
 
 def encoded(spec: Spec) -> bytes:
-    """The specification as it is written. Raises ValueError, which says what is wrong, if it must not be."""
+    """Check and encode a specification. Raises ValueError with the faults if it must not be written."""
     try:
         content = to_json(spec)
     except UnicodeEncodeError:
         raise ValueError("a name in it is not text in UTF-8") from None
     if len(content) > MAX_BYTES:
-        raise ValueError(f"it has {len(content):,} bytes, more than the {MAX_BYTES:,} that are read of one")
+        raise ValueError(f"it has {len(content):,} bytes, and only {MAX_BYTES:,} bytes of a specification are read")
     read = from_json(content)  # by the JSON Schema
     found = [*faults(read), *own_faults(read)]
     if found:
@@ -30,7 +30,7 @@ def encoded(spec: Spec) -> bytes:
 
 
 def own_faults(spec: Spec) -> Iterator[str]:
-    """Faults that CDI's rules allow and this plugin does not, a sentence each."""
+    """Yield a sentence for each fault by this plugin's own rules, which CDI's rules allow."""
     common = spec.container_edits
     yield from _edits_faults("$.containerEdits", common)
     for at, device in enumerate(spec.devices):
@@ -41,7 +41,7 @@ def own_faults(spec: Spec) -> Iterator[str]:
             ("device nodes", _nodes(common), _nodes(own)),
         ):
             for path in sorted(set(first) & set(second)):
-                yield f"{place}: {path!r} is among the {what} of all devices, too"
+                yield f"{place}: {path!r} is also among the {what} of all devices"
 
 
 def _edits_faults(place: str, edits: Edits) -> Iterator[str]:
@@ -50,7 +50,7 @@ def _edits_faults(place: str, edits: Edits) -> Iterator[str]:
         yield from _path_faults(f"{place}.mounts[{at}].containerPath", mount.container_path)
         unknown = [option for option in mount.options if option not in _OPTIONS]
         if unknown:
-            yield f"{place}.mounts[{at}].options: {', '.join(map(repr, unknown))} is not one that this plugin uses"
+            yield f"{place}.mounts[{at}].options: {', '.join(map(repr, unknown))} is not an option that this plugin uses"
         if "ro" not in mount.options:
             yield f"{place}.mounts[{at}].options: {mount.host_path!r} must be read-only"
     for at, node in enumerate(edits.device_nodes):
@@ -79,10 +79,10 @@ def _path_faults(place: str, path: str) -> Iterator[str]:
     elif not path.isprintable():
         yield f"{place}: {path!r} is not printable text"
     elif len(path.encode()) > LONGEST_PATH:
-        yield f"{place}: {path[:40]!r}... is longer than any path of Linux"
+        yield f"{place}: {path[:40]!r}... is longer than the longest path on Linux"
 
 
 def _twice(place: str, paths: Iterable[str]) -> Iterator[str]:
     for path, count in Counter(paths).items():
         if count > 1:
-            yield f"{place}: {path!r} is there {count} times"
+            yield f"{place}: {path!r} occurs {count} times"

@@ -1,7 +1,7 @@
 """The CDI specification of a WSL node: all NVIDIA GPUs of the Windows host as one device, with the host driver's own files.
 
-Which files, and that they keep their paths, is NVIDIA's (nvidia-container-toolkit, pkg/nvcdi/driver-wsl.go): what loads the
-driver asks Windows for the driver store and opens them there.
+The files and their paths in containers are the same as from NVIDIA's toolkit (nvidia-container-toolkit, pkg/nvcdi/driver-wsl.go).
+The files keep their paths, since the driver's loader asks Windows for the driver store and opens them there.
 """
 
 import re
@@ -21,7 +21,7 @@ from gpu_plugin.devices.device import WSL_GPUS
 
 DXG = "/dev/dxg"  # the device through which Linux reaches the Windows host's GPUs
 
-# The driver store of Windows, of which each driver has a directory named after its INF file.
+# The driver store of Windows. Each driver has a directory there, named after its INF file.
 STORE = "usr/lib/wsl/drivers"
 
 CUDA = "libcuda.so.1.1"
@@ -38,7 +38,7 @@ EXPECTED = (
     "nvcubins.bin",
     NVIDIA_SMI,
 )
-"""What NVIDIA's driver for Windows has for Linux, as nvcdi lists it; what else there is of libraries and data goes along."""
+"""The Linux files of NVIDIA's driver for Windows, as nvcdi lists them. Containers also get further libraries and data files."""
 
 _OF_NVIDIA = re.compile(r"nv[^/]*\.inf_[^/]+", re.IGNORECASE)
 _LIBRARY = re.compile(r".+\.so(\..+)?")
@@ -46,9 +46,13 @@ _LOADER = re.compile(r".+_loader\.so(\..+)?")
 
 
 class Store(msgspec.Struct, frozen=True):
-    """A driver of NVIDIA's in the driver store: its directory, such as usr/lib/wsl/drivers/nv_dispi.inf_amd64_1f, and names.
+    """One of NVIDIA's drivers in the driver store.
 
-    `current` says that what loads CUDA in WSL's own directory is this driver's; `written` is when its libcuda was, in ns.
+    Attributes:
+        directory: such as usr/lib/wsl/drivers/nv_dispi.inf_amd64_1f.
+        names: the names of the files in the directory.
+        current: whether the loader of CUDA in WSL's own directory is this driver's.
+        written: the time at which its libcuda was written, in ns.
     """
 
     directory: str
@@ -58,9 +62,9 @@ class Store(msgspec.Struct, frozen=True):
 
 
 class WslFiles(msgspec.Struct, frozen=True):
-    """What a WSL node has for containers: libdxcore, and the libraries and other files of one driver in the driver store.
+    """The files of a WSL node for containers: libdxcore, and the libraries and other files of one driver in the driver store.
 
-    `fault` is why no container could use a GPU, empty where one can; `complaints` are sentences about what is left out.
+    `fault` is why no container can use a GPU; empty if containers can. `complaints` are sentences about files that are left out.
     """
 
     dxcore: SeenLibrary | None = None
@@ -71,28 +75,28 @@ class WslFiles(msgspec.Struct, frozen=True):
 
 
 def of_nvidia(directories: Iterable[str]) -> list[str]:
-    """Directories of the driver store that can be NVIDIA's display driver: names of its INF files begin with nv."""
+    """Return the directories of the driver store that may have NVIDIA's display driver: names of its INF files begin with nv."""
     return [f"{STORE}/{name}" for name in directories if _OF_NVIDIA.fullmatch(name)]
 
 
 def choose(stores: Sequence[Store], root: str) -> tuple[Store, tuple[str, ...]]:
-    """The driver that containers get, and a sentence where there are several.
+    """Return the driver for containers, and a sentence if there are several drivers.
 
-    Windows keeps former drivers in its store. It puts the loader of the one in use into WSL's own directory, so the store
-    that has the same loader is in use; where that directory is not there, as in a node that is a container, it is likely
-    the one that was written last.
+    Windows keeps former drivers in its store, and copies the loader of the driver in use to WSL's own directory. So the driver
+    with the same loader is in use. If WSL's directory does not exist, for example in a node that is a container, the driver that
+    was written last is probably in use.
 
     Args:
-        stores: those that have CUDA for Linux; at least one.
-        root: what the operator calls the driver root, for sentences.
+        stores: the drivers that have CUDA for Linux; at least one.
+        root: the operator's path of the driver root, for sentences.
     """
     best = max(stores, key=attrgetter("current", "written", "directory"))
     if len(stores) == 1:
         return best, ()
     why = (
-        f"whose {CUDA_LOADER} is the one in /{WSL_LIBRARIES}"
+        f"since its {CUDA_LOADER} is also in /{WSL_LIBRARIES}"
         if best.current
-        else f"which was written last: no {CUDA_LOADER} of theirs is in /{WSL_LIBRARIES}"
+        else f"which was written last, since /{WSL_LIBRARIES} has no {CUDA_LOADER} of these drivers"
     )
     there = ", ".join(sorted(store.directory.rpartition("/")[2] for store in stores))
     sentence = f"/{STORE} in the driver root {root} has several NVIDIA drivers, {there}; containers get /{best.directory}, {why}"
@@ -100,7 +104,7 @@ def choose(stores: Sequence[Store], root: str) -> tuple[Store, tuple[str, ...]]:
 
 
 def pick(store: Store, root: str) -> tuple[list[str], list[str], tuple[str, ...]]:
-    """Paths of a store's libraries and of its other files for containers, and a sentence about those that it lacks."""
+    """Return the paths of a driver's libraries and of its other files, and a sentence about missing files."""
     more = [name for name in store.names if _LIBRARY.fullmatch(name) or name.endswith(".bin")]
     others = [name for name in more if name not in EXPECTED]
     wanted = [*(name for name in EXPECTED if name in store.names), *others]
@@ -115,15 +119,15 @@ def pick(store: Store, root: str) -> tuple[list[str], list[str], tuple[str, ...]
 
 
 def no_driver(root: str) -> str:
-    """Why no container can use a GPU below a root without a driver for Linux in its driver store."""
+    """Say why no container can use a GPU if the root's driver store has no driver for Linux."""
     return (
         f"the driver root {root} has no {CUDA} in a directory /{STORE}/nv*.inf_*: install NVIDIA's driver on the Windows "
-        "host, and see that /usr/lib/wsl of the WSL distribution is below that root"
+        "host, and make sure that /usr/lib/wsl of the WSL distribution is below that root"
     )
 
 
 def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
-    """The specification of the one device, by the names `all` and `0`, of what was found below the driver root."""
+    """Build the specification of the single device, under the names `all` and `0`, with the files below the driver root."""
     root = options.driver_root
     libraries, machine, complaints, fault = _libraries(files, root or "/")
     others = [seen for seen in files.files if not seen.fault and seen.kind is Kind.FILE]
@@ -136,7 +140,7 @@ def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
     trouble = files.fault or fault
     if not trouble and DXG not in host.nodes:
         places = " or ".join(host.searched)
-        trouble = f"there is no device {DXG} under {places}: WSL makes it where Windows has a GPU driver for it"
+        trouble = f"there is no device {DXG} under {places}: WSL makes it if Windows has a GPU driver for it"
     if trouble:
         return Built(trouble=trouble, complaints=tuple(complaints))
     mounts = {library.path: bind(root, library.target, library.path) for library in libraries}
@@ -158,10 +162,11 @@ def wsl_specs(files: WslFiles, host: HostDevices, options: CdiOptions) -> Built:
 
 
 def _libraries(files: WslFiles, root: str) -> tuple[list[Library], str, list[str], str]:
-    """Libraries for containers, their processor, sentences about those left out, and why they are not enough.
+    """Return the libraries for containers, their processor, sentences about libraries that are left out, and the fault.
 
-    What loads the driver has its SONAME, and goes under that name before the driver itself: so does Windows' own set-up,
-    which puts libcuda_loader.so into WSL's directory as libcuda.so.1 (`CopyToVmWhenNewer` in NVIDIA's INF files).
+    The fault says which required library is missing; it is empty if no library is missing. The loader of the driver has the same
+    SONAME as the driver, and gets that name. Windows does the same: it copies libcuda_loader.so to WSL's directory as
+    libcuda.so.1 (`CopyToVmWhenNewer` in NVIDIA's INF files).
     """
     seen = [*files.libraries, *([files.dxcore] if files.dxcore else [])]
     complaints = [

@@ -50,7 +50,7 @@ class SpecDirectory:
         self._encoded: dict[str, tuple[Spec, bytes]] = {}  # valid specifications by file name, and their bytes
 
     def write(self, specs: Mapping[str, Spec]) -> Outcome:
-        """Write these specifications by file name, and remove our other files as far as they are on record (`record`).
+        """Write these specifications by file name, and remove our other files if they are on record (`record`).
 
         A file that another program changed or removed is written again. A failed write does not stop the other writes. An
         invalid specification is not written, and its old file stays. The first call also removes the temporary files of
@@ -80,7 +80,7 @@ class SpecDirectory:
         digests = dict(record.read(self.path))
         for name, content in contents.items():
             digests[name] = digests.get(name, frozenset()) | {record.digest(content)}
-        self._record(digests)  # first, so that after a kill at any moment every file of ours is on record
+        self._record(digests)  # before the files, so that every file of ours is on record even after a kill
         for name, content in contents.items():
             try:
                 changed += [name] if self._put(self.path / name, content) else []
@@ -97,12 +97,12 @@ class SpecDirectory:
             except OSError as error:
                 refused[name] = said(error)
         trouble = self._record(digests)
-        if trouble and not refused:  # else the disk refuses both for one reason
+        if trouble and not refused:  # else the other errors have the same reason
             refused[record.FILE] = trouble
         return Outcome(tuple(changed), refused, invalid, tuple(foreign))
 
     def _record(self, digests: record.Digests) -> str:
-        """Put digests on record if they are not yet. Return why that failed, empty if it did not."""
+        """Write the record if these digests differ from it. Return why that failed; empty if it did not."""
         if digests == record.read(self.path):
             return ""
         try:
@@ -115,28 +115,28 @@ class SpecDirectory:
         return ""
 
     def complaints(self) -> tuple[str, ...]:
-        """A sentence if others than root can replace files in the directory."""
+        """Return a sentence if other users than root can replace files in the directory."""
         seen = judge("", str(self.path.absolute()), (Kind.DIRECTORY,)).seen
         if seen.kind is not Kind.DIRECTORY or not seen.fault:
-            return ()  # if there is no directory, the next write says why
-        why = "others than root can replace CDI specifications there, and so give containers any file of this node"
+            return ()  # if the directory is missing, the next write reports it
+        why = "other users than root can replace CDI specifications there, and so give containers any file of this node"
         return (f"{self.path}: {why}: {seen.fault}",)
 
     def read(self, name: str) -> Spec | None:
-        """The specification in the file of that name, of any program; None if it is missing or not valid."""
+        """Read the specification in the file of that name, of any program; None if it is missing or not valid."""
         try:
             return from_json(read_file(self.path / name, MAX_BYTES))
         except (OSError, ValueError):
             return None
 
     def _content(self, name: str, spec: Spec) -> bytes:
-        """A specification as it is written. Raises ValueError if it must not be."""
+        """Return a specification's bytes. Raises ValueError if it must not be written."""
         if name not in self._encoded or self._encoded[name][0] is not spec:
             self._encoded[name] = (spec, encoded(spec))
         return self._encoded[name][1]
 
     def _put(self, file: Path, content: bytes) -> bool:
-        if _says(file, content):
+        if _is_written(file, content):
             return False
         self._make()
         with _locked(self.path, fcntl.LOCK_SH):
@@ -164,12 +164,12 @@ class SpecDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:
-            return False  # they do no harm; a later call removes them once the directory can be written
+            return False  # temporary files do no harm; a later call removes them
         return locked
 
 
 def not_ours(file: Path) -> str:
-    """Why a file with a name of ours stays."""
+    """Say why a file with one of our names is not removed."""
     return (
         f"{file}: another program, such as NVIDIA's plugin, or an operator wrote or edited it: remove it by hand if no program "
         "needs it"
@@ -177,14 +177,14 @@ def not_ours(file: Path) -> str:
 
 
 def said(error: OSError) -> str:
-    """The system's error text, after the path that it is about."""
+    """Return the system's error text, after the path of the file."""
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if error.filename else text
 
 
 @contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[bool]:
-    """Give whether a directory could be locked: LOCK_SH to write there, LOCK_EX to remove temporary files."""
+    """Lock a directory: LOCK_SH to write there, LOCK_EX to remove temporary files. Yields whether that succeeded."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         got = False
@@ -215,11 +215,11 @@ def _remove(file: Path, known: Collection[str]) -> bool:
     return True
 
 
-def _says(file: Path, content: bytes) -> bool:
-    """Whether there is a regular file of root's, of the right mode, with this content."""
+def _is_written(file: Path, content: bytes) -> bool:
+    """Whether the file is a regular file of root, with the right mode and this content."""
     try:
         there = file.lstat()
-        # Another user could change the content later
+        # A file of another user could change later.
         sound = there.st_mode == stat.S_IFREG | MODE and trusted(there)
         return sound and read_file(file, MAX_BYTES) == content
     except OSError:

@@ -24,8 +24,8 @@ SUFFIXES = frozenset({".json", ".yaml"})
 class Judged(msgspec.Struct, frozen=True):
     """A file by its path as messages show it, its content (None if it cannot be read), and its faults.
 
-    `faults` are by the JSON Schema and the rules of CDI, `refused` are those for which runtimes do not take the file: CDI's
-    library is laxer than the schema. `priority` is the priority of its directory, higher for later directories.
+    `faults` are by the JSON Schema and the rules of CDI. `refused` are the faults for which runtimes refuse the file, since CDI's
+    library accepts more than the schema. `priority` is the priority of its directory, higher for later directories.
     """
 
     file: str
@@ -36,7 +36,7 @@ class Judged(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its devices, such as nvidia.com/gpu=0, if runtimes take the file, which they do whole or not at all."""
+        """The names of its devices, such as nvidia.com/gpu=0; empty if runtimes refuse the file, which they refuse as a whole."""
         if self.spec is None or self.refused:
             return ()
         return tuple(f"{self.spec.kind}={device.name}" for device in self.spec.devices)
@@ -45,8 +45,8 @@ class Judged(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True):
     """The devices that runtimes find in all files: the file that counts for each name, in the order of the files.
 
-    `conflicts` says of files by name which of their devices no runtime gives to a container, and why. `refused` has the files of
-    each such device, by its name.
+    `conflicts` has, by file name, sentences about devices of the file that no runtime gives to a container. `refused` has, by
+    device name, the files of each such device.
     """
 
     owners: dict[str, Judged]
@@ -55,10 +55,10 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def found(files: Sequence[Judged]) -> Found:
-    """The devices that runtimes find in these files, by the rules of CDI's library (pkg/cdi/cache.go, refresh).
+    """Return the devices that runtimes find in these files, by the rules of CDI's library (pkg/cdi/cache.go, refresh).
 
-    A name counts in the directory of the highest priority. If two files of one directory have it, runtimes refuse
-    the name, even if a later directory has it too.
+    If several directories have the same name, the directory with the highest priority counts. If two files of one directory have
+    the same name, runtimes refuse the name, even if a later directory also has it.
 
     Args:
         files: in the order in which they are read, directories of the lowest priority first.
@@ -97,14 +97,14 @@ def _conflict(other: str, names: Sequence[str]) -> str:
 
 
 YAML_LIMITS = Limits(4 * 1024 * 1024, 200_000, "more than any CDI specification in YAML has")
-"""Less than of JSON, which is read a hundred times as fast: nvidia-ctk's specifications of 8 GPUs have some 60 KiB."""
+"""Lower than for JSON, which is read a hundred times as fast. nvidia-ctk's specifications of 8 GPUs have some 60 KiB."""
 
 
 Judgement = tuple[Spec | None, tuple[str, ...], tuple[str, ...]]
 
 
 def judge(file: Path) -> Judgement:
-    """The content of a file, its faults, and those for which runtimes refuse it, as `Judged` has them."""
+    """Return the content of a file, its faults, and the faults for which runtimes refuse it, as in `Judged`."""
     try:
         content = read_file(file, MAX_BYTES)
     except UnfitFileError as error:
@@ -115,7 +115,7 @@ def judge(file: Path) -> Judgement:
 
 
 def judge_content(content: bytes) -> Judgement:
-    """The same of these bytes, JSON or YAML."""
+    """Judge these bytes, JSON or YAML; see `judge`."""
     try:
         plain = _plain(content)
     except ConfigError as error:
@@ -139,19 +139,19 @@ def judge_content(content: bytes) -> Judgement:
 
 
 def unread(*reasons: str) -> Judgement:
-    """The judgement of a file that cannot be read, for these reasons."""
+    """Return the judgement of a file that cannot be read, with these reasons."""
     sentences = tuple(map(printable, reasons))
     return None, sentences, sentences
 
 
 class _DuplicateKeyError(ValueError):
-    """A key appears twice: which value counts is up to the reader, and CDI's library takes neither."""
+    """A key appears twice. JSON does not define which value counts, and CDI's library refuses both."""
 
 
 def _plain(content: bytes, typed_keys: frozenset[str] | None = None) -> object:
-    """JSON or YAML as plain values. Raises ValueError, or ConfigError with line numbers if the bytes are not JSON.
+    """Parse JSON or YAML to plain values. Raises ValueError, or ConfigError with line numbers if the bytes are not JSON.
 
-    With `typed_keys`, YAML's scalars under other keys are text as it is written: 010 is no 8.
+    With `typed_keys`, YAML's scalars under other keys are text as written: 010 is not 8.
     """
     if content.lstrip()[:1] == b"{":
         try:
@@ -179,23 +179,23 @@ def _sentence(line: int, path: str, reason: str) -> str:
 
 
 class NameConflicts:
-    """The devices of this plugin that runtimes do not take from its files, because of other files."""
+    """Finds devices of this plugin that runtimes do not use from its files because of other files."""
 
     def __init__(self, directory: Path, standard: Sequence[str | Path] = DEFAULT_SPEC_DIRS) -> None:
-        """`directory` has this plugin's files. If it is a `standard` one, runtimes read all of these; the last wins."""
+        """`directory` has this plugin's files. If it is in `standard`, runtimes read all of `standard`, and the last wins."""
         known = [Path(each) for each in standard]
         self._directories = known if directory in known else [directory]
         self._rank = self._directories.index(directory)
         self._judged: dict[str, tuple[tuple[int, int, int], Judged]] = {}  # files that name this plugin, by identity
 
     def find(self) -> Mapping[str, str]:
-        """Why a device of ours does not count, by its qualified name. A file is read again only after a change. Blocks."""
+        """Return, by qualified name, why a device of ours does not count. A file is read again only after a change. Blocks."""
         looks = {}
         for rank, directory in enumerate(self._directories):
             try:
                 paths = sorted(path for path in directory.iterdir() if path.suffix in SUFFIXES)
             except OSError:
-                continue  # a missing directory has no files, and the next write says why ours cannot be read
+                continue  # a missing directory has no files; the next write reports an error of our directory
             looks.update({str(path): self._look(path, rank) for path in paths})
         self._judged = looks
         files = [judged for _, judged in looks.values()]
@@ -221,7 +221,7 @@ class NameConflicts:
 
 
 def _judge_ours(path: Path) -> Judgement:
-    """The judgement of a file, unread if it does not name this plugin's devices: YAML takes long to read."""
+    """Judge a file. A file that does not name this plugin's devices is not parsed, since YAML takes long to parse."""
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:
@@ -230,7 +230,10 @@ def _judge_ours(path: Path) -> Judgement:
 
 
 def _overruled(name: str, file: str) -> str:
-    return f"runtimes take the CDI device {name} from {printable(file)}, whose directory goes before ours: remove that file"
+    return (
+        f"runtimes take the CDI device {name} from {printable(file)}, since its directory has priority over ours: "
+        "remove that file"
+    )
 
 
 def _refused(name: str, files: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ PATIENCE = 10.0  # seconds that one round may take, the writing included, before
 RECALL_PATIENCE = 1.0  # seconds that the start waits for the files of an earlier process
 REMOVAL_PATIENCE = 0.5  # seconds that the end waits for the removal of our files
 
-MAX_CONFLICTS = 3  # refused devices that are named one by one
+MAX_CONFLICTS = 3  # the most refused devices that get their own sentence
 
 GPU_FILE = cdi_names.file_name(cdi_names.GPU)
 
@@ -69,16 +69,16 @@ class SpecKeeper:
         self._asked.ring()
 
     async def recall(self) -> None:
-        """Publish the devices of an earlier process's specification if it still holds, so that pods need not wait.
+        """Publish the devices of an earlier process's specification if it is still valid, so that pods need not wait.
 
-        It holds if every file that it names is still there and safe. Waits for RECALL_PATIENCE at most.
+        It is valid if every file that it names still exists and is safe. Waits for RECALL_PATIENCE at most.
         """
         try:
             left = await self._call.joined(self._left, RECALL_PATIENCE)
         except NoAnswerError:
-            log.warning("what CDI specifications there are already could not be read within %g s", RECALL_PATIENCE)
+            log.warning("the existing CDI specifications could not be read within %g s", RECALL_PATIENCE)
         except Exception as error:  # noqa: BLE001 - the first round reports it
-            log.warning("what CDI specifications there are already cannot be read: %r", error)
+            log.warning("the existing CDI specifications cannot be read: %r", error)
         else:
             if GPU_FILE in left and self._readiness == CdiReadiness():
                 self._report(CdiReadiness(gpu_nodes(left), "", others=other_names(left)))
@@ -150,7 +150,7 @@ class SpecKeeper:
             if name != GPU_FILE
         ]
         self._complain(
-            [*built.complaints, *(f"a CDI specification is not what it should be: {each}" for each in others)]
+            [*built.complaints, *(f"a CDI specification is missing, outdated or left over: {each}" for each in others)]
         )
         self._report(readiness(built, outcome, conflicts))
 
@@ -164,7 +164,7 @@ class SpecKeeper:
         return built, outcome, conflicts
 
     def _left(self) -> dict[str, Spec]:
-        """The files of the directory by name, as far as they are valid and every path in them is there and safe."""
+        """Return our specifications in the directory, by file name, that are valid and whose paths all exist and are safe."""
         found = {}
         for device_class, name in zip(cdi_names.CLASSES, OURS, strict=True):
             spec = self._directory.read(name)
@@ -175,10 +175,10 @@ class SpecKeeper:
         return found
 
     def _complain(self, complaints: Iterable[str]) -> None:
-        told = frozenset(complaints)
-        for sentence in sorted(told - self._complaints):
+        present = frozenset(complaints)
+        for sentence in sorted(present - self._complaints):
             log.warning("%s", sentence)
-        self._complaints = told
+        self._complaints = present
 
     def _report(self, state: CdiReadiness) -> None:
         if state == self._readiness:
@@ -192,10 +192,10 @@ class SpecKeeper:
 
 
 def readiness(built: "Built", outcome: Outcome, conflicts: Mapping[str, str] = {}) -> CdiReadiness:
-    """Which devices can be used by name after specifications were built, and written as far as `outcome` says.
+    """Return the devices that can be used by name after specifications were built and written with this outcome.
 
-    `conflicts` says by qualified name why runtimes refuse devices.
-    If a new specification could not be written, the old file of that name counts for nothing: it is of another state of the node.
+    `conflicts` has, by qualified name, why runtimes refuse a device. If a new specification could not be written, the devices of
+    its old file cannot be used, since the old file describes an earlier state of the node.
     """
     failed = {**outcome.refused, **outcome.invalid}
     written = {name: spec for name, spec in built.specs.items() if name not in failed}

@@ -1,7 +1,7 @@
 """The record of the specifications that this plugin wrote, in their directory. Every call blocks.
 
-Only a file whose SHA-256 is on record is this plugin's to remove. The record has the form of sha256sum(1). It could not be in
-the specifications: CDI has annotations for that only from 0.6.0 on, and older runtimes refuse newer files.
+This plugin removes a file only if its SHA-256 is in the record. The record has the form of sha256sum(1). The specifications
+themselves cannot have it, since CDI has annotations only from 0.6.0 on, and older runtimes refuse newer files.
 """
 
 import re
@@ -14,7 +14,7 @@ from gpu_plugin.runtime.regular_file import read_file, replace_file
 FILE = ".gpu-plugin.sha256"  # runtimes read only names that end in .json or .yaml
 
 Digests = Mapping[str, frozenset[str]]
-"""The hexadecimal SHA-256 of each content that this plugin gave a file, by file name: two of them while it is replaced."""
+"""The hexadecimal SHA-256 of each content that this plugin wrote, by file name. A file has two while it is replaced."""
 
 _MAX_BYTES = 64 * 1024  # a record of all classes has 1 KiB
 _MODE = 0o644
@@ -22,12 +22,12 @@ _LINE = re.compile(rb"([0-9a-f]{64})  ([\w.-]+)", re.ASCII)
 
 
 def digest(content: bytes) -> str:
-    """The hexadecimal SHA-256 of a content."""
+    """Return the hexadecimal SHA-256 of a content."""
     return sha256(content).hexdigest()
 
 
 def read(directory: Path) -> Digests:
-    """The record of a directory. It is empty without a file that can be read, so that no file counts as ours."""
+    """Read the record of a directory. It is empty if it cannot be read, so that no file counts as ours."""
     try:
         content = read_file(directory / FILE, _MAX_BYTES)
     except OSError:

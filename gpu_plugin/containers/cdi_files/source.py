@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 MAX_NAMED_FAULTS = 3  # unsafe paths that one error names
 
-_SEARCHES = 2  # looks at the host for one specification: a file may have changed after it was searched for
+_SEARCHES = 2  # attempts for one specification: a file may change after the search has found it
 
 _MOUNTED = (Kind.FILE, Kind.SOCKET, Kind.DIRECTORY)
 
 
 class UnsafeSpecError(Exception):
-    """Specifications would name paths that ordinary users can change; the text says which, and why."""
+    """Specifications would name paths that ordinary users can change. The text has the paths and the reasons."""
 
 
 Roots = Sequence[tuple[str, str]]
-"""Driver roots, best first: each as this process sees it and as the host calls it, without a slash at the end."""
+"""Driver roots, best first. Each entry is the path in this process and the path on the host, without a slash at the end."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The GPUs that may be handed out, the driver's version, and the operator's options."""
+    """The GPUs that containers may get, the driver's version, and the operator's options."""
 
     gpus: tuple[Gpu, ...]
     driver_version: str
@@ -58,11 +58,11 @@ class SpecSource:
         self._last: tuple[object, Built] | None = None
 
     def build(self, request: Request) -> "Built":
-        """The specifications for a request.
+        """Build the specifications for a request.
 
         Raises:
             OSError: a directory of the driver root cannot be read.
-            UnsafeSpecError: users could replace the driver root, or files change while they are searched, again and again.
+            UnsafeSpecError: users could replace the driver root, or files keep changing while they are searched.
         """
         if unsafe := [*self._unsafe_roots()]:
             raise UnsafeSpecError("; ".join(unsafe))
@@ -78,7 +78,7 @@ class SpecSource:
         raise UnsafeSpecError("; ".join(faults[:MAX_NAMED_FAULTS]))
 
     def _build(self, request: Request) -> "tuple[FirstRoot[Any], object, Built]":
-        """The search, the inputs of the specifications, and the specifications. Equal inputs give the same object as before."""
+        """Return the search, the inputs, and the specifications. Equal inputs give the same object as before."""
         host = self._host.devices(gpu.pci_bus_id for gpu in request.gpus)
         search, make = self._platform(request.gpus, host)
         files, driver_root = search.files(request.driver_version), search.host_root
@@ -94,13 +94,13 @@ class SpecSource:
         return search, inputs, built
 
     def _platform(self, gpus: Sequence[Gpu], host: "HostDevices") -> "tuple[Any, Callable[[Any, CdiOptions], Built]]":
-        """The search for the driver's files on such a node, and the function that makes specifications from them.
+        """Return the search for the driver's files on this kind of node, and the function that makes specifications from them.
 
-        WSL nodes and Tegras have one device, and its name tells the kind of node.
+        WSL nodes and Tegras have one device, whose name identifies the kind of node.
         """
         uuids = {gpu.uuid for gpu in gpus}
         if WSL_GPUS in uuids:
-            from gpu_plugin.containers.cdi.wsl import wsl_specs  # noqa: PLC0415 - few nodes are of that kind
+            from gpu_plugin.containers.cdi.wsl import wsl_specs  # noqa: PLC0415 - few nodes need it
             from gpu_plugin.containers.driver_root.wsl import WslSearch  # noqa: PLC0415
 
             return self._kept(WslSearch), lambda files, options: wsl_specs(files, host, options)
@@ -120,27 +120,27 @@ class SpecSource:
         return self._ask_roots()
 
     def _kept(self, kind: Callable[[Roots], Any]) -> Any:
-        """The only search of this kind, with its earlier results."""
+        """Return the search of this kind with its earlier results."""
         if kind not in self._searches:
             self._searches[kind] = kind(self.roots)
         return self._searches[kind]
 
     def holds(self, spec: Spec) -> bool:
-        """Whether every file of a specification is on the host and safe, and device nodes have their numbers."""
+        """Whether every file of a specification exists on the host and is safe, and device nodes have their numbers."""
         programs = all(self._looks(path, (Kind.FILE,)) for path in hook_programs(spec))
         mounts = all(self._looks(path, _MOUNTED) for path in mounted(spec))
         unsafe = any(self._unsafe_roots()) or any(self._unsafe(spec))
         return programs and mounts and not unsafe and all(map(self._numbered, device_nodes(spec)))
 
     def _unsafe_roots(self) -> Iterator[str]:
-        """Yield a sentence for each driver root that others than root could replace."""
+        """Yield a sentence for each driver root that other users than root could replace."""
         for seen_at, host in self.roots:
             seen = judge("", seen_at, (Kind.DIRECTORY,)).seen
             if seen_at and seen.kind is Kind.DIRECTORY and seen.fault:
-                yield f"others than root can change or replace the driver root {printable(host)}: {seen.fault}"
+                yield f"other users than root can change or replace the driver root {printable(host)}: {seen.fault}"
 
     def _unsafe(self, spec: Spec) -> Iterator[str]:
-        """Yield a sentence for each host path that is unsafe or goes through a link."""
+        """Yield a sentence for each unsafe host path, and for each mounted path that includes a link."""
         for path in mounted(spec):
             for each in self._looks(path, _MOUNTED):
                 if each.seen.fault:
@@ -153,7 +153,7 @@ class SpecSource:
                     yield f"{printable(path)} must not be run as a hook: {each.seen.fault}"
 
     def _numbered(self, node: DeviceNode) -> bool:
-        """Whether a device node is there with the numbers that a specification gives it; it may give none."""
+        """Whether a device node exists with its numbers in the specification, which may have no numbers."""
         looks = self._looks(node.host_path or node.path, (Kind.DEVICE,))
         if any(each.seen.fault for each in looks):
             return False
@@ -163,7 +163,7 @@ class SpecSource:
         return wanted in found if any(wanted) else bool(found)
 
     def _hook(self, hook: str) -> tuple[str, str]:
-        """NVIDIA's hook if it is on the host and safe, else none, and a sentence that says so."""
+        """Return NVIDIA's hook if it exists on the host and is safe; else empty, and a sentence with the reason."""
         if not hook:
             return "", ""
         looks = self._looks(hook, (Kind.FILE,))
@@ -181,7 +181,7 @@ class SpecSource:
         )
 
     def _looks(self, host_path: str, kinds: Sequence[Kind]) -> list[Judged]:
-        """The files that this process sees for a path of the host, with the decision whether each is safe."""
+        """Return the files in this process that may be a path of the host, each with its faults."""
         judged = [judge(root, path, kinds) for root, path in self._places(host_path)]
         return [each for each in judged if each.seen.kind is not Kind.MISSING]
 
@@ -189,10 +189,10 @@ class SpecSource:
         return [f"{root}{path}" for root, path in self._places(host_path)]
 
     def _places(self, host_path: str) -> list[tuple[str, str]]:
-        """The places where this process may see a path of the host, as a root and a path below it.
+        """Return the paths in this process that may be a path of the host, each as a root and a path below it.
 
-        A place is below a driver root, in /dev, or at the same path if this process runs on the host. In a container the same
-        path in its own root is another file.
+        The path may be below a driver root, in /dev, or the same path if this process runs on the host. In a container, the same
+        path in the container's own root is another file.
         """
         inside = [
             (seen_at, host_path.removeprefix(host)) for seen_at, host in self.roots if host_path.startswith(f"{host}/")

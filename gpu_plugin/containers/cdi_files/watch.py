@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_plugin.containers.cdi_files.keeper import SpecKeeper
     from gpu_plugin.containers.cdi_files.source import Request
 
-# Seconds that making specifications waits at most for the first registration, which it would hold up by 40 ms.
+# The most seconds to wait for the first registration before specifications are made, which would delay it by 40 ms.
 FIRST_SPECS = 0.5
 
 
@@ -36,7 +36,7 @@ class CdiWatch:
         driver_roots: Callable[[], Sequence[tuple[str, str]]],
         changed: "Callable[[CdiReadiness], None]",
     ) -> None:
-        """`changed` receives which devices are served."""
+        """`changed` is called with the devices that the specifications serve."""
         self.registered = anyio.Event()
         """Set this event once the kubelet has registered the first resource."""
         self._settings = settings
@@ -62,12 +62,12 @@ class CdiWatch:
             self._keeper.ask()
 
     async def recall(self) -> None:
-        """Use the specifications of an earlier process if they are wanted and still hold. Waits for one second at most."""
+        """Use an earlier process's specifications if they are wanted and still valid. Waits for one second at most."""
         if self.wanted:
             await self._make_keeper().recall()
 
     async def run(self) -> None:
-        """Keep specifications up to date, from the time when they are wanted until cancelled."""
+        """Wait until specifications are wanted, then keep them up to date until cancelled."""
         while not self.wanted or not self._node.gpus:
             await self._asked.wait()
         with anyio.move_on_after(FIRST_SPECS):
@@ -81,7 +81,7 @@ class CdiWatch:
 
     def _make_keeper(self) -> "SpecKeeper":
         if self._keeper is None:
-            from gpu_plugin.containers.cdi_files.keeper import SpecKeeper  # noqa: PLC0415 - only CDI strategies pay for it
+            from gpu_plugin.containers.cdi_files.keeper import SpecKeeper  # noqa: PLC0415 - only CDI strategies need it
             from gpu_plugin.containers.cdi_files.source import SpecSource  # noqa: PLC0415
 
             source = SpecSource(self._host, self._driver_roots)
@@ -89,7 +89,7 @@ class CdiWatch:
         return self._keeper
 
     def _request(self) -> "Callable[[], Request] | None":
-        """A function that makes the request; None if no strategy uses CDI names or no GPU is known yet."""
+        """Return a function that makes the request; None if no strategy uses CDI names or no GPU is known yet."""
         if not self.wanted or not self._node.gpus or self._access is None:
             return None
         return partial(_request_for, self._node, self._settings.current, self._access)

@@ -11,8 +11,8 @@ from elftools.elf.elffile import ELFFile
 
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 
-MAX_SEGMENTS = 256  # more program headers than any library has: a file that claims more is no library
-MAX_DYNAMIC_BYTES = 64 * 1024  # read at most; dynamic tables of libraries have some 500 bytes
+MAX_SEGMENTS = 256  # the most program headers of a library; a file that claims more is not a library
+MAX_DYNAMIC_BYTES = 64 * 1024  # the most bytes of a dynamic table that are read; libraries have some 500
 LONGEST_SONAME = 255  # bytes in the longest name of a file (NAME_MAX)
 
 _DT_NULL = 0
@@ -21,7 +21,7 @@ _DT_SONAME = 14
 
 
 class SharedLibrary(msgspec.Struct, frozen=True):
-    """A library's SONAME, empty where it has none; its processor as ELF has it, such as EM_X86_64; 32 or 64 bits."""
+    """A library's SONAME (empty if it has no SONAME), its processor by the ELF name, such as EM_X86_64, and 32 or 64 bits."""
 
     soname: str
     machine: str
@@ -32,8 +32,8 @@ def read(file: str) -> SharedLibrary:
     """Read the ELF headers of a library.
 
     Raises:
-        ValueError: it is no shared library; the text says why.
-        OSError: it cannot be read.
+        ValueError: the file is not a shared library. The text says why.
+        OSError: the file cannot be read.
     """
     try:
         stream = open_file(file)
@@ -51,7 +51,7 @@ def read(file: str) -> SharedLibrary:
 
 
 def _soname(elf: ELFFile) -> str:
-    # Of pyelftools the headers alone are used: its dynamic segments follow tables without an end and sections anywhere.
+    # Only the headers of pyelftools are used: its dynamic segments follow tables without an end, and sections at any offset.
     segments = _segments(elf)
     dynamic = next((each for each in segments if each["p_type"] == "PT_DYNAMIC"), None)
     if dynamic is None or elf["e_type"] != "ET_DYN":
@@ -69,7 +69,7 @@ def _soname(elf: ELFFile) -> str:
             if not end:
                 raise LookupError("its SONAME has no end")
             return _file_name(name.decode())
-    raise LookupError("its SONAME is outside of what is loaded")
+    raise LookupError("its SONAME is outside of the loaded segments")
 
 
 def _segments(elf: ELFFile) -> list[Any]:
@@ -94,7 +94,7 @@ def _tags(elf: ELFFile, dynamic: Any) -> dict[int, int]:
 
 
 def _bytes(elf: ELFFile, at: int, most: int) -> bytes:
-    """The bytes of the file from this offset, `most` of them or fewer at its end."""
+    """Return up to `most` bytes of the file from this offset."""
     if at >= elf.stream_len:
         raise LookupError("a table is outside of the file")
     elf.stream.seek(at)

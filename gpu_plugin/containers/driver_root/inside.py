@@ -9,16 +9,16 @@ import stat
 
 import msgspec
 
-MAX_LINKS = 40  # links on the way to one file, as the kernel counts them: more are a circle
+MAX_LINKS = 40  # the most links on the way to one file, the same as in the kernel; more are a circle
 
-# Directory entries on the way to one file; those to a driver's files have some 40. Each directory takes an open file, of which a
-# process may have no more than 1,024: a user's link into very many directories must not stop the search for other files.
+# The most directory entries on the way to one file; a driver's files need some 40. Each directory takes an open file, and a
+# process may have only 1,024: a user's link through very many directories must not stop the search for other files.
 MAX_NAMES = 300
 
 # Each name is opened without following a link, and without any effect on a device or a FIFO.
 _OPEN_NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# The process or the system has no room for another open file: that says nothing about the path.
+# The process or the system cannot open another file. This is not a fault of the path.
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -42,9 +42,9 @@ class Name(msgspec.Struct, frozen=True):
 class Way(msgspec.Struct):
     """The way to a file below a root, every link on it included.
 
-    `path` is the path of the file without links. It is None if nothing is there, links go in circles, or there are more than
-    MAX_NAMES entries. It equals the root for the root itself. `status` is the file's. `names` has every directory entry on the
-    way, in order. `link` is True if the path itself is a link, and False if only directories on the way are.
+    `path` is the path of the file without links. It is None if the file does not exist, links form a circle, or there are more
+    than MAX_NAMES entries. It equals the root for the root itself. `status` is the file's. `names` has every directory entry on
+    the way, in order. `link` is True if the path itself is a link, and False if only directories on the way are.
     """
 
     path: str | None = None
@@ -60,14 +60,14 @@ class _Directory(msgspec.Struct):
 
 
 def resolve(root: str, path: str) -> str | None:
-    """The path without links behind `path`, both of them below `root`; see `walk`."""
+    """Return `path` without links, or None; both paths are below `root`. See `walk`."""
     return walk(root, path).path
 
 
 def walk(root: str, path: str) -> Way:
-    """Follow a path below `root`: every link on the way starts within the root. Blocks.
+    """Follow a path below `root`. Absolute links start at the root. Blocks.
 
-    Each entry is opened in the open directory before it, so the answer is consistent even if a directory is renamed or
+    Each entry is opened in the open directory before it, so the result is consistent even if a directory is renamed or
     replaced at the same time.
 
     Args:
@@ -75,7 +75,7 @@ def walk(root: str, path: str) -> Way:
         path: begins with the root.
 
     Raises:
-        OSError: there is no room for another open file.
+        OSError: the process or the system cannot open another file.
     """
     way = Way()
     opened: list[_Directory] = []
@@ -96,7 +96,7 @@ def walk(root: str, path: str) -> Way:
 
 
 def _follow(way: Way, opened: list[_Directory], path: str) -> bool:
-    """Open each directory on the way, and then the file. Return False if the way ends at a file or has no end."""
+    """Open each directory on the way, and then the file. Return False if the way continues after a file, or is too long."""
     root, links, left = opened[0].path, 0, _steps(path)
     while left:
         at = opened[-1]
@@ -134,6 +134,6 @@ def _follow(way: Way, opened: list[_Directory], path: str) -> bool:
 
 
 def _steps(path: str) -> list[str]:
-    """The parts of a path, the last one first; a slash at its end is a part that only a directory has."""
+    """Return the parts of a path, the last part first. A slash at the end becomes ".", which only a directory has."""
     parts = [part for part in reversed(path.split("/")) if part]
     return [".", *parts] if path.endswith("/") else parts

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-MAX_BYTES = 8 * 1024 * 1024  # of a cache; that of a workstation with 5,000 libraries has 0.5 MiB
-MAX_DIRECTORIES = 256  # of one cache or of all files of one ld.so.conf; distributions have some 10
+MAX_BYTES = 8 * 1024 * 1024  # the most bytes of a cache; a workstation's cache of 5,000 libraries has 0.5 MiB
+MAX_DIRECTORIES = 256  # the most directories of a cache, or of all files of an ld.so.conf; distributions have some 10
 
 _OLD_MAGIC = b"ld.so-1.7.0\0"
 _NEW_MAGIC = b"glibc-ld.so.cache1.1"
 _COUNT = struct.Struct("<I")
-# Of each entry only the offset of the path is read. Flags and the offset of the name come before it. In the newer format, the
+# Only the offset of the path is read from each entry. Flags and the offset of the name come before it. In the newer format, the
 # version of the system and hardware capabilities come after it.
 _OLD_ENTRY = struct.Struct("<8xI")
 _NEW_ENTRY = struct.Struct("<8xI12x")
@@ -34,10 +34,10 @@ class Configured(msgspec.Struct, frozen=True):
 
 
 def cached_directories(content: bytes) -> tuple[str, ...]:
-    """The absolute directories of all libraries in an ld.so.cache, each once, MAX_DIRECTORIES at most.
+    """Return the absolute directories of all libraries in an ld.so.cache, without duplicates, MAX_DIRECTORIES at most.
 
-    Entries whose path is outside of the file or not absolute do not count. Only little-endian caches are read: NVIDIA has no
-    driver for other processors. Raises ValueError, which says why, if this is no cache.
+    Entries whose path is outside of the file or not absolute are left out. Only little-endian caches are read, since NVIDIA has
+    no driver for other processors. Raises ValueError with the reason if the content is not a cache.
     """
     found: dict[bytes, None] = {}
     for directory in _directories(content):
@@ -59,7 +59,7 @@ def _directories(content: bytes) -> Iterator[bytes]:
         if not content.startswith(_NEW_MAGIC, start):
             return _named(content, _OLD_ENTRY, entries, names, names)
     if not content.startswith(_NEW_MAGIC, start):
-        raise ValueError("it does not begin as a cache of the dynamic loader does")
+        raise ValueError("it does not begin like a cache of the dynamic loader")
     entries = start + _NEW_HEADER
     end = entries + _count(content, start + len(_NEW_MAGIC)) * _NEW_ENTRY.size
     if end > len(content):
@@ -75,16 +75,16 @@ def _count(content: bytes, at: int) -> int:
 
 
 def _named(content: bytes, entry: struct.Struct, start: int, end: int, names: int) -> Iterator[bytes]:
-    """Yield the directory of each entry between two offsets, empty for /; offsets of paths count from `names`."""
+    """Yield the directory of each entry between two offsets; empty for /. Offsets of paths count from `names`."""
     for at in dict.fromkeys(names + at for (at,) in entry.iter_unpack(content[start:end])):
-        # PATH_MAX has the NUL too. The bound keeps entries that all point to one long text from costing minutes.
+        # PATH_MAX includes the NUL. Without this limit, entries that all point to one long text would take minutes.
         stop = content.find(b"\0", at, at + 4096)
         if stop != -1 and content[at] == _SLASH:
             yield content[at : content.rfind(b"/", at, stop)]
 
 
 def configured(content: bytes) -> Configured:
-    """The directories and included files of an ld.so.conf. Other lines (hwcap, relative directories) do not count."""
+    """Return the directories and included files of an ld.so.conf. Other lines (hwcap, relative directories) are ignored."""
     directories: dict[str, None] = {}
     includes: dict[str, None] = {}
     for line in os.fsdecode(content).split("\n"):

@@ -13,15 +13,17 @@ from gpu_plugin.runtime.regular_file import open_file
 _CACHE = "/etc/ld.so.cache"
 _CONFIGURATION = "/etc/ld.so.conf"
 
-_MAX_FILES = 64  # files that one ld.so.conf includes, and patterns of them; distributions have some 5
+_MAX_FILES = (
+    64  # the most files, and the most patterns of files, that an ld.so.conf includes; distributions have some 5
+)
 _MAX_CONFIGURATION_BYTES = 64 * 1024
 
 
 def loader_directories(tree: Tree) -> tuple[str, ...]:
-    """Directories below the root of this tree, such as usr/lib64/nvidia, MAX_DIRECTORIES at most.
+    """Return the loader's directories below the root of this tree, such as usr/lib64/nvidia, MAX_DIRECTORIES at most.
 
-    They are the directories of all libraries in the root's ld.so.cache. Without a cache that can be read, they are those in its
-    ld.so.conf and in the files that it includes. Links are followed within the root.
+    They are the directories of all libraries in the root's ld.so.cache. If the cache cannot be read, they are the directories in
+    its ld.so.conf and in the files that it includes. Links are followed within the root.
     """
     try:
         found = ld_cache.cached_directories(_content(tree, _CACHE, ld_cache.MAX_BYTES))
@@ -32,9 +34,9 @@ def loader_directories(tree: Tree) -> tuple[str, ...]:
 
 
 def _configured(tree: Tree) -> Iterator[str]:
-    """Yield the directories in ld.so.conf and in each file that it includes, each file once."""
+    """Yield the directories in ld.so.conf and in each included file. Each file is read once."""
     files, patterns = [_CONFIGURATION], set[str]()
-    for file in files:  # which grows by the files that each of them includes
+    for file in files:  # the loop appends the files that each file includes
         try:
             found = ld_cache.configured(_content(tree, file, _MAX_CONFIGURATION_BYTES))
         except (OSError, ValueError):
@@ -49,7 +51,7 @@ def _configured(tree: Tree) -> Iterator[str]:
 
 
 def _content(tree: Tree, path: str, most: int) -> bytes:
-    """The content of a safe file below the root; a change of it counts. Raises OSError and ValueError."""
+    """Read a safe file below the root. `Tree.changed` reports a later change. Raises OSError and ValueError."""
     seen = tree.look_for(path)
     if seen.fault or seen.kind is Kind.MISSING:
         raise ValueError(seen.fault or "it does not exist")

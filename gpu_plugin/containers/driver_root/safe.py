@@ -1,10 +1,10 @@
-"""Decides which files of a driver root containers may be given.
+"""Decides which files of a driver root containers may get.
 
-A container runtime binds host paths as root and follows every link in them. So a path is safe only if no ordinary user can
-change the file, or any directory or link on the way. `judge` is the only place that decides this.
+A container runtime mounts host paths as root and follows every link in them. So a path is safe only if no ordinary user can
+change the file, or any directory or link on the way. Only `judge` decides this.
 
-It reads the owner and the mode of each directory, link and file through open descriptors, so a file cannot be swapped
-between the check and the next step. The runtime follows the path again later. Only root can change it until then.
+It reads the owner and the mode of each directory, link and file through open descriptors, so a file cannot be exchanged
+between the check and the next step. The runtime follows the path again later. Until then, only root can change it.
 """
 
 import os
@@ -46,17 +46,17 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(root: str, path: str, kinds: Sequence[Kind] = (Kind.FILE,), *, links: bool = True) -> Judged:
-    """Follow a path below a driver root and decide whether containers may be given the file behind it. Blocks.
+    """Follow a path below a driver root and decide whether containers may get the file. Blocks.
 
-    The file is safe if all of these conditions hold:
+    The file is safe under these conditions:
 
     - The file is of one of `kinds`, lies below the root, and has a printable path.
-    - Root owns every directory on the way and alone can write to it. A sticky directory, such as /tmp, may be writable
-      by others if the next file on the way is a directory of root that is no mount point. (Users can move root's other files
+    - Root owns every directory on the way, and only root can write to it. A sticky directory, such as /tmp, may be writable
+      by other users if the next file on the way is a directory of root and not a mount point. (Users can move root's other files
       into a sticky directory. A user may mount a FUSE file system there, which names root as the owner of its files.)
     - Root owns every link on the way. Links are followed inside the root only.
-    - Root owns the file and alone can write to it. Sockets and device nodes may have any owner and mode, since a user who may
-      open them still cannot replace them.
+    - Root owns the file, and only root can write to it. Sockets and device nodes may have any owner and mode, since a user who
+      may open them still cannot replace them.
 
     The user of this process counts as root, since this process makes the specifications. The directories above the root are
     not on the way: judge the root itself with an empty root.
@@ -65,10 +65,10 @@ def judge(root: str, path: str, kinds: Sequence[Kind] = (Kind.FILE,), *, links: 
         root: without a slash at its end, empty for the real one.
         path: below the root, with a slash at its beginning.
         kinds: the kinds of file to accept.
-        links: whether the path itself may be a link; links among the directories on the way are judged in any case.
+        links: whether the path itself may be a link. Directories on the way may always be links.
 
     Raises:
-        OSError: there is no room for another open file.
+        OSError: the process or the system cannot open another file.
     """
     way = walk(root, root + path)
     if way.path is None or way.status is None:
@@ -78,7 +78,7 @@ def judge(root: str, path: str, kinds: Sequence[Kind] = (Kind.FILE,), *, links: 
     if way.link and not links:
         words = " or ".join(_WORDS[each] for each in kinds)
         fault = (
-            f"it is a symbolic link, and containers would get whatever it leads to: remove the link {_quoted(path)}, "
+            f"it is a symbolic link, and containers would get its target: remove the link {_quoted(path)}, "
             f"or make it a {words}"
         )
     else:
@@ -92,9 +92,9 @@ def _fault(root: str, path: str, target: str, kind: Kind, kinds: Sequence[Kind],
         remedy = f": remove {_quoted(path)}" if path.startswith(_TEMPORARY) else ""
         return f"it is a {kind}, but only a {words} may be there{remedy}"
     if not target:
-        return "it leads to the root directory itself: use a directory below that"
+        return "it is the root directory itself: use a directory below the root"
     if not path.isprintable() or not target.isprintable():
-        return "its name, or that of the file it leads to, is not printable text: rename it"
+        return "its name, or the name of its target, is not printable text: rename it"
     for name in way.names:
         if why := _unsafe_name(root, name):
             return why
@@ -104,7 +104,7 @@ def _fault(root: str, path: str, target: str, kind: Kind, kinds: Sequence[Kind],
 
 
 def _unsafe_name(root: str, name: Name) -> str:
-    """Why a user could replace a file of this name in its directory, or has made it a link; empty if neither is so."""
+    """Say why a user could replace the file of this name in its directory, or change its link; empty if no user can."""
     directory = name.directory_status
     sticky = directory.st_mode & stat.S_ISVTX and trusted(directory)
     path, place = name.path.removeprefix(root), name.directory.removeprefix(root)
@@ -113,14 +113,14 @@ def _unsafe_name(root: str, name: Name) -> str:
         if not trusted(name.status):
             # The files in a user's directory stay the user's after a chown of the directory.
             remedy = f"remove {_quoted(path)}" if path.startswith(_TEMPORARY) else _chown(root, path, link=name.link)
-            return f"{shown} belongs to uid {name.status.st_uid}, and anybody can make such files there: {remedy}"
+            return f"{shown} belongs to uid {name.status.st_uid}, and every user can make such files there: {remedy}"
         if not stat.S_ISDIR(name.status.st_mode):
             return (
-                f"others than root can move files into the directory of {shown}: keep it in a directory that root alone can "
+                f"other users than root can move files into the directory of {shown}: keep it in a directory that only root can "
                 f"write to"
             )
         if name.status.st_dev != directory.st_dev:
-            return f"{shown} is a mount point in a directory where anybody may have made it: unmount it"
+            return f"{shown} is a mount point in a directory where every user may have made it: unmount it"
     elif why := _writable(printable(place) or "the root itself", root, place, directory):
         return why
     if name.link and not trusted(name.status):
@@ -129,12 +129,12 @@ def _unsafe_name(root: str, name: Name) -> str:
 
 
 def _writable(subject: str, root: str, path: str, status: os.stat_result) -> str:
-    """Why others than root can write to a file, or change its mode; empty if none can. `path` is below the root."""
+    """Say why other users than root can write to a file or change its mode; empty if they cannot. `path` is below the root."""
     if not trusted(status):
         return f"{subject} belongs to uid {status.st_uid}, who can change it: {_chown(root, path)}"
     if status.st_mode & _OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
-        return f"others than root can write to {subject} (mode {mode:04o}): {_run(root)}: chmod go-w {_argument(root, path)}"
+        return f"other users than root can write to {subject} (mode {mode:04o}): {_run(root)}: chmod go-w {_argument(root, path)}"
     return ""
 
 
@@ -151,7 +151,7 @@ def _run(root: str) -> str:
 
 
 def _argument(root: str, path: str) -> str:
-    """A path below the root, for a command that is run in the driver root, or anywhere if the root is the real one."""
+    """Return a path below the root for a command that runs in the driver root, or in any directory if the root is /."""
     return _quoted(f".{path}" if root else path or "/")
 
 

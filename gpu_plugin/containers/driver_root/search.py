@@ -1,4 +1,4 @@
-"""Finds a driver's user space below its root, again only where something there has changed."""
+"""Finds a driver's user space below its root. Searches again only after a change."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Search(FirstRoot[DriverFiles]):
     def _in(self, tree: Tree, root: str, running: str) -> tuple[DriverFiles, bool]:
         configured = loader_directories(tree)
         listing = tree.names((*driver.directories(), *configured))
-        # Directories to which a driver's libraries are linked and whose names are not known yet.
+        # Further directories that are targets of links to a driver's libraries.
         targets = (tree.look(path).target for path in driver.linked_libraries(listing, configured))
         linked = dict.fromkeys(target.rpartition("/")[0].strip("/") for target in targets if target)
         beside = dict.fromkeys((*linked, *configured))
@@ -29,7 +29,7 @@ class Search(FirstRoot[DriverFiles]):
         libraries = [directory for directory in (*LIBRARY_DIRECTORIES, *more) if directory in listing]
         listing = {**listing, **tree.names(driver.subdirectories(libraries))}
         picked = driver.pick(listing, running, root, more)
-        if picked.version:  # only now it is known where its firmware lies
+        if picked.version:  # the firmware's directory depends on the version
             listing = {**listing, **tree.names(driver.firmware_directories(picked.version, self._kernel))}
             picked = driver.pick(listing, running, root, more)
         seen = [tree.library(path) for path in picked.libraries]

@@ -20,10 +20,10 @@ MAX_PATHS = 5_000  # the lists of a Jetson name some 300 paths
 class TegraSearch(FirstRoot[tegra.TegraFiles]):
     """Keeps the files that the lists name, until a list or a directory changes.
 
-    `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /. The lists of
-    the first root with a list count, or those of this machine. Their paths lie below the first root that exists. Device
-    nodes are searched on this machine and below each root. `own` is False if the roots belong to another machine; then
-    this machine does not count.
+    Each entry of `roots` is the path in this process and the path on the host, without a slash at the end, empty for /. The lists
+    come from the first root with a list, or from this machine. Their paths are below the first root that exists. Device nodes are
+    searched on this machine and below each root. `own` is False if the roots belong to another machine; then this machine does
+    not count.
     """
 
     def __init__(self, roots: Sequence[tuple[str, str]], *, own: bool = True) -> None:
@@ -32,7 +32,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         self._lines: tuple[Line, ...] = ()
 
     def files(self, running: str = "") -> tegra.TegraFiles:
-        """The files, with the present device nodes."""
+        """Return the files and the present device nodes."""
         return self._with_devices(super().files(running))
 
     def _search(self, running: str) -> tegra.TegraFiles:
@@ -56,7 +56,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         return found
 
     def _with_devices(self, found: tegra.TegraFiles) -> tegra.TegraFiles:
-        """Add the present device nodes. They are read each time, since they come and go without a change to watch."""
+        """Add the present device nodes. They are read each time, since no watched directory shows a change of them."""
         roots = {**dict.fromkeys(self._here, ""), **dict(reversed(self.roots))}
         nodes: dict[str, DeviceFile] = {}
         looked: dict[str, tegra.Looked] = {}
@@ -76,7 +76,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
 
 
 def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
-    """The lines of the lists below the first root with a list, and sentences about their faults."""
+    """Return the lines of the lists below the first root with a list, and sentences about their faults."""
     lines: dict[Line, None] = {}
     complaints: list[str] = []
     for tree in trees:
@@ -105,7 +105,7 @@ def _list(tree: Tree, path: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
 
 
 def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:
-    """The files for these lines below the root of this tree, MAX_PATHS at most. Blocks. Raises OSError."""
+    """Find the files for these lines below the root of this tree, MAX_PATHS at most. Blocks. Raises OSError."""
     paths = ((line, path) for line in lines for path in ([*expand(tree, line.path)] or [line.path]))
     first = [*islice(dict.fromkeys(Line(line.kind, path) for line, path in paths), MAX_PATHS + 1)]
     complaints = (f"the lists of Linux for Tegra name more than {MAX_PATHS:,} paths; the rest is left out",)
@@ -121,7 +121,7 @@ def _look(tree: Tree, line: Line) -> tegra.Looked:
 
 
 def device_file(root: str, path: str) -> tuple[Seen, DeviceFile | None]:
-    """The file behind a path below a root, and its device node if it is a safe one."""
+    """Return the file at a path below a root, and its device node; None if it is not a device node or not safe."""
     judged = judge(root, path, (Kind.DEVICE,))
     node = None if judged.seen.fault or judged.way.status is None else device_node(judged.way.status)
     return judged.seen, node

@@ -11,7 +11,7 @@ from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Listing, Seen
 from gpu_plugin.containers.driver_root.inside import Way, resolve, walk
 from gpu_plugin.containers.driver_root.safe import judge
 
-MAX_NAMES = 200_000  # names in one directory that are read at most
+MAX_NAMES = 200_000  # the most names of one directory that are read
 
 Stamp = tuple[int, int, int, int, int] | None
 """The identity of a file: device, inode, mode, owner, and time of the last change in ns (0 if the time does not count).
@@ -19,17 +19,17 @@ Stamp = tuple[int, int, int, int, int] | None
 None for a missing file.
 """
 
-LEADS_NOWHERE = "it is a link that leads nowhere"  # why a file is left out whose name is in its directory
+LEADS_NOWHERE = "it is a broken link"  # the reason why a file is left out although its name is in its directory
 
 Identity = tuple[int, int, int, int]  # device, inode, time of the last change in ns, and size
 
 
 class Tree(msgspec.Struct):
-    """The files below a root as this process sees it, empty for the real one.
+    """The files below a root, which is a path in this process; empty for /.
 
-    `stamps` has every directory and file that the results depend on. The results stay the same while the stamps do and no
-    missing file appears. `libraries` has the ELF data of libraries by their identity, since most of the time is spent on
-    reading them. `remembered` is the same of an earlier tree.
+    `stamps` has every directory and file that the results depend on. The results do not change while the stamps stay the same and
+    no missing file appears. `libraries` has the ELF data of libraries by their identity, since reading them takes most of the
+    time. `remembered` has the `libraries` of an earlier tree.
     """
 
     root: str
@@ -38,16 +38,16 @@ class Tree(msgspec.Struct):
     stamps: dict[str, Stamp] = msgspec.field(default_factory=dict)
     _absent: dict[str, None] = msgspec.field(default_factory=dict)
     _looked_for: dict[str, tuple[Kind, bool, Seen]] = msgspec.field(default_factory=dict)
-    _faulty: dict[str, SeenLibrary] = msgspec.field(default_factory=dict)  # those that could not be read, by target
+    _faulty: dict[str, SeenLibrary] = msgspec.field(default_factory=dict)  # unreadable libraries, by target
     _listed: set[str] = msgspec.field(default_factory=set)
 
     def names(self, directories: Iterable[str]) -> Listing:
-        """The names in each existing directory, in alphabetical order. A directory counts under its first path only."""
+        """Return the names in each existing directory, in alphabetical order. A directory counts under its first path only."""
         found: dict[str, tuple[str, ...]] = {}
         for directory in directories:
             path = self.directory(f"/{directory}")
             if path is None or path in self._listed:
-                continue  # as lib64 and usr/lib64 are one directory nearly everywhere
+                continue  # for example, lib64 and usr/lib64 are the same directory on most systems
             self._listed.add(path)
             try:
                 with os.scandir(path or "/") as entries:
@@ -55,11 +55,11 @@ class Tree(msgspec.Struct):
                         sorted(entry.name for entry, _ in zip(entries, range(MAX_NAMES), strict=False))
                     )
             except (NotADirectoryError, FileNotFoundError):
-                continue  # no directory, or removed just now: the stamp shows a later change
+                continue  # not a directory, or removed just now; its stamp shows a later change
         return found
 
     def directory(self, path: str) -> str | None:
-        """The path of a directory without links, None for a missing directory. A change of its names counts."""
+        """Return the path of a directory without links; None if it is missing. `changed` then includes changes of its names."""
         way = walk(self.root, self.root + path)
         self._passed(self.root + path, way)
         if way.path is not None and way.status is not None:
@@ -67,7 +67,7 @@ class Tree(msgspec.Struct):
         return way.path
 
     def look(self, path: str, kinds: Sequence[Kind] = (Kind.FILE,)) -> Seen:
-        """The file behind a path below the root, and whether containers may be given it (see `judge`)."""
+        """Return the file at a path below the root, and whether containers may get it (see `judge`)."""
         judged = judge(self.root, path, kinds)
         self._passed(self.root + path, judged.way)
         if judged.way.names:
@@ -76,13 +76,13 @@ class Tree(msgspec.Struct):
         return judged.seen
 
     def look_for(self, path: str, kind: Kind = Kind.FILE, *, links: bool = True) -> Seen:
-        """Look as `look` does, for a path in a directory that changes all the time: only a change of the result counts."""
+        """Like `look`, for a path in a directory that changes often: `changed` compares only the result."""
         seen = judge(self.root, path, (kind,), links=links).seen
         self._looked_for[path] = (kind, links, seen)
         return seen
 
     def library(self, path: str) -> SeenLibrary:
-        """A library with its ELF data, or the reason why it cannot be read."""
+        """Return a library with its ELF data, or with the reason why it cannot be read."""
         seen = self.look(path)
         if seen.fault or seen.kind is Kind.MISSING:
             return SeenLibrary(seen, fault=seen.fault or LEADS_NOWHERE)
@@ -110,7 +110,7 @@ class Tree(msgspec.Struct):
         return known
 
     def watch(self, path: str) -> None:
-        """Count a change of this file, by its path as this process sees it."""
+        """Make `changed` include this file. `path` is a path in this process."""
         self.stamps[path] = stamp(path)
 
     @property
@@ -119,7 +119,7 @@ class Tree(msgspec.Struct):
         return (
             any(stamp(path, times=then is None or bool(then[-1])) != then for path, then in self.stamps.items())
             or any(resolve(self.root, path) is not None for path in self._absent)
-            # A file that was being copied becomes whole without a change of its directory, and times are too coarse to tell.
+            # A file that was being copied is completed without a change of its directory, and times are too coarse to show it.
             or any(self._read(then.seen).fault != then.fault for then in self._faulty.values())
             or any(
                 judge(self.root, path, (kind,), links=links).seen != then
@@ -128,7 +128,7 @@ class Tree(msgspec.Struct):
         )
 
     def _passed(self, path: str, way: Way) -> None:
-        """Count every directory and file on the way, and the names of each directory with a link on the way."""
+        """Add stamps for every directory and file on the way, and for the names in each directory that has a link on the way."""
         if way.path is None:
             self._absent[path] = None
         for name in way.names:
@@ -142,7 +142,7 @@ class Tree(msgspec.Struct):
 
 
 def stamp(path: str, *, times: bool = True) -> Stamp:
-    """A file's stamp now; an empty path is /."""
+    """Return the present stamp of a file. An empty path is /."""
     try:
         return _stamp(os.lstat(path or "/"), times=times)
     except OSError:
@@ -155,7 +155,7 @@ def _stamp(status: os.stat_result, *, times: bool) -> Stamp:
 
 
 def device_node(status: os.stat_result) -> DeviceFile | None:
-    """The character or block device with this status, None for another kind of file."""
+    """Return the character or block device with this status; None for another kind of file."""
     if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
         return None
     numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
@@ -166,24 +166,24 @@ Files = TypeVar("Files")
 
 
 class FirstRoot(Generic[Files]):
-    """Keeps the files found below the first root that serves, until something there changes.
+    """Keeps the files below the first usable root, until a file or directory there changes.
 
-    `roots` are (as this process sees it, as the host calls it), both without a slash at the end, empty for /.
+    Each entry of `roots` is the path in this process and the path on the host, without a slash at the end, empty for /.
     """
 
     def __init__(self, roots: Sequence[tuple[str, str]]) -> None:
         self.roots = tuple(dict.fromkeys(roots))
         self.host_root = self.roots[0][1]
-        """The root in use, as the host calls it."""
+        """The host path of the root in use."""
         self.searches = 0
-        """The number of searches, so that tests can count needless ones."""
+        """The number of searches, so that tests can detect needless searches."""
         self._trees: tuple[Tree, ...] = ()
         self._last: tuple[str, Files] | None = None
 
     def files(self, running: str = "") -> Files:
-        """The files of the driver version that runs. `running` is empty if the version is unknown or does not matter. Blocks.
+        """Return the files of the running driver version. `running` is empty if it is unknown or does not matter. Blocks.
 
-        Raises OSError if a directory cannot be read. The earlier result stays then.
+        Raises OSError if a directory cannot be read. The earlier result is kept then.
         """
         if self._last is None or running != self._last[0] or any(tree.changed for tree in self._trees):
             self.searches += 1
@@ -195,18 +195,18 @@ class FirstRoot(Generic[Files]):
         self._last = None
 
     def _tree(self, root: str) -> Tree:
-        """A new tree of a root, with the known ELF data of its libraries."""
+        """Return a new tree of a root, with the known ELF data of its libraries."""
         return Tree(root, next((tree.libraries for tree in self._trees if tree.root == root), {}))
 
     def _search(self, running: str) -> Files:
-        """The files below the first root that serves, or below the first root if no root serves."""
+        """Find the files below the first usable root, or below the first root if no root is usable."""
         trees: list[Tree] = []
         found: list[tuple[Files, str]] = []
         for seen_at, host in self.roots:
             trees.append(self._tree(seen_at))
-            files, serves = self._in(trees[-1], host or "/", running)
+            files, usable = self._in(trees[-1], host or "/", running)
             found.append((files, host))
-            if serves:
+            if usable:
                 break
         else:
             found = found[:1]
@@ -215,5 +215,5 @@ class FirstRoot(Generic[Files]):
         return files
 
     def _in(self, tree: Tree, root: str, running: str) -> tuple[Files, bool]:
-        """The files of a tree whose root the operator calls `root`, and whether they serve. Raises OSError."""
+        """Return the files of a tree, and whether its root is usable. `root` is its path on the host. Raises OSError."""
         raise NotImplementedError

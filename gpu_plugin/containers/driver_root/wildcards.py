@@ -7,13 +7,13 @@ from itertools import islice
 
 from gpu_plugin.containers.driver_root.tree import Tree
 
-MAX_MATCHES = 1_000  # paths for one path with wildcards
+MAX_MATCHES = 1_000  # the most paths that match a path with wildcards
 
 _WILD = frozenset("*?[")
 
 
 def expand(tree: Tree, pattern: str) -> Iterator[str]:
-    """Yield the paths below the root of this tree that match a path with wildcards, in order. Other paths match themselves."""
+    """Yield the paths below the root of this tree that match `pattern`, in order. A path without wildcards matches itself."""
     if _WILD.isdisjoint(pattern):
         yield pattern
         return
@@ -33,7 +33,7 @@ def _matching(tree: Tree, directory: str, pattern: str) -> Iterator[str]:
     try:
         names = sorted(os.listdir(path or "/")) if path is not None else []  # noqa: PTH208
     except OSError:
-        return  # a file, or nothing that can be read
+        return  # not a directory, or it cannot be read
     yield from (
         name for name in names if fnmatchcase(name, pattern) and name.startswith(".") == pattern.startswith(".")
     )

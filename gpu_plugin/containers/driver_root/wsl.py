@@ -51,7 +51,7 @@ def _current(tree: Tree, loader: str) -> bool:
 
 
 def _dxcore(tree: Tree) -> SeenLibrary | None:
-    """The first libdxcore that can be loaded, or the first at all."""
+    """Return the first libdxcore that can be loaded; if none can be loaded, the first libdxcore; None without a libdxcore."""
     there = [directory for directory, names in tree.names(DXCORE_DIRECTORIES).items() if DXCORE in names]
     libraries = [tree.library(f"/{directory}/{DXCORE}") for directory in there]
     return next((library for library in libraries if not library.fault), libraries[0] if libraries else None)

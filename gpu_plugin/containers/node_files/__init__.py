@@ -1,1 +1,1 @@
-"""What the node's own files say of its kubelet and its container runtime. Reads them, decides nothing."""
+"""Reads facts about the kubelet and the container runtime from the node's files. `access.strategy_choice` decides by them."""

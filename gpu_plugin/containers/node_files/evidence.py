@@ -1,4 +1,4 @@
-"""Everything that a node's files say of its kubelet and its container runtime. Blocks for as long as the disks do."""
+"""Collects facts about the kubelet and the container runtime from a node's files. Blocks for as long as the disks do."""
 
 import os
 import posixpath
@@ -44,31 +44,32 @@ from gpu_plugin.containers.strategy_choice import (
 )
 
 CONFIGS = ("config.yaml", "instance-config.yaml")
-"""Files of kubeadm's in the kubelet's directory; the second says what is this node's own (cmd/kubeadm/app/constants)."""
+"""kubeadm's files in the kubelet's directory. The second file has this node's own values (cmd/kubeadm/app/constants)."""
 
-FLAGS = "kubeadm-flags.env"  # flags that kubeadm gives the kubelet, in its directory
+FLAGS = "kubeadm-flags.env"  # the file in the kubelet's directory with kubeadm's flags for the kubelet
 
 EXTRA_FLAGS = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
-"""Flags that an operator gives it, by the unit files of the packages for Debian's and Red Hat's kinds of systems."""
+"""Files with an operator's flags for the kubelet, which the unit files of the packages for Debian and Red Hat read."""
 
 STATE_FILES = ("allocated_pods_state", "actuated_pods_state")
-"""Records that kubelets keep in their directory from 1.33 on, once a pod was admitted (pkg/kubelet/allocation)."""
+"""Files that kubelets from 1.33 on have in their directory after they have admitted a pod (pkg/kubelet/allocation)."""
 
 STATE_DIRECTORY = "image_manager"
-"""What kubelets make there at their start: from 1.35 on, and from 1.33 on with the feature gate KubeletEnsureSecretPulledImages
-(pkg/kubelet/images/pullmanager)."""
+"""A directory that kubelets make in their directory at their start: from 1.35 on, and from 1.33 on with the feature gate
+KubeletEnsureSecretPulledImages (pkg/kubelet/images/pullmanager)."""
 
 MAX_BYTES = 1024 * 1024
 MAX_FLAG_BYTES = 64 * 1024
 
 _ASSIGNMENT = re.compile(r"\s*[A-Z_]+=(.*)")
-_TRUE = ("true", "True", "TRUE", "t", "T", "1")  # Go's strconv.ParseBool, which the kubelet reads gates with
+_TRUE = ("true", "True", "TRUE", "t", "T", "1")  # by Go's strconv.ParseBool, with which the kubelet reads gates
 
 
 def kubelet_evidence(roots: Sequence[NodeRoot], directory: str, package: str) -> KubeletEvidence:
-    """Looks into the kubelet's directory under each of these roots: the first that has anything counts.
+    """Read the files of the kubelet's directory, each from the first of these roots that has it.
 
-    The first root is the node's own, whose /etc has the operator's flags. Never raises: what cannot be read is said.
+    The first root is the node's own root, whose /etc has the operator's flags. Never raises: `faults` has the files that cannot
+    be read.
     """
     faults: list[str] = []
     gates: list[Gate] = []
@@ -92,7 +93,7 @@ def kubelet_evidence(roots: Sequence[NodeRoot], directory: str, package: str) ->
                 endpoint, source = value, path
             elif name == "feature-gates":
                 pairs = (pair.partition("=") for pair in value.split(","))
-                gates += [Gate(key.strip(), said.strip() in _TRUE, path) for key, _, said in pairs if key.strip()]
+                gates += [Gate(key.strip(), text.strip() in _TRUE, path) for key, _, text in pairs if key.strip()]
     return KubeletEvidence(package, state, tuple(gates), socket_path(endpoint), source, tuple(faults))
 
 
@@ -107,7 +108,7 @@ def _state(roots: Sequence[NodeRoot], directory: str, faults: list[str]) -> str:
 
 
 def _read(roots: Sequence[NodeRoot], paths: Iterable[str], limit: int, faults: list[str]) -> list[tuple[str, bytes]]:
-    """Those of these files that are there, each by its path and as the first root has it that has one."""
+    """Return the path and the content of each of these files that exists, from the first root that has the file."""
     found = []
     for path in paths:
         for root in roots:
@@ -123,7 +124,7 @@ def _read(roots: Sequence[NodeRoot], paths: Iterable[str], limit: int, faults: l
 
 
 def socket_path(endpoint: str) -> str:
-    """The path of a Unix socket from an endpoint such as unix:///run/containerd/containerd.sock; /var/run is /run."""
+    """Return the path of a Unix socket in an endpoint such as unix:///run/containerd/containerd.sock. /var/run becomes /run."""
     return on_run(re.sub("^(?:unix:)?/*(?=/)", "", endpoint))
 
 
@@ -137,7 +138,7 @@ def _gates_of(content: object, path: str, faults: list[str]) -> list[Gate]:
 
 
 def _flags(written: bytes, path: str, faults: list[str]) -> list[tuple[str, str]]:
-    """Flags and their values in the assignments of an environment file, such as KUBELET_EXTRA_ARGS="--a=b --c d".
+    """Return flags and their values in the assignments of an environment file, such as KUBELET_EXTRA_ARGS="--a=b --c d".
 
     A backslash at the end of a line continues it (systemd.exec(5), EnvironmentFile).
     """
@@ -147,10 +148,10 @@ def _flags(written: bytes, path: str, faults: list[str]) -> list[tuple[str, str]
         if assignment is None:
             continue
         try:
-            # The value is quoted once for the file, and may hold quotes of its own.
+            # The whole value is quoted for the file, and may have further quotes inside.
             words = shlex.split(" ".join(shlex.split(assignment[1])))
         except ValueError:
-            faults.append(f"{path} holds a value whose quotes do not match")
+            faults.append(f"{path} has a value whose quotes do not match")
             continue
         for at, word in enumerate(words):
             name, equals, value = word.removeprefix("--").partition("=")
@@ -169,21 +170,21 @@ FILES = {
     TALOS: "/etc/cri/containerd.toml",
 }
 
-IMPLIED = "/etc/containerd/conf.d/*.toml"  # what newer releases import where the file names no imports
+IMPLIED = "/etc/containerd/conf.d/*.toml"  # newer releases import these files if the configuration names no imports
 
 PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-"""The CRI plugin, or the part of it that handles CDI, by the version of the configuration; later versions use the name of 3.
+"""The CRI plugin, or its part that handles CDI, by the version of the configuration. Later versions use the name of version 3.
 
-containerd 1.7 ignores the name of another version; 2.4 obeys it in a file of any version (`containerd config dump` shows that).
+containerd 1.7 ignores a name of another version; 2.4 accepts it in a file of any version (`containerd config dump` shows that).
 """
 
 MAX_FILES = 64  # the most files that one configuration may be made of
 
 
 def containerd_evidence(root: NodeRoot, runtime: str) -> ContainerdEvidence | None:
-    """What is found of this runtime's configuration; None where there is no file, and for containerd itself nothing imported.
+    """Read this runtime's configuration; None if there is no file, and for containerd itself no implied import.
 
-    Never raises: what cannot be read is said.
+    Never raises: `faults` has the files that cannot be read.
     """
     file = FILES[runtime]
     reader = _Reader(root)
@@ -201,7 +202,7 @@ def containerd_evidence(root: NodeRoot, runtime: str) -> ContainerdEvidence | No
 
 
 class _Reader:
-    """Reads a file and what it imports, in the order in which they overrule each other."""
+    """Reads a file and its imports, with increasing precedence."""
 
     def __init__(self, root: NodeRoot) -> None:
         self.sections: list[CriSection] = []
@@ -213,9 +214,9 @@ class _Reader:
         self._read: set[str] = set()
 
     def read(self, path: str, version: int) -> bool:
-        """Reads a file, then its imports, then theirs, each once. `version` is that of the file that imports it.
+        """Read a file, then its imports, then the imports' imports, each file once. Returns whether the file exists.
 
-        Returns whether the file is there. Raises NodeFileError.
+        `version` is the version of the file that imports this file; 0 if no file does. Raises NodeFileError.
         """
         there = False
         pending = deque([(path, version)])
@@ -230,11 +231,11 @@ class _Reader:
             table = table_of(self._root, each)
             if table is not None:
                 there = there or each == posixpath.normpath(path)
-                pending += self._take(each, table, version)
+                pending += self._add(each, table, version)
         return there
 
-    def _take(self, path: str, table: dict[str, Any], version: int) -> list[tuple[str, int]]:
-        """Takes note of what a file says. Returns the files that it imports, each with this one's version."""
+    def _add(self, path: str, table: dict[str, Any], version: int) -> list[tuple[str, int]]:
+        """Add the sections of a file. Returns the files that it imports, each with the version of this file."""
         written = table.get("version", version)
         if not isinstance(written, int) or isinstance(written, bool):
             raise NodeFileError(f"{path}: version is not a number")
@@ -256,31 +257,34 @@ class _Reader:
 
 
 CRIO_VERSIONS = ("/run/crio/version", "/var/lib/crio/version")
-"""Its version_file and, in older releases, version_file_persist: the version as JSON text (internal/version)."""
+"""CRI-O's version_file and, in older releases, version_file_persist, with the version as JSON text (internal/version)."""
 
 CRIO_PACKAGE = "cri-o"
 
 CRIO_CONFIG = "/etc/crio/crio.conf"
 CRIO_DROP_INS = "/etc/crio/crio.conf.d/*"
-"""Read in the order of their names, each overruling those before (crio(8), --config-dir)."""
+"""Files that CRI-O reads in the order of their names, with increasing precedence (crio(8), --config-dir)."""
 
 _CRIO_VERSION_BYTES = 4096
 
 
 def crio_evidence(root: NodeRoot, packages: Mapping[str, str]) -> CrioEvidence:
-    """Looks for them. `packages` has versions of installed packages. Never raises: what cannot be read is said."""
+    """Read CRI-O's version and configuration. `packages` has versions of installed packages.
+
+    Never raises: `faults` has the file that cannot be read.
+    """
     try:
         version, source = _crio_version(root)
         if not version and CRIO_PACKAGE in packages:
             version, source = packages[CRIO_PACKAGE], STATUS
-        dirs, said_by = None, ""
+        dirs, dirs_source = None, ""
         for path in (CRIO_CONFIG, *root.matching(CRIO_DROP_INS)):
             found = texts(inner(table_of(root, path) or {}, path, "crio", "runtime"), path, "cdi_spec_dirs")
             if found is not None:
-                dirs, said_by = found, path
+                dirs, dirs_source = found, path
     except NodeFileError as error:
         return CrioEvidence(faults=(str(error),))
-    return CrioEvidence(version, source, dirs, said_by)
+    return CrioEvidence(version, source, dirs, dirs_source)
 
 
 def _crio_version(root: NodeRoot) -> tuple[str, str]:
@@ -291,20 +295,20 @@ def _crio_version(root: NodeRoot) -> tuple[str, str]:
         try:
             return msgspec.json.decode(written, type=str), path
         except ValueError:
-            raise NodeFileError(f"{path} holds no version of CRI-O") from None
+            raise NodeFileError(f"{path} does not have CRI-O's version") from None
     return "", ""
 
 
 _CONTAINERD_PACKAGES = ("containerd.io", "containerd")  # Docker's, and the distributions'
 
 _IN_CONTAINER = ("/.dockerenv", "/run/.containerenv")
-"""Files that container engines leave in a container's root; in a pod the kubelet names the API server in the environment."""
+"""Files that container engines make in a container's root. In a pod, the kubelet sets KUBERNETES_SERVICE_HOST."""
 
 
 def host_root(settings: Settings, environ: Mapping[str, str] = os.environ, here: Path = Path("/")) -> Path | None:
-    """Where this process sees the root of the node's file system; None where it does not.
+    """Return the path of the node's root file system in this process; None if it is not mounted.
 
-    That is where the driver root is mounted, if the driver root is the node's own root. Outside containers it is `here`, the
+    If the driver root is the node's own root, the path is the driver root's mount point. Outside containers it is `here`, the
     process's root.
     """
     mounted = Path(settings.driver_root_ctr_path)
@@ -319,9 +323,9 @@ def contained(environ: Mapping[str, str] = os.environ, here: Path = Path("/")) -
 
 
 def look(root: Path, kubelet_directory: str, here: Path = Path("/")) -> NodeEvidence:
-    """What is found under the root of the node, and in the kubelet's directory under `here`, this process's own root.
+    """Collect the facts in the files under the node's root, and in the kubelet's directory under `here`, this process's root.
 
-    Never raises for what stands in a file or does not.
+    Never raises because of the content of a file, or because it is missing.
     """
     node = NodeRoot(root)
     trouble = ""

@@ -1,4 +1,4 @@
-"""The node's files, seen under the directory where its root is mounted for this process; TOML and dpkg's record among them.
+"""Reads the node's files, including TOML and dpkg's status file, below the directory at which the node's root is mounted.
 
 Every call blocks for as long as the disk does.
 """
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from gpu_plugin.containers.driver_root.inside import resolve
 from gpu_plugin.runtime.regular_file import UnfitFileError, content, open_file
 
-MAX_MATCHES = 64  # the most files that one pattern stands for
+MAX_MATCHES = 64  # the most files that may match a pattern
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -24,19 +24,19 @@ _WILD = re.compile(r"[*?\[]")
 
 
 class NodeFileError(Exception):
-    """A file that is there and cannot be made use of; `str()` is a sentence that names it."""
+    """A file exists and cannot be used. `str()` is a sentence that names it."""
 
 
 class NodeRoot:
-    """A directory that is the root of the node's file system. Links in it lead where they lead on the node, never out of it."""
+    """The mount point of the node's root file system. Links are followed as on the node, and never out of this directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def seen(self, path: str) -> Path | None:
-        """Where this process finds a path of the node, links followed; None where nothing is there, or links go in circles.
+        """Return the path in this process of a path of the node, without links; None if it is missing or links form a circle.
 
-        Raises NodeFileError if this process has no room for another open file.
+        Raises NodeFileError if this process cannot open another file.
         """
         try:
             found = resolve(str(self._root).rstrip("/"), f"{str(self._root).rstrip('/')}/{path.lstrip('/')}")
@@ -45,14 +45,16 @@ class NodeRoot:
         return None if found is None else Path(found)
 
     def matching(self, pattern: str) -> tuple[str, ...]:
-        """Paths that a pattern stands for, in order: a file, or those whose last part matches (*, ?, []).
+        """Return the existing paths that match a pattern, in order. Only the last part may have wildcards (*, ?, []).
 
-        Raises NodeFileError for more than `MAX_MATCHES`, for a pattern whose directory has such signs, and for a directory that
-        cannot be read.
+        Raises NodeFileError for more than `MAX_MATCHES` paths, for wildcards in the directory, and for a directory that cannot be
+        read.
         """
         directory, _, name = pattern.rpartition("/")
         if _WILD.search(directory):
-            raise NodeFileError(f"{pattern} is a pattern of directories, and only those of files are followed")
+            raise NodeFileError(
+                f"{pattern} has wildcards in its directory, and they are supported only in the file name"
+            )
         if not _WILD.search(name):
             return (pattern,) if self.seen(pattern) is not None else ()
         found = self.seen(directory or "/")
@@ -64,17 +66,17 @@ class NodeRoot:
             raise NodeFileError(_unreadable(directory, error)) from None
         matches = tuple(f"{directory}/{each}" for each in names if fnmatch.fnmatchcase(each, name))
         if len(matches) > MAX_MATCHES:
-            raise NodeFileError(f"{pattern} stands for {len(matches)} files, and up to {MAX_MATCHES} are read")
+            raise NodeFileError(f"{pattern} matches {len(matches)} files, and up to {MAX_MATCHES} are read")
         return matches
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """What a regular file of up to `limit` bytes holds; None where there is none. Raises NodeFileError for anything else."""
+        """Read a regular file of up to `limit` bytes; None if it does not exist. Raises NodeFileError for any other file."""
         with self.opened(path) as file:
             return None if file is None else content(file, limit)
 
     @contextmanager
     def opened(self, path: str) -> Iterator[BinaryIO | None]:
-        """A regular file, open; None where there is none. Raises NodeFileError, also for what fails while it is read."""
+        """Open a regular file; None if it does not exist. Raises NodeFileError, also for errors while it is read."""
         found = self.seen(path)
         try:
             if found is None:
@@ -88,7 +90,7 @@ class NodeRoot:
             raise NodeFileError(_unreadable(path, error)) from None
 
     def mode(self, path: str) -> int:
-        """The st_mode of what is at this path; 0 where nothing is. Raises NodeFileError where that cannot be told."""
+        """Return st_mode of the file at this path; 0 if it does not exist. Raises NodeFileError for other errors."""
         found = self.seen(path)
         try:
             return 0 if found is None else found.stat().st_mode
@@ -105,14 +107,15 @@ def _unreadable(path: str, error: OSError) -> str:
 MAX_TOML_BYTES = 1024 * 1024
 
 MAX_DOTS = 64
-"""The most dots in a line outside its strings: a key of many parts takes memory by the square of their number to read."""
+"""The most dots in a line outside its strings. The memory for parsing a key grows with the square of the number of its parts."""
 
 _APART = re.compile(rb""" "(?:[^"\\\n]|\\.)*"? | '[^'\n]*'? | \#.* """, re.VERBOSE)
-"""Strings and comments, whose dots part no key. An unclosed string ends with its line here, which keeps the search linear."""
+"""Strings and comments, whose dots do not belong to a key. An unclosed string ends with its line, which keeps the search
+linear."""
 
 
 def table_of(root: NodeRoot, path: str) -> dict[str, Any] | None:
-    """What a TOML file holds; None where there is none. Raises NodeFileError for one that cannot be read or is no TOML."""
+    """Read a TOML file; None if it does not exist. Raises NodeFileError if it cannot be read or is not TOML."""
     written = root.read(path, MAX_TOML_BYTES)
     if written is None:
         return None
@@ -125,7 +128,7 @@ def table_of(root: NodeRoot, path: str) -> dict[str, Any] | None:
 
 
 def inner(table: dict[str, Any], path: str, *keys: str) -> dict[str, Any]:
-    """The table under these keys; empty where there is none. Raises NodeFileError where something else stands there."""
+    """Return the table under these keys; empty if there is no value. Raises NodeFileError for any other value."""
     for at, key in enumerate(keys):
         found = table.get(key, {})
         if not isinstance(found, dict):
@@ -135,7 +138,7 @@ def inner(table: dict[str, Any], path: str, *keys: str) -> dict[str, Any]:
 
 
 def switch(table: dict[str, Any], path: str, key: str) -> bool | None:
-    """True or false; None where nothing is said. Raises NodeFileError for anything else."""
+    """Return true or false; None if the key is missing. Raises NodeFileError for any other value."""
     found = table.get(key)
     if found is not None and not isinstance(found, bool):
         raise NodeFileError(f"{path}: {key} is neither true nor false")
@@ -143,7 +146,7 @@ def switch(table: dict[str, Any], path: str, key: str) -> bool | None:
 
 
 def texts(table: dict[str, Any], path: str, key: str) -> tuple[str, ...] | None:
-    """A list of texts; None where there is none. Raises NodeFileError for anything else."""
+    """Return a list of texts; None if the key is missing. Raises NodeFileError for any other value."""
     found = table.get(key)
     if found is None:
         return None
@@ -154,15 +157,15 @@ def texts(table: dict[str, Any], path: str, key: str) -> tuple[str, ...] | None:
 
 STATUS = "/var/lib/dpkg/status"
 
-MAX_RECORD_BYTES = 64 * 1024 * 1024  # ten times what a node with thousands of packages has
+MAX_RECORD_BYTES = 64 * 1024 * 1024  # ten times the size on a node with thousands of packages
 
 _LINE = 64 * 1024
 
 
 def installed(root: NodeRoot, names: Collection[str]) -> Mapping[str, str]:
-    """The versions of those of these packages that are installed; empty where the node's distribution has no dpkg.
+    """Return the versions of the installed packages among `names`; empty if the node's distribution has no dpkg.
 
-    Raises NodeFileError where the record is there and cannot be read whole.
+    Raises NodeFileError if dpkg's status file exists and cannot be read completely.
     """
     found: dict[str, str] = {}
     wanted = {name.encode(): name for name in names}
@@ -175,7 +178,7 @@ def installed(root: NodeRoot, names: Collection[str]) -> Mapping[str, str]:
             line = file.readline(_LINE)
             size += len(line)
             if size > MAX_RECORD_BYTES:
-                raise NodeFileError(f"{STATUS} is longer than the {MAX_RECORD_BYTES} bytes that are read of it")
+                raise NodeFileError(f"{STATUS} is longer than {MAX_RECORD_BYTES} bytes, the most that are read")
             if line.startswith(b"Package:"):
                 name = wanted.get(line[8:].strip(), "")
                 version, there = "", False

@@ -34,5 +34,5 @@ def test_only_the_best_answer_is_one(asked):
     question.check(wire.encode_preferred([question.best]))
     others = [identifier for identifier in question.available if identifier not in question.best]
     for wrong in ((), (*question.best[:3], others[0]), question.best[:3], (*question.best, others[0])):
-        with pytest.raises(MeasurementError, match="not the answer"):
+        with pytest.raises(MeasurementError, match="not the expected answer"):
             question.check(wire.encode_preferred([wrong]))

@@ -142,7 +142,7 @@ def bomb(levels, width):
         (b"kind: !!python/object:os.system x", "has no meaning here"),
         (GOOD.replace("A=1", "A").encode(), "$.devices[0].containerEdits.env[0]"),
         (GOOD.replace("a.com/b", "b").encode(), "$.kind: 'b' is not of the form vendor/class"),
-        (GOOD.replace("0.5.0", "9.5.0").encode(), "$.cdiVersion: '9.5.0' is none of"),
+        (GOOD.replace("0.5.0", "9.5.0").encode(), "$.cdiVersion: '9.5.0' is not one of"),
     ],
     ids=range(24),
 )

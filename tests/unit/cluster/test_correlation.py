@@ -6,8 +6,8 @@ from gpu_plugin.cluster.correlation import (
     BURST,
     COMBINED,
     LONGEST_MESSAGE,
+    MAX_KEPT,
     PER,
-    REMEMBERED,
     SIMILAR,
     SIMILAR_WITHIN,
     Correlator,
@@ -81,9 +81,9 @@ def test_messages_and_names_are_bounded():
 
 def test_what_is_remembered_is_bounded():
     of = correlator()
-    for number in range(3 * REMEMBERED):
+    for number in range(3 * MAX_KEPT):
         of.judge(news(about=Object("Pod", f"p{number}", "ns")), number)
-    assert max(map(len, (of._similar, of._told, of._buckets))) == REMEMBERED
+    assert max(map(len, (of._similar, of._records, of._buckets))) == MAX_KEPT
 
 
 def test_a_bucket_fills_again_and_never_beyond_its_burst():

@@ -187,9 +187,9 @@ async def test_an_answer_that_is_packed_unasked_is_read_all_the_same(server, api
 
 @pytest.mark.parametrize(("packs", "encoding", "says"), [
     (lambda _: gzip.compress(b" " * 5_000_000), "gzip", f"longer than {LONGEST_MESSAGE} bytes"),
-    (lambda content: content, "gzip", "cannot be unpacked"),
+    (lambda content: content, "gzip", "cannot be decompressed"),
     (lambda content: gzip.compress(content)[:-20], "gzip", "not understood"),
-    (lambda content: content, "br", "packed as br, and was asked for as it is"),
+    (lambda content: content, "br", "compressed as br, although the request does not allow"),
 ])  # fmt: skip
 async def test_an_answer_that_cannot_be_unpacked_is_said(server, api, pauses, packs, encoding, says):
     server.packs, server.encoding = packs, encoding
@@ -217,7 +217,7 @@ async def test_what_is_packed_in_several_members_is_read_whole_and_little_at_onc
 
 
 async def test_what_follows_a_member_and_is_none_is_said():
-    with pytest.raises(UnreachableError, match="cannot be unpacked"):
+    with pytest.raises(UnreachableError, match="cannot be decompressed"):
         await answers.body(packed(gzip.compress(b"{}") + b"more", 10_000))
 
 

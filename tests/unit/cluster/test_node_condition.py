@@ -118,7 +118,7 @@ class Written:
 
     def __init__(self, known=None):
         self.times = ConditionClock()
-        self.times.remember(known)
+        self.times.update(known)
         self.now = 0.0
         self.log = []
 

@@ -302,7 +302,7 @@ async def test_a_node_that_is_not_known_tells_nothing_until_it_is(api, kubeconfi
         api.labels = {LABEL: "a100"}
         api.tell("ADDED")
         await told.until("a100")
-    assert caplog.text.count(f"knows no node {NODE}") == 1
+    assert caplog.text.count(f"has no node {NODE}") == 1
 
 
 async def test_a_node_that_is_removed_keeps_its_label_until_it_is_back(api, kubeconfig):
@@ -464,7 +464,7 @@ async def test_each_trouble_is_passed_on_though_it_is_said_once(api, kubeconfig,
             while len(troubles) < reached + 2:
                 await anyio.sleep(0.005)
         tasks.cancel_scope.cancel()
-    assert f"the Kubernetes API knows no node {NODE}" in troubles[0]
+    assert f"the Kubernetes API has no node {NODE}" in troubles[0]
     assert sum("cannot be reached" in record.getMessage() for record in caplog.records) == 1
 
 

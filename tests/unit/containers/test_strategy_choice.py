@@ -43,7 +43,7 @@ def chosen(evidence: NodeEvidence, cdi_dir: str = CDI_DIR) -> tuple[str, str]:
 def test_a_kubelet_and_a_runtime_that_take_cdi_device_names_get_them_and_it_is_said_how_that_is_known():
     assert chosen(GOOD) == (
         "cdi-cri",
-        f"the kubelet's package is of version 1.31.2-1.1, and {CONFIG} is of version 3, which is that of containerd 2",
+        f"the kubelet's package is of version 1.31.2-1.1, and {CONFIG} is of version 3, which exists from containerd 2.0 on",
     )
 
 
@@ -74,7 +74,7 @@ def test_what_could_not_be_looked_at_is_envvar():
             False,
             "/flags sets",
         ),
-        ({"state_file": "/var/lib/kubelet/allocated_pods_state"}, True, "from 1.33 on keep /var/lib/kubelet/alloc"),
+        ({"state_file": "/var/lib/kubelet/allocated_pods_state"}, True, "from 1.33 on have /var/lib/kubelet/alloc"),
         ({"state_file": "/s", "faults": ("config.yaml is no YAML",)}, False, "config.yaml is no YAML"),
         ({"package": "1.30.0", "faults": ("config.yaml is no YAML",)}, False, "config.yaml is no YAML"),
         ({"package": "1.31.0", "faults": ("config.yaml is no YAML",)}, False, "config.yaml is no YAML"),
@@ -139,18 +139,18 @@ def test_the_kubelet(kubelet, takes, said):
             3,
             "",
             False,
-            f"looks for them in /opt ({DROP_IN})",
+            f"reads them from /opt ({DROP_IN})",
         ),
         # Where it looks for specs.
         ((CriSection(CONFIG, spec_dirs=("/etc/cdi", "/run/cdi/")),), 3, "", True, "of version 3"),
-        ((CriSection(CONFIG, spec_dirs=("/etc/cdi",)),), 3, "", False, f"looks for them in /etc/cdi ({CONFIG})"),
-        ((CriSection(CONFIG, enable_cdi=True, spec_dirs=()),), 2, "", False, "looks for them in no directory"),
+        ((CriSection(CONFIG, spec_dirs=("/etc/cdi",)),), 3, "", False, f"reads them from /etc/cdi ({CONFIG})"),
+        ((CriSection(CONFIG, enable_cdi=True, spec_dirs=()),), 2, "", False, "reads them from no directory"),
         (
             (CriSection(CONFIG, spec_dirs=("/opt",)), CriSection(DROP_IN, enable_cdi=True)),
             2,
             "",
             False,
-            f"looks for them in /opt ({CONFIG})",
+            f"reads them from /opt ({CONFIG})",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_before_containerd_2_an_imported_section_loses_the_directories_of_the_on
     evidence = replace(GOOD, containerd=containerd(*sections, version=2))
     assert chosen(evidence, "/opt/cdi") == (
         "envvar",
-        "CDI specs are written to /opt/cdi and the runtime looks for them in /etc/cdi, /var/run/cdi (the default)",
+        "CDI specs are written to /opt/cdi, and the runtime reads them from /etc/cdi, /var/run/cdi (the default)",
     )
 
 
@@ -212,7 +212,7 @@ def test_the_runtime_that_the_kubelet_is_told_of_counts_whatever_else_there_is()
     docker = replace(KUBELET, endpoint="/run/cri-dockerd.sock", endpoint_source=YAML)
     assert chosen(replace(GOOD, kubelet=docker)) == (
         "envvar",
-        f"{YAML} names a container runtime that is not known here: /run/cri-dockerd.sock",
+        f"{YAML} names an unknown container runtime: /run/cri-dockerd.sock",
     )
     assert chosen(replace(GOOD, sockets=()))[1].startswith("no container runtime is found")
 
@@ -225,7 +225,7 @@ def test_a_runtime_that_is_not_judged_leaves_it_unknown_which_one_the_kubelet_us
     )
     assert chosen(replace(GOOD, sockets=(other,))) == (
         "envvar",
-        f"nothing is known here of the container runtime at {other}",
+        f"the container runtime at {other} is unknown",
     )
     told = replace(KUBELET, endpoint=SOCKET, endpoint_source=YAML)
     assert chosen(replace(GOOD, sockets=(SOCKET, other), kubelet=told))[0] == "cdi-cri"
@@ -271,7 +271,7 @@ def test_var_run_is_run(one, other, same):
 def test_specs_that_are_written_elsewhere_must_be_looked_for_there():
     assert chosen(GOOD, "/opt/cdi") == (
         "envvar",
-        "CDI specs are written to /opt/cdi and the runtime looks for them in /etc/cdi, /var/run/cdi (the default)",
+        "CDI specs are written to /opt/cdi, and the runtime reads them from /etc/cdi, /var/run/cdi (the default)",
     )
     placed = containerd(CriSection(CONFIG, spec_dirs=("/opt/cdi",)), version=3)
     assert chosen(replace(GOOD, containerd=placed), "/opt/cdi")[0] == "cdi-cri"

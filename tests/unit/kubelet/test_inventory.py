@@ -872,7 +872,7 @@ def test_a_device_of_another_class_that_containers_get_too_must_be_named_as_well
     channel, gdrcopy = "k8s.device-plugin.nvidia.com/imex-channel=0", "k8s.device-plugin.nvidia.com/gdrcopy=all"
     inventory.cdi_changed(msgspec.structs.replace(gpus, others=frozenset({channel})))
     reasons = {device.reason for device in inventory.store.current.resources[GPU].resource.devices}
-    assert reasons == {f"no CDI specification is written that has {gdrcopy}"}
+    assert reasons == {f"no written CDI specification has {gdrcopy}"}
     inventory.cdi_changed(msgspec.structs.replace(gpus, others=frozenset({channel, gdrcopy})))
     assert told(inventory) == {GPU: ["GPU-a", "GPU-b"]}
 

@@ -52,7 +52,7 @@ def test_what_keeps_a_device_from_containers_is_known_also_where_its_hardware_is
     whys = [
         "",
         "broken",
-        f"no CDI specification is written that has {one.access.cdi_others[0]}",
+        f"no written CDI specification has {one.access.cdi_others[0]}",
         "its daemon is down",
     ]
     for reason in ("", "cordoned"):

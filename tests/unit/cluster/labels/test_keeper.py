@@ -295,7 +295,7 @@ async def test_a_file_in_a_directory_that_is_away_is_told_once_and_removed_by_a_
     for _ in range(2):
         await bench.keep(node_labels="none")
     assert bench.labels.trouble == ""
-    said = f"{bench.features}/gfd: the file of labels that was written there stays"
+    said = f"{bench.features}/gfd: the file of labels cannot be removed"
     assert caplog.text.count(said) == 1
     bench.features.with_name("away").rename(bench.features)
     bench.restarted()
@@ -389,7 +389,7 @@ async def test_a_former_node_that_may_not_be_changed_is_said_once_with_what_to_d
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == says
     for warning in warnings:
-        assert "node node-a: the labels that it was given stay there, since the plugin is on node node-b now" in warning
+        assert "node node-a: the plugin's labels cannot be removed, since the plugin is on node node-b now" in warning
         assert warning.endswith(
             f"no change of node-a; run: kubectl label node node-a {' '.join(f'{key}-' for key in sorted(given))}"
         )

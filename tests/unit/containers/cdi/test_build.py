@@ -118,7 +118,7 @@ def test_what_lacks_its_node_is_left_out_with_a_sentence_and_the_others_stay():
         "its device node /dev/nvidia-caps/nvidia-cap22 does not exist on this node (nvidia-modprobe -f makes it from the "
         "file of the same instance under /proc/driver/nvidia/capabilities)"
     )
-    node = "its device node /dev/nvidia9 does not exist on this node (nvidia-modprobe -c and -u make those of GPUs)"
+    node = "its device node /dev/nvidia9 does not exist on this node (nvidia-modprobe -c and -u make the device nodes of GPUs)"
     unknown = "its minor number is not known: the driver could not describe it"
     assert built.missing == {
         **dict.fromkeys(("MIG-a", "0:0"), capability),
@@ -172,7 +172,7 @@ def test_without_a_device_node_of_a_gpu_or_a_usable_driver_the_trouble_is_named(
     assert built.specs == {}
     assert built.trouble == (
         "no GPU of this node has its device node under /driver-root or /: its device node /dev/nvidia0 does not exist on "
-        "this node (nvidia-modprobe -c and -u make those of GPUs)"
+        "this node (nvidia-modprobe -c and -u make the device nodes of GPUs)"
     )
     broken = DriverFiles(fault="no libcuda")
     assert build(gpus, host, broken, CdiOptions()).trouble == "no libcuda"

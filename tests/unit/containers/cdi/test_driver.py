@@ -131,7 +131,7 @@ def test_other_files_are_given_unless_containers_must_not_have_them():
         ("/run/udev", "/run/udev", driver.STORAGE),
     ]
     assert files.complaints == (
-        "/usr/bin/nvidia-smi in the driver root /d is left out: it is a link that leads nowhere",
+        "/usr/bin/nvidia-smi in the driver root /d is left out: it is a broken link",
         f"/usr/bin/nvidia-debugdump in the driver root /d is left out: {unsafe}",
         f"/run/nvidia-persistenced/socket in the driver root /d is left out: {unsafe}",
         f"/etc/cufile.json in the driver root /d is left out: {unsafe}",

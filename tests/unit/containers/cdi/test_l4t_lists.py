@@ -34,9 +34,9 @@ lib, /a/path,with,commas
     ("line", "why"),
     [
         ("dev", "'dev' is not of the form `kind, path`"),
-        (",", "'' is none of dev, lib, dir, sym"),
-        ("file, /a", "'file' is none of dev, lib, dir, sym"),
-        ("DEV, /a", "'DEV' is none of dev, lib, dir, sym"),
+        (",", "'' is not one of dev, lib, dir, sym"),
+        ("file, /a", "'file' is not one of dev, lib, dir, sym"),
+        ("DEV, /a", "'DEV' is not one of dev, lib, dir, sym"),
         ("dev,", "no absolute path"),
         ("lib, usr/lib/a.so", "no absolute path"),
         ("lib, /a\x1bb", "no absolute path of printable characters"),
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_told_of_the_first_lines_and_counted_of_the_others():
     assert complaints[19].startswith(f"{NAME}:21 ")
     assert complaints[20:] == (
         f"{NAME}: 10 more lines are left out",
-        f"{NAME} has 10,001 lines, of which those behind the first 10,000 are left out",
+        f"{NAME} has 10,001 lines; the lines after the first 10,000 are left out",
     )
     lines, complaints = parse(NAME, "\n".join([*rows[-MAX_LINES:], ""]).encode())
     assert (lines, len(complaints)) == ((Line(Entry.LIBRARY, "/b"),), 21)

@@ -42,7 +42,10 @@ def test_a_document_has_the_lowest_version_that_may_say_it(made, version):
         assert list(spec.faults(spec.from_plain(plain(made) | {"cdiVersion": f"v{higher}"}))) == []
     for lower in spec.VERSIONS[:at]:
         (fault,) = spec.faults(spec.from_plain(plain(made) | {"cdiVersion": lower}))
-        assert fault == f"$.cdiVersion: {lower} does not know everything in this document: it takes {version} or later"
+        assert (
+            fault
+            == f"$.cdiVersion: {lower} is too low for the content of this document, which needs {version} or later"
+        )
 
 
 def plain(made: Spec) -> dict[str, Any]:
@@ -70,8 +73,8 @@ def test_what_is_left_out_has_its_default_and_is_not_written():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"cdiVersion": "0.2.0"}, "'0.2.0' is none of 0.3.0, 0.4.0,"),
-        ({"cdiVersion": "vv1.0.0"}, "'vv1.0.0' is none of"),
+        ({"cdiVersion": "0.2.0"}, "'0.2.0' is not one of 0.3.0, 0.4.0,"),
+        ({"cdiVersion": "vv1.0.0"}, "'vv1.0.0' is not one of"),
         ({"kind": "vendor"}, "$.kind: 'vendor' is not of the form vendor/class"),
         ({"kind": "vendor.com/class\n"}, "$.kind:"),
         ({"kind": "vendor./class"}, "$.kind:"),

@@ -150,7 +150,7 @@ def test_what_is_not_there_is_left_out_and_counted():
     )
     wrong, left_out = tegra_specs(files, CdiOptions()).complaints
     assert wrong == "a line is wrong"
-    assert left_out.startswith("4 of 13 paths in the lists of Linux for Tegra are left out, as they are not there")
+    assert left_out.startswith("4 of 13 paths in the lists of Linux for Tegra are left out, since they do not exist")
     assert left_out.endswith(": /usr/lib/absent.so, /usr/lib/file, /usr/lib/socket, ...")
     assert spec_of(files) == spec_of()
     assert tegra_specs(FILES, CdiOptions()).complaints == ()
@@ -165,7 +165,7 @@ def test_a_file_named_as_a_library_that_is_none_keeps_its_path_alone():
     files = with_(entry(Entry.LIBRARY, f"{NVIDIA}/libscript.so", fault="it is not an ELF file (x)"))
     built = tegra_specs(files, CdiOptions())
     assert built.complaints == (
-        f"{NVIDIA}/libscript.so is given to containers only at that path: it is not an ELF file (x)",
+        f"{NVIDIA}/libscript.so is mounted in containers only at that path: it is not an ELF file (x)",
     )
     assert [path for path in mounted(spec_of(files)) if "libscript" in path] == [f"{NVIDIA}/libscript.so"]
 

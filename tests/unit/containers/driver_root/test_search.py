@@ -441,9 +441,11 @@ def test_another_driver_version_has_it_searched_again(root, search):
     root.driver("usr/lib64")
     root.driver("usr/lib64", "535.1.1")
     complaint = f"the driver root {HOST} has libraries of 535.1.1, {VERSION}; containers get "
-    assert search.files("535.1.1").complaints == (f"{complaint}535.1.1, which is the one that runs",)
+    assert search.files("535.1.1").complaints == (f"{complaint}535.1.1, the version that the kernel runs",)
     files = search.files("")
-    assert files.complaints == (f"{complaint}{VERSION}, the newest: which one runs is not known",)
+    assert files.complaints == (
+        f"{complaint}{VERSION}, the newest, since the version that the kernel runs is not known",
+    )
     assert bound(files) == all_of("/usr/lib64")
     assert search.searches == 2
 
@@ -468,7 +470,7 @@ def test_a_kernel_and_libraries_of_different_versions(root, search):
     files = search.files("570.1.1")
     assert files.libraries == ()
     assert files.fault == (
-        f"the driver that runs is 570.1.1 and the driver root {HOST} has libraries of {VERSION}: reload the driver, or "
+        f"the kernel runs driver 570.1.1, and the driver root {HOST} has libraries of {VERSION}: reload the driver, or "
         "install its libraries"
     )
 
@@ -494,9 +496,9 @@ def spoil(root: Root, name: str, how: str) -> None:
 
 
 WHY = {
-    "dangling": "it is a link that leads nowhere",
-    "circle": "it is a link that leads nowhere",
-    "outside": "it is a link that leads nowhere",
+    "dangling": "it is a broken link",
+    "circle": "it is a broken link",
+    "outside": "it is a broken link",
     "text": "it is not an ELF file (Magic number does not match)",
     "empty": "it is not an ELF file (Magic number does not match)",
     "fifo": "it is a FIFO, but only a regular file may be there",
@@ -530,7 +532,7 @@ def test_without_a_usable_libcuda_no_container_could_use_a_gpu(root, search, how
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda root: None, "there is none"),
+        (lambda root: None, "there is no such file"),
         (lambda root: root.library(f"usr/lib64/libcuda.so.{VERSION}", ""), "its SONAME is not libcuda.so.1"),
         (lambda root: root.library(f"usr/lib64/libcuda.so.{VERSION}", "libother.so"), "its SONAME is not libcuda.so.1"),
     ],

@@ -184,7 +184,7 @@ def test_lists_that_are_no_lists_are_said(root, nodes):
     assert files.complaints == (
         f"/{DIRECTORY}/devices.csv is left out: it is a FIFO, but only a regular file may be there",
         f"/{DIRECTORY}/drivers.csv:1 is left out: 'junk' is not of the form `kind, path`",
-        f"/{DIRECTORY}/l4t.csv is left out: it is a link that leads nowhere",
+        f"/{DIRECTORY}/l4t.csv is left out: it is a broken link",
     )
     assert list(found_of(files)) == ["/etc/hostname"]
 

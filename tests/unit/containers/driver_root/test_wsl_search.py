@@ -100,8 +100,8 @@ def test_libraries_and_data_that_newer_drivers_bring_go_along(root):
 @pytest.mark.parametrize(
     ("in_use", "newest", "expected", "why"),
     [
-        (b"old", NEW, OLD, "whose libcuda_loader.so is the one in /usr/lib/wsl/lib"),
-        (b"new", OLD, NEW, "whose libcuda_loader.so is the one in /usr/lib/wsl/lib"),
+        (b"old", NEW, OLD, "since its libcuda_loader.so is also in /usr/lib/wsl/lib"),
+        (b"new", OLD, NEW, "since its libcuda_loader.so is also in /usr/lib/wsl/lib"),
         (b"any", NEW, NEW, "which was written last"),
         (b"any", OLD, OLD, "which was written last"),
         (None, OLD, OLD, "which was written last"),
@@ -159,7 +159,7 @@ def test_links_are_followed_within_the_root_and_never_out_of_it(tmp_path, root):
     (root / STORE / NEW / "libnvdangling.so").symlink_to("nowhere")
     found = search(root).files()
     faults = {each.seen.path.rpartition("/")[2]: each.fault for each in found.libraries if each.fault}
-    assert faults == dict.fromkeys(["libnvdangling.so", "libnvoutside.so"], "it is a link that leads nowhere")
+    assert faults == dict.fromkeys(["libnvdangling.so", "libnvoutside.so"], "it is a broken link")
     inside = mounts(found)
     assert inside[f"/{STORE}/{NEW}/libnvinside.so"] == "/host/opt/libnvinside.so.7"
     assert inside["/usr/lib64/libnvinside.so"] == "/host/opt/libnvinside.so.7"

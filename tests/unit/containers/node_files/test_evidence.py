@@ -72,9 +72,9 @@ def test_the_last_package_needs_no_blank_line_and_its_fields_no_order(node):
 def test_a_record_of_packages_that_is_too_long_is_said(node, seen, monkeypatch):
     monkeypatch.setattr(root, "MAX_RECORD_BYTES", 100)
     node.package(*[("a", "install ok installed", "1")] * 10)
-    with pytest.raises(NodeFileError, match="is longer than the 100 bytes"):
+    with pytest.raises(NodeFileError, match="is longer than 100 bytes"):
         installed(NodeRoot(node.root), ("a",))
-    assert seen().trouble == "/var/lib/dpkg/status is longer than the 100 bytes that are read of it"
+    assert seen().trouble == "/var/lib/dpkg/status is longer than 100 bytes, the most that are read"
 
 
 # The kubelet
@@ -304,7 +304,7 @@ def test_k0s_microk8s_and_talos_keep_files_of_their_own(node, seen, runtime, fil
             "cdi_spec_dirs is not a list of strings",
         ),
         ("imports = [1]", "imports is not a list of strings"),
-        ('imports = ["/etc/*/a.toml"]', "is a pattern of directories"),
+        ('imports = ["/etc/*/a.toml"]', "has wildcards in its directory"),
         ("disabled_plugins = 1", "disabled_plugins is not a list of strings"),
     ],
 )
@@ -347,8 +347,8 @@ def test_crio_s_version_is_taken_from_its_package_else(node, seen):
 @pytest.mark.parametrize(
     ("path", "content", "said"),
     [
-        ("/run/crio/version", "{", "/run/crio/version holds no version of CRI-O"),
-        ("/run/crio/version", "1", "holds no version"),
+        ("/run/crio/version", "{", "/run/crio/version does not have CRI-O's version"),
+        ("/run/crio/version", "1", "does not have CRI-O's version"),
         ("/run/crio/version", '"' + "1" * 5000 + '"', "is larger than"),
         ("/etc/crio/crio.conf", "[", "/etc/crio/crio.conf is not valid TOML"),
         ("/etc/crio/crio.conf", "crio = 1", "crio is not a table"),
