@@ -1,4 +1,4 @@
-"""What the daemon does, without a GPU or a cluster: the stand-in kubelet, and a demonstration of a few seconds.
+"""A stand-in kubelet, and a demonstration of the daemon that needs no GPU and no cluster and takes a few seconds.
 
-`python -m demo` plays the demonstration. Tests and benchmarks use the stand-in kubelet.
+`python -m demo` runs the demonstration. Tests and benchmarks use the stand-in kubelet.
 """

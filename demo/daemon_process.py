@@ -1,4 +1,4 @@
-"""The real daemon as a child process, with its log read as it comes."""
+"""Run the real daemon as a child process and read its log."""
 
 import asyncio
 import collections
@@ -15,7 +15,12 @@ LOG_TAIL = 15
 
 
 class DaemonProcess:
-    """The daemon as a child process. Its log lines are taken in as they come, and `wake` is called for each."""
+    """The daemon as a child process. Calls `wake` after each log line and when the process has ended.
+
+    Attributes:
+        messages: the message of each log record, in order.
+        tail: the last LOG_TAIL lines of the output, which need not be log records.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, wake: Callable[[], None]) -> None:
         self.messages: list[str] = []
@@ -26,7 +31,7 @@ class DaemonProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is over and its whole log read."""
+        """Whether the process has ended and its whole log has been read."""
         return self._reader.done()
 
     async def _read(self) -> None:
@@ -34,14 +39,14 @@ class DaemonProcess:
         async for raw in self.process.stdout:
             line = raw.decode(errors="replace").rstrip()
             self.tail.append(line)
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that is no log record has no message
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # the line is not a log record
                 self.messages.append(str(json.loads(line)["message"]))
             self._wake()
         await self.process.wait()
         asyncio.get_running_loop().call_soon(self._wake)
 
     async def end(self) -> None:
-        """Makes sure that the process is over: in order if it still can, else killed."""
+        """Terminate the process and wait until it has ended. Kill it after EXIT_SECONDS."""
         if self.process.returncode is None:
             self.process.terminate()
         try:
@@ -54,12 +59,11 @@ class DaemonProcess:
 
 @contextlib.asynccontextmanager
 async def daemon_process(flags: Mapping[str, object], wake: Callable[[], None]) -> AsyncIterator[DaemonProcess]:
-    """Runs `gpu-plugin run` with `flags` (without their dashes) for as long as the context lasts, logging as JSON."""
+    """Run `gpu-plugin run` with `flags` (names without dashes) until the context ends. The log is JSON."""
     arguments = {**flags, "log-format": "json"}
     given = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
-    ours = {
-        name for option in OPTIONS for name in option.envs
-    }  # what configures a daemon elsewhere is not for this one
+    # Variables that configure another daemon must not configure this daemon.
+    ours = {name for option in OPTIONS for name in option.envs}
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gpu_plugin", "run", *given),

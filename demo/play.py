@@ -1,7 +1,7 @@
-"""The demo: a day in the life of the daemon on a simulated 8-GPU node, in a few seconds.
+"""Run the demo: typical events on a simulated 8-GPU node, in a few seconds.
 
-The daemon is the real one, in a process of its own; the node under it is simulated and the kubelet over it is the
-stand-in. A step that does not happen ends the demo.
+The daemon is real and runs in its own process. The node is simulated, and the kubelet is the stand-in. The demo ends at the
+first step that fails.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ GENERATION: Final = "1.36"
 NUMA_POLICY: Final = "best-effort"
 
 LONGEST_TEMPORARY = 50
-"""Characters of the temporary directory's parent that leave room for socket names: a socket's path has 107 bytes."""
+"""Longest path, in characters, of the temporary directory's parent: a socket's path has at most 107 bytes."""
 
 
 async def play(out: TextIO) -> int:
-    """Plays the demo onto `out`. Returns the exit status: 0 when every step happened and no rule was broken."""
+    """Run the demo and print to `out`. Return the exit status: 0 if every step happened and no rule was broken, else 1."""
     timeline, profile = scenario.Timeline(out), load(PROFILE)
     parent = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(prefix="gpd-", dir=parent if len(parent) <= LONGEST_TEMPORARY else "/tmp") as made:  # noqa: S108
@@ -37,20 +37,20 @@ async def play(out: TextIO) -> int:
             "health-poll-interval": scenario.HEALTH_POLL,
             "temperature-recovery": scenario.TEMPERATURE_RECOVERY,
         }
-        timeline.say(
-            "The real gpu-plugin daemon, in a process of its own, on a simulated node under a stand-in kubelet."
+        timeline.write(
+            "The real gpu-plugin daemon runs in its own process, on a simulated node under a stand-in kubelet."
         )
         models = " and ".join(sorted({gpu.name for gpu in profile.gpus}))
         nodes = len({gpu.numa_node for gpu in profile.gpus})
-        timeline.say(
+        timeline.write(
             f"Node {profile.name}: {len(profile.gpus)} x {models} on {nodes} NUMA nodes. "
-            f"The kubelet has the rules of {GENERATION}, NUMA policy {NUMA_POLICY}."
+            f"The kubelet follows the rules of {GENERATION}, with NUMA policy {NUMA_POLICY}."
         )
-        timeline.say(
-            f"Simulated: the driver and the kubelet. Real: the daemon, its sockets in {directory}, every number."
+        timeline.write(
+            f"Simulated: the driver and the kubelet. Real: the daemon, its sockets in {directory}, and every number."
         )
-        timeline.say()
-        timeline.say("    at         took  what", scenario.DIM)
+        timeline.write()
+        timeline.write("    at         took  event", scenario.DIM)
         async with StandInKubelet(directory, generation=GENERATION, numa_policy=NUMA_POLICY) as kubelet:
             started = time.perf_counter()
             async with daemon_process(flags, kubelet.wake) as daemon:
@@ -59,12 +59,12 @@ async def play(out: TextIO) -> int:
                     kubelet.check()
                 except (scenario.StepFailedError, AssertionError) as error:
                     await daemon.end()
-                    timeline.say(f"FAILED after {timeline.elapsed:.2f} s: {error}", scenario.BAD)
-                    timeline.say(f"The last {len(daemon.tail)} lines of the daemon's log:")
-                    timeline.say("\n".join(daemon.tail) or "(none)")
+                    timeline.write(f"FAILED after {timeline.elapsed:.2f} s: {error}", scenario.BAD)
+                    timeline.write(f"The last {len(daemon.tail)} lines of the daemon's log:")
+                    timeline.write("\n".join(daemon.tail) or "(none)")
                     return 1
-        timeline.say()
-        timeline.say(
+        timeline.write()
+        timeline.write(
             f"All {timeline.steps} steps happened, in {timeline.elapsed:.1f} s. Breaches of the kubelet's contract: "
             f"{len(kubelet.violations)}.",
             scenario.GOOD,
@@ -73,11 +73,11 @@ async def play(out: TextIO) -> int:
 
 
 def run(out: TextIO) -> int:
-    """`play` on an event loop of its own; on SIGTERM the daemon is ended, too, and the status is 143."""
-    return asyncio.run(_until_told(out))
+    """Run `play` on a new event loop and return its exit status. On SIGTERM, end the daemon too and return 143."""
+    return asyncio.run(_play_until_sigterm(out))
 
 
-async def _until_told(out: TextIO) -> int:
+async def _play_until_sigterm(out: TextIO) -> int:
     playing = asyncio.create_task(play(out))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
     await asyncio.wait([playing])

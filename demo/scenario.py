@@ -1,4 +1,4 @@
-"""What happens in the demo, and how it is printed. Every number shown was measured and every outcome received."""
+"""The steps of the demo and the lines it prints. Every number is measured, and every result is received from the daemon."""
 
 import asyncio
 import os
@@ -27,27 +27,27 @@ HEALTH_POLL = "200ms"
 TEMPERATURE_RECOVERY = "1s"
 
 STEP_SECONDS = 8.0
-"""Longest wait for one thing to happen: several times what a busy machine needs."""
+"""Longest wait for one event: several times as long as a busy machine needs."""
 
 KUBELET_AWAY = 0.5
-"""Seconds between the death of a kubelet and the next one."""
+"""Seconds between the kill of the kubelet and its next start."""
 
 _APPLICATION_XID = 31  # MMU fault: an application's own error
 _FATAL_XID = 79  # the GPU has fallen off the bus
 _TOO_HOT = 96  # °C
 _COOL = 40  # °C
-_UNFIT = "is Unhealthy: "  # in the log
+_UNHEALTHY = "is Unhealthy: "  # part of the daemon's log message
 
 
 BAD = "31;1"
 GOOD = "32;1"
 DIM = "2"
 BOLD = "1"
-"""Colours, as ANSI's select graphic rendition takes them."""
+"""Colours: parameters of the ANSI escape sequence "select graphic rendition"."""
 
 
 class Timeline:
-    """One line for each thing that happened: when, how long it took, what. Colours on a terminal only."""
+    """Prints a line for each event: its time, its duration and its description. Uses colours only on a terminal."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -57,33 +57,33 @@ class Timeline:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since this timeline was created."""
         return time.perf_counter() - self._begun
 
-    def say(self, text: str = "", colour: str = "") -> None:
-        """Prints lines as they are."""
+    def write(self, text: str = "", colour: str = "") -> None:
+        """Print `text` and a newline."""
         self._out.write(self._paint(text, colour) + "\n")
         self._out.flush()
 
     def step(self, what: str, text: str, took: float | None = None, colour: str = "") -> None:
-        """Prints what just happened; `took` in seconds."""
+        """Print an event that just happened: its name `what`, its description `text`, and its duration `took` in seconds."""
         self.steps += 1
         duration = "" if took is None else milliseconds(took)
         first, *more = text.split("\n")
-        self.say(f"{self.elapsed:6.2f} s {duration:>9}  {self._paint(f'{what:<12}', colour or BOLD)} {first}")
+        self.write(f"{self.elapsed:6.2f} s {duration:>9}  {self._paint(f'{what:<12}', colour or BOLD)} {first}")
         for line in more:
-            self.say(f"{'':33}{line}")
+            self.write(f"{'':33}{line}")
 
     def _paint(self, text: str, colour: str) -> str:
         return f"\x1b[{colour}m{text}\x1b[0m" if self._colours and colour else text
 
 
 class StepFailedError(Exception):
-    """Something the demo promises did not happen; the text says what."""
+    """A step of the demo failed. The text names the expected result and the actual result."""
 
 
 class Scenario:
-    """The steps, in order; each one prints what it saw or raises StepFailedError."""
+    """The steps of the demo, in order. Each step prints its result or raises StepFailedError."""
 
     def __init__(
         self, timeline: Timeline, kubelet: StandInKubelet, daemon: DaemonProcess, profile: Profile, state: Path
@@ -96,7 +96,7 @@ class Scenario:
         self._index = {gpu.uuid: index for index, gpu in enumerate(self._profile.gpus)}
 
     async def play(self, started: float) -> None:
-        """Plays the whole scenario; `started` is time.perf_counter() at the daemon's start."""
+        """Run all steps. `started` is time.perf_counter() at the daemon's start."""
         await self._register(started)
         for name, count in (("notebook", 1), ("finetune", 2), ("train", 4)):
             await self._admit(name, count)
@@ -121,14 +121,14 @@ class Scenario:
         assert opened
         self._timeline.step(
             "register",
-            f"{RESOURCE} by process {register.pid}, timed from its start\n"
-            f"the kubelet dialled back and answered in {milliseconds(answered.at - register.at)}",
+            f"process {register.pid} registered {RESOURCE}; the time counts from the process's start\n"
+            f"the kubelet connected to the plugin and answered in {milliseconds(answered.at - register.at)}",
             register.at - started,
         )
         state = self._kubelet.resources[RESOURCE]
         want = {gpu.uuid: (gpu.numa_node,) for gpu in self._profile.gpus}
         if state.numa != want:
-            raise StepFailedError(f"the list should name {want}, it names {state.numa}")
+            raise StepFailedError(f"the list should contain {want}, but it contains {state.numa}")
         nodes = sorted({node for numa in want.values() for node in numa})
         places = ", ".join(f"NUMA node {n}: {self._name(u for u, numa in want.items() if n in numa)}" for n in nodes)
         self._timeline.step(
@@ -140,8 +140,10 @@ class Scenario:
         given = admission.only
         visible = given.response.envs.get("NVIDIA_VISIBLE_DEVICES", "")
         if set(visible.split(",")) != set(given.ids):
-            raise StepFailedError(f"the container of {name} sees GPUs {list(given.ids)}: it is told {visible!r}")
-        shown = f"={visible}" if count == 1 else f" names the {count}"
+            raise StepFailedError(
+                f"the container of {name} should get NVIDIA_VISIBLE_DEVICES with {list(given.ids)}, but it is {visible!r}"
+            )
+        shown = f"={visible}" if count == 1 else f" lists the {count} GPUs"
         self._timeline.step(
             f"pod of {count}",
             f"{name} gets {self._name(given.ids)}: {self._place(given.ids)}\n{self._reason(given)}\n"
@@ -159,21 +161,23 @@ class Scenario:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
         took = time.perf_counter() - begun
         if process.returncode:
-            raise StepFailedError(f"`gpu-plugin {' '.join(command)}` works: it says {said.decode().strip()!r}")
+            raise StepFailedError(
+                f"`gpu-plugin {' '.join(command)}` failed with status {process.returncode}: {output.decode().strip()!r}"
+            )
         uuid = self._profile.gpus[gpu].uuid
-        heard = await self._until(
+        message = await self._until(
             lambda: next((m for m in self._daemon.messages if uuid in m and f"Xid {_APPLICATION_XID}" in m), ""),
-            f"the daemon says that it counted Xid {_APPLICATION_XID}",
+            f"the daemon logs that it counted Xid {_APPLICATION_XID}",
         )
         if self._event(EventKind.LIST, mark):
-            raise StepFailedError(f"Xid {_APPLICATION_XID} changes nothing: a list was sent")
+            raise StepFailedError(f"Xid {_APPLICATION_XID} should change nothing, but the daemon sent a list")
         self._timeline.step(
             f"Xid {_APPLICATION_XID}",
-            f"`gpu-plugin fault --gpu {gpu} --xid {_APPLICATION_XID}` changes nothing: no list was sent\n"
-            f"the daemon says: {self._short(heard)}\nthe time is the whole command's, Python's start included",
+            f"`gpu-plugin fault --gpu {gpu} --xid {_APPLICATION_XID}` changes nothing: the daemon sent no list\n"
+            f"the daemon logs: {self._shorten(message)}\nthe time is that of the whole command, including Python's start",
             took,
         )
 
@@ -181,8 +185,8 @@ class Scenario:
         event, took = await self._fault(gpu, "Unhealthy", xid=_FATAL_XID)
         self._timeline.step(
             f"Xid {_FATAL_XID}",
-            f"GPU {gpu} Unhealthy at the kubelet, the other {len(self._profile.gpus) - len(event.changed)} as before; "
-            f"timed from telling the daemon\nthe daemon says: {await self._said(gpu)}\n{self._status(gpu)}",
+            f"GPU {gpu} is Unhealthy at the kubelet, the other {len(self._profile.gpus) - len(event.changed)} are unchanged; "
+            f"the time counts from the fault\nthe daemon logs: {await self._unhealthy_message(gpu)}\n{self._status(gpu)}",
             took,
             BAD,
         )
@@ -192,16 +196,16 @@ class Scenario:
         event, took = await self._fault(gpu, "Unhealthy", temperature=_TOO_HOT)
         self._timeline.step(
             "overheated",
-            f"GPU {gpu} at {_TOO_HOT} °C, which shuts down at {limit} °C: Unhealthy, the other "
-            f"{len(self._profile.gpus) - len(event.changed)} as before\n"
-            f"the daemon looks every {HEALTH_POLL}, and says: {await self._said(gpu)}",
+            f"GPU {gpu} has {_TOO_HOT} °C (it shuts down at {limit} °C) and is Unhealthy, the other "
+            f"{len(self._profile.gpus) - len(event.changed)} are unchanged\n"
+            f"the daemon reads the temperature every {HEALTH_POLL}; it logs: {await self._unhealthy_message(gpu)}",
             took,
             BAD,
         )
         _, took = await self._fault(gpu, "Healthy", temperature=_COOL)
         self._timeline.step(
             "cooled down",
-            f"GPU {gpu} at {_COOL} °C: Healthy again, which takes {TEMPERATURE_RECOVERY} of staying cool",
+            f"GPU {gpu} has {_COOL} °C and is Healthy again, after it stayed cool for {TEMPERATURE_RECOVERY}",
             took,
             GOOD,
         )
@@ -211,8 +215,8 @@ class Scenario:
         state = self._kubelet.resources[RESOURCE]
         self._timeline.step(
             "repaired",
-            f"GPU {gpu} was reset and its driver rebound: Healthy again, {state.allocatable} of {state.capacity} allocatable\n"
-            f"{self._status(gpu)}",
+            f"GPU {gpu} was reset and its driver bound again; the GPU is Healthy again, "
+            f"{state.allocatable} of {state.capacity} are allocatable\n{self._status(gpu)}",
             took,
             GOOD,
         )
@@ -229,13 +233,15 @@ class Scenario:
         for name, gpus in held.items():
             again = await self._admitted(name, len(gpus))
             if self._gpus(again.ids) != gpus or not state.healthy.issuperset(again.ids):
-                raise StepFailedError(f"pod {name} keeps GPUs {gpus} over the kubelet's restart: {again.ids} now")
+                raise StepFailedError(
+                    f"pod {name} should keep GPUs {gpus} over the kubelet's restart, but it has {again.ids} now"
+                )
         pods = ", ".join(f"{name} {self._name(self._kubelet.pods[name].ids(RESOURCE))}" for name in held)
         self._timeline.step(
             "kubelet",
-            f"killed, and back; timed from the new kubelet.sock to the list, Register came after "
+            f"was killed and started again; the time is from the new kubelet.sock to the list, Register came after "
             f"{milliseconds(register.at - begun.at)}\n"
-            f"{state.allocatable} of {state.capacity} Healthy; pods keep what they hold: {pods}",
+            f"{state.allocatable} of {state.capacity} are Healthy; pods keep their GPUs: {pods}",
             listed.at - begun.at,
         )
 
@@ -252,38 +258,46 @@ class Scenario:
         )
         if (ended.text, self._daemon.process.returncode, left) != ("OK", 0, []):
             raise StepFailedError(
-                "on SIGTERM the stream ends with OK, the process with status 0, and no socket stays: stream "
-                f"{ended.text}, status {self._daemon.process.returncode}, sockets {left}"
+                "on SIGTERM the stream should end with OK and the process with status 0, and no socket should remain, but "
+                f"the stream ended with {ended.text}, the status is {self._daemon.process.returncode}, and the remaining "
+                f"sockets are {left}"
             )
         self._timeline.step(
             "SIGTERM",
-            f"the stream ended with {ended.text} after {milliseconds(ended.at - begun)}; exit status "
-            f"{self._daemon.process.returncode}, socket removed",
+            f"the stream ended with {ended.text} after {milliseconds(ended.at - begun)}; the exit status is "
+            f"{self._daemon.process.returncode}, and the daemon removed its socket",
             took,
         )
 
-    # What steps share
+    # Helpers of several steps
 
     async def _fault(self, gpu: int, health: str, **fault: object) -> tuple[Event, float]:
-        """Tells the daemon, as `gpu-plugin fault` does; gives the list that shows `health` and its seconds from then."""
+        """Send a fault to the daemon as `gpu-plugin fault` does. Wait for the next list, which must show only `health`.
+
+        Return the list's event and the seconds from the request to the list.
+        """
         mark = len(self._kubelet.events)
         uuid = self._profile.gpus[gpu].uuid
-        told = time.perf_counter()
+        sent = time.perf_counter()
         try:
             await asyncio.to_thread(control.request, self._state, "fault", gpu=gpu, **fault)
         except control.ControlError as error:
-            raise StepFailedError(f"the daemon takes the fault {fault} of GPU {gpu}: {error}") from error
+            raise StepFailedError(f"the daemon did not accept the fault {fault} of GPU {gpu}: {error}") from error
         event = await self._until(lambda: self._event(EventKind.LIST, mark), f"GPU {gpu} becomes {health} on {fault}")
         if event.changed != {uuid: health}:
-            raise StepFailedError(f"{fault} makes GPU {gpu} {health} and no other: the list changed {event.changed}")
-        return event, event.at - told
+            raise StepFailedError(
+                f"{fault} should make only GPU {gpu} {health}, but the list changed these devices: {event.changed}"
+            )
+        return event, event.at - sent
 
     async def _admitted(self, name: str, count: int) -> Admission:
         try:
             async with asyncio.timeout(STEP_SECONDS):
                 return await self._kubelet.admit(name, {RESOURCE: count})
         except (AdmissionError, TimeoutError) as error:
-            raise StepFailedError(f"pod {name} with {count} GPUs is admitted: {error or 'no answer'}") from error
+            raise StepFailedError(
+                f"pod {name} with {count} GPUs was not admitted: {error or 'the daemon did not answer'}"
+            ) from error
 
     async def _until(self, predicate: Callable[[], T | None], what: str) -> T:
         try:
@@ -292,7 +306,9 @@ class Scenario:
             raise StepFailedError(str(error)) from None
         found = predicate()
         if not found:
-            raise StepFailedError(f"{what}: the daemon ended instead, with status {self._daemon.process.returncode}")
+            raise StepFailedError(
+                f"did not happen: {what}. The daemon ended instead, with status {self._daemon.process.returncode}"
+            )
         return found
 
     def _event(self, kind: EventKind, mark: int = 0) -> Event | None:
@@ -311,9 +327,12 @@ class Scenario:
     def _reason(self, given: Allocation) -> str:
         nodes = "none" if given.numa_nodes is None else f"node {', '.join(map(str, sorted(given.numa_nodes)))}"
         if given.ask is None:
-            return f"NUMA hint: {nodes}, with just as many free, so the kubelet took them without asking the daemon"
+            return (
+                f"NUMA hint: {nodes}, with exactly as many free GPUs; the kubelet chose them without asking the daemon"
+            )
         preferred = self._name(given.preferred) if given.preferred else "none"
-        return f"NUMA hint: {nodes}; on offer: {self._name(given.ask.available_device_ids)}; the daemon preferred {preferred}"
+        offered = self._name(given.ask.available_device_ids)
+        return f"NUMA hint: {nodes}; the kubelet offered {offered}; the daemon preferred {preferred}"
 
     def _place(self, ids: Iterable[str]) -> str:
         gpus = self._gpus(ids)
@@ -328,16 +347,16 @@ class Scenario:
             return f"{place}, {count} NVLinks each into the same NVSwitches"
         return place
 
-    async def _said(self, gpu: int) -> str:
-        """The line by which the daemon said first why a GPU became unfit: what follows from the fault is told after it."""
+    async def _unhealthy_message(self, gpu: int) -> str:
+        """Return the first log message with the reason why a GPU is Unhealthy. Later messages report consequences."""
         uuid = self._profile.gpus[gpu].uuid
-        said = await self._until(
-            lambda: next((each for each in self._daemon.messages if uuid in each and _UNFIT in each), None),
-            f"the daemon says of GPU {gpu} that it {_UNFIT}",
+        message = await self._until(
+            lambda: next((each for each in self._daemon.messages if uuid in each and _UNHEALTHY in each), None),
+            f"the daemon logs why GPU {gpu} is Unhealthy",
         )
-        return self._short(said)
+        return self._shorten(message)
 
-    def _short(self, message: str) -> str:
+    def _shorten(self, message: str) -> str:
         for uuid, index in self._index.items():
             message = message.replace(f", {uuid})", ")").replace(uuid, str(index))
         return message
@@ -349,10 +368,10 @@ class Scenario:
             if uuid in health:
                 each = ", ".join(f"GPU {self._index[identifier]} {health[identifier]}" for identifier in health)
                 return f"status of pod {name}: {each}"
-        return "no pod holds it"
+        return "no pod holds this GPU"
 
 
 def milliseconds(seconds: float) -> str:
-    """A duration for people: three digits or so."""
+    """Return a duration as text in milliseconds, with about three digits."""
     value = seconds * 1000
     return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"

@@ -1,8 +1,9 @@
-"""A stand-in for the kubelet's device manager, strict about every rule of its contract with device plugins.
+"""A stand-in for the kubelet's device manager. It checks every rule of the contract between the kubelet and device plugins.
 
-It serves Registration on kubelet.sock, dials plugins back, keeps their lists, admits pods through GetPreferredAllocation,
-Allocate and PreStartContainer, tells through PodResources who holds what, restarts, drops streams, panics where a real one
-may, and writes down every breach. Tests and the demo run the real plugin under it.
+It serves Registration on kubelet.sock, connects to plugins, stores their lists, admits pods through GetPreferredAllocation,
+Allocate and PreStartContainer, and reports through PodResources which pods hold which devices. It also restarts, drops
+streams, panics where a real kubelet may panic, and records every breach of the contract. Tests and the demo run the real
+plugin under it.
 """
 
 from demo.stand_in_kubelet.admission import AdmissionError

@@ -1,4 +1,4 @@
-"""Admits pods: NUMA hint, GetPreferredAllocation, Allocate, PreStartContainer, one pod after another.
+"""Admit pods, one after another: NUMA hint, GetPreferredAllocation, Allocate, PreStartContainer.
 
 Sources: pkg/kubelet/cm/devicemanager/manager.go (Allocate, allocateContainerResources, devicesToAllocate,
 GetDeviceRunContainerOptions), topologymanager (scope container), lifecycle/predicate.go.
@@ -42,7 +42,7 @@ TOPOLOGY = "TopologyAffinityError"
 
 
 class AdmissionError(Exception):
-    """A pod was not admitted or not started: the kubelet's message, and its `reason` as pod.status.reason shows it."""
+    """A pod was not admitted or not started. The text is the kubelet's message, `reason` the value of pod.status.reason."""
 
     def __init__(self, message: str, reason: str = UNEXPECTED) -> None:
         self.reason = reason
@@ -50,16 +50,17 @@ class AdmissionError(Exception):
 
 
 class PodAdmission:
-    """The pods of one kubelet and how they get their devices.
+    """The pods of one kubelet, and the allocation of their devices.
 
-    What runs on the node is one thing, what the device manager knows of it another: it learns of pods from its own admissions
-    and, at its start, from its checkpoint, and goes on counting the devices of a pod that has ended until it collects.
+    The pods that run on the node and the pods that the device manager has recorded can differ. The device manager records
+    pods at its own admissions and, at its start, from its checkpoint. It counts the devices of an ended pod as allocated
+    until the next `collect`.
 
     Attributes:
-        pods: by name, what runs; they outlive restarts of the kubelet.
-        known: by uid, the pods that the device manager counts devices of.
-        in_flight: device ids of each resource with an Allocate under way.
-        sources_ready: whether the kubelet has been told its pods since its start.
+        pods: the running pods by name; they outlive restarts of the kubelet.
+        known: by uid, the pods whose devices the device manager counts as allocated.
+        in_flight: number of running Allocate calls by resource name and device id.
+        sources_ready: whether the kubelet has received its list of pods since its start.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class PodAdmission:
         self._serial = asyncio.Lock()
 
     async def admit(self, name: str, containers: Sequence[Container], *, start: bool) -> Admission:
-        """Admits a pod, or admits again one that is known, and starts its containers if `start`.
+        """Admit a new or a known pod, and start its containers if `start`.
 
-        Raises AdmissionError; the pod then holds nothing and is not known any more.
+        Raises AdmissionError. The pod is then removed from `pods`.
         """
         begun = time.perf_counter()
         self.sources_ready = True
@@ -94,7 +95,7 @@ class PodAdmission:
         pod.containers = tuple(containers)
         try:
             async with self._serial:
-                if not pod.running:  # a running pod has what it needs; nothing is asked of the plugin
+                if not pod.running:  # a running pod has its devices; the kubelet does not call the plugin
                     await self._allocate_pod(pod)
             if start:
                 await self._start(pod)
@@ -102,7 +103,7 @@ class PodAdmission:
             self._journal.note(EventKind.REJECTED, text=f"{name}: {error}")
             self.pods.pop(name, None)
             raise
-        except KubeletPanicError:  # the pod and what it holds outlive this kubelet
+        except KubeletPanicError:  # the pod and its devices outlive this kubelet
             raise
         except BaseException:
             self.pods.pop(name, None)
@@ -112,20 +113,20 @@ class PodAdmission:
         return Admission(name, done, time.perf_counter() - begun)
 
     def release(self, name: str) -> None:
-        """The pod ended: PodResources has it no more, and no plugin is told. Raises KeyError for an unknown one.
+        """End a pod: PodResources lists it no longer, and no plugin is notified. Raises KeyError for an unknown pod.
 
-        Its devices are counted, and stay in the checkpoint, until the kubelet collects them and writes it again: at an
-        admission that asks for devices, or when PodResources was asked and a list came.
+        The pod's devices count as allocated, and stay in the checkpoint, until the kubelet collects them and writes the
+        checkpoint again: at an admission that requests devices, or when a list arrives after a call of PodResources.
         """
         del self.pods[name]
         self._journal.note(EventKind.RELEASED, text=name)
 
     def allocated(self, resource: str) -> set[str]:
-        """Every device id of a resource that a pod which has not ended holds."""
+        """Return the ids of all devices of a resource that running pods hold."""
         return {identifier for pod in self.pods.values() for identifier in pod.ids(resource)}
 
     def active(self) -> dict[str, Pod]:
-        """The pods as the kubelet knows them, by name: none before its sources told it, and without devices it does not count."""
+        """Return the kubelet's active pods by name; empty until `sources_ready`. Unrecorded pods have no devices here."""
         if not self.sources_ready:
             return {}
         return {
@@ -134,19 +135,19 @@ class PodAdmission:
         }
 
     def collect(self) -> None:
-        """Forgets what pods that have ended held, once the pods are known (manager.go: UpdateAllocatedDevices)."""
+        """Free the devices of ended pods, if `sources_ready` (manager.go: UpdateAllocatedDevices)."""
         active = {pod.uid for pod in self.pods.values()}
         if self.sources_ready and self.known.keys() - active:
             self.known = {uid: pod for uid, pod in self.known.items() if uid in active}
             self.recount()
 
     def recount(self) -> None:
-        """Counts as taken what known pods hold, and nothing else."""
+        """Set the allocated ids of each resource to the devices that known pods hold."""
         for resource, state in self._registry().tables.items():
             state.allocated = {identifier for pod in self.known.values() for identifier in pod.ids(resource)}
 
     def entries(self) -> list[Entry]:
-        """What goes into the checkpoint."""
+        """Return the entries for the checkpoint."""
         return [
             Entry(uid, container, resource, each.by_numa, each.encoded)
             for uid, pod in self.known.items()
@@ -155,14 +156,14 @@ class PodAdmission:
         ]
 
     def restart(self, entries: Sequence[Entry]) -> None:
-        """Begins with what a checkpoint has."""
+        """Replace `known` with the pods of a checkpoint's `entries`, and reset `sources_ready`."""
         self.sources_ready = False
         running = {pod.uid: pod for pod in self.pods.values()}
         self.known = {}
         for entry in entries:
             pod = running.get(entry.uid) or self.known.get(entry.uid) or Pod(entry.uid, (), uid=entry.uid)
             self.known[entry.uid] = pod
-            if entry.uid not in running:  # it ended, and the file was not written since
+            if entry.uid not in running:  # the pod ended, and the checkpoint was not written since
                 ids = tuple(dict.fromkeys(identifier for some in entry.ids.values() for identifier in some))
                 numa = {identifier: (node,) for node, some in entry.ids.items() for identifier in some if node >= 0}
                 ended = Allocation(
@@ -187,7 +188,7 @@ class PodAdmission:
             self.collect()
         for resource, count in limits.items():
             if resource not in self._registry().tables:
-                # The device manager would admit it without devices; the scheduler's predicate comes first.
+                # The device manager would admit the pod without devices, but the scheduler's predicate runs before it.
                 raise AdmissionError(
                     f"Node didn't have enough resource: {resource}, requested: {count}, used: 0, capacity: 0",
                     f"OutOf{resource}",
@@ -258,9 +259,8 @@ class PodAdmission:
         if len(responses) != 1:
             self._journal.breach(resource, f"Allocate of 1 container answered with {len(responses)} responses")
         if not responses:
-            raise SelectionError(
-                "no containers return in allocation response "
-            )  # its ids stay taken, as in the kubelet
+            # The ids stay allocated, as in the kubelet.
+            raise SelectionError("no containers return in allocation response ")
         response = edits(responses[0])
         for breach in response_breaches(response):
             self._journal.breach(resource, breach)
@@ -306,7 +306,7 @@ class PodAdmission:
             raise
         finally:
             self.in_flight.subtract(keys)
-            self.in_flight += Counter()  # drops what fell to zero
+            self.in_flight += Counter()  # removes the keys whose count is zero
 
     async def _call(
         self, state: ResourceState, endpoint: Endpoint, method: str, request: bytes, timeout: float | None = None

@@ -1,4 +1,4 @@
-"""What a kubelet does in its device plugin directory besides listening: it removes sockets, and writes a checkpoint.
+"""A kubelet's work on files of its device plugin directory: it removes sockets and writes a checkpoint.
 
 Sources: pkg/kubelet/cm/devicemanager/manager.go (CleanupPluginDirectory, writeCheckpoint, readCheckpoint) and
 checkpoint/checkpoint.go.
@@ -29,7 +29,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 def read_checkpoint(directory: Path) -> tuple[Sequence[Entry], list[str]]:
-    """What pods have, and which resources there were. A file that is damaged or missing is an empty one, as to a kubelet."""
+    """Return the devices of pods and the names of the resources. As in a kubelet, both are empty for a bad or missing file."""
     try:
         content = msgspec.json.decode((directory / CHECKPOINT).read_bytes(), type=_Checkpoint)
     except (OSError, ValueError):
@@ -47,14 +47,14 @@ def _checksum(data: _Data) -> int:
 
 
 def clean(directory: Path) -> None:
-    """Removes the sockets directly in `directory`, also through links; files, pipes and folders stay."""
+    """Remove the sockets, and links to sockets, directly in `directory`. Keep files, pipes and folders."""
     for entry in list(directory.iterdir()):
         if entry.is_socket():
             entry.unlink(missing_ok=True)
 
 
 class CheckpointKeeper:
-    """The checkpoint of one kubelet, over all its restarts."""
+    """Writes the checkpoint of one kubelet, over all its restarts."""
 
     def __init__(
         self, directory: Path, journal: Journal, admission: PodAdmission, pod_resources: PodResourcesService
@@ -68,10 +68,10 @@ class CheckpointKeeper:
         self._repeated_after = 0
 
     def write(self, tables: Mapping[str, ResourceState]) -> None:
-        """Writes the file by renaming: what pods have, and the healthy device ids of each resource.
+        """Replace the file by a rename. It has the devices of pods, and the healthy device ids of each resource.
 
-        The form is that of 1.20 and later (checkpoint/checkpoint.go: PodDevicesEntry, checkpointData, Data). A kubelet's checksum
-        is FNV-1a, 32 bits, of Go's rendering of its structures; here it is that of the data as JSON.
+        The format is the format of kubelets since 1.20 (checkpoint/checkpoint.go: PodDevicesEntry, checkpointData, Data). A
+        kubelet's checksum is FNV-1a, 32 bits, of Go's text form of its structures. Here it is FNV-1a of the data as JSON.
         """
         healthy = {name: sorted(state.healthy) for name, state in tables.items()}
         data = _Data(self._admission.entries() or None, healthy)
@@ -82,18 +82,21 @@ class CheckpointKeeper:
         self.note()
 
     def note(self) -> None:
-        """Remembers what the file has by now."""
+        """Record which devices the file contains, and how many PodResources lists were answered before it was written."""
         entries = self._admission.entries()
         self._lists_when_written = self._pod_resources.lists
         self._written = frozenset((e.resource, each) for e in entries for ids in e.ids.values() for each in ids)
 
     def wants_list(self, tables: Mapping[str, ResourceState]) -> bool:
-        """Whether an unchanged list has a purpose, which is that the file is written: a real kubelet does that for each.
+        """Return True if an unchanged list from a plugin has a purpose: a real kubelet writes the checkpoint at each list.
 
-        It has one while the file names what PodResources does not, since it was asked, which is when a kubelet forgets pods that
-        have ended, or never was. And while a device is unhealthy, which may wait for its pod's end, once after each stream's
-        beginning and each admission: a plugin cannot know whether the file has them already. Any other tells nobody anything,
-        and costs the kubelet a file.
+        The list has a purpose in two cases:
+        - The file contains devices, and PodResources was never called since the start, or it was called since the file was
+          written and does not report some of these devices. At that call the kubelet removed ended pods.
+        - A device is unhealthy (it may wait for the end of its pod), and a stream was opened or a pod was admitted or rejected
+          since the last call of this method: the plugin cannot know whether the file has that change.
+
+        Any other unchanged list only costs the kubelet a write of the file.
         """
         lists = self._pod_resources.lists
         listed = {

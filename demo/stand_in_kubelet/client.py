@@ -1,4 +1,4 @@
-"""One connection from the kubelet to a plugin, behaving as grpc-go's client does where a plugin can tell.
+"""One connection from the kubelet to a plugin. A plugin cannot distinguish it from a connection of grpc-go's client.
 
 Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go (dial, Run) and grpc-go's error texts.
 """
@@ -23,17 +23,17 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
 
 DropKind = Literal["close", "goaway", "rst"]
-"""How a stream is taken from a plugin: the connection cut, closed in order, or only the stream reset."""
+"""How the kubelet ends a stream: abort the connection, close the connection with GOAWAY, or reset only the stream."""
 
 _FAILURES = (GRPCError, OSError, StreamTerminatedError, ProtocolError, AssertionError)
-"""What grpclib raises where a call fails, or loses its connection."""
+"""The exceptions that grpclib raises when a call fails or loses its connection."""
 
 _BACKOFF_FACTOR = 1.6
 _BACKOFF_JITTER = 0.2
 
 
 class CallError(Exception):
-    """How a call to a plugin ended: `code` is grpc-go's name; the text is its, too: `rpc error: code = X desc = Y`."""
+    """The result of a call to a plugin: grpc-go's name of the code, and grpc-go's text `rpc error: code = X desc = Y`."""
 
     def __init__(self, code: str, description: str) -> None:
         self.code = code
@@ -42,15 +42,18 @@ class CallError(Exception):
 
 
 class DialError(Exception):
-    """Nobody answered at the endpoint in time."""
+    """The endpoint did not answer in time."""
 
 
 class AlreadyConnectedError(Exception):
-    """A plugin registers a socket path that is connected already (1.37); the text is the kubelet's."""
+    """A plugin registers a socket path that is already connected (kubelet 1.37). The text is the kubelet's text."""
 
 
 class _Protocol(H2Protocol):
-    """A connection that knows whether the peer's SETTINGS came, and outlives a GOAWAY until the peer closes."""
+    """A connection that stays open after a GOAWAY until the peer closes it.
+
+    `ready` becomes True when the peer's SETTINGS arrive, or False if the connection ends before that.
+    """
 
     def __init__(self, handler: Handler, config: Configuration, h2_config: H2Configuration) -> None:
         super().__init__(handler, config, h2_config)
@@ -74,10 +77,10 @@ class _Protocol(H2Protocol):
         self._answer(connected=True)
 
     def _terminated(self, event: ConnectionTerminated) -> None:
-        # grpclib would fail every stream here, also one whose last message and status came in the same segment.
+        # grpclib would fail every stream here, even a stream whose last message and status arrived in the same segment.
         code = ErrorCodes(event.error_code or 0).name
         self.goaway = f", received prior goaway: code: {code}"
-        self._state.connection_lost = True  # the channel opens another connection for new calls
+        self._state.connection_lost = True  # makes the channel open another connection for new calls
 
     def _answer(self, *, connected: bool) -> None:
         if not self.ready.done():
@@ -99,12 +102,12 @@ class _Channel(Channel):
 
 
 class PluginClient:
-    """The kubelet's client of one registration of one resource.
+    """The kubelet's client for one registration of one resource.
 
     Attributes:
-        connected: between a successful dial and our own close.
-        watching: while its ListAndWatch runs.
-        lingering: its stream was reset by `drop_stream` and the connection is to stay open.
+        connected: True between a successful `dial` and `close`.
+        watching: True while the ListAndWatch runs.
+        lingering: True if `drop_stream` reset the stream and the connection must stay open.
     """
 
     def __init__(self, resource: str, path: str) -> None:
@@ -118,11 +121,11 @@ class PluginClient:
 
     @property
     def pid(self) -> int:
-        """Process id of who listens at the endpoint; 0 before the first connection."""
+        """Process id of the program that listens at the endpoint; 0 before the first connection."""
         return self._channel.opened[-1].pid if self._channel.opened else 0
 
     async def dial(self, timeout: float, backoff: float, rng: random.Random) -> None:
-        """Connects and waits for the peer's SETTINGS, trying again after `backoff` seconds, then longer.
+        """Connect and wait for the peer's SETTINGS. Retry after `backoff` seconds, then at growing intervals.
 
         Raises DialError after `timeout` seconds.
         """
@@ -143,9 +146,9 @@ class PluginClient:
         return await self._channel.opened[-1].ready
 
     async def call(self, method: str, request: bytes, *, timeout: float | None = None) -> bytes:
-        """The answer to a unary call, without a deadline unless `timeout` seconds are given. Raises CallError."""
-        # In a task of its own: grpclib wakes a call that lost its connection by cancelling the task it runs in, which
-        # would leave a mark on a caller's task.
+        """Return the response of a unary call. Without `timeout` (seconds) there is no deadline. Raises CallError."""
+        # Use a new task: grpclib cancels the task of a call that lost its connection, and the caller's task must not count
+        # a cancellation.
         return await asyncio.create_task(self._call(method, request, timeout))
 
     async def _call(self, method: str, request: bytes, timeout: float | None) -> bytes:
@@ -160,9 +163,9 @@ class PluginClient:
         return reply
 
     async def watch(self, receive: Callable[[bytes, float], None]) -> CallError:
-        """Runs ListAndWatch and gives its end, OK for one without error.
+        """Run ListAndWatch until it ends and return its status, with code OK if it ended without an error.
 
-        `receive` gets each list's bytes and time.perf_counter() at its arrival.
+        Calls `receive` for each list with the list's bytes and time.perf_counter() at its arrival.
         """
         self.watching = True
         try:
@@ -194,7 +197,7 @@ class PluginClient:
         return CallError("OK", "EOF")
 
     def drop_stream(self, how: DropKind) -> None:
-        """Ends the ListAndWatch from our side; after "rst" the connection stays open."""
+        """End the ListAndWatch from the kubelet's side. After "rst" the connection stays open."""
         if how == "rst":
             self.lingering = True
             if self._stream_ends is not None:
@@ -203,7 +206,7 @@ class PluginClient:
         self.close(goaway=how == "goaway")
 
     def close(self, *, goaway: bool = True) -> None:
-        """Closes every connection of this client, with GOAWAY as grpc-go's ClientConn.Close does, or cut."""
+        """Close every connection of this client: with GOAWAY, as grpc-go's ClientConn.Close does, or by an abort."""
         self.connected = False
         for protocol in self._channel.opened:
             close_connection(protocol, goaway=goaway)
@@ -212,7 +215,7 @@ class PluginClient:
     def _end(self, error: Exception) -> CallError:
         if isinstance(error, GRPCError):
             name = "".join(part.capitalize() for part in error.status.name.split("_")).replace("Cancelled", "Canceled")
-            return CallError(name, error.message or "")  # as grpc-go spells it
+            return CallError(name, error.message or "")  # grpc-go writes Canceled
         if isinstance(error, TimeoutError):
             return CallError("DeadlineExceeded", "context deadline exceeded")
         if isinstance(error, OSError):

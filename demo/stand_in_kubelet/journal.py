@@ -1,4 +1,4 @@
-"""What happened between the kubelet and its plugins, in order, and a way to wait for it without polling."""
+"""A log of the events between the kubelet and its plugins. Callers can wait for an event without polling."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class EventKind(StrEnum):
-    """What an `Event` records."""
+    """The kind of an `Event`."""
 
     STARTED = "kubelet started"
     STOPPED = "kubelet stopped"
@@ -26,7 +26,7 @@ class EventKind(StrEnum):
     LIST = "list received"
     STREAM_ENDED = "ListAndWatch ended"
     RETIRED = "free device ids left the list"
-    FORGOTTEN = "resource forgotten"
+    REMOVED = "resource removed"
     ADMITTED = "pod admitted"
     REJECTED = "pod rejected"
     RELEASED = "pod released"
@@ -34,11 +34,13 @@ class EventKind(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One thing that happened.
+    """One event.
 
-    `at` is time.perf_counter() in seconds: for a list, taken when its last byte was read, before it was decoded.
-    `endpoint` is the plugin's socket path, `pid` its process id as the socket tells (0 where there is none). `changed`
-    maps the device ids of a list that are new or whose health differs from the list before to what they are now.
+    Attributes:
+        endpoint: the plugin's socket path.
+        pid: the plugin's process id, read from the socket; 0 if unknown or not applicable.
+        changed: for a list, the present health of each device id that is new or whose health changed since the list before.
+        at: time.perf_counter() in seconds; for a list, the time at which its last byte was read, before it was decoded.
     """
 
     kind: EventKind
@@ -51,7 +53,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """Events and violations of one kubelet, over all its restarts; `panicked` is the cause of a panic until the next start."""
+    """Events and violations of one kubelet, over all its restarts. `panicked` is the cause of a panic until the next start."""
 
     def __init__(self) -> None:
         self.panicked = ""
@@ -60,26 +62,26 @@ class Journal:
         self._changed = asyncio.Event()
 
     def note(self, kind: EventKind, resource: str = "", **more: Any) -> None:
-        """Records an event, with these more of its fields, and wakes everybody who waits."""
+        """Record an event with the fields `more`, and wake all calls of `wait_for`."""
         self.events.append(Event(kind, resource, **more))
         self.wake()
 
     def breach(self, resource: str, text: str) -> None:
-        """Records that a plugin broke the contract."""
-        said = f"{resource}: {text}" if resource else text
-        self.violations.append(said)
-        self.note(EventKind.VIOLATION, resource, text=said)
+        """Record that a plugin broke the contract."""
+        violation = f"{resource}: {text}" if resource else text
+        self.violations.append(violation)
+        self.note(EventKind.VIOLATION, resource, text=violation)
 
     def wake(self) -> None:
-        """Makes those in `wait_for` look again, also where what they wait for is not an event of the kubelet."""
+        """Make all calls of `wait_for` check their predicates again, also for changes that are not events of the kubelet."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait_for(self, predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
-        """The first true value of `predicate`, tried now and after every event, never by polling.
+        """Return the first true value of `predicate`, which is called now and after every event.
 
-        Raises TimeoutError after `timeout` seconds, saying `what` was awaited and what happened last, and
-        KubeletPanicError when the kubelet panicked and `predicate` still is not true.
+        Raises TimeoutError after `timeout` seconds, with `what` (the awaited state) and the last six events in its text, and
+        KubeletPanicError if the kubelet panicked and `predicate` is still not true.
         """
         try:
             async with asyncio.timeout(timeout):

@@ -1,4 +1,4 @@
-"""The stand-in kubelet: one node's device manager, in process, over a directory of its own."""
+"""The stand-in kubelet: the device manager of one node, in this process, with its own device plugin directory."""
 
 import asyncio
 import random
@@ -23,32 +23,33 @@ SOCKET = "kubelet.sock"
 DIRECTORY_MODE = 0o750
 
 RUNTIME_READY = 0.02
-"""Seconds from the kubelet's start until its container runtime is ready; on a real node it takes from one second up."""
+"""Seconds from the kubelet's start until its container runtime is ready; on a real node, one second or more."""
 
 
 class StandInKubelet:
-    """A kubelet's device manager, as far as a device plugin can tell it from a real one, and strict about its contract.
+    """A kubelet's device manager that a device plugin cannot distinguish from a real one. It records breaches of the contract.
 
-    It lives on the running asyncio loop. Use it as an async context manager, or call `start` and `stop`. When it panics,
-    whoever awaits it gets a KubeletPanicError, until it is started again.
+    It runs on the running asyncio loop. Use it as an async context manager, or call `start` and `stop`. After a panic, calls
+    that await the kubelet raise KubeletPanicError until it is started again.
 
     Args:
-        directory: the device plugin directory; made if missing. Keep it short: sockets take 107 bytes of path.
+        directory: the device plugin directory; created if missing. Keep the path short: a socket's path has at most 107 bytes.
         generation: "1.36" finds clients by resource name, "1.37" by socket path (see registry.py).
-        numa_policy: the topology manager's policy, scope container; NUMA nodes are those that lists name.
-        clock: seconds; only the five-minute grace period is measured with it.
-        dial_timeout: seconds Register tries to connect to the plugin.
-        seed: of the order in which ids are sent and taken, which is random in Go.
-        pod_resources_socket: where PodResources is served; None: nowhere. "beside" is ../pod-resources/kubelet.sock where
-            `directory` is called device-plugins, else nowhere.
-        strict: whether every list that lacks an id that a pod holds is a panic, and not only where a real kubelet panics.
+        numa_policy: the topology manager's policy, with scope container. The node has the NUMA nodes of the plugins' lists.
+        clock: seconds; used only to measure the grace period of five minutes.
+        dial_timeout: seconds for which Register tries to connect to the plugin.
+        seed: seed of the order in which ids are sent and chosen, which is random in Go.
+        pod_resources_socket: path of the PodResources socket; None: PodResources is not served. "beside" means
+            ../pod-resources/kubelet.sock if the name of `directory` is device-plugins, else None.
+        strict: if True, every list that lacks a device of a pod is a panic. If False, only the lists over which a real
+            kubelet panics.
 
     Attributes:
-        socket: where plugins register.
-        events: everything that happened, in order, over all restarts.
+        socket: path of the socket at which plugins register.
+        events: all events, in order, over all restarts.
         violations: every breach of the contract by a plugin, over all restarts.
         registrations: counts of Registers by resource name, over all restarts.
-        pods: who holds what, by pod name; pods outlive restarts.
+        pods: the pods and their devices, by pod name; pods outlive restarts.
         wait_for, wake: see Journal.
         release: see PodAdmission.
     """
@@ -82,7 +83,9 @@ class StandInKubelet:
             self._journal, numa_policy, self._rng, lambda: self._registry, self._write_checkpoint, self._panic
         )
         self._registration = RegistrationService(self._journal, directory, self._connect)
-        self._pod_resources = PodResourcesService(self._admission.active, lambda: self.resources, collect=self._asked)
+        self._pod_resources = PodResourcesService(
+            self._admission.active, lambda: self.resources, collect=self._pods_listed
+        )
         self._checkpoint = CheckpointKeeper(directory, self._journal, self._admission, self._pod_resources)
         self.events, self.violations = self._journal.events, self._journal.violations
         self.wait_for, self.wake, self.release = self._journal.wait_for, self._journal.wake, self._admission.release
@@ -94,38 +97,37 @@ class StandInKubelet:
 
     @property
     def panicked(self) -> str:
-        """The cause of a panic, until the next start; "" while all is well."""
+        """The cause of a panic, until the next start; "" if there was no panic."""
         return self._journal.panicked
 
     @property
     def resources(self) -> Mapping[str, ResourceState]:
-        """What the node reports, by resource name. Asking forgets what has been without a plugin for too long."""
-        if self._registry.forget_expired():
+        """The node's resources by name. Reading them first removes resources whose plugin stopped over five minutes ago."""
+        if self._registry.remove_expired():
             self._write_checkpoint()
         return self._registry.tables
 
     @property
     def pod_resources_lists(self) -> int:
-        """How often PodResources List was answered, over all restarts."""
+        """Number of PodResources List calls that were answered, over all restarts."""
         return self._pod_resources.lists
 
     async def start(
         self, *, bind_to_listen: float = 0.0, runtime_ready: float = RUNTIME_READY, sources_ready: float = 0.0
     ) -> None:
-        """Starts as the kubelet does.
+        """Start in the same order as a real kubelet.
 
-        PodResources answers from the beginning, and knows no pods. Once the container runtime is ready, after `runtime_ready`
-        seconds, the device manager reads its checkpoint, cleans the directory of sockets, and listens on kubelet.sock
-        (pkg/kubelet/kubelet.go: ListenAndServePodResources, initializeRuntimeDependentModules). Which pods there are it knows
-        `sources_ready` seconds later, or when it is asked to admit one.
+        PodResources answers from the beginning, with no pods. Once the container runtime is ready, after `runtime_ready`
+        seconds, the device manager reads its checkpoint, removes the sockets of the directory, and listens on kubelet.sock
+        (pkg/kubelet/kubelet.go: ListenAndServePodResources, initializeRuntimeDependentModules). The kubelet receives its list
+        of pods `sources_ready` seconds later, or at the first admission.
 
-        Allocatable is 0 until plugins register again. `bind_to_listen` seconds pass between the appearance of the
-        socket and the first accepted connection. Raises OSError when the directory or the socket cannot be made, and
-        RuntimeError when it runs already.
+        Allocatable is 0 until plugins register again. The socket accepts connections `bind_to_listen` seconds after it appears.
+        Raises OSError if the directory or the socket cannot be created, and RuntimeError if the kubelet already runs.
         """
         if self.running:
-            raise RuntimeError("the stand-in kubelet runs already: stop it first")
-        await self._wait_dropped()  # what a panic left
+            raise RuntimeError("the stand-in kubelet already runs: stop it first")
+        await self._wait_dropped()  # the remains of a panic
         self._journal.panicked = ""
         self._registry = self._new_registry()
         self._admission.restart([])
@@ -137,7 +139,7 @@ class StandInKubelet:
             self._admission.restart(entries)
             self._checkpoint.note()
             for resource in resources:
-                self._registry.remember(resource)
+                self._registry.add_stopped(resource)
             self._admission.recount()
             clean(self.directory)
             self.running = True
@@ -147,15 +149,15 @@ class StandInKubelet:
             await self._wait_dropped()
             raise
         if sources_ready:
-            self._sources = asyncio.get_running_loop().call_later(sources_ready, self._know_pods)
+            self._sources = asyncio.get_running_loop().call_later(sources_ready, self._mark_sources_ready)
         else:
-            self._know_pods()
+            self._mark_sources_ready()
         self._journal.note(EventKind.STARTED)
 
     async def stop(self, *, orderly: bool = True) -> None:
-        """Ends all connections, with GOAWAY if `orderly`, else as a killed process does.
+        """Close all connections: with GOAWAY if `orderly`, else as after the kill of a process.
 
-        The sockets stay, dead; pods keep running. Nothing happens when it does not run.
+        The socket files stay, without a listener, and pods continue to run. Does nothing if the kubelet does not run.
         """
         was = self.running
         self._drop(orderly=orderly)
@@ -164,7 +166,7 @@ class StandInKubelet:
             self._journal.note(EventKind.STOPPED, text="in order" if orderly else "killed")
 
     async def restart(self, *, orderly: bool = True, pause: float = 0.0, **start: float) -> None:
-        """Stops, stays away for `pause` seconds, and starts; the other arguments are those of `start`."""
+        """Stop, wait for `pause` seconds, and start with the arguments `start` (see `start`)."""
         await self.stop(orderly=orderly)
         if pause:
             await asyncio.sleep(pause)
@@ -185,13 +187,14 @@ class StandInKubelet:
         containers: Sequence[Container] = (),
         start: bool = True,
     ) -> Admission:
-        """Admits a pod of one container with `limits`, or of `containers`, and starts it unless told otherwise.
+        """Admit a pod with one container that has `limits`, or with `containers`, and start it if `start`.
 
-        A pod of that name that runs keeps what it has; one that does not is admitted again against current health.
-        Admissions are serial; a plugin that does not answer stalls them, for Allocate has no deadline.
+        If a pod of this name runs, it keeps its devices. If a pod of this name exists and does not run, it is admitted again, and
+        its devices must be healthy now. Admissions are serial: a plugin that does not answer blocks all admissions, since
+        Allocate has no deadline.
 
-        Raises AdmissionError with the kubelet's text, KubeletPanicError when the kubelet panicked before or meanwhile, and
-        RuntimeError when it does not run otherwise.
+        Raises AdmissionError with the kubelet's text, KubeletPanicError if the kubelet panicked before or during the call, and
+        RuntimeError if the kubelet does not run for another reason.
         """
         if self.panicked:
             raise KubeletPanicError(self.panicked)
@@ -206,13 +209,13 @@ class StandInKubelet:
             raise KubeletPanicError(self._panics[-1]) from error
 
     def exit_containers(self, pod: str) -> None:
-        """A pod's containers ended while the pod stays: the next `admit` of it checks health and calls no Allocate."""
+        """End a pod's containers but not the pod: its next `admit` checks device health and does not call Allocate."""
         self._admission.pods[pod].running = False
 
     def pod_health(self, pod: str) -> dict[str, dict[str, dict[str, str]]]:
-        """A pod's allocatedResourcesStatus: container name → resource name → device id → Healthy or Unhealthy.
+        """Return a pod's allocatedResourcesStatus: container name → resource name → device id → Healthy or Unhealthy.
 
-        Init containers that are no sidecars have none (manager.go: UpdateAllocatedResourcesStatus).
+        Only app containers have an entry (manager.go: UpdateAllocatedResourcesStatus).
         """
         record = self._admission.pods[pod]
         regular = {container.name for container in record.containers if container.kind == "app"}
@@ -227,10 +230,10 @@ class StandInKubelet:
         }
 
     async def drop_stream(self, resource: str, how: DropKind = "goaway") -> None:
-        """Ends the ListAndWatch of a resource; kubelet.sock stays as it is. Returns when the kubelet has noticed.
+        """End the ListAndWatch of a resource and wait for the event STREAM_ENDED. Leave kubelet.sock unchanged.
 
-        "close" cuts the connection, "goaway" closes it in order, "rst" resets only the stream and leaves the connection
-        open. Raises KeyError when the resource has no stream.
+        "close" aborts the connection, "goaway" closes it with GOAWAY, and "rst" resets only the stream and leaves the
+        connection open. Raises KeyError if the resource has no stream.
         """
         mark = len(self.events)
         self._registry.drop_stream(resource, how)
@@ -240,22 +243,22 @@ class StandInKubelet:
         )
 
     def fail_next_register(self, kind: FaultKind, message: str = "", times: int = 1) -> None:
-        """Has the next `times` Registers fail.
+        """Make the next `times` Registers fail.
 
-        "refuse" answers with status UNKNOWN and `message`; "hang" never answers, until the plugin's deadline or until the
-        kubelet stops; "reset" cuts the connection before an answer.
+        "refuse" answers with status UNKNOWN and `message`. "hang" does not answer: the call ends at the plugin's deadline or
+        when the kubelet stops. "reset" aborts the connection before an answer.
         """
         self._registration.faults.extend([Fault(kind, message)] * times)
 
     def delay_register(self, seconds: float, *, answer_only: bool = False) -> None:
-        """From now on every Register waits so long before it is looked at or, if `answer_only`, before its answer."""
+        """Delay every later Register by `seconds`: before it is processed or, if `answer_only`, before its answer."""
         if answer_only:
-            self._registration.late = seconds
+            self._registration.answer_delay = seconds
         else:
             self._registration.delay = seconds
 
     def check(self) -> None:
-        """Raises AssertionError with every violation so far."""
+        """Raise AssertionError with all violations until now, if there are any."""
         if self.violations:
             listed = "\n  ".join(self.violations)
             raise AssertionError(f"the plugin broke the kubelet's contract {len(self.violations)} times:\n  {listed}")
@@ -280,10 +283,10 @@ class StandInKubelet:
         in_flight = {identifier for name, identifier in self._admission.in_flight if name == resource}
         if breach := gone & (allocated | in_flight):
             self._journal.breach(
-                resource, f"device ids {sorted(breach)} vanished from the list while pods may hold them"
+                resource, f"device ids {sorted(breach)} disappeared from the list while pods may hold them"
             )
         elif state.lists == 1 and (lost := allocated - state.devices.keys()):
-            self._journal.breach(resource, f"device ids {sorted(lost)}, held by pods, are not listed after a restart")
+            self._journal.breach(resource, f"pods hold device ids {sorted(lost)}, which are not listed after a restart")
         if gone - allocated - in_flight:
             self._journal.note(EventKind.RETIRED, resource, text=" ".join(sorted(gone - allocated - in_flight)))
         if cause := list_panic(state, gone, allocated, in_flight, self._policy, strict=self._strict):
@@ -291,7 +294,7 @@ class StandInKubelet:
         self._write_checkpoint()
 
     def _panic(self, cause: str) -> None:
-        """What a nil dereference does to a kubelet: everything is dropped at once and its sockets are left dead."""
+        """Stop as a kubelet does after a nil dereference: close everything at once and leave the socket files."""
         self._journal.panicked = cause
         self._panics.append(cause)
         self._drop(orderly=False)
@@ -309,11 +312,11 @@ class StandInKubelet:
             path.unlink(missing_ok=True)
             await self._serve(self._pod_resources, path)
 
-    def _asked(self) -> None:
+    def _pods_listed(self) -> None:
         self._admission.collect()
         self.wake()
 
-    def _know_pods(self) -> None:
+    def _mark_sources_ready(self) -> None:
         self._admission.sources_ready = True
         self.wake()
 

@@ -1,6 +1,6 @@
-"""The kubelet's PodResources service, v1: who holds what, told to whoever asks on a socket of its own.
+"""The kubelet's PodResources service, v1. It reports on a separate socket which containers hold which devices.
 
-Sources: pkg/kubelet/apis/podresources/server_v1.go (which pods and containers are told), cm/container_manager.go
+Sources: pkg/kubelet/apis/podresources/server_v1.go (which pods and containers are reported), cm/container_manager.go
 (containerDevicesFromResourceDeviceInstances: an entry for each device and NUMA node), apis/grpc/ratelimit.go.
 """
 
@@ -24,26 +24,26 @@ PLUGIN_DIRECTORY = "device-plugins"
 DIRECTORY = "pod-resources"
 SOCKET = "kubelet.sock"
 NAMESPACE = "default"
-"""Where all pods of the stand-in are."""
+"""The namespace of all pods of the stand-in."""
 
 CALLS_A_SECOND = 100.0
 BURST = 10
 
 
 def default_socket(directory: Path) -> Path | None:
-    """Where PodResources is served beside a device plugin directory: in the kubelet's root directory.
+    """Return the path of the PodResources socket in the kubelet's root, the parent of a device plugin directory.
 
-    None where the directory is not called device-plugins: what lies above it is then no kubelet's root to write in.
+    Return None if the directory's name is not device-plugins: its parent is then not a kubelet's root directory.
     """
     return directory.parent / DIRECTORY / SOCKET if directory.name == PLUGIN_DIRECTORY else None
 
 
 AllocatedDevice = tuple[str, str, tuple[int, ...]]
-"""A device of a container: its resource, its id, its NUMA node ids (empty: none known)."""
+"""A device of a container: its resource, its id, and its NUMA node ids (empty if unknown)."""
 
 
 class PodListing(msgspec.Struct, frozen=True):
-    """One pod of an answer: the devices of its `containers`, by their names."""
+    """One pod of a response. `containers` has the devices by container name."""
 
     name: str
     namespace: str
@@ -51,12 +51,12 @@ class PodListing(msgspec.Struct, frozen=True):
 
 
 def encode_pods(pods: Iterable[PodListing]) -> bytes:
-    """A ListPodResourcesResponse."""
+    """Return an encoded ListPodResourcesResponse."""
     return b"".join(bytes(v1.ListPodResourcesResponse([_pod(pod)])) for pod in pods)
 
 
 def encode_allocatable(devices: Iterable[AllocatedDevice]) -> bytes:
-    """An AllocatableResourcesResponse."""
+    """Return an encoded AllocatableResourcesResponse."""
     parts = [entry for device in devices for entry in _entries(device)]
     return bytes(v1.AllocatableResourcesResponse(parts))
 
@@ -74,9 +74,10 @@ def _pod(pod: PodListing) -> v1.PodResources:
 
 @lru_cache(4096)
 def _entries(device: AllocatedDevice) -> tuple[v1.ContainerDevices, ...]:
-    """An entry for each NUMA node of a device; a device without a NUMA node has one entry, without a topology.
+    """Return an entry for each NUMA node of a device. A device without a NUMA node has one entry, without a topology.
 
-    Our .proto has no topology. In the kubelet's, it is field 3, as in the device plugin API's Device.
+    The .proto file in this repository has no topology. In the kubelet's .proto file, the topology is field 3, as in Device of
+    the device plugin API.
     """
     resource, identifier, numa = device
     entry = bytes(v1.ContainerDevices(resource, [identifier]))
@@ -87,11 +88,11 @@ def _entries(device: AllocatedDevice) -> tuple[v1.ContainerDevices, ...]:
 class PodResourcesService:
     """Serves /v1.PodResourcesLister of one kubelet, over all its restarts.
 
-    `pods` are those the kubelet knows to be active; before they are listed, `collect` forgets what others held. The rate of
-    calls is measured with `clock`, in seconds.
+    `pods` returns the kubelet's active pods. List calls `collect`, which frees the devices of ended pods, before it reads the
+    pods. `clock`, in seconds, measures the rate of calls.
 
     Attributes:
-        lists: how many List calls were answered.
+        lists: number of List calls that were answered.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class PodResourcesService:
         self._calls = TokenBucket(BURST, 1 / CALLS_A_SECOND)
 
     def __mapping__(self) -> dict[str, Handler]:
-        """The methods that a plugin calls, for grpclib's server."""
+        """Return the handlers of the methods that a plugin calls, for grpclib's server."""
         unary = Cardinality.UNARY_UNARY
         return {
             wire.POD_RESOURCES_LIST: Handler(self._list, unary, bytes, bytes),
@@ -138,7 +139,7 @@ class PodResourcesService:
 
 
 def listing(pod: Pod) -> PodListing:
-    """A pod as the service tells of it: init containers are not, unless they are sidecars, whatever they hold."""
+    """Return a pod as the service reports it: without init containers and their devices, except for sidecars."""
     order = [c for c in pod.containers if c.kind == "sidecar"] + [c for c in pod.containers if c.kind == "app"]
     return PodListing(
         pod.name,

@@ -1,4 +1,4 @@
-"""Pods, what their containers hold, and the answers a plugin gave for them, as plain data."""
+"""Plain data: pods, the devices of their containers, and a plugin's answers to Allocate."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ ContainerKind = Literal["init", "sidecar", "app"]
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container's name and its limits by resource name. `sidecar` is a restartable init container."""
+    """A container's name, and its limits by resource name. The kind "sidecar" is a restartable init container."""
 
     name: str
     limits: Mapping[str, int]
@@ -22,11 +22,15 @@ class Container(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Devices of one resource given to one container.
+    """The devices of one resource in one container.
 
-    `numa_nodes` is the NUMA hint (None: no preference); `ask` the GetPreferredAllocation request, None where the kubelet
-    did not ask, and `preferred` its answer as sent; `response` the plugin's answer and `encoded` its bytes; `numa` the NUMA
-    nodes of each id as listed at the time.
+    Attributes:
+        numa_nodes: the NUMA hint; None: no preference.
+        ask: the GetPreferredAllocation request; None if the kubelet sent no request.
+        preferred: the answer to `ask`, as sent.
+        response: the plugin's answer to Allocate.
+        encoded: the bytes of `response`.
+        numa: the NUMA nodes of each id, as listed at the time of the allocation.
     """
 
     container: str
@@ -41,7 +45,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
     @property
     def by_numa(self) -> Mapping[int, Sequence[str]]:
-        """The ids under each of their NUMA nodes, -1 for none: as a kubelet keeps them (checkpoint.go: DevicesPerNUMA)."""
+        """The ids by NUMA node, -1 for ids without a node, as in a kubelet's checkpoint (checkpoint.go: DevicesPerNUMA)."""
         found: dict[int, list[str]] = {}
         for identifier in self.ids:
             for node in self.numa.get(identifier) or (-1,):
@@ -50,7 +54,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """An admitted pod: one allocation for each container and resource, in order; `seconds` from asking to the end."""
+    """An admitted pod: one allocation for each container and resource, in order, and the admission's duration in seconds."""
 
     pod: str
     allocations: tuple[Allocation, ...]
@@ -58,20 +62,20 @@ class Admission(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Every device id the pod holds, each once."""
+        """The ids of the pod's devices, without duplicates."""
         return tuple(dict.fromkeys(identifier for each in self.allocations for identifier in each.ids))
 
     @property
     def only(self) -> Allocation:
-        """The one allocation of a pod with one container and one resource. Raises ValueError for any other."""
+        """The allocation of a pod with one container and one resource. Raises ValueError for any other pod."""
         (allocation,) = self.allocations
         return allocation
 
 
 class Pod(msgspec.Struct):
-    """A pod the kubelet runs. `allocated` is by container name, then resource name; `running` whether containers run.
+    """A pod of the kubelet. `allocated` is by container name and resource name. `running` is True if its containers run.
 
-    No two pods ever have one `uid`, whatever their names.
+    Every pod has its own `uid`, even if it has the name of an earlier pod.
     """
 
     name: str
@@ -81,12 +85,12 @@ class Pod(msgspec.Struct):
     uid: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
 
     def ids(self, resource: str) -> set[str]:
-        """Device ids of a resource that any container of the pod holds."""
+        """Return the device ids of a resource that the pod's containers hold."""
         return {i for allocated in self.allocated.values() if resource in allocated for i in allocated[resource].ids}
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What one container of a pod has of one resource: ids by NUMA node (-1: none known), and the plugin's answer, encoded."""
+    """One container's devices of one resource: ids by NUMA node (-1: unknown), and the plugin's answer, encoded."""
 
     uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
@@ -96,7 +100,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:
-    """A container response as plain data."""
+    """Return a container's response as plain data."""
     return ContainerEdits(
         dict(response.envs),
         tuple(Mount(m.container_path, m.host_path, m.read_only) for m in response.mounts),
@@ -107,33 +111,36 @@ def edits(response: messages.ContainerAllocateResponse) -> ContainerEdits:
 
 
 def response_breaches(answer: ContainerEdits) -> list[str]:
-    """What a runtime or the kubelet's merge would trip over in one container's answer."""
+    """Return the errors in one container's response that would break a runtime or the kubelet's merge of responses."""
     found = []
     paths = [spec.container_path for spec in answer.devices]
     mounts = [mount.container_path for mount in answer.mounts]
     for what, names in (("device", paths), ("mount", mounts), ("CDI device", list(answer.cdi_devices))):
         if double := sorted({name for name in names if names.count(name) > 1}):
-            found.append(f"Allocate answers with {what} {', '.join(double)} twice")
+            found.append(f"Allocate returns {what} {', '.join(double)} twice")
     hosts = [spec.host_path for spec in answer.devices] + [mount.host_path for mount in answer.mounts]
     found += [
-        f"Allocate answers with path {path!r}, which is not absolute"
+        f"Allocate returns path {path!r}, which is not absolute"
         for path in (*paths, *mounts, *hosts)
         if not path.startswith("/")
     ]
     found += [
-        f"Allocate gives {spec.container_path} permissions {spec.permissions!r}: letters of rwm expected"
+        f"Allocate returns {spec.container_path} with permissions {spec.permissions!r}: letters of rwm expected"
         for spec in answer.devices
         if not spec.permissions or set(spec.permissions) - set("rwm")
     ]
     for name in answer.cdi_devices:
         kind, _, device = name.partition("=")
         if "/" not in kind or not device:
-            found.append(f"Allocate answers with CDI device {name!r}: vendor.com/class=name expected")
+            found.append(f"Allocate returns CDI device {name!r}: vendor.com/class=name expected")
     return found
 
 
 def conflicts(answers: Sequence[ContainerEdits]) -> list[str]:
-    """Environment variables that two resources of one container set differently: the kubelet keeps one at random."""
+    """Return messages for environment variables that two resources of one container set to different values.
+
+    The kubelet uses a random one of these values.
+    """
     first: dict[str, str] = {}
     found = []
     for answer in answers:

@@ -1,4 +1,4 @@
-"""The kubelet's Registration service, with the ways in which a kubelet can let a plugin down.
+"""The kubelet's Registration service, and the faults that a test can cause in it.
 
 Source: pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go (Register): its order of steps and its error texts, which
 are plain Go errors and reach the plugin with status UNKNOWN. Names: pkg/apis/core/v1/helper (IsExtendedResourceName,
@@ -33,9 +33,13 @@ FaultKind = Literal["refuse", "hang", "reset"]
 
 
 class RegistrationCount(msgspec.Struct):
-    """Registers of one resource over all lives of a kubelet.
+    """Counts of the Register calls of one resource, over all restarts of a kubelet.
 
-    `total` received, `accepted` answered without error, `in_flight` being served, `most_in_flight` the most at once.
+    Attributes:
+        total: calls that were received.
+        accepted: calls that succeeded.
+        in_flight: calls that are not answered yet.
+        most_in_flight: the highest value of `in_flight`.
     """
 
     total: int = 0
@@ -45,38 +49,38 @@ class RegistrationCount(msgspec.Struct):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What happens to one Register: refused with `message`, never answered, or its connection cut."""
+    """A fault for one Register: it is refused with `message`, it is never answered, or its connection is aborted."""
 
     kind: FaultKind
     message: str = ""
 
 
 Connect = Callable[[str, Path], Awaitable[None]]
-"""Connects to a plugin of a resource at a socket path: PluginRegistry.connect."""
+"""A function that connects to the plugin of a resource at a socket path: PluginRegistry.connect."""
 
 
 class RegistrationService:
     """Serves /v1beta1.Registration/Register of one kubelet, over all its restarts.
 
     Attributes:
-        counts: by resource name.
-        faults: for the next Registers, one each, in order.
-        delay: seconds every Register waits before it is looked at.
-        late: seconds every answer waits after all is done.
+        counts: the counts of Registers by resource name.
+        faults: the faults of the next Registers, in order.
+        delay: seconds that pass before a Register is processed.
+        answer_delay: seconds between the end of the processing and the answer.
     """
 
     def __init__(self, journal: Journal, directory: Path, connect: Connect) -> None:
         self.counts: dict[str, RegistrationCount] = {}
         self.faults: deque[Fault] = deque()
         self.delay = 0.0
-        self.late = 0.0
+        self.answer_delay = 0.0
         self._journal = journal
         self._directory = directory
         self._connect = connect
         self._in_flight: list[tuple[str, int | str]] = []
 
     def __mapping__(self) -> dict[str, Handler]:
-        """The one method, for grpclib's server."""
+        """Return the handler of Register, for grpclib's server."""
         return {wire.REGISTER: Handler(self._register, Cardinality.UNARY_UNARY, bytes, bytes)}
 
     async def _register(self, stream: Stream[bytes, bytes]) -> None:
@@ -89,7 +93,7 @@ class RegistrationService:
         count.total += 1
         count.in_flight += 1
         count.most_in_flight = max(count.most_in_flight, count.in_flight)
-        path = self._directory / request.endpoint.lstrip("/")  # Go's filepath.Join keeps an absolute one below, too
+        path = self._directory / request.endpoint.lstrip("/")  # as Go's filepath.Join does with an absolute path
         self._journal.note(EventKind.REGISTER, name, endpoint=str(path), pid=pid)
         if caller in self._in_flight:
             self._journal.breach(name, f"process {pid} has two Registers in flight")
@@ -113,7 +117,7 @@ class RegistrationService:
     async def _serve(self, stream: Stream[bytes, bytes], request: Any, path: Path) -> None:
         if self.delay:
             await asyncio.sleep(self.delay)
-        await self._misbehave(stream)
+        await self._apply_fault(stream)
         name = request.resource_name
         if request.version != wire.VERSION:
             self._journal.breach(name, f"Register with API version {request.version!r}, not {wire.VERSION!r}")
@@ -128,10 +132,10 @@ class RegistrationService:
         for breach in endpoint_breaches(request.endpoint, str(path)):
             self._journal.breach(name, breach)
         await self._connect(name, path)
-        if self.late:
-            await asyncio.sleep(self.late)
+        if self.answer_delay:
+            await asyncio.sleep(self.answer_delay)
 
-    async def _misbehave(self, stream: Stream[bytes, bytes]) -> None:
+    async def _apply_fault(self, stream: Stream[bytes, bytes]) -> None:
         if not self.faults:
             return
         fault = self.faults.popleft()
@@ -139,11 +143,11 @@ class RegistrationService:
             raise GRPCError(Status.UNKNOWN, fault.message)
         if fault.kind == "reset":
             stream._stream.connection._transport.abort()  # noqa: SLF001 - grpclib cannot cut a connection
-        await asyncio.get_running_loop().create_future()  # until the caller, or this kubelet, goes away
+        await asyncio.get_running_loop().create_future()  # ends when the caller or this kubelet closes the connection
 
 
 def is_extended_resource_name(name: str) -> bool:
-    """Whether the kubelet lets a device plugin register `name`."""
+    """Return True if the kubelet accepts `name` as the resource name of a device plugin."""
     if "/" not in name or "kubernetes.io/" in name or name.startswith("requests."):
         return False
     prefix, _, rest = f"requests.{name}".partition("/")  # quota keys carry this prefix, so it counts in the length
@@ -156,12 +160,12 @@ def is_extended_resource_name(name: str) -> bool:
 
 
 def endpoint_breaches(endpoint: str, path: str) -> list[str]:
-    """What is wrong with a Register's `endpoint`, whose socket is to be at `path`; empty when nothing is."""
+    """Return the rules that the `endpoint` of a Register breaks. `path` is the path of its socket."""
     found = []
     if not endpoint:
-        found.append("Register without an endpoint")
+        found.append("Register has no endpoint")
     if "/" in endpoint:
         found.append(f"endpoint {endpoint!r} has a directory part: a file name in the plugin directory is expected")
     if (left := room(path)) < 0:
-        found.append(f"socket path {path} has {LONGEST - left} bytes, unix sockets take {LONGEST}")
+        found.append(f"socket path {path} has {LONGEST - left} bytes, more than the {LONGEST} of a unix socket")
     return found

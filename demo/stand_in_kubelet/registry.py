@@ -1,12 +1,12 @@
-"""Plugins by resource: who is connected, whose stream feeds which table, and what an ending stream takes with it.
+"""The connected plugins of each resource: their streams fill the resource's table, and a stream's end disconnects a plugin.
 
 Sources: pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go (connectClient, runClient, disconnectClient) and
 devicemanager/manager.go (PluginConnected, PluginDisconnected), of 1.36.3 and 1.37.2.
 
 Up to 1.36 the kubelet finds clients by resource name, so the end of an old stream disconnects the newer client. From 1.37 on it
-finds them by resource name and socket path, and each resource has all of its connected endpoints: when an endpoint ends,
-requests go to one of the others, and the device list stays as it was. Go picks any of the others, the stand-in the oldest,
-which takes the requests away even from an endpoint that goes on.
+finds clients by resource name and socket path, and each resource has a list of its connected endpoints: when an endpoint ends,
+requests go to another endpoint, and the device list does not change. Go uses a random endpoint of the remaining list. The
+stand-in uses the oldest endpoint, even if the endpoint that served requests until then is still connected.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ DIAL_BACKOFF_SECONDS = 1.0
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where requests for a resource go, and the options the plugin gave when it registered."""
+    """The client that receives the requests for a resource, and the options of its plugin, read at registration."""
 
     client: PluginClient
     pre_start_required: bool
@@ -38,11 +38,11 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class PluginRegistry:
-    """All plugins of one running kubelet. Made again at each start, like the process it stands for.
+    """All plugins of one running kubelet. Each start of the stand-in creates a new registry, as a new process would.
 
     Attributes:
-        tables: what the kubelet knows, by resource name.
-        endpoints: who serves a resource; the entry stays when the plugin goes, and its table says it stopped.
+        tables: the kubelet's records by resource name.
+        endpoints: the endpoint of each resource. It stays after the plugin's end; the table then has the time of the end.
     """
 
     def __init__(
@@ -71,30 +71,30 @@ class PluginRegistry:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    def remember(self, resource: str) -> None:
-        """Takes a resource from the checkpoint: known, stopped, without devices."""
+    def add_stopped(self, resource: str) -> None:
+        """Add a resource of the checkpoint. It is stopped and has no devices."""
         self.tables[resource] = ResourceState(resource, stopped_at=self._clock())
 
     async def connect(self, resource: str, path: Path) -> None:
-        """Dials a plugin that registers, asks its options and starts its ListAndWatch.
+        """Connect to a plugin that registers, read its options and start its ListAndWatch.
 
-        Raises client.DialError, client.CallError when the options cannot be had, or AlreadyConnectedError. Then the kubelet
-        knows no client under that name (from 1.37 on, at that path) any more, not even one that it knew before.
+        Raises client.DialError, client.CallError if the options cannot be read, or AlreadyConnectedError. After an error the
+        kubelet has no client for that name (from 1.37 on, for that path), even if it had a client before.
         """
         client = PluginClient(resource, str(path))
         key = self._key(client)
         if self._generation == "1.36":
             self._clients[key] = client
         else:
-            self._clients.setdefault(key, client)  # a list in Go, whose first entry for a path counts
+            self._clients.setdefault(key, client)  # Go has a list here and uses the first entry for a path
         self._every_client.add(client)
         try:
             await client.dial(self._dial_timeout, DIAL_BACKOFF_SECONDS, self._rng)
             options = messages.decode(messages.DevicePluginOptions, await client.call(wire.OPTIONS, wire.EMPTY))
-            self._refuse_connected(client)
+            self._check_not_connected(client)
         except BaseException as error:
             self._clients.pop(key, None)
-            # The kubelet leaves the connection open if the plugin answered but was not taken.
+            # The kubelet leaves the connection open if the plugin answered and was not accepted.
             if not isinstance(error, (CallError, AlreadyConnectedError)):
                 client.close()
                 self._every_client.discard(client)
@@ -103,36 +103,39 @@ class PluginRegistry:
         self.endpoints[resource] = Endpoint(client, required, available)
         if self._generation != "1.36":
             self._connected.setdefault(resource, {})[client.path] = self.endpoints[resource]
-        if resource in self.tables:  # a new one appears with its first list
+        if resource in self.tables:  # a new resource gets its table at its first list
             self._serve_from(self.endpoints[resource])
         self._spawn(client)
 
     def drop_stream(self, resource: str, how: DropKind) -> None:
-        """Ends every ListAndWatch of a resource from our side. Raises KeyError where there is none."""
+        """End every ListAndWatch of a resource from the kubelet's side. Raises KeyError if no stream is open."""
         clients = self._watching(resource)
         if not clients:
             raise KeyError(f"no ListAndWatch stream of {resource} is open")
         for client in clients:
             client.drop_stream(how)
 
-    def forget_expired(self) -> bool:
-        """What a node status update does: resources without a plugin for over five minutes are forgotten. Whether any was."""
+    def remove_expired(self) -> bool:
+        """Remove resources whose plugin stopped over five minutes ago, as a node status update does.
+
+        Return True if a resource was removed.
+        """
         now = self._clock()
         expired = [name for name, state in self.tables.items() if state.grace_over(now)]
         for resource in expired:
             del self.tables[resource]
             self.endpoints.pop(resource, None)
-            self._journal.note(EventKind.FORGOTTEN, resource, text="no plugin for over five minutes: capacity 0")
+            self._journal.note(EventKind.REMOVED, resource, text="no plugin for over five minutes: capacity 0")
         return bool(expired)
 
     def drop(self, *, orderly: bool) -> None:
-        """Closes every connection to a plugin now, with GOAWAY if `orderly`."""
+        """Close every connection to a plugin now, with GOAWAY if `orderly`."""
         self._stopping = True
         for client in self._every_client:
             client.close(goaway=orderly)
 
     async def wait_dropped(self) -> None:
-        """Returns when the tasks of what `drop` closed have ended."""
+        """Wait until the tasks of the connections that `drop` closed have ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -140,11 +143,11 @@ class PluginRegistry:
     def _key(self, client: PluginClient) -> tuple[str, str]:
         return client.resource, "" if self._generation == "1.36" else client.path
 
-    def _refuse_connected(self, client: PluginClient) -> None:
-        """From 1.37 on, refuse a path that is connected.
+    def _check_not_connected(self, client: PluginClient) -> None:
+        """From 1.37 on, raise AlreadyConnectedError if the client's path is connected.
 
-        The caller then removes every client of the path, so that the end of the connected endpoint's stream goes unnoticed:
-        it stays connected, and the path is refused, until the kubelet restarts.
+        The caller then removes every client of the path. The kubelet therefore ignores the end of the connected endpoint's
+        stream: the endpoint counts as connected, and the path is refused, until the kubelet restarts.
         """
         if client.path in self._connected.get(client.resource, {}):
             raise AlreadyConnectedError(f"device plugin already connected: {client.path}")
@@ -194,7 +197,10 @@ class PluginRegistry:
             self._disconnect(client)
 
     def _disconnect(self, ended: PluginClient) -> None:
-        """The client found under the ended one's key goes, and its resource stops; an orphan's end is not noticed."""
+        """Disconnect the client that is stored under the key of `ended`, and stop its resource.
+
+        Do nothing if no client is stored under the key.
+        """
         client = self._clients.pop(self._key(ended), None)
         if client is None:
             return
@@ -222,22 +228,23 @@ class PluginRegistry:
         try:
             devices = parse(data)
         except ValueError as error:
-            self._journal.breach(resource, f"a list that cannot be read: {error}")
+            self._journal.breach(resource, f"a list cannot be decoded: {error}")
             return []
         state = self._table(resource)
-        # A request for a device that the newest list has not as healthy is a reason to send that list again.
+        # The plugin may send the newest list again if the kubelet requested a device that is not healthy in that list.
         table = {} if state.requested - state.healthy else state.devices
         state.requested = set()
         for breach in list_breaches(devices, before, table, self._list_again):
             self._journal.breach(resource, breach)
-        had = state.devices
+        previous = state.devices
         changed = state.replace(devices)
         text = f"{state.allocatable} healthy of {state.capacity}"
         self._journal.note(
             EventKind.LIST, resource, endpoint=client.path, pid=client.pid, text=text, changed=changed, at=arrived
         )
-        gone = had.keys() - state.devices.keys()
-        if before is not None:  # a plugin refuses what only another plugin has listed, so nothing breaks without it
+        gone = previous.keys() - state.devices.keys()
+        if before is not None:
+            # A plugin refuses devices that only another plugin has listed, so these devices may leave the list.
             gone &= {device.id for device in before}
         self._list_received(resource, gone)
         return devices
@@ -259,5 +266,5 @@ class PluginRegistry:
 
 
 def _process(client: PluginClient) -> int | str:
-    """Which process a client talks to; endpoints of this very process stand for processes of their own."""
+    """Return the process id at the client's endpoint. Endpoints of this process count as different processes: return the path."""
     return client.path if client.pid in (0, os.getpid()) else client.pid

@@ -1,4 +1,4 @@
-"""Which devices a container gets: the kubelet's order of steps around GetPreferredAllocation. Decisions only, no I/O.
+"""Select a container's devices, with the kubelet's order of steps around GetPreferredAllocation. Pure functions, no I/O.
 
 Source: pkg/kubelet/cm/devicemanager/manager.go (devicesToAllocate).
 """
@@ -14,13 +14,18 @@ from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest
 
 
 class SelectionError(Exception):
-    """The kubelet cannot serve the request; the text is its own."""
+    """The kubelet cannot satisfy the request. The text is the kubelet's text."""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Devices taken so far (`taken`), the question for the plugin if there is one, and where the rest comes from.
+    """The state of a selection before GetPreferredAllocation.
 
-    `preferable` are the ids an answer may choose from; `rest` are tried in turn after the answer.
+    Attributes:
+        taken: the ids that are selected so far.
+        wanted: number of devices that the container needs.
+        ask: the request to the plugin; None if the kubelet sends no request.
+        preferable: the ids that the answer may select.
+        rest: sets of ids from which `complete` selects the missing devices after the answer, in order.
     """
 
     taken: tuple[str, ...]
@@ -31,7 +36,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def check_serving(state: ResourceState, allocated: Collection[str] = ()) -> None:
-    """What must hold before devices are counted. Raises SelectionError; `allocated` are ids the container has already."""
+    """Raise SelectionError if no device is healthy, or if an id in `allocated`, which the container already has, is not."""
     if not state.healthy:
         raise SelectionError(f"no healthy devices present; cannot allocate unhealthy devices {state.resource}")
     if not state.healthy.issuperset(allocated):
@@ -41,7 +46,7 @@ def check_serving(state: ResourceState, allocated: Collection[str] = ()) -> None
 
 
 def select(state: ResourceState, wanted: int, reusable: Collection[str], hint: Hint, rng: random.Random) -> Selection:
-    """The steps up to the question. Raises SelectionError when too few devices are free."""
+    """Run the steps before the request to the plugin. Raises SelectionError if too few devices are free."""
     taken = _draw(reusable, wanted, (), rng)
     needed = wanted - len(taken)
     if needed == 0:
@@ -63,7 +68,10 @@ def select(state: ResourceState, wanted: int, reusable: Collection[str], hint: H
 
 
 def complete(selection: Selection, preferred: Sequence[str], rng: random.Random) -> tuple[str, ...]:
-    """All ids for the container, once the plugin answered `preferred` (empty: no preference)."""
+    """Return all ids for the container, after the plugin answered `preferred` (empty: no preference).
+
+    Raises SelectionError if there are too few.
+    """
     taken = selection.taken
     for source in (selection.preferable.intersection(preferred), *selection.rest):
         taken += _draw(source, selection.wanted - len(taken), taken, rng)
@@ -75,18 +83,18 @@ def complete(selection: Selection, preferred: Sequence[str], rng: random.Random)
 
 
 def preferred_breaches(ask: ContainerPreferredAllocationRequest, answer: Sequence[str]) -> list[str]:
-    """What is wrong with a preferred allocation. An empty one is right: the plugin leaves the choice to the kubelet."""
+    """Return the rules that a preferred allocation breaks. An empty answer is allowed: the kubelet then chooses."""
     if not answer:
         return []
     found = []
     if len(set(answer)) != len(answer):
-        found.append(f"preferred allocation {list(answer)} names a device twice")
+        found.append(f"preferred allocation {list(answer)} contains a device twice")
     if foreign := set(answer).difference(ask.available_device_ids):
-        found.append(f"preferred allocation names {sorted(foreign)}, which were not on offer")
+        found.append(f"preferred allocation contains {sorted(foreign)}, which the request did not offer")
     if left := set(ask.must_include_device_ids).difference(answer):
-        found.append(f"preferred allocation leaves out {sorted(left)}, which it had to include")
+        found.append(f"preferred allocation lacks {sorted(left)}, which the request had as must-include")
     if len(answer) != ask.allocation_size:
-        found.append(f"preferred allocation has {len(answer)} devices for a size of {ask.allocation_size}")
+        found.append(f"preferred allocation has {len(answer)} devices, not the requested {ask.allocation_size}")
     return found
 
 
@@ -101,7 +109,7 @@ def _draw(source: Collection[str], count: int, but: Collection[str], rng: random
 
 
 def _shuffled(ids: Collection[str], rng: random.Random) -> tuple[str, ...]:
-    """In random order, as Go gives a set; sorted first so that one seed gives one order."""
+    """Return the ids in random order, as Go iterates over a set. They are sorted first, so that the seed defines the order."""
     ordered = sorted(ids)
     rng.shuffle(ordered)
     return tuple(ordered)

@@ -1,8 +1,8 @@
-"""The socket a kubelet listens on, closed the way a process closes it: at once, with its connections.
+"""A server on a kubelet's socket that closes like a process: at once, and together with its connections.
 
 grpclib's Server.close() ends no stream and closes no connection, and since Python 3.12 its wait_closed() waits for the
-peers to do so; so connections are remembered here and closed by hand. The socket file is never unlinked on closing: a
-kubelet that stopped or died leaves it behind, dead.
+peers to do so. This module therefore records the connections and closes them. It never removes the socket file: a stopped
+or killed kubelet also leaves the file, without a listener.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.runtime.peer import peer_of
 
 SOCKET_MODE = 0o755
-"""What a Go process with umask 022 leaves on a unix socket."""
+"""The mode of a unix socket that a Go process with umask 022 creates."""
 
 
 class _Connection(H2Protocol):
-    """A connection of a server that may be dropped between accepting it and hearing of it."""
+    """A connection that aborts itself if its server was dropped between accept() and `connection_made`."""
 
     def __init__(self, server: "SocketServer", *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -65,9 +65,9 @@ class SocketServer(Server):
         return protocol
 
     async def listen(self, path: Path, *, bind_to_listen: float = 0.0) -> None:
-        """Binds `path` and listens, `bind_to_listen` seconds later: until then a connect is refused.
+        """Bind `path` and listen `bind_to_listen` seconds later. Until then a connect is refused.
 
-        Raises OSError, for instance where something is bound there already.
+        Raises OSError, for example if the path exists.
         """
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -83,16 +83,17 @@ class SocketServer(Server):
             raise
 
     def ended(self, protocol: H2Protocol) -> None:
-        """A connection is closed."""
+        """Record that a connection is closed."""
         self._open.discard(protocol)
         if not self._open:
             self._none_open.set()
 
     def drop(self, *, orderly: bool) -> None:
-        """Stops listening and closes every connection now, with GOAWAY if `orderly`."""
+        """Stop listening and close every connection now, with GOAWAY if `orderly`."""
         self.dropped = True
         if self._listener is not None and self._closed is None:
-            # What was accepted a moment ago is attached to the listener first: asyncio leaks it otherwise.
+            # Close the listener only after the loop has attached the connections that it just accepted: otherwise asyncio
+            # leaks them.
             loop = asyncio.get_running_loop()
             self._closed = loop.create_future()
             for listening in self._listener.sockets:
@@ -107,7 +108,7 @@ class SocketServer(Server):
         closed.set_result(None)
 
     async def wait_dropped(self) -> None:
-        """Returns when what `drop` ended has ended: handlers, connections, the listener."""
+        """Wait until all handlers, all connections and the listener have ended after `drop`."""
         if self._closed is not None:
             await self._closed
         for handler in self._accepted:
@@ -118,7 +119,7 @@ class SocketServer(Server):
 
 
 def close_connection(protocol: H2Protocol, *, goaway: bool) -> None:
-    """Closes a connection of either side without waiting for the peer; nothing where it is closed or was never made."""
+    """Close a client's or a server's connection without waiting for the peer, if the connection is open."""
     connection = getattr(protocol, "connection", None)
     transport = getattr(connection, "_transport", None)
     if connection is None or transport is None:
@@ -128,16 +129,16 @@ def close_connection(protocol: H2Protocol, *, goaway: bool) -> None:
         connection.flush()
     protocol.processor.close()
     if not goaway or transport.get_write_buffer_size():
-        transport.abort()  # close() would wait for a peer that does not read
+        transport.abort()  # close() would wait until the peer has read the buffer
 
 
 def peer_pid(transport: asyncio.BaseTransport) -> int:
-    """Process id at the other end of a unix connection: of who connected, or of who called listen(); 0 if unknown."""
+    """Return the process id of the peer of a unix connection: the client, or the process that called listen(); 0 if unknown."""
     end = transport.get_extra_info("socket")
     return 0 if end is None else peer_of(end)[0]
 
 
 def caller_pid(stream: Stream[Any, Any]) -> int:
-    """Process id of who made a call to us."""
+    """Return the process id of a call's client; 0 if unknown."""
     peer = stream.peer
-    return 0 if peer is None else peer_pid(peer._transport)  # noqa: SLF001 - Peer tells nothing of a unix socket
+    return 0 if peer is None else peer_pid(peer._transport)  # noqa: SLF001 - Peer has no data of a unix socket

@@ -1,4 +1,4 @@
-"""NUMA hints and their merging, as the kubelet's topology manager does it. Decisions only, no I/O.
+"""NUMA hints and their merge, as in the kubelet's topology manager. Pure functions, no I/O.
 
 Sources: pkg/kubelet/cm/devicemanager/topology_hints.go (generateDeviceTopologyHints),
 pkg/kubelet/cm/topologymanager/policy*.go (merging and admission by policy), manager.go (filterByAffinity).
@@ -13,11 +13,11 @@ import msgspec
 NumaPolicy = Literal["none", "best-effort", "restricted", "single-numa-node"]
 
 Numa = Mapping[str, tuple[int, ...]]
-"""NUMA node ids by device id; empty where the device has no topology."""
+"""NUMA node ids by device id; empty if the device has no topology."""
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """A set of NUMA nodes that could serve a request (None: any), and whether it is as narrow as possible."""
+    """A set of NUMA nodes that can satisfy a request (None: any). `preferred`: no smaller set can satisfy the request."""
 
     nodes: frozenset[int] | None
     preferred: bool
@@ -26,13 +26,13 @@ class Hint(msgspec.Struct, frozen=True):
 def resource_hints(
     numa: Numa, available: Collection[str], reusable: Collection[str], request: int
 ) -> list[Hint] | None:
-    """The hints for `request` devices of one resource: None when it knows no NUMA nodes, empty when none can serve.
+    """Return the hints for `request` devices of one resource: None if no device has a NUMA node, empty if there are too few.
 
     Args:
-        numa: all devices of the resource, healthy or not.
-        available: ids that may be given out.
-        reusable: ids the pod's init containers leave behind.
-        request: how many are wanted.
+        numa: the NUMA nodes of all devices of the resource, healthy or not.
+        available: ids that the container may get.
+        reusable: ids of the pod's init containers, which the container can use again.
+        request: number of devices.
     """
     if not any(numa.values()):
         return None
@@ -53,7 +53,10 @@ def resource_hints(
 
 
 def merge(policy: NumaPolicy, hints: Sequence[list[Hint] | None], nodes: Collection[int]) -> tuple[Hint, bool]:
-    """The one hint for a container and whether `policy` admits it; `hints` are its resources', `nodes` the machine's."""
+    """Merge the `hints` of a container's resources. Return the merged hint, and True if `policy` admits the container.
+
+    `nodes` has all NUMA nodes of the machine.
+    """
     if policy == "none":
         return Hint(None, preferred=True), True
     every = frozenset(nodes)
@@ -71,9 +74,9 @@ def merge(policy: NumaPolicy, hints: Sequence[list[Hint] | None], nodes: Collect
 
 
 def aligned(numa: Numa, available: Collection[str], hint: Hint) -> tuple[set[str], set[str], set[str]]:
-    """`available` split in three: on the hint's nodes, on other nodes, on none.
+    """Split `available` into three sets: ids on the hint's nodes, ids on other nodes, and ids without a node.
 
-    All are in the third where the resource knows no NUMA nodes or there is no hint.
+    The third set has all ids if the resource has no NUMA nodes or the hint allows any node.
     """
     if hint.nodes is None or not any(numa.values()):
         return set(), set(), set(available)

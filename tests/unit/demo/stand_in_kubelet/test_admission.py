@@ -85,10 +85,10 @@ async def test_gives_the_answer_as_plain_data_with_its_latencies(kubelet):
     ("answer", "violation"),
     [
         ([], ""),
-        (["a"], "1 devices for a size of 2"),
-        (["a", "a"], "names a device twice"),
-        (["a", "z"], "['z'], which were not on offer"),
-        (["a", "b", "c"], "3 devices for a size of 2"),
+        (["a"], "has 1 devices, not the requested 2"),
+        (["a", "a"], "contains a device twice"),
+        (["a", "z"], "contains ['z'], which the request did not offer"),
+        (["a", "b", "c"], "has 3 devices, not the requested 2"),
     ],
 )
 async def test_a_wrong_preference_never_fails_a_pod(kubelet, answer, violation):

@@ -246,7 +246,7 @@ async def test_a_socket_path_longer_than_the_system_takes_is_a_violation(kubelet
     async with plugin(kubelet, registered=False) as fake:
         with pytest.raises(GRPCError):
             await fake.register(endpoint="x" * 108)
-    assert "unix sockets take 107" in kubelet.violations[0]
+    assert "more than the 107 of a unix socket" in kubelet.violations[0]
 
 
 @pytest.mark.parametrize("how", ["close", "goaway", "rst"])
