@@ -1,1 +1,1 @@
-"""Where configuration comes from, and how one hears that it changed."""
+"""The sources of the configuration: files, the node's label and the node's files. They report changes."""
