@@ -75,7 +75,7 @@ class StateDirectory:
         others than the owner may write in the directory is said.
         """
         try:
-            _tell_mode(self.path)
+            _check_owner_and_mode(self.path)
             for leftover in leftovers(self.path, names):
                 leftover.unlink(missing_ok=True)
                 log.debug("%s: the unfinished copy of a process that was killed is removed", leftover)
@@ -86,11 +86,11 @@ class StateDirectory:
         for name in names:
             file = self.path / name
             try:
-                _own(file)
+                _require_own_file(file)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._tell_unreadable(file, error, keep_aside(file))
+                self._log_unreadable(file, error, keep_aside(file))
 
     def read(self, name: str, shape: type[T]) -> T | None:
         """The content that `write` wrote under this name; None where there is nothing, or nothing that can be read."""
@@ -101,15 +101,15 @@ class StateDirectory:
         except FileNotFoundError:
             return None
         except (UnfitFileError, ValueError, RecursionError) as error:  # text that is no UTF-8, or no such JSON
-            self._tell_unreadable(file, error, keep_aside(file))
+            self._log_unreadable(file, error, keep_aside(file))
             return None
         except OSError as error:
-            self._tell_unreadable(file, error, "")
+            self._log_unreadable(file, error, "")
             return None
         self._unreadable.discard(name)
         return content
 
-    def _tell_unreadable(self, file: Path, error: Exception, kept: str) -> None:
+    def _log_unreadable(self, file: Path, error: Exception, kept: str) -> None:
         if file.name not in self._unreadable:
             self._unreadable.add(file.name)
             reason = error.strerror if isinstance(error, OSError) else error
@@ -180,7 +180,7 @@ def set_aside(file: Path, fits: Callable[[int], bool] = stat.S_ISREG) -> None:
         log.warning("%s %s and no file of this plugin%s", file, kind(mode), kept)
 
 
-def _tell_mode(directory: Path) -> None:
+def _check_owner_and_mode(directory: Path) -> None:
     """Says where others may write in the directory. Raises OSError where it cannot be looked at."""
     there = directory.stat()
     mode = stat.S_IMODE(there.st_mode)
@@ -201,7 +201,7 @@ def _tell_mode(directory: Path) -> None:
         )
 
 
-def _own(file: Path) -> None:
+def _require_own_file(file: Path) -> None:
     """Makes sure that nothing else is written with this file. Raises OSError where it is none, or cannot be one's own."""
     there = file.lstat()
     if not stat.S_ISREG(there.st_mode):

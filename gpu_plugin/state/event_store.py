@@ -91,7 +91,7 @@ def recollect(state_dir: Path) -> tuple[list[Event], int]:
     with open_file(state_dir / FILE, links=False) as stream:
         stream.seek(max(0, os.fstat(stream.fileno()).st_size - MAX_BYTES))
         lines = stream.read(MAX_BYTES).split(b"\n")
-    made = [_made(line) for line in lines if line]
+    made = [_parsed(line) for line in lines if line]
     found = [event for event in made if event is not None]
     return found[-KEPT:], len(made) - len(found)
 
@@ -101,7 +101,7 @@ def lost_lines(count: int) -> str:
     return f"{counted(count, 'line')} of it cannot be read and {are(count)} left out"
 
 
-def _made(line: bytes) -> Event | None:
+def _parsed(line: bytes) -> Event | None:
     """The event of a line; None where a kill cut it short, or it was never ours."""
     try:
         event = msgspec.json.decode(line.decode(), type=Event)  # msgspec passes over a key that is not text
@@ -129,8 +129,8 @@ class EventStore:
         """Lines of the file; before it was read, so many that it is replaced first."""
         self.news = Pulse()
         """Rings at each event."""
-        self._turned = Pulse()
-        self._tried = 0
+        self._attempt_ended = Pulse()
+        self._attempted = 0
         """How many events had come at the last attempt to write them, whatever came of it."""
         self._refused = False
         self._running = False
@@ -188,8 +188,8 @@ class EventStore:
         if self._written < added and self._running:
             self.news.ring()
             with anyio.move_on_after(seconds):
-                while self._tried < added:
-                    await self._turned.wait()
+                while self._attempted < added:
+                    await self._attempt_ended.wait()
         return self._written >= added
 
     async def run(self) -> None:
@@ -232,8 +232,8 @@ class EventStore:
             self._lines = KEPT * 2  # whatever is there now, it is replaced next
             return False
         finally:
-            self._tried = added
-            self._turned.ring()
+            self._attempted = added
+            self._attempt_ended.ring()
         self._refused = self._lost = False
         self._lines = self._lines + count if appended else min(KEPT, len(self.events))
         self._written = added

@@ -65,7 +65,7 @@ def _read(
             known = _DECODER.decode(entry)
             fault = _fault(known, foreign=foreign)
         except (msgspec.MsgspecError, RecursionError) as error:
-            known, fault = _salvaged(entry), str(error)
+            known, fault = _readable_names(entry), str(error)
         if fault:
             faults.append(f"entry {place} of {shown_name} ({_shown(known.id)}) is left out: {fault}")
             if device := _by_name(known):
@@ -95,7 +95,7 @@ class _Names(msgspec.Struct, frozen=True):
     visible_id: object = None
 
 
-def _salvaged(entry: msgspec.Raw) -> ListedDevice:
+def _readable_names(entry: msgspec.Raw) -> ListedDevice:
     """The names in an entry, as far as there are any."""
     try:
         names = msgspec.json.decode(entry, type=_Names)

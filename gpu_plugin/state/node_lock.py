@@ -114,11 +114,11 @@ class NodeLock:
         try:
             if self._file is None and not self._take_file(make=make):
                 return (
-                    f"another daemon uses the state directory {self._state_dir}: {self._owner()}. "
+                    f"another daemon uses the state directory {self._state_dir}: {self._owner_text()}. "
                     "Stop one of the two, or give this one another --state-dir and --device-plugin-dir"
                 )
         except OSError as error:
-            self._cannot(str(self._state_dir / LOCK), error)
+            self._warn_not_lockable(str(self._state_dir / LOCK), error)
         return self.take_directory()
 
     def take_directory(self) -> str:
@@ -128,13 +128,13 @@ class NodeLock:
         try:
             if self._entry is None and not self._take_directory():
                 return (
-                    f"another daemon serves {self._directory}: {self._server()}. "
+                    f"another daemon serves {self._directory}: {self._listeners_text()}. "
                     "Stop one of the two: a kubelet takes each resource from only one plugin"
                 )
         except FileNotFoundError:
             return ""  # there is nothing to be served in yet, which is said where it is waited for
         except OSError as error:
-            self._cannot(str(self._directory), error)
+            self._warn_not_lockable(str(self._directory), error)
         return ""
 
     def follow(self) -> str:
@@ -256,14 +256,14 @@ class NodeLock:
         try:
             handover = self._lock_own(HANDOVER)
             try:
-                new = self._former()
+                new = self._last_owner()
                 if not self._take_file(make=True):
                     return Outcome.NEW_SERVES
                 return Outcome.REGISTERED if new is None or new.registers else Outcome.NEVER_REGISTERED
             finally:
                 os.close(handover)  # not before: a third daemon that gets it may lock the state directory first
         except OSError as error:
-            self._cannot(str(self._state_dir), error)
+            self._warn_not_lockable(str(self._state_dir), error)
             return Outcome.NEW_SERVES
 
     def release(self) -> None:
@@ -302,7 +302,7 @@ class NodeLock:
         self._file, self._opened = descriptor, self._state_dir.stat()
         self.former_serves = self.former_serves or self._former_answers()
         # If this daemon ends before the kubelet has its list, the next daemon takes over from the same former daemon.
-        before = self._former()
+        before = self._last_owner()
         registers = self.former_serves and before is not None and before.registers
         with suppress(OSError):  # on a full disk the lock holds all the same, and is anonymous
             self._write_owner(descriptor, leaving=self.former_serves, registers=registers)
@@ -325,7 +325,7 @@ class NodeLock:
 
     def _former_answers(self) -> bool:
         """Whether the daemon that handed over last still answers the kubelet. If not, the kubelet's directory is locked."""
-        former = self._former()
+        former = self._last_owner()
         if former is None or not former.leaving or former.directory != str(self._directory) or self._entry is not None:
             return False
         try:
@@ -350,12 +350,12 @@ class NodeLock:
         os.close(descriptor)
         return False
 
-    def _owner(self) -> str:
+    def _owner_text(self) -> str:
         """The daemon that wrote the lock's file last, in words."""
-        owner = self._former()
+        owner = self._last_owner()
         return "it has not said who it is" if owner is None else str(owner)
 
-    def _former(self) -> Owner | None:
+    def _last_owner(self) -> Owner | None:
         """The daemon that wrote the lock's file last; None if the file does not say."""
         try:
             with open_file(self._state_dir / LOCK, links=False) as stream:
@@ -364,7 +364,7 @@ class NodeLock:
         except (OSError, ValueError, RecursionError):  # or nested without end
             return None
 
-    def _server(self) -> str:
+    def _listeners_text(self) -> str:
         """The processes that listen on sockets of this plugin in the directory, in words; a pod's are hidden from another's."""
         there = {made: path for path in self._directory.glob(f"{PREFIX}*.sock") if (made := identity(path)) is not None}
         # Each socket is asked once: a connection in its queue takes the place of a connection of the kubelet.
@@ -386,7 +386,7 @@ class NodeLock:
             return " and ".join(f"process {pid}" for pid in sorted(pids))
         return "a process that accepts no connection now" if busy else "it has no socket there yet"
 
-    def _cannot(self, what: str, error: OSError) -> None:
+    def _warn_not_lockable(self, what: str, error: OSError) -> None:
         if what not in self._unlocked:
             self._unlocked.add(what)
             log.warning(

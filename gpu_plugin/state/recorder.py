@@ -50,8 +50,8 @@ class Recorder:
         self._known = known
         self._revision = revision
         self._unsaved = Pulse()
-        self._turned = Pulse()
-        self._tried = 0
+        self._attempt_ended = Pulse()
+        self._attempted = 0
         self._saved = 0
         self._durable = True
         self._runs = False
@@ -67,8 +67,8 @@ class Recorder:
         self._runs = True
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_evidence)
-                tasks.start_soon(self._keep_hardware)
+                tasks.start_soon(self._write_evidence_changes)
+                tasks.start_soon(self._write_hardware_changes)
         finally:
             self._runs = False
             with anyio.CancelScope(shield=True):
@@ -76,9 +76,9 @@ class Recorder:
                 if not known.nothing:
                     with anyio.move_on_after(LAST_WRITE):  # none of this is taken from the time for the last writes
                         await self.hanging_writes()
-                    if await _done(self._evidence, partial(self._memory.write_evidence, known.evidence), LAST_WRITE):
-                        self._saved = self._tried = known.revision
-                    await _done(self._hardware, partial(self._write_durably, known), LAST_WRITE)
+                    if await _write_within(self._evidence, partial(self._memory.write_evidence, known.evidence), LAST_WRITE):
+                        self._saved = self._attempted = known.revision
+                    await _write_within(self._hardware, partial(self._write_durably, known), LAST_WRITE)
             for threads in self._threads:
                 threads.close()
 
@@ -95,7 +95,7 @@ class Recorder:
     @property
     def trouble(self) -> str:
         """What a restart would not remember, in a sentence; empty while all is written down."""
-        if self._saved < self._tried:
+        if self._saved < self._attempted:
             return "what is held against GPUs, and what operators ordered, cannot be written down: a restart would forget it"
         return "" if self._durable else "a file cannot be written, as the log says: a restart would not remember all"
 
@@ -105,42 +105,42 @@ class Recorder:
         if self._saved < revision and self._runs:
             self.changed()
             with anyio.move_on_after(seconds):
-                while self._tried < revision:
-                    await self._turned.wait()
+                while self._attempted < revision:
+                    await self._attempt_ended.wait()
         return self._saved >= revision
 
     async def all_written(self) -> None:
         """Wait until what is held against GPUs now outlives this process."""
         revision = self._revision()
         while self._saved < revision:
-            await self._turned.wait()
+            await self._attempt_ended.wait()
 
     async def hanging_writes(self) -> None:
         """Wait until each write that is under way has returned."""
         await self._evidence.wait()
         await self._hardware.wait()
 
-    async def _keep_evidence(self) -> None:
+    async def _write_evidence_changes(self) -> None:
         while True:
             known = self._known()
-            saved = known.nothing or await _done(
+            saved = known.nothing or await _write_within(
                 self._evidence, partial(self._memory.write_evidence, known.evidence), PATIENCE
             )
-            self._tried = known.revision
+            self._attempted = known.revision
             self._saved = known.revision if saved else self._saved
-            self._turned.ring()
+            self._attempt_ended.ring()
             if self._revision() == known.revision:
                 await self._unsaved.wait(None if saved else RETRY)
 
-    async def _keep_hardware(self) -> None:
+    async def _write_hardware_changes(self) -> None:
         while True:
             known = self._known()
-            if self._tried < known.revision:
+            if self._attempted < known.revision:
                 self._unsaved.ring()
-            while self._tried < known.revision:  # what the journal has of it is what is written here
-                await self._turned.wait()
+            while self._attempted < known.revision:  # what the journal has of it is what is written here
+                await self._attempt_ended.wait()
             journaled = self._saved >= known.revision
-            saved = known.nothing or await _done(self._hardware, partial(self._write_durably, known), PATIENCE)
+            saved = known.nothing or await _write_within(self._hardware, partial(self._write_durably, known), PATIENCE)
             self._durable = saved
             now = self._known()
             same = (now.listed, now.foreign) == (known.listed, known.foreign)
@@ -153,7 +153,7 @@ class Recorder:
         return self._memory.write_durably(known.evidence, known.node, known.listed, known.foreign)
 
 
-async def _done(writing: SlowCall[bool], write: Callable[[], bool], patience: float) -> bool:
+async def _write_within(writing: SlowCall[bool], write: Callable[[], bool], patience: float) -> bool:
     """Whether it is written within so many seconds. While one write hangs, no other of its kind is begun."""
     try:
         return await writing.fresh(write, patience)
