@@ -1,4 +1,4 @@
-"""What operators choose by name as the chart has it, made of the plugin's own tables: its schema, and comments in values.yaml."""
+"""Write the names of the plugin's choices (strategies, policies) into the chart's schema and into comments of values.yaml."""
 
 import json
 import re
@@ -12,18 +12,18 @@ CHOICES: Mapping[str, tuple[Sequence[str], str]] = {
     "migStrategy": (tuple(MIG_STRATEGIES), "How MIG devices are offered: {}."),
     "sharedDevicesAllocationPolicy": (tuple(ALLOCATION_POLICIES), "Which GPUs shared devices are taken from: {}."),
 }
-"""Values that are one choice: what there is, and the comment."""
+"""Values of the chart that accept one name: the names, and the comment in values.yaml."""
 
 LIST = "deviceListStrategy"
 LIST_COMMENT = (
     "How the runtime is told of devices: {}, several with commas or as a list, or auto. "
     "cdi-* and auto need nvidiaDriverRoot."
 )
-"""The value that is a list of choices, or auto."""
+"""The comment of LIST, a value of the chart that accepts several names, or auto."""
 
 
 def schema(text: str) -> str:
-    """The chart's values.schema.json with the choices that there are."""
+    """Return `text`, the chart's values.schema.json, with the present names of all choices."""
     for value, (names, _) in CHOICES.items():
         text = _once(rf'("{value}": \{{"enum": )\[.*?\]', json.dumps([*names, None]), text)
     names = [*DEVICE_LIST_STRATEGIES]
@@ -37,7 +37,7 @@ def schema(text: str) -> str:
 
 
 def values(text: str) -> str:
-    """The chart's values.yaml with the choices that there are in its comments."""
+    """Return `text`, the chart's values.yaml, with the present names of all choices in its comments."""
     comments = {
         value: words.format(" or ".join((", ".join(names[:-1]), names[-1])))
         for value, (names, words) in CHOICES.items()
@@ -50,8 +50,8 @@ def values(text: str) -> str:
 
 
 def _once(pattern: str, becomes: str, text: str) -> str:
-    """The text with what follows the pattern's first group replaced. Raises LookupError unless it stands there once."""
+    """Replace the part of the pattern's match after its first group. Raises LookupError unless there is exactly one match."""
     text, times = re.subn(pattern, lambda found: found[1] + becomes, text, flags=re.MULTILINE)
     if times != 1:
-        raise LookupError(f"{pattern} stands {times} times in the chart's file, not once")
+        raise LookupError(f"{pattern} matches {times} times in the chart's file, not once")
     return text

@@ -391,10 +391,10 @@ VARIABLES: Mapping[str, str] = {
     "node": 'label_values(gpu_plugin_build_info{cluster=~"$cluster"}, node)',
     "gpu": f"label_values(gpu_plugin_gpu_info{{{NODES}}}, uuid)",
 }
-"""Grafana's queries for their values, by name. Where series have no label `cluster`, that one has none."""
+"""Grafana's query for the values of each variable. The variable `cluster` has no values if series have no label `cluster`."""
 
 
 def dashboard() -> Json:
-    """The dashboard, as Grafana imports it."""
+    """Return the dashboard in the form that Grafana imports."""
     what = "Which GPU is sick, why, whom it hits; and how the device plugins are."
     return grafana.dashboard("gpu-plugin", "GPU plugin", what, ("gpu", "kubernetes"), ROWS, VARIABLES)

@@ -1,8 +1,8 @@
-"""Makes the manifests here and what of the chart is generated: `python -m deploy.generate [--check] [--helm FILE]`.
+"""Generate the manifests of this directory and parts of the chart: `python -m deploy.generate [--check] [--helm FILE]`.
 
-The latter are the dashboard, the table of values, and the choices in values.schema.json and values.yaml.
+The generated parts of the chart are the dashboard, the table of values, and the choices in values.schema.json and values.yaml.
 
-Manifests are what `helm template` gives, without what Helm alone makes something of: hooks, and labels that name it.
+The manifests are the output of `helm template` without the parts that only Helm uses: hooks, and the labels with Helm's name.
 """
 
 import argparse
@@ -31,10 +31,10 @@ HOW_TO_HELM = (
     "install Helm 3 or 4 (https://helm.sh/docs/intro/install), or name one that lies elsewhere: "
     "make manifests HELM=/path/to/helm"
 )
-"""What to do where there is none."""
+"""The advice if helm is not found."""
 
 Template = Callable[[Mapping[str, Any]], str]
-"""What the chart renders for some values, under `RELEASE` and in `NAMESPACE`."""
+"""A function that returns the output of `helm template` for some values, for release `RELEASE` and namespace `NAMESPACE`."""
 
 DEFAULT_CONFIG = """\
 version: v1
@@ -68,7 +68,7 @@ MANIFESTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"config": {"map": {"default": DEFAULT_CONFIG, "mps": MPS_CONFIG}}},
     ),
 }
-"""By file: what it is, and its values."""
+"""The description and the chart's values of each manifest, by file name."""
 
 HEADER = """\
 # {}
@@ -94,7 +94,7 @@ _KEY = re.compile(r"( *)(?:# )?([A-Za-z]+):(?: .*)?$")
 
 
 def files(template: Template) -> Iterator[tuple[Path, str]]:
-    """Every generated file and what belongs in it."""
+    """Return the path and the content of every generated file."""
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     for name, (what, given) in MANIFESTS.items():
         header = HEADER.format(what, version, name)
@@ -108,7 +108,7 @@ def files(template: Template) -> Iterator[tuple[Path, str]]:
 
 
 def readme(values: str) -> str:
-    """The table of all values, from the text of values.yaml: its headings, and the comment before each key."""
+    """Return a table of all values, from the headings of values.yaml and the comment before each key."""
     lines = [README_HEADER]
     for heading, path, comment, default in _documented(values):
         if heading:
@@ -121,7 +121,7 @@ def readme(values: str) -> str:
 
 
 def _documented(values: str) -> Iterator[tuple[str, str, str, str]]:
-    """Heading, path, comment and default of each value; a heading comes by itself."""
+    """Return the path, comment and default of each value, with an empty heading. Each heading is a separate item."""
     whole = yaml.safe_load(values)
     comment: list[str] = []
     above: list[str] = []
@@ -152,7 +152,7 @@ def _at(values: Any, path: list[str]) -> Any:
 
 
 def _without_helm(rendered: str) -> Iterator[str]:
-    """The documents of a rendering that are no hooks, as text, without the lines that only Helm needs."""
+    """Return the documents of `helm template`'s output without hooks, as text, without the lines that only Helm uses."""
     for document in re.split(r"^---\n", rendered, flags=re.MULTILINE):
         content = yaml.safe_load(document)
         if content and "helm.sh/hook" not in (content["metadata"].get("annotations") or {}):
@@ -163,14 +163,14 @@ def _without_helm(rendered: str) -> Iterator[str]:
 
 
 def _pod(rendered: str) -> str:
-    """The pod of `helm test` as one that anybody may run."""
+    """Return the pod of `helm test` as a manifest that users can apply."""
     (pod,) = (each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "Pod")
     pod["metadata"] = {"name": POD.removesuffix(".yaml")}
     return str(yaml.dump(pod, Dumper=_Dumper, sort_keys=False, width=120))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as it is."""
+    """Writes text with several lines as a YAML literal block."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -181,7 +181,7 @@ _Dumper.add_representer(str, _text)
 
 
 def with_helm(program: str) -> Template:
-    """Has this helm render the chart. Raises CalledProcessError where it cannot."""
+    """Return a Template that calls the helm program at `program`. It raises CalledProcessError if helm fails."""
 
     def template(values: Mapping[str, Any]) -> str:
         command = [program, "template", RELEASE, str(CHART), "--namespace", NAMESPACE]
@@ -195,20 +195,20 @@ def with_helm(program: str) -> Template:
 
 
 def main() -> int:
-    """Writes the files, or says with --check which are not as they should be. Returns the exit status."""
+    """Write the files or, with --check, print the names of outdated files. Return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file is not as it would be")
-    parser.add_argument("--helm", default="helm", help="the helm program [default: the one on the search path]")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is outdated")
+    parser.add_argument("--helm", default="helm", help="the helm program [default: helm on the search path]")
     given = parser.parse_args()
     if shutil.which(given.helm) is None:
-        parser.exit(2, f"make manifests: there is no program {given.helm}: {HOW_TO_HELM}\n")
+        parser.exit(2, f"make manifests: the program {given.helm} does not exist: {HOW_TO_HELM}\n")
     stale = [
         (path, text) for path, text in files(with_helm(given.helm)) if not path.exists() or path.read_text() != text
     ]
     for path, text in stale:
         if not given.check:
             path.write_text(text)
-        print(f"{path.relative_to(ROOT)}: {'not what the chart gives: make manifests' if given.check else 'written'}")
+        print(f"{path.relative_to(ROOT)}: {'outdated, run make manifests' if given.check else 'written'}")
     return 1 if stale and given.check else 0
 
 

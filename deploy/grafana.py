@@ -1,6 +1,6 @@
-"""How Grafana has a dashboard as JSON, made of rows of panels.
+"""Build the JSON of a Grafana dashboard from rows of panels.
 
-It is Grafana's classic model (schema version 39, which Grafana 10.3 and later read).
+The JSON is Grafana's classic model (schema version 39, which Grafana 10.3 and later read).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,31 +17,31 @@ WIDTH = 24
 
 @dataclass(frozen=True)
 class Show:
-    """One panel: what it is called, asks and tells, of what kind it is, how wide and high (24 columns a row), and its unit."""
+    """One panel: its title, queries, description and kind, its width and height (a row has 24 columns), and its unit."""
 
     title: str
     queries: Mapping[str, str]
-    """PromQL by the legend of its series, or of a table by the heading of its column."""
+    """PromQL queries by the legend of their series. In a table, by the heading of their column."""
     description: str
     kind: str = "timeseries"
     width: int | None = None
-    """None: as wide as panels of its row are."""
+    """None: the panel has the width that its row sets for panels."""
     height: int = 8
     unit: str = "short"
     thresholds: Sequence[tuple[float | None, str]] = ()
     mappings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     top: float | None = None
-    """The end of the scale, where it has one."""
+    """The maximum of the scale. None: Grafana sets the scale."""
     below_zero: bool = False
     stacked: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Of a table: the headings by name of the column, in order; others are hidden."""
+    """Headings of a table by the name of the column, in order. Other columns are hidden."""
     units: Mapping[str, str] = field(default_factory=dict)
-    """Of a table: unit by heading."""
+    """Units of a table's columns by heading."""
 
     @property
     def of_now(self) -> bool:
-        """Whether it asks for this moment alone."""
+        """True if the panel shows only the present value, not a range of time."""
         return self.kind in ("table", "stat")
 
 
@@ -56,18 +56,18 @@ class Row:
 
 
 HEADINGS: Mapping[str, str] = {"index": "GPU", "pci_bus_id": "bus id", "Value": "verdict", "by": "order"}
-"""What columns of tables are called that do not go by the name of their label."""
+"""Headings of table columns whose heading differs from their label."""
 
 
 def number(title: str, query: str, description: str, **look: Any) -> Show:
-    """A panel of one number."""
+    """Return a panel that shows one number."""
     return Show(title, {"": query}, description, kind="stat", width=3, height=4, **look)
 
 
 def table(
     title: str, queries: str | Mapping[str, str], description: str, labels: str, width: int = WIDTH, **look: Any
 ) -> Show:
-    """A table: a column for each of `labels`, and, where there are several queries, for the value of each, by its heading."""
+    """Return a table. It has a column for each of `labels` and, if there are several queries, one for each query's value."""
     columns = {label: HEADINGS.get(label, label) for label in labels.split()}
     if isinstance(queries, str):
         queries = {"": queries}
@@ -85,9 +85,9 @@ SOURCE: Mapping[str, str] = {"type": "prometheus", "uid": "${datasource}"}
 def dashboard(
     uid: str, title: str, description: str, tags: Sequence[str], rows: Sequence[Row], variables: Mapping[str, str]
 ) -> Json:
-    """The dashboard, as Grafana imports it; `variables` are Grafana's queries for their values, by name.
+    """Return the dashboard in the form that Grafana imports. `variables` has a query for the values of each variable.
 
-    All values of one are `.*`, so that a label which is not there matches, too.
+    The choice "All" of a variable is `.*`, which also matches series without the label.
     """
     return {
         "uid": uid,
@@ -145,7 +145,7 @@ def _panels(rows: Sequence[Row]) -> Iterator[Json]:
             inside.append(_panel(show, count, {"h": show.height, "w": width, "x": x, "y": y}))
             x, height = x + width, max(height, show.height)
         y += height
-        # Panels of a row that is closed are kept in it, those of an open one follow it.
+        # A closed row contains its panels. The panels of an open row follow the row.
         yield heading | {"panels": [] if row.open else inside}
         if row.open:
             yield from inside
@@ -209,7 +209,7 @@ _OPTIONS: Mapping[str, Json] = {
 
 
 def _letter(at: int) -> str:
-    """What Grafana calls the query at this place."""
+    """Return Grafana's name of the query at index `at`."""
     return chr(ord("A") + at)
 
 

@@ -1,8 +1,8 @@
-"""Generates `gpu_plugin/kubelet/_api` from the .proto files beside this script, or with --check compares it.
+"""Generate `gpu_plugin/kubelet/_api` from the .proto files of this directory. With --check, compare instead of writing.
 
-The compiler plugin truncates the `__init__.py` of its output folder, so it never writes into the package itself: the
-code is made in a temporary folder, formatted by the locked black, and only then laid in place. Services are left out: the
-daemon serves raw handlers (docs/architecture.md, "Why so").
+The compiler plugin truncates the `__init__.py` of its output folder. It therefore writes to a temporary folder, where it
+formats the code with the locked version of black, and this script copies the result into the package. Services are not
+generated: the daemon serves raw handlers (docs/architecture.md, "Why so").
 """
 
 import re
@@ -20,7 +20,7 @@ SERVICE = re.compile(r"^service .*?^}", re.DOTALL | re.MULTILINE)
 
 
 def generate(out: Path) -> dict[str, str]:
-    """Returns the generated text by package name."""
+    """Return the generated code by package name."""
     generated = {}
     for package, source in SOURCES.items():
         folder, messages = out / package, out / "proto" / source
@@ -40,7 +40,7 @@ def generate(out: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Writes the generated code, or with --check says whether it is what the .proto files give."""
+    """Write the generated code. With --check, print the outdated files instead. Return 1 if files are outdated, else 0."""
     with tempfile.TemporaryDirectory() as temporary:
         generated = generate(Path(temporary))
     stale = []
@@ -53,7 +53,7 @@ def main() -> int:
             target.parent.mkdir(exist_ok=True)
             target.write_text(text)
     if stale and "--check" in sys.argv:
-        print(f"not what the .proto files give: {', '.join(stale)}. Run `make proto` and commit the result.")
+        print(f"these files differ from the code of the .proto files: {', '.join(stale)}. Run `make proto` and commit.")
         return 1
     if shutil.which("protoc-gen-python_betterproto") is None:
         print("protoc-gen-python_betterproto is not on PATH")

@@ -1,4 +1,4 @@
-"""Which config file is in force, and when it is another or holds something else."""
+"""Select the config file in force, and report when another file is in force or the file's content changes."""
 
 import logging
 import os
@@ -30,14 +30,14 @@ MAX_KUBECONFIG = 4 * 1024 * 1024
 """Bytes of a kubeconfig: hundreds of clusters, each with its certificates."""
 
 LABEL_PATIENCE = 5.0
-"""Seconds at the start for the API server to tell the node's label or to fail, before the last choice is used."""
+"""Seconds at the start that the API server has to return the node's label or an error, before the last choice is used."""
 
 CHOICE_FILE = "chosen-configuration.json"
-"""Where that is remembered, in the state directory of flags and environment: the config file itself may name another one."""
+"""The file with the last choice, in the state directory of flags and environment: a config file may set another directory."""
 
 
 class ChosenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file holds: by which label of which node, which file of which directory was chosen; "" for none at all."""
+    """The content of CHOICE_FILE: the node, its label's name, the directory, and the chosen file; "" is the choice of no file."""
 
     node: str
     label: str
@@ -46,9 +46,9 @@ class ChosenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastChoice:
-    """Remembers the choice that was in force last: the API server may be away at the next start.
+    """Stores the last choice that was in force, since the API server may be unreachable at the next start.
 
-    Reading and writing block for as long as the disk does, and never raise.
+    `read` and `write` block as long as the disk does, and never raise.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -57,10 +57,10 @@ class LastChoice:
         self._path = self._state.path / CHOICE_FILE
         self._found: Identity | None = None
         self.kept: str | None = None
-        """The file that a restart would know of."""
+        """The file name that is stored for a restart; None if no name is stored."""
 
     def read(self) -> str | None:
-        """The file chosen last by the same label of the same node, from the same directory; None where none is known."""
+        """Return the stored file name if it was chosen by the same label of the same node from the same directory, else None."""
         known = self._state.read(CHOICE_FILE, ChosenFile)
         self._found = identity(self._path)
         self.kept = known.file if known is not None and known == self._of(known.file) else None
@@ -68,14 +68,14 @@ class LastChoice:
 
     @property
     def is_current(self) -> bool:
-        """Whether what was read or written last is there still: it may have been removed, or its directory renamed."""
+        """False if the stored file changed since the last read or write, or was removed, or its directory was renamed."""
         return identity(self._path) == self._found
 
     def write(self, file: str) -> None:
-        """Has this choice outlive the process; `kept` says whether that worked.
+        """Store this choice for the next process, and set `kept` to it, or to None if it could not be written.
 
-        Where it did not, nothing is left of the choice of before: without one nothing is served while the label is not known, by
-        an old one what the operator no longer wants would be.
+        After a failure the former choice is removed, too. With the former choice the next process would serve a configuration
+        that the operator no longer wants; without a choice it serves nothing until it knows the label.
         """
         self.kept = file if self._state.write(CHOICE_FILE, self._of(file)) else None
         if self.kept is None:
@@ -91,14 +91,14 @@ class LastChoice:
 
 
 class ConfigSource:
-    """Where the configuration comes from: no file, one file, or the one in a directory that the node's label names."""
+    """The source of the configuration: no file, one file, or the file of a directory that the node's label selects."""
 
     def __init__(self, settings: Settings, known: str | None = None) -> None:
-        """`known` is the `fingerprint` of the one file from before it was read; without it, `run` calls at once.
+        """`known` is the `fingerprint` of a single file from before it was read. Without it, `run` calls `changed` at once.
 
         Raises:
-            ConfigError: a directory is given, and the Kubernetes client that its files are chosen with is not installed, or what
-                --kubeconfig names is no such file.
+            ConfigError: the settings have a directory, and the Kubernetes client, which reads the label, is not installed, or
+                the file of --kubeconfig is not a kubeconfig.
         """
         self._settings = settings
         self._known = known
@@ -106,17 +106,17 @@ class ConfigSource:
         self._file = Path(settings.config_file) if settings.config_file else None
         self._label: str | None = None
         self._label_known = anyio.Event()
-        self._trouble = "the Kubernetes API has not told it yet"
+        self._trouble = "the Kubernetes API has not answered yet"
         self._choice = Choice(NO_FILE)
-        self._memory = LastChoice(settings)
+        self._last_choice = LastChoice(settings)
         self._last: str | None = None
-        """The file in force, or the one that was in force last."""
-        self._recalled = False
-        self._recalling = threading.Lock()
+        """Name of the file in force or, before there is one, of the file that was in force last."""
+        self._last_is_read = False
+        self._reading_last = threading.Lock()
         self._last_logged: tuple[str, str | None] | None = None
         self.complaint = ""
-        """What is wrong with the node's label, while it names no file that is there or is not known; empty otherwise."""
-        self._asked = ""
+        """Why the node's label selects no file: it is not known, or its file does not exist; empty if it selects a file."""
+        self._requested = ""
         self._content: str | None = None
         self._watcher: FileWatcher[tuple[str, str, Choice, str]] | None = None
         if settings.config_file_srcdir:
@@ -128,61 +128,61 @@ class ConfigSource:
 
     @cached_property
     def node(self) -> "NodeMetadata":
-        """The Node's labels and annotations, also for others than us."""
-        from gpu_plugin.cluster.node_metadata import NodeMetadata  # noqa: PLC0415 - for those alone who talk to the API
+        """The Node's labels and annotations. Other parts use it, too."""
+        from gpu_plugin.cluster.node_metadata import NodeMetadata  # noqa: PLC0415 - only for processes that use the API
 
         return NodeMetadata(self._settings.node_name, self._settings.kubeconfig)
 
     def current(self) -> Path | None:
-        """The config file in force, which need not exist; None for none: flags and environment only."""
+        """Return the config file in force, which need not exist; None if only flags and environment are in force."""
         return self._file
 
     def wanted(self) -> Path | None:
-        """The config file that was asked for last, which need not exist and may be another than the one in force."""
-        return Path(self._settings.config_file_srcdir) / self._asked if self._asked else self._file
+        """Return the config file that was requested last. It need not exist, and another file may be in force."""
+        return Path(self._settings.config_file_srcdir) / self._requested if self._requested else self._file
 
     @property
     def unknown(self) -> str:
-        """What is waited for, and why, while the node's label is to choose the file and is not known; empty otherwise."""
+        """While the node's label selects the file and is not known, a text with the reason; empty otherwise."""
         if not self._settings.config_file_srcdir or self._label_known.is_set():
             return ""
-        return f"waiting for {self._label_in_words()}: {self._trouble}"
+        return f"waiting for {self._label_text()}: {self._trouble}"
 
     @property
     def unheard(self) -> str:
-        """Why a change of the node's label would not be heard now, once it is known what it was; empty where it would."""
+        """Once the node's label is known, why changes of the label are not received now; empty if they are received."""
         if not self._label_known.is_set() or not self._trouble:
             return ""
-        return f"changes of {self._label_in_words()} are not heard: {self._trouble}"
+        return f"changes of {self._label_text()} are not received: {self._trouble}"
 
     def look_again(self) -> None:
-        """Has everything looked at again. From the event loop's thread only."""
+        """Read the directory and its files again. Call on the event loop's thread only."""
         if self._watcher is not None:
             self._watcher.notify()
 
     async def settled(self) -> None:
-        """Returns once it is known which file is in force: as long as there is none to be chosen, it does not."""
+        """Wait until a file is in force. Does not return while no file can be chosen."""
         await self._settled.wait()
 
-    def _label_in_words(self) -> str:
+    def _label_text(self) -> str:
         return f"the label {self._settings.node_label} of node {self._settings.node_name}"
 
     def keep(self, file: Path | None) -> bool:
-        """Remembers that the settings of this file, chosen by the node's label, are in force. Blocks, and never raises.
+        """Store for a restart that this file, chosen by the node's label, is in force. Blocks, and never raises.
 
-        Returns whether a restart knows that, too; it may be asked for again and again.
+        Returns True if the choice is stored. Repeated calls are cheap.
         """
         if not self._settings.config_file_srcdir:
             return True
         name = file.name if file is not None else NO_FILE
-        self._recall()
+        self._read_last()
         self._last = name
-        if name != self._memory.kept or not self._memory.is_current:
-            self._memory.write(name)
-        return name == self._memory.kept
+        if name != self._last_choice.kept or not self._last_choice.is_current:
+            self._last_choice.write(name)
+        return name == self._last_choice.kept
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` whenever the file in force is another or its content is. Never returns."""
+        """Call `changed` whenever another file is in force or the file's content changes. Never returns."""
         if self._settings.config_file_srcdir:
             await self._run_by_label(changed)
         elif self._file is not None:
@@ -192,7 +192,7 @@ class ConfigSource:
 
     async def _run_by_label(self, changed: Callable[[], None]) -> None:
         settings = self._settings
-        watcher = self._watcher = FileWatcher(self._look, lambda seen: self._take(*seen, changed))
+        watcher = self._watcher = FileWatcher(self._read, lambda value: self._apply(*value, changed))
         answered = anyio.Event()
 
         def label_read(value: str | None) -> None:
@@ -213,8 +213,12 @@ class ConfigSource:
                     await answered.wait()
             await watcher.run()
 
-    def _look(self) -> tuple[tuple[str, str, Choice, str], frozenset[Place]]:
-        """Why the label is not known, its value, the choice, and the fingerprint of that file; where that may change. Blocks."""
+    def _read(self) -> tuple[tuple[str, str, Choice, str], frozenset[Place]]:
+        """Read the directory and choose a file. Blocks.
+
+        Returns the reason why the label is not known, the label's value, the choice and the fingerprint of the chosen file, and
+        the places where changes may change these values.
+        """
         settings, label_unknown, label = self._settings, self.unknown, self._label or ""
         directory = Path(settings.config_file_srcdir)
         places = route(directory) | {Place(os.path.realpath(directory), ANY)}
@@ -227,7 +231,7 @@ class ConfigSource:
         return (label_unknown, label, choice, content), places
 
     def _choose(self, label: str, present: frozenset[str], label_unknown: str, files_unknown: str) -> Choice:
-        """The choice. Reads the last one first if it has influence: the state directory need not answer otherwise. Blocks."""
+        """Return the choice. Read the last choice only if the result depends on it: the state directory may hang. Blocks."""
         settings = self._settings
 
         def chosen() -> Choice:
@@ -235,26 +239,26 @@ class ConfigSource:
             return choose(label, present, default, fallbacks, self._last, label_unknown, files_unknown)
 
         choice = chosen()
-        if self._recalled or (choice.file and not choice.complaint):
+        if self._last_is_read or (choice.file and not choice.complaint):
             return choice
-        if self._recalling.acquire(blocking=False):
+        if self._reading_last.acquire(blocking=False):
             try:
-                self._recall()
+                self._read_last()
             finally:
-                self._recalling.release()
+                self._reading_last.release()
             return chosen()
-        # Another look hangs in it. If each did, they would hold a thread each.
+        # Another call hangs in the state directory. This call does not wait for it, since each call would block a thread.
         unread = f"the last choice is not known: the state directory {settings.state_dir} does not answer"
         return Choice(None, "; ".join(filter(None, (choice.complaint, unread))), choice.asked)
 
-    def _recall(self) -> None:
-        if not self._recalled:
-            self._last = self._memory.read()
-            self._recalled = True
+    def _read_last(self) -> None:
+        if not self._last_is_read:
+            self._last = self._last_choice.read()
+            self._last_is_read = True
 
-    def _take(self, label_unknown: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
+    def _apply(self, label_unknown: str, label: str, choice: Choice, content: str, changed: Callable[[], None]) -> None:
         self._log_choice(label_unknown, label, choice)
-        self.complaint, self._asked = choice.complaint, choice.asked
+        self.complaint, self._requested = choice.complaint, choice.asked
         if choice.file is None:
             return
         if choice.file == self._choice.file and (content == self._content or (choice.complaint and content == ABSENT)):
@@ -269,7 +273,7 @@ class ConfigSource:
             logged = ("label_unknown" if label_unknown else f"label {label}", choice.file)
             if self._last_logged != logged:
                 level = logging.WARNING if label_unknown else logging.ERROR
-                until = "; nothing is served until there is one to be used" if choice.file is None else ""
+                until = "; nothing is served until there is a valid configuration" if choice.file is None else ""
                 log.log(level, "configuration: %s%s", choice.complaint, until)
             self._last_logged = logged
         elif choice.file != self._choice.file or self._last_logged is not None or self._content is None:
@@ -279,7 +283,7 @@ class ConfigSource:
 
 
 def _require_kubeconfig(kubeconfig: str) -> None:
-    """Raises ConfigError for a file that can be no kubeconfig. One that does not exist or cannot be read yet is waited for."""
+    """Raise ConfigError if the file cannot be a kubeconfig. A file that does not exist or is unreadable is no error yet."""
     if not kubeconfig:
         return
     try:
@@ -291,9 +295,10 @@ def _require_kubeconfig(kubeconfig: str) -> None:
 
 
 def _configs(directory: Path) -> tuple[frozenset[str], str]:
-    """The names of the files in `directory`, or why they cannot be known.
+    """Return the names of the files in `directory`, and the reason if they cannot be read, else "".
 
-    What a ConfigMap's volume keeps hidden is none of them, nor is a name that is not printable, which no label can have.
+    Hidden files, such as the links in a ConfigMap's volume, are left out, and names that are not printable: a label cannot
+    have such a value.
     """
     try:
         with os.scandir(directory) as entries:

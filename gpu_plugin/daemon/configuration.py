@@ -1,4 +1,4 @@
-"""The settings in force: read again on a thread, applied whole or not at all, and what became of the last attempt."""
+"""The settings in force. New settings are read on a thread and applied completely or not at all."""
 
 import asyncio
 import json
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Resolve = Callable[[Path | None], Settings]
-"""Settings from flags, environment and the file at this path (None: no file). Blocks; raises ConfigError."""
+"""Reads the settings from flags, environment and the file at this path (None: no file). Blocks. Raises ConfigError."""
 
 PATIENCE = 30.0
-"""Seconds that reading a configuration may take: a dead network file system holds no more than its thread."""
+"""Seconds that the read of a configuration may take: a dead network file system blocks only its thread."""
 
 RETRY = 5.0
-"""Seconds until it is tried again to write down which file is in force."""
+"""Seconds between two attempts to write the name of the file in force to the state directory."""
 
 SOURCES = ("config_file_srcdir", "node_name", "node_label", "kubeconfig", "default_config", "fallback_strategies")
-"""Settings that say where the configuration comes from, which a running process cannot change."""
+"""Settings that select the source of the configuration. A running process cannot change them."""
 
 CHOSEN_WITHIN = 10.0
-"""Seconds for a file to be chosen by the node's label before the first attempt counts as failed. The wait goes on."""
+"""Seconds until the first choice by the node's label counts as failed. The wait for the choice continues after that."""
 
 LONGEST_IN_FULL = 256 * 1024
-"""Bytes of the settings in an answer of the control socket."""
+"""Limit in bytes for the settings in a reply of the control socket."""
 
 LONGEST_LINE = 2000
-"""Characters of the log line about the settings: a list of thousands of GPUs is left to the debugging."""
+"""Limit in characters for the log line about the settings: a list of thousands of GPUs is only in the debug log."""
 
 _FLAGS = {option.name: option.flags[0] for option in OPTIONS if option.flags} | {
     "socket_dir": "device-plugin-dir",
@@ -61,7 +61,7 @@ _KEYS = {option.name: option.file for option in OPTIONS} | {
 
 
 class Configuration:
-    """Which settings are in force, where they come from, and whether newer ones were refused."""
+    """The settings in force, their source, and the result of the last attempt to change them."""
 
     def __init__(
         self,
@@ -71,26 +71,27 @@ class Configuration:
         unchangeable: Sequence[str],
         settled: Callable[[Settings], Awaitable[Settings]] | None = None,
     ) -> None:
-        """Takes the settings of the start, how to resolve newer settings, and the names of settings that a restart takes.
+        """Begin with `settings`. `resolve` reads newer settings.
 
-        `settled` replaces what newer settings leave to the node.
+        `unchangeable` has the names of settings that only a restart changes. `settled` replaces values of newer settings that
+        depend on the node (`auto`).
         """
         self.store = SettingsStore(settings)
         self._source = source
         self._resolve = resolve
         self._settled = settled
         self._unchangeable = (*unchangeable, *SOURCES)
-        self._asked = False
-        self._bell = Pulse()
+        self._requested = False
+        self._wakeup = Pulse()
         self._since = time.time()
         self._refused = ""
         self._faults: tuple[str, ...] = ()
         self._reloads = {"applied": 0, "unchanged": 0, "refused": 0}
         self._file = source.current()
-        self._kept = True
-        # While one write hangs no other begins: a disk that does not answer holds one thread.
-        self._keeping: SlowCall[bool] = SlowCall(partial(begin, name="chosen-configuration"))
-        self._look = False
+        self._saved = True
+        # While a write hangs, no other write begins: a disk that does not answer blocks only one thread.
+        self._saving: SlowCall[bool] = SlowCall(partial(begin, name="chosen-configuration"))
+        self._rewrite = False
 
     @property
     def settings(self) -> Settings:
@@ -99,55 +100,57 @@ class Configuration:
 
     @property
     def node(self) -> "NodeMetadata":
-        """The labels and annotations of the Node, which whoever follows them shares one watch for."""
+        """The labels and annotations of the Node. All subscribers share one watch."""
         return self._source.node
 
     def ask(self) -> None:
-        """Has the configuration read again; what is asked for while it is being read is one more time."""
-        self._asked = True
-        self._bell.ring()
+        """Request a new read of the configuration. Requests during a read lead to one more read."""
+        self._requested = True
+        self._wakeup.ring()
 
     def look(self) -> None:
-        """Has it written down again which file is in force, where that is gone. From the event loop's thread."""
-        self._look = True
-        self._bell.ring()
+        """Write the name of the file in force again if its file changed or is missing. Call on the event loop's thread."""
+        self._rewrite = True
+        self._wakeup.ring()
 
     @property
     def unkept(self) -> str:
-        """Why a restart would not know which file is in force while the node's label is not known; empty where it would."""
-        return "" if self._kept else "which config file is in force cannot be written down: a restart would not know it"
+        """Why the name of the file in force is not stored for a restart without the node's label; empty if it is stored."""
+        if self._saved:
+            return ""
+        return "the name of the config file in force cannot be written: it would be lost at a restart"
 
     async def watch(self) -> None:
-        """Asks whenever another file is in force, or the same holds something else. Never returns."""
+        """Request a read whenever another file is in force or the file's content changes. Never returns."""
         await self._source.run(self.ask)
 
     async def run(self, take: Callable[[Settings], None], was_read: Callable[[], None] | None = None) -> None:
-        """Reads the configuration whenever it is asked to, and hands it to `take`. Never returns.
+        """Read the configuration at each request and pass it to `take`. Never returns.
 
-        `take` applies settings whole, or raises ConfigError and has changed nothing. What cannot be read or taken is said
-        once, and the settings of before stay in force. `was_read` is called after each attempt, whatever came of it.
+        `take` applies all settings, or raises ConfigError and changes nothing. An error is logged once, and the former settings
+        stay in force. `was_read` is called after each attempt, also after a failure.
         """
         threads = Workers("configuration")
         try:
-            await self._keep()
+            await self._save()
             while True:
-                if self._look:
-                    self._look = False
-                    await self._keep()
-                elif self._asked:
-                    self._asked = False
+                if self._rewrite:
+                    self._rewrite = False
+                    await self._save()
+                elif self._requested:
+                    self._requested = False
                     try:
                         await self._read(threads, take)
                     except anyio.get_cancelled_exc_class():
-                        self._asked = True  # for the next daemon of this process
+                        self._requested = True  # for the next daemon of this process
                         raise
                     if was_read is not None:
                         was_read()
-                elif self._kept:
-                    await self._bell.wait()
+                elif self._saved:
+                    await self._wakeup.wait()
                 else:
-                    await self._bell.wait(RETRY)
-                    self._look = True
+                    await self._wakeup.wait(RETRY)
+                    self._rewrite = True
         finally:
             threads.close()
 
@@ -172,12 +175,12 @@ class Configuration:
                     log.error("configuration: nothing is changed: %s", fault, exc_info=not ours)  # noqa: TRY400
             self._refused, self._faults = str(error), faults
             return
-        mended, self._refused, self._faults = bool(self._refused), "", ()
+        recovered, self._refused, self._faults = bool(self._refused), "", ()
         self._file = path
         if changed:
             self.store.current = new
             self._since = time.time()
-        await self._keep()
+        await self._save()
         self._reloads["applied" if changed else "unchanged"] += 1
         if changed:
             log.info("configuration: applied")
@@ -186,18 +189,18 @@ class Configuration:
             self.store.current = new
             tell_remarks(new)
         else:
-            log.log(logging.INFO if mended else logging.DEBUG, "configuration: valid, and it changes nothing")
+            log.log(logging.INFO if recovered else logging.DEBUG, "configuration: valid, and it changes nothing")
 
-    async def _keep(self) -> None:
-        """Has the choice of the file in force outlive the process: it is taken again while the node's label is not known."""
+    async def _save(self) -> None:
+        """Write the name of the file in force: the next process uses that file while it does not know the node's label."""
         try:
-            self._kept = await self._keeping.fresh(partial(self._source.keep, self._file), PATIENCE)
+            self._saved = await self._saving.fresh(partial(self._source.keep, self._file), PATIENCE)
         except TimeoutError:
-            self._kept = False
-            log.warning("configuration: which file is in force could not be written down within %g s", PATIENCE)
+            self._saved = False
+            log.warning("configuration: the name of the file in force could not be written within %g s", PATIENCE)
 
     def in_full(self) -> Mapping[str, object]:
-        """Every setting in force as a config file that asks for them; too much for an answer is left out, with how much it is."""
+        """Return all settings in force in the form of a config file, or only their size if they are too long for a reply."""
         content = written(self.settings)
         size = len(json.dumps(content))
         return content if size <= LONGEST_IN_FULL else {"left_out_bytes": size}
@@ -225,15 +228,15 @@ class Configuration:
 
 
 def _for_a_restart(names: Sequence[str], old: Settings, new: Settings) -> str:
-    """What of newer settings takes a restart, each with the key of the file that it comes from and both values."""
+    """Return an error message that lists the settings `names`, their keys in the file, and their old and new values."""
     flags = ", ".join(f"--{_FLAGS.get(name, name)}" for name in names)
     changes = ", ".join(
         f"{_KEYS.get(name) or f'--{_FLAGS.get(name, name)}'} from {getattr(old, name)!r} to {getattr(new, name)!r}"
         for name in names
     )
     return (
-        f"{flags} cannot change while the process runs, so nothing of this is in force ({changes}): restart it, or take that "
-        "change back to have all others taken now"
+        f"{flags} cannot change while the process runs, so no part of the new configuration is in force ({changes}): restart "
+        "the process, or undo this change to apply all other changes now"
     )
 
 
@@ -249,24 +252,25 @@ class Wait(msgspec.Struct):
 
     @property
     def why(self) -> str:
-        """What is wrong with it, or waited for. Never empty."""
+        """The reasons in one text. Never empty."""
         return "; ".join(self.reasons)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What is wrong with the configuration, or waited for, a sentence each. Never empty."""
+        """Why there is no configuration yet: errors, or the state of the wait, one sentence each. Never empty."""
         source = self.source
         chosen_by = "" if source is None else source.complaint or source.unknown
-        return tuple(filter(None, (*self.failed, chosen_by))) or ("it is being read",)
+        return tuple(filter(None, (*self.failed, chosen_by))) or ("the configuration is being read",)
 
 
 async def begin_with(
     settings: Settings, resolve: Resolve, signals: Signals, wait: Wait | None = None
 ) -> tuple[Settings, ConfigSource]:
-    """The settings to begin with and where newer ones come from: as given, or of the file that the node's label names.
+    """Return the first settings and the source of newer settings.
 
-    There it waits until there are good ones: serving by another configuration meanwhile would hand out devices that the
-    right one does not have. A SIGHUP meanwhile has everything read again. `wait` is told meanwhile how that stands.
+    If the node's label selects the file, wait until the label is known and the file is valid: with another configuration the
+    daemon could give pods devices that the right configuration does not have. During the wait, SIGHUP reads everything again,
+    and `wait` has the state of the wait. Otherwise return `settings`.
     """
     source = ConfigSource(settings)
     wait = wait or Wait()
@@ -274,39 +278,39 @@ async def begin_with(
         return settings, source
     log.info("waiting for the label %s of node %s to choose the configuration", settings.node_label, settings.node_name)
     wait.source = source
-    asked, threads = asyncio.Event(), Workers("configuration")
-    asked.set()
+    requested, threads = asyncio.Event(), Workers("configuration")
+    requested.set()
     found: list[Settings] = []
 
     async def read() -> None:
-        with anyio.move_on_after(CHOSEN_WITHIN) as patience:
+        with anyio.move_on_after(CHOSEN_WITHIN) as limit:
             await source.settled()
-        if patience.cancelled_caught:
+        if limit.cancelled_caught:
             wait.tried = True
             if not (source.complaint or source.unknown):
-                wait.failed = (f"{settings.config_file_srcdir} has not been read within {CHOSEN_WITHIN:g} s",)
-            log.warning("configuration: nothing is served until there is one: %s", wait.why)
+                wait.failed = (f"{settings.config_file_srcdir} could not be read within {CHOSEN_WITHIN:g} s",)
+            log.warning("configuration: nothing is served until there is a configuration: %s", wait.why)
             await source.settled()
             wait.failed = ()
         while not found:
-            await asked.wait()
-            asked.clear()
+            await requested.wait()
+            requested.clear()
             try:
                 found.append(await _resolved(threads, resolve, source.current()))
             except ConfigError as error:
                 for fault in error.each():
-                    log.error("configuration: nothing is served until there is a good one: %s", fault)  # noqa: TRY400
+                    log.error("configuration: nothing is served until there is a valid configuration: %s", fault)  # noqa: TRY400
                 wait.tried, wait.failed = True, error.each()
         tasks.cancel_scope.cancel()
 
     def look_again() -> None:
         source.look_again()
-        asked.set()
+        requested.set()
 
     signals.on_reload(look_again)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(source.run, asked.set)
+            tasks.start_soon(source.run, requested.set)
             tasks.start_soon(read)
     finally:
         threads.close()
@@ -321,16 +325,16 @@ async def _resolved(threads: Workers, resolve: Resolve, path: Path | None) -> Se
 
 
 def tell_settings(settings: Settings, file: Path | None) -> None:
-    """Says the file, what of the settings is not the default, and what of the file deserves a word."""
-    asked = "; ".join(differing(settings)) or "nothing but defaults"
-    log.info("configuration: %s: %s", file or "no file", shortened(asked, LONGEST_LINE))
+    """Log the file, the settings that differ from the defaults, and the remarks on the file."""
+    changes = "; ".join(differing(settings)) or "only defaults"
+    log.info("configuration: %s: %s", file or "no file", shortened(changes, LONGEST_LINE))
     if log.isEnabledFor(logging.DEBUG):
         log.debug("configuration: in full: %s", json.dumps(written(settings)))
     tell_remarks(settings)
 
 
 def tell_remarks(settings: Settings) -> None:
-    """Logs the remarks on the file, and which flags and variables have no effect."""
+    """Log the remarks on the file, and the flags and variables that have no effect."""
     for remark in settings.remarks:
         log.info("configuration: %s", remark)
     for fault in settings.without_effect:

@@ -1,7 +1,7 @@
-"""The device list strategy where the operator leaves it to the node: `auto` becomes what the node's files speak for.
+"""Replace the device list strategy `auto` by the strategy that suits the node's files.
 
-Looking at files may hang with the disk that they lie on, so it is done on a thread that is left behind then. What was chosen
-before is used on, or envvar where nothing was. Where strategies are named, nothing is looked at.
+The read of the files may hang together with their disk. It runs on a thread, which is abandoned if it hangs. Then the strategy
+that was chosen before stays in use, or envvar if there is none. If the operator names strategies, no file is read.
 """
 
 import logging
@@ -16,27 +16,27 @@ from gpu_plugin.config.values import AUTO
 from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import NoAnswerError, begin
 
-if TYPE_CHECKING:  # only those who leave the strategy to the node pay for what chooses it
+if TYPE_CHECKING:  # these modules are imported at run time only for the strategy `auto`
     from gpu_plugin.containers.strategy_choice import Choice, NodeEvidence
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 3.0
-"""Seconds that looking at the node's files may take; it takes some 0.05."""
+"""Seconds that the read of the node's files may take; it usually takes 0.05."""
 
 
 class ListStrategy:
-    """Chooses strategies for settings that leave them to the node."""
+    """Chooses the strategy for settings with the strategy `auto`."""
 
-    def __init__(self, look: "Callable[[Settings], NodeEvidence] | None" = None, patience: float = PATIENCE) -> None:
-        """`look` blocks and gives what the node's files say."""
-        self._look = look or evidence_for
+    def __init__(self, read: "Callable[[Settings], NodeEvidence] | None" = None, patience: float = PATIENCE) -> None:
+        """`read` blocks and returns the evidence in the node's files. `patience`, in seconds, limits each wait for it."""
+        self._read = read or evidence_for
         self._patience = patience
-        self._looking: SlowCall[Choice] = SlowCall(partial(begin, name="node-files"))
+        self._reading: SlowCall[Choice] = SlowCall(partial(begin, name="node-files"))
         self._known: Choice | None = None
 
     async def settled(self, settings: Settings) -> Settings:
-        """Settings with `auto` replaced by the strategies that it chooses. Waits for `PATIENCE` at most."""
+        """Return the settings with `auto` replaced by the chosen strategy. Waits at most `patience` seconds for the files."""
         if AUTO not in settings.device_list_strategy:
             return settings
         choice = await self._choose(settings)
@@ -47,22 +47,22 @@ class ListStrategy:
     async def _choose(self, settings: Settings) -> "Choice":
         from gpu_plugin.containers.strategy_choice import choose  # noqa: PLC0415
 
-        if self._looking.under_way:
-            return self._without_a_look("an earlier look at the node's files still hangs")
-        self._looking.forget()
+        if self._reading.under_way:
+            return self._fallback("an earlier read of the node's files still hangs")
+        self._reading.forget()
         try:
-            self._known = await self._looking.joined(
-                lambda: choose(self._look(settings), settings.cdi_dir), self._patience
+            self._known = await self._reading.joined(
+                lambda: choose(self._read(settings), settings.cdi_dir), self._patience
             )
-        except NoAnswerError:  # a look may raise another TimeoutError of its own: ETIMEDOUT of a network's disk
-            return self._without_a_look(f"the node's files could not be read within {self._patience:g} s")
+        except NoAnswerError:  # the read itself may raise another TimeoutError: ETIMEDOUT of a network disk
+            return self._fallback(f"the node's files could not be read within {self._patience:g} s")
         except Exception as error:
-            log.exception("looking at the node's files failed")
-            return self._without_a_look(f"looking at the node's files failed: {error!r}")
+            log.exception("the read of the node's files failed")
+            return self._fallback(f"the read of the node's files failed: {error!r}")
         return self._known
 
-    def _without_a_look(self, why: str) -> "Choice":
-        """What to use where the node's files say nothing now: a disk that is slow for a moment must not change what pods get."""
+    def _fallback(self, why: str) -> "Choice":
+        """Return the former choice, or envvar if there is none: a slow disk must not change the strategy for pods."""
         from gpu_plugin.containers.strategy_choice import Choice  # noqa: PLC0415
 
         if self._known is None:
@@ -72,7 +72,7 @@ class ListStrategy:
 
 
 def evidence_for(settings: Settings) -> "NodeEvidence":
-    """What the files of this node say, seen as these settings say that it is mounted. Blocks."""
+    """Return the evidence in the node's files. `settings` says where the node's root directory is mounted. Blocks."""
     from gpu_plugin.containers.node_files.evidence import host_root, look  # noqa: PLC0415
     from gpu_plugin.containers.strategy_choice import NodeEvidence  # noqa: PLC0415
 
@@ -87,7 +87,7 @@ def evidence_for(settings: Settings) -> "NodeEvidence":
 
 
 def tell(settings: Settings) -> None:
-    """Says which strategy was chosen, and why; nothing where strategies are named."""
+    """Log the chosen strategy and the reason. Log nothing if the operator named the strategies."""
     if settings.device_list_strategy_reason:
         used = ", ".join(settings.device_list_strategy)
         log.info("device list strategy: %s (%s)", used, settings.device_list_strategy_reason)

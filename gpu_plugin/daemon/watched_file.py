@@ -1,4 +1,4 @@
-"""Report that the content of files changed, in whichever way.
+"""Report that the content of files changed, by any kind of change.
 
 A program rewrites a file in place, or renames another file over it. The file of a ConfigMap is reached through `..data`, a link
 that the kubelet replaces. Directories are removed and created. So a file event is only a reason to read the content again and
@@ -24,31 +24,31 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 1.5
-"""Seconds after which one looks even if nothing was heard, so that nothing stays unnoticed for two."""
+"""Seconds between two reads without a file event, so that every change is found within two seconds."""
 
 SETTLE = 0.075
-"""Seconds of quiet after which changes are looked at."""
+"""Seconds without a file event after which the files are read."""
 
 LONGEST_SETTLE = 0.4
-"""Seconds that are waited for that quiet at most."""
+"""Longest wait in seconds for SETTLE seconds without a file event."""
 
 PATIENCE = 5.0
-"""Seconds for a look: a dead network file system must hold up nothing but its thread."""
+"""Seconds for a read: a dead network file system must block only its thread."""
 
 MAX_BYTES = 3 * 1024 * 1024
-"""Of a larger file, which is refused as configuration anyway, size and time stand for the content."""
+"""The fingerprint of a larger file has its size and time, not its content. Such a file is refused as configuration."""
 
 ABSENT = "absent"
 
 
 def fingerprint(path: Path) -> str:
-    """What tells one content of a file from another: a digest, or why there is none (`ABSENT`, for one). Never raises."""
+    """Return a digest of a file's content, or a text with the reason why it cannot be read, such as ABSENT. Never raises."""
     try:
         with open_file(path, null=True) as file:
             there = os.fstat(file.fileno())
             if there.st_size > MAX_BYTES:
                 return f"too large: {there.st_size} {there.st_mtime_ns}"
-            import hashlib  # noqa: PLC0415 - 1 ms that only a file needs
+            import hashlib  # noqa: PLC0415 - takes 1 ms, and only a file needs it
 
             digest = hashlib.blake2b(digest_size=16)
             left = MAX_BYTES
@@ -65,24 +65,24 @@ def fingerprint(path: Path) -> str:
 
 
 class FileWatcher(Generic[T]):
-    """Looks again whenever there may be something new to see, once what happens has calmed down, and now and then anyway."""
+    """Reads files again after each change, once the changes have settled, and at intervals."""
 
-    def __init__(self, look: Callable[[], tuple[T, frozenset[Place]]], take: Callable[[T], None]) -> None:
-        """`look` runs on a thread and may block; it gives what it sees, and all places where a change could make it another.
+    def __init__(self, read: Callable[[], tuple[T, frozenset[Place]]], receive: Callable[[T], None]) -> None:
+        """`read` runs on a thread and may block. It returns a value, and all places where a change could change the value.
 
-        `take` gets all that it sees, on the event loop, changed or not.
+        `receive` is called on the event loop with each value, changed or not.
         """
-        self._look = look
-        self._take = take
+        self._read = read
+        self._receive = receive
         self._notified = asyncio.Event()
-        self._patient = True
+        self._answered = True
 
     def notify(self) -> None:
-        """Something that `look` depends on changed. From the event loop's thread only."""
+        """Report that input of `read` changed. Call on the event loop's thread only."""
         self._notified.set()
 
     async def run(self) -> None:
-        """Looks at once, then for ever."""
+        """Read at once, and then at each change and at intervals. Never returns."""
         threads = Workers("configuration-files")
         try:
             with Directories(self.notify, "of configuration files") as directories:
@@ -90,26 +90,24 @@ class FileWatcher(Generic[T]):
                     tasks.start_soon(directories.listen)
                     while True:
                         self._notified.clear()
-                        await self._look_once(threads, directories)
+                        await self._read_once(threads, directories)
                         await self._wait()
         finally:
             threads.close()
 
-    async def _look_once(self, threads: Workers, directories: Directories) -> None:
+    async def _read_once(self, threads: Workers, directories: Directories) -> None:
         try:
-            seen, places = await threads.run(self._look, PATIENCE)
+            value, places = await threads.run(self._read, PATIENCE)
             if directories.arm(places):  # a change before the watch began had no event
-                seen, places = await threads.run(self._look, PATIENCE)
+                value, places = await threads.run(self._read, PATIENCE)
                 directories.arm(places)
         except TimeoutError:
-            if self._patient:
-                log.warning(
-                    "configuration files cannot be looked at: the file system does not answer for %g s", PATIENCE
-                )
-            self._patient = False
+            if self._answered:
+                log.warning("configuration files cannot be read: the file system does not answer for %g s", PATIENCE)
+            self._answered = False
             return
-        self._patient = True
-        self._take(seen)
+        self._answered = True
+        self._receive(value)
 
     async def _wait(self) -> None:
         with anyio.move_on_after(POLL_INTERVAL):
@@ -121,17 +119,17 @@ class FileWatcher(Generic[T]):
 
 
 async def watch_file(path: Path, changed: Callable[[], None], known: str | None = None) -> None:
-    """Calls `changed` whenever the content of `path` is another than at the last call. Never returns.
+    """Call `changed` whenever the content of `path` differs from the content at the last call. Never returns.
 
-    Another content is any whose `fingerprint` differs: so is none at all, or one that cannot be read. `known` is the
-    fingerprint taken before the content was read first; without it, the first call comes at once.
+    The content differs if its `fingerprint` differs. This includes a removed file and an unreadable file. `known` is the
+    fingerprint from before the first read of the content. Without it, `changed` is called at once.
     """
     last = known
 
-    def take(seen: str) -> None:
+    def receive(new: str) -> None:
         nonlocal last
-        if seen != last:
-            last = seen
+        if new != last:
+            last = new
             changed()
 
-    await FileWatcher(lambda: (fingerprint(path), route(path)), take).run()
+    await FileWatcher(lambda: (fingerprint(path), route(path)), receive).run()

@@ -1,1 +1,1 @@
-"""What outlives the process: the state directory, the journal, events, and the lock that keeps a node to one daemon."""
+"""State that outlives the process: the state directory, the journal and events. And the locks for one daemon on each node."""

@@ -1,7 +1,7 @@
-"""What outlives this process: small files in the state directory, each written whole or not at all.
+"""Small files in the state directory, which outlive this process. Each write replaces the whole file or changes nothing.
 
-A directory that cannot be written or a file that cannot be read is said once and costs nothing but memory of the past. What
-stands under a file's name and cannot be that file is set aside, so that the next write can be read again.
+If the directory cannot be written or a file cannot be read, the error is logged once, and only stored state is lost. Anything
+under a file's name that is not a valid file is moved aside, so that the next write produces a readable file.
 """
 
 import errno
@@ -25,42 +25,42 @@ log = logging.getLogger(__name__)
 MODE = 0o600
 
 CORRUPT = (".corrupt", *(f".corrupt.{number}" for number in range(1, 10)))
-"""Endings of the name under which a file that cannot be understood is kept: the first that is not in the way itself."""
+"""Suffixes of the name under which an invalid file is kept: the first suffix to which the file can be renamed."""
 
 MAX_BYTES = 64 * 1024 * 1024
-"""More than any of the files ever is: 60,000 devices take 16 MiB."""
+"""Limit in bytes for a file. It is above the size of any file of this plugin: 60,000 devices take 16 MiB."""
 
 
 def require_directory(path: Path) -> None:
-    """Raises ConfigError where no state directory can be made: something else bears its name, or that of one above it. Blocks."""
+    """Raise ConfigError if the path, or a directory above it, exists and is not a directory. Blocks."""
     for each in (path, *path.parents):
         try:
             if not stat.S_ISDIR(each.stat().st_mode):
                 where = "" if each == path else f"{each} "
                 raise ConfigError(
-                    f"--state-dir: {path}: {where}is not a directory, and nothing can be kept there: name another one"
+                    f"--state-dir: {path}: {where}is not a directory, so no file can be stored there: name another directory"
                 )
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except OSError:  # that it cannot be used is said where it is
+        except OSError:  # the error is logged where the directory is used
             pass
         return
 
 
 def require_apart(path: Path, socket_dir: Path) -> None:
-    """Raises ConfigError where the state directory is the device plugin directory, by whatever name. Blocks."""
+    """Raise ConfigError if the state directory is the device plugin directory, also under another path. Blocks."""
     same = os.path.realpath(path) == os.path.realpath(socket_dir)
-    with suppress(OSError):  # one of them is still to be made
+    with suppress(OSError):  # one of the directories does not exist yet
         same = same or path.samefile(socket_dir)
     if same:
         raise ConfigError(
             f"--state-dir: {path} is the device plugin directory, from which the kubelet removes all files when it starts: "
-            "name another one"
+            "name another directory"
         )
 
 
 class StateDirectory:
-    """Reads and writes JSON files below one directory. Every call blocks for as long as the disk does."""
+    """Reads and writes JSON files in one directory. Every call blocks as long as the disk does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,64 +68,64 @@ class StateDirectory:
         self._unreadable: set[str] = set()
 
     def tidy(self, names: Sequence[str]) -> None:
-        """Puts right what is there under these names before anything is read or written. Only who owns the directory may.
+        """Prepare the files of these names before the first read or write. Only the daemon that locked the directory may call it.
 
-        Copies that a killed process had not finished are removed. A link, a pipe or a directory is set aside. A file with
-        further hard links is replaced by a copy of its own, so that no write goes through to what it is linked to. That
-        others than the owner may write in the directory is said.
+        Removes unfinished copies of a killed process. Moves aside a link, a pipe or a directory. Replaces a file that has more
+        hard links by a copy, so that writes do not change the other names' file. Logs a warning if users other than the owner
+        can write in the directory.
         """
         try:
-            _tell_mode(self.path)
+            _check_owner_and_mode(self.path)
             for leftover in leftovers(self.path, names):
                 leftover.unlink(missing_ok=True)
-                log.debug("%s: the unfinished copy of a process that was killed is removed", leftover)
+                log.debug("%s: removed the unfinished copy of a killed process", leftover)
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("%s cannot be looked through: %s", self.path, error)
+            log.warning("%s cannot be listed: %s", self.path, error)
         for name in names:
             file = self.path / name
             try:
-                _own(file)
+                _require_own_file(file)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._tell_unreadable(file, error, keep_aside(file))
+                self._log_unreadable(file, error, keep_aside(file))
 
     def read(self, name: str, shape: type[T]) -> T | None:
-        """The content that `write` wrote under this name; None where there is nothing, or nothing that can be read."""
+        """Return the content that `write` wrote under this name; None if there is no file or it cannot be read."""
         file = self.path / name
         try:
-            # As text, since msgspec passes over keys it does not know, even such as are no text.
+            # Decode UTF-8 first: msgspec ignores unknown keys, even keys with invalid UTF-8.
             content = msgspec.json.decode(bounded(file).decode(), type=shape)
         except FileNotFoundError:
             return None
-        except (UnfitFileError, ValueError, RecursionError) as error:  # text that is no UTF-8, or no such JSON
-            self._tell_unreadable(file, error, keep_aside(file))
+        except (UnfitFileError, ValueError, RecursionError) as error:  # invalid UTF-8 or invalid JSON
+            self._log_unreadable(file, error, keep_aside(file))
             return None
         except OSError as error:
-            self._tell_unreadable(file, error, "")
+            self._log_unreadable(file, error, "")
             return None
         self._unreadable.discard(name)
         return content
 
-    def _tell_unreadable(self, file: Path, error: Exception, kept: str) -> None:
+    def _log_unreadable(self, file: Path, error: Exception, kept: str) -> None:
         if file.name not in self._unreadable:
             self._unreadable.add(file.name)
             reason = error.strerror if isinstance(error, OSError) else error
-            log.error("%s cannot be read, what it remembered is lost%s: %s", file, kept, reason)
+            log.error("%s cannot be read, so its content is lost%s: %s", file, kept, reason)
 
     def write(self, name: str, content: object) -> bool:
-        """Replaces the file's content atomically and durably, mode 0600. Returns whether that worked."""
+        """Replace the file's content atomically and durably, with mode 0600. Return True on success."""
         file = self.path / name
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
             replace_file(file, text, MODE, durable=True)
-        except (OSError, UnicodeError) as error:  # a path that is no UTF-8 is not text for JSON
+        except (OSError, UnicodeError) as error:  # JSON cannot contain a path with invalid UTF-8
             if name not in self._refused:
                 self._refused.add(name)
-                log.error("%s cannot be written; a restart will not remember what is known now: %s", file, error)  # noqa: TRY400
+                log.error("%s cannot be written, so its new content would be lost at a restart: %s", file, error)  # noqa: TRY400
             return False
         if name in self._refused:
             self._refused.discard(name)
@@ -134,30 +134,30 @@ class StateDirectory:
 
 
 Identity = tuple[int, int, int, int]
-"""What tells a file, and each time it was written, from any other: device, inode, bytes, and when it was written, in ns."""
+"""Identifies a file and its last write: device, inode, size in bytes, and modification time in ns."""
 
 
 def identity(file: Path) -> Identity | None:
-    """The identity of the file of this name; None where there is none, or it cannot be read. Blocks as long as the disk does."""
+    """Return the identity of the file; None if it does not exist or stat() fails. Blocks as long as the disk does."""
     try:
-        there = os.stat(file, follow_symlinks=False)  # noqa: PTH116 - as cheap as can be
+        there = os.stat(file, follow_symlinks=False)  # noqa: PTH116 - cheaper than Path.stat
     except OSError:
         return None
     return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
 def is_named(path: Path, there: os.stat_result) -> bool:
-    """Whether the path still means what was opened there: it may have been removed or renamed since."""
+    """Return True if the path still refers to the opened file `there`, which may have been removed or renamed since."""
     try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), there)  # noqa: PTH116 - as cheap as can be
+        return os.path.samestat(os.stat(path, follow_symlinks=False), there)  # noqa: PTH116 - cheaper than Path.stat
     except OSError:
         return False
 
 
 def open_own(file: Path, flags: int) -> int:
-    """A descriptor of a file of ours, to be written as `flags` (O_*) say; whoever asked closes it. Never waits for a pipe.
+    """Open a file of this plugin with `flags` (O_*) and return the descriptor, which the caller closes.
 
-    Raises OSError where it cannot be opened, or is no regular file.
+    Does not wait for the other end of a pipe. Raises OSError if the file cannot be opened or is not a regular file.
     """
     descriptor = os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, MODE)
     mode = os.fstat(descriptor).st_mode
@@ -168,41 +168,41 @@ def open_own(file: Path, flags: int) -> int:
 
 
 def set_aside(file: Path, fits: Callable[[int], bool] = stat.S_ISREG) -> None:
-    """Puts what stands under a file's name and is none, such as a link, a pipe or a directory, aside, and says so. Blocks.
+    """Move aside a file of the wrong type, such as a link, a pipe or a directory, and log a warning. Blocks.
 
-    `fits` says whether a mode is that of what should stand there.
+    `fits` returns True for the mode of the right type.
     """
     try:
         mode = file.lstat().st_mode
     except OSError:
         return
     if not fits(mode) and (kept := keep_aside(file)):
-        log.warning("%s %s and no file of this plugin%s", file, kind(mode), kept)
+        log.warning("%s %s and not a file of this plugin%s", file, kind(mode), kept)
 
 
-def _tell_mode(directory: Path) -> None:
-    """Says where others may write in the directory. Raises OSError where it cannot be looked at."""
+def _check_owner_and_mode(directory: Path) -> None:
+    """Log a warning if other users can write in the directory, or own it. Raises OSError if stat() fails."""
     there = directory.stat()
     mode = stat.S_IMODE(there.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         log.warning(
-            "%s has the mode %04o: others than its owner can change what this plugin remembers of GPUs, cordons included, and "
-            "whose orders it takes; remove that right with chmod go-w %s, or name another --state-dir",
+            "%s has the mode %04o: users other than its owner can change the stored state of GPUs, including cordons, and who "
+            "can give orders to this plugin; remove that right with chmod go-w %s, or set another --state-dir",
             directory,
             mode,
             directory,
         )
     elif there.st_uid not in {0, os.geteuid()}:
         log.warning(
-            "%s belongs to uid %d, who can change what this plugin remembers of GPUs; it should belong to uid %d",
+            "%s belongs to uid %d, who can change the stored state of GPUs; it should belong to uid %d",
             directory,
             there.st_uid,
             os.geteuid(),
         )
 
 
-def _own(file: Path) -> None:
-    """Makes sure that nothing else is written with this file. Raises OSError where it is none, or cannot be one's own."""
+def _require_own_file(file: Path) -> None:
+    """Replace a file that has more hard links by a copy. Raises OSError if it is not a regular file or cannot be replaced."""
     there = file.lstat()
     if not stat.S_ISREG(there.st_mode):
         raise UnfitFileError(errno.EINVAL, kind(there.st_mode))
@@ -212,17 +212,17 @@ def _own(file: Path) -> None:
 
 
 def keep_aside(file: Path) -> str:
-    """Puts a file that makes no sense where the next write does not replace it, for people to look at. Says where."""
+    """Rename an invalid file, so that the next write does not replace it. Return a text with the new name; empty on failure."""
     for end in CORRUPT:
         aside = file.with_name(file.name + end)
         try:
             file.replace(aside)
-        except OSError:  # a directory has that name, say
+        except OSError:  # for example, because a directory has this name
             continue
         return f" (kept as {aside})"
     return ""
 
 
 def bounded(file: Path) -> bytes:
-    """The content of one of these files. Blocks. Raises UnfitFileError where it is none, and OSError where it cannot be read."""
+    """Return the content of a file. Blocks. Raises UnfitFileError if it is not a regular file, and OSError if that fails."""
     return read_file(file, MAX_BYTES, links=False)

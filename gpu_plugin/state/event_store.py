@@ -1,7 +1,7 @@
-"""Events of this node, remembered within a bound: changes of health, registrations, configuration, orders, starts, stops.
+"""The newest events of this node: changes of health, registrations, configuration, orders, starts, stops.
 
-`gpu-plugin events` asks for it. The newest `KEPT` events are kept in memory and in a file of the state directory, a JSON object
-a line, oldest first. The file is appended to on a thread, and replaced by what is kept once it has twice as many lines.
+`gpu-plugin events` shows them. The newest `KEPT` events are in memory and in a file of the state directory, with one JSON object
+per line, oldest first. A thread appends to the file. When the file has 2 * `KEPT` lines, it is replaced by the newest events.
 """
 
 import errno
@@ -27,25 +27,32 @@ from gpu_plugin.state.directory import MODE, Identity, identity, keep_aside, ope
 log = logging.getLogger(__name__)
 
 FILE = "events.jsonl"  # in the state directory
-KEPT = 1000  # events that are remembered
-LONGEST = 300  # characters of each text of an event
-LONGEST_WORD = 60  # characters of a word that is left out whole where a text is cut: a uuid has 40
-MAX_BYTES = 4 * 1024 * 1024  # that the file holds at most, and that are read of it
-WHOLE_BYTES = 3 * 1024 * 1024  # that it holds once it was replaced; a thousand events with long texts take 2 MiB
-PATIENCE = 10.0  # seconds that the disk may take before its thread is given up on
-WRITTEN_SOON = 1.0  # seconds that who gave an order is kept waiting until it is written down
-RETRY = 5.0  # seconds until what could not be written is tried again, where no event comes before
+KEPT = 1000  # number of events in memory
+LONGEST = 300  # limit in characters for each text of an event
+LONGEST_WORD = 60  # a longer word is cut where a text is shortened, a shorter one is dropped; a uuid has 40 characters
+MAX_BYTES = 4 * 1024 * 1024  # limit for the size of the file, and for the bytes that are read
+WHOLE_BYTES = 3 * 1024 * 1024  # limit for the size of the file after it was replaced; 1,000 long events take 2 MiB
+PATIENCE = 10.0  # seconds until a write is abandoned
+WRITTEN_SOON = 1.0  # seconds that the reply to an order waits until the order is written
+RETRY = 5.0  # seconds between a failed write and the next attempt, if there is no event before
 
 LATEST = 253_402_300_800.0
-"""Unix time in seconds of the year 10000, which no event of ours reaches and no calendar here can show."""
+"""Unix time in seconds of the year 10000. Events after it are invalid: Python's datetime cannot represent them."""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that happened.
+    """One event.
 
-    `at` is Unix time in seconds, `kind` one of `KINDS`, `text` the sentence. `uuid`, `index` and `bus_id` are those of the GPU
-    that it is about, `device` of a MIG device; `signal`, `verdict` and `xid` those of a change of health. `resource` is what was
-    registered. `by` is who gave an order, and `reason` the reason that was given with it.
+    Attributes:
+        at: Unix time in seconds.
+        kind: one of `KINDS`.
+        text: a sentence that describes the event.
+        uuid, index, bus_id: the GPU of the event.
+        device: the MIG device of the event.
+        signal, verdict, xid: the signal, verdict and Xid of a change of health.
+        resource: the resource of a registration.
+        by: the user that gave an order.
+        reason: the reason that the user gave with the order.
     """
 
     at: float
@@ -67,14 +74,14 @@ KINDS = ("health", "registration", "configuration", "order", "daemon")
 
 
 def bounded(event: Event) -> Event:
-    """The event with each of its texts printable and within `LONGEST` characters."""
+    """Return the event with printable texts of at most `LONGEST` characters."""
     texts = {name: text for name in event.__struct_fields__ if isinstance(text := getattr(event, name), str)}
     shown = {name: _shortened(printable(text[: LONGEST + 1])) for name, text in texts.items()}
     return msgspec.structs.replace(event, **shown) if shown != texts else event
 
 
 def _shortened(text: str) -> str:
-    """The text, of one that is too long its beginning: up to the last blank, where that is near the end, and `...` after it."""
+    """Return the text or, if it is too long, its beginning and `...`. Cut at a blank if there is one near the end."""
     if len(text) <= LONGEST:
         return text
     kept = text[: LONGEST - 3]
@@ -83,72 +90,72 @@ def _shortened(text: str) -> str:
 
 
 def recollect(state_dir: Path) -> tuple[list[Event], int]:
-    """The newest `KEPT` events of the file, oldest first, and how many of its lines make no sense and are left out. Blocks.
+    """Return the newest `KEPT` events of the file, oldest first, and the number of unreadable lines. Blocks.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
+        OSError: the file does not exist or cannot be read.
     """
     with open_file(state_dir / FILE, links=False) as stream:
         stream.seek(max(0, os.fstat(stream.fileno()).st_size - MAX_BYTES))
         lines = stream.read(MAX_BYTES).split(b"\n")
-    made = [_made(line) for line in lines if line]
+    made = [_parsed(line) for line in lines if line]
     found = [event for event in made if event is not None]
     return found[-KEPT:], len(made) - len(found)
 
 
 def lost_lines(count: int) -> str:
-    """Words for so many lines of the file that cannot be read."""
+    """Return a message for a number of lines of the file that cannot be read."""
     return f"{counted(count, 'line')} of it cannot be read and {are(count)} left out"
 
 
-def _made(line: bytes) -> Event | None:
-    """The event of a line; None where a kill cut it short, or it was never ours."""
+def _parsed(line: bytes) -> Event | None:
+    """Return the event of a line; None if the line was cut by a kill or is otherwise invalid."""
     try:
-        event = msgspec.json.decode(line.decode(), type=Event)  # msgspec passes over a key that is not text
+        event = msgspec.json.decode(line.decode(), type=Event)  # msgspec ignores an unknown key with invalid UTF-8
     except (ValueError, RecursionError):
         return None
     return bounded(event) if 0 <= event.at < LATEST else None
 
 
 class EventStore:
-    """Takes events in on the event loop and keeps them; `run` writes them down.
+    """Stores events in memory. `run` writes them to the file. Use it on the event loop's thread.
 
     Attributes:
-        events: those that are remembered, oldest first.
+        events: the newest events, oldest first.
     """
 
     def __init__(self, state_dir: Path, clock: Callable[[], float]) -> None:
-        """`clock` gives Unix time in seconds."""
+        """`clock` returns Unix time in seconds."""
         self.events: deque[Event] = deque(maxlen=KEPT)
         self._state_dir = state_dir
         self._clock = clock
         self._added = 0
         self._written = 0
-        """How many events came since the start, and how many of them are in the file."""
+        """Number of events since the start (`_added`), and how many of them are in the file."""
         self._lines = KEPT * 2
-        """Lines of the file; before it was read, so many that it is replaced first."""
+        """Number of lines in the file. The first value makes the first write replace the file."""
         self.news = Pulse()
         """Rings at each event."""
-        self._turned = Pulse()
-        self._tried = 0
-        """How many events had come at the last attempt to write them, whatever came of it."""
+        self._attempt_ended = Pulse()
+        self._attempted = 0
+        """Number of events since the start at the time of the last attempt to write them, successful or not."""
         self._refused = False
         self._running = False
         self._lost = False
-        """Whether the file is not the one that was written last: it was removed, renamed or replaced."""
+        """True if the file that was written last was removed, renamed or replaced."""
         self._file: Identity | None = None
         self._threads = Workers("events")
         self._writing: SlowCall[tuple[Identity | None, bool]] = SlowCall(self._threads.begin)
 
     @property
     def _unwritten(self) -> int:
-        """How many of the newest events are not in the file yet."""
+        """Number of the newest events that are not in the file yet."""
         return min(self._added - self._written, len(self.events))
 
     def recall(self) -> None:
-        """Takes in what an earlier process wrote down, before the events of this one. Blocks for as long as the file system does.
+        """Add the events of an earlier process before the events of this process. Blocks as long as the file system does.
 
-        A file with lines that cannot be read is set aside, and what could be read of it written down again.
+        A file with unreadable lines is moved aside, and its readable events are written again.
         """
         file = self._state_dir / FILE
         try:
@@ -156,7 +163,7 @@ class EventStore:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("%s cannot be read: earlier events are not known: %s", file, error)
+            log.warning("%s cannot be read, so earlier events are missing: %s", file, error)
             return
         self.events.extendleft(islice(reversed(events), KEPT - len(self.events)))
         if unreadable:
@@ -165,38 +172,35 @@ class EventStore:
             self.save()
 
     def add(self, kind: str, text: str, **fields: object) -> None:
-        """Takes in something that happened just now; `fields` are those of `Event`."""
-        event = bounded(Event(self._clock(), kind, text, **fields))  # type: ignore[arg-type] # checked where they are read
+        """Add an event that happened now. `fields` are fields of `Event`."""
+        event = bounded(Event(self._clock(), kind, text, **fields))  # type: ignore[arg-type] # checked when the file is read
         self.events.append(event)
         self._added += 1
         self.news.ring()
 
     @property
     def trouble(self) -> str:
-        """What a restart would not remember, in a sentence; empty while all is written down."""
-        return "events cannot be written down: a restart would not remember the latest" if self._refused else ""
+        """A sentence if events cannot be written; empty otherwise."""
+        return "events cannot be written: the latest would be lost at a restart" if self._refused else ""
 
     def look(self) -> None:
-        """Has all that is remembered written down again where the file is gone. From the event loop's thread."""
+        """Write all events again if the file was removed, renamed or replaced. Call on the event loop's thread."""
         if self._file is not None and not self._writing.begun and identity(self._state_dir / FILE) != self._file:
             self._lost = True
             self.news.ring()
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
-        """Whether all events of until now outlive this process; waits `seconds` at most, less where they cannot be written."""
+        """Wait until all present events are written, for at most `seconds`, or until a write fails. Return True if they are."""
         added = self._added
         if self._written < added and self._running:
             self.news.ring()
             with anyio.move_on_after(seconds):
-                while self._tried < added:
-                    await self._turned.wait()
+                while self._attempted < added:
+                    await self._attempt_ended.wait()
         return self._written >= added
 
     async def run(self) -> None:
-        """Writes new events down as they come. What cannot be written is tried again with the next one, or after `RETRY`.
-
-        Never returns.
-        """
+        """Write new events to the file. Retry a failed write at the next event or after `RETRY`. Never returns."""
         self._running = True
         try:
             while True:
@@ -210,16 +214,16 @@ class EventStore:
             self._threads.close()
 
     def _pending(self) -> Callable[[], tuple[Identity | None, bool]]:
-        """The call that writes what is not in the file yet: a file that may have only a part of what it should is replaced."""
+        """Return the call that writes the missing events. It replaces the file if the file may be incomplete."""
         count = self._unwritten
-        news = list(islice(self.events, len(self.events) - count, None))
+        unwritten = list(islice(self.events, len(self.events) - count, None))
         append = not self._lost and self._lines + count <= KEPT * 2
-        return partial(_write_down, self._state_dir, list(self.events), news, append=append)
+        return partial(_write_down, self._state_dir, list(self.events), unwritten, append=append)
 
     async def _write(self) -> bool:
-        """Writes what is not written yet. Returns whether that worked.
+        """Write the missing events. Return True on success.
 
-        While one write hangs no other is begun; what became of it is not known, so the file is replaced next.
+        While a write hangs, no other write begins. The result of a hanging write is unknown, so the next write replaces the file.
         """
         count, added = self._unwritten, self._added
         try:
@@ -227,34 +231,33 @@ class EventStore:
         except (OSError, TimeoutError) as error:
             if not self._refused:
                 file = self._state_dir / FILE
-                log.warning("%s cannot be written; a restart will not remember these events: %s", file, error)
+                log.warning("%s cannot be written, so these events would be lost at a restart: %s", file, error)
             self._refused = True
-            self._lines = KEPT * 2  # whatever is there now, it is replaced next
+            self._lines = KEPT * 2  # makes the next write replace the file
             return False
         finally:
-            self._tried = added
-            self._turned.ring()
+            self._attempted = added
+            self._attempt_ended.ring()
         self._refused = self._lost = False
         self._lines = self._lines + count if appended else min(KEPT, len(self.events))
         self._written = added
         return True
 
     async def save_within(self, seconds: float) -> None:
-        """Write the events that are not in the file yet, for the end of the process. They are lost if it takes longer."""
+        """Write the missing events at the end of the process. They are lost if the write takes longer than `seconds`."""
         if not await settled(begin(self.save, "last-events"), seconds):
-            log.warning("%s: the last events are lost: not written within %g s", self._state_dir / FILE, seconds)
+            log.warning(
+                "%s: the last events are lost: the write took longer than %g s", self._state_dir / FILE, seconds
+            )
 
     def save(self) -> None:
-        """Writes down at once what is not in the file yet. Blocks, and never raises.
-
-        What cannot be written is lost.
-        """
+        """Write the missing events now. Events are lost if the write fails. Blocks, and never raises."""
         count, added = self._unwritten, self._added
         if not count and not self._lost:
             return
         try:
             self._file, _ = self._pending()()
-        except Exception as error:  # noqa: BLE001 - the process ends, and what comes after this must be done all the same
+        except Exception as error:  # noqa: BLE001 - the process ends, and its last steps must still run
             lost = len(self.events) if self._lost else count
             log.warning("%s cannot be written; %d events are lost: %s", self._state_dir / FILE, lost, error)
         else:
@@ -266,28 +269,28 @@ def _line(event: Event) -> bytes:
 
 
 def _write_down(
-    state_dir: Path, events: Iterable[Event], news: Iterable[Event], *, append: bool
+    state_dir: Path, events: Iterable[Event], unwritten: Iterable[Event], *, append: bool
 ) -> tuple[Identity | None, bool]:
-    """Appends the news to the file or, where that is not wanted or it would grow too large, replaces it by all events.
+    """Append the `unwritten` events to the file. Without `append`, or if the file would be too large, replace it by all events.
 
-    Returns which file it is then, and whether it was appended to. Raises OSError.
+    Returns the file's identity, and True if the events were appended. Raises OSError.
     """
-    appended = append and _append(state_dir, news)
+    appended = append and _append(state_dir, unwritten)
     if not appended:
         _replace(state_dir, events)
     return identity(state_dir / FILE), appended
 
 
 def _append(state_dir: Path, events: Iterable[Event]) -> bool:
-    """Returns whether there was room for them. Raises OSError."""
+    """Append the events. Return False, with the file unchanged, if the file would be too large. Raises OSError."""
     descriptor = open_own(state_dir / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         content = b"".join(map(_line, events))
         if os.fstat(descriptor).st_size + len(content) > MAX_BYTES:
             return False
         if os.write(descriptor, content) != len(content):
-            os.write(descriptor, b"\n")  # what was cut short is a line of its own, that nobody reads
-            raise OSError(errno.ENOSPC, "not all of it could be written")
+            os.write(descriptor, b"\n")  # ends the incomplete line, which readers ignore
+            raise OSError(errno.ENOSPC, "the write was incomplete")
     finally:
         os.close(descriptor)
     return True

@@ -1,8 +1,8 @@
-"""The newest word on something, where a kill of this process cannot unsay it: in a file at once, without the disk.
+"""A file with the latest value of a record, which outlives a kill of this process. A write does not wait for the disk.
 
-What was handed to the kernel outlives the process. A file that is replaced atomically and durably takes milliseconds of
-other people's disk traffic; writing a line takes microseconds. So the newest content is written here first, and durably
-elsewhere soon after. Room for it is allocated at the start: a full disk still takes it.
+Bytes that were passed to the kernel outlive the process. An atomic and durable replacement of a file takes milliseconds and
+waits for other programs' disk traffic, but the write of a line takes microseconds. So the newest content is written here first,
+and soon after durably to another file. The space is allocated at the start, so that a write succeeds on a full disk.
 """
 
 import logging
@@ -27,20 +27,20 @@ log = logging.getLogger(__name__)
 PAGE = 4096
 
 MIN_ALLOCATION = 8 * PAGE
-"""Bytes that are allocated at the start, and again should they be taken away: two lines about the GPUs of a node of eight."""
+"""Bytes that are allocated at the start, and again if the file was truncated: two lines about the GPUs of a node with eight."""
 
 ALLOCATION_FACTOR = 4
-"""How many times the newest line the allocated room is, once that is more than `MIN_ALLOCATION`: the next line may be longer."""
+"""Allocate this many times the length of the newest line, if that is more than `MIN_ALLOCATION`: later lines may be longer."""
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Bytes that the file may grow to; a content takes some kilobytes."""
+"""Limit for the size of the file. A record usually takes some kilobytes."""
 
 _LINE = re.compile(rb"([0-9]{1,18}) ([0-9a-f]{8}) (.*)", re.DOTALL)
-"""Number, CRC-32 of number and content, content."""
+"""Fields of a line: number, CRC-32 of number and content, content."""
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line that was written whole: its number, where it stands in the file, and its content."""
+    """A complete line: its number, its position in the file, and its content."""
 
     number: int
     start: int
@@ -49,11 +49,11 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class Journal(Generic[T]):
-    """A file of allocated size with lines of JSON, each the whole content. Safe between two threads; `append` waits for no disk.
+    """A file of allocated size with lines of JSON. Each line has the whole record. Safe for use by two threads.
 
-    Of the lines that were written whole the one of the greatest number is in force. None is ever written over that one, so a
-    kill at any moment leaves one of the two. What no line needs is zeros. What is read is a T: the same JSON as was appended, as
-    far as it is understood at once.
+    Of the complete lines, the line with the greatest number is in force. A write never overwrites that line, so a kill at any
+    moment leaves the old or the new record. Unused bytes are zero. `append` does not wait for the disk. `read` returns a T, whose
+    fields may be undecoded JSON (msgspec.Raw).
     """
 
     def __init__(self, file: Path, kind: type[T]) -> None:
@@ -63,13 +63,13 @@ class Journal(Generic[T]):
         self._appended: object = None
         self._number = 0
         self._kept: _Line | None = None
-        """The line that must not be written over; None where there is none, or another file has what it says."""
+        """The line that must not be overwritten; None without a line, or if another file has its content."""
         self._used = 0
-        """Where the last byte is that may not be zero."""
+        """End of the bytes that may not be zero."""
         self._lock = threading.Lock()
 
     def reserve(self) -> bool:
-        """Allocates the room that a full disk must not take away. Returns whether that worked; says why it did not. Blocks."""
+        """Allocate the space, so that later writes succeed on a full disk. Return True on success, else log a warning. Blocks."""
         with self._lock:
             try:
                 descriptor, size = self._opened()
@@ -77,8 +77,8 @@ class Journal(Generic[T]):
             except OSError as error:
                 self._close()
                 log.warning(
-                    "%s: no room could be allocated: %s. On a full disk, what happens to GPUs and what operators order would not "
-                    "outlive a restart",
+                    "%s: no space could be allocated: %s. On a full disk, faults of GPUs and orders of operators would "
+                    "be lost at a restart",
                     self._file,
                     error.strerror or error,
                 )
@@ -86,7 +86,7 @@ class Journal(Generic[T]):
         return True
 
     def read(self) -> T | None:
-        """The last content that was appended whole; None where there is none. What cannot be read is said and left out."""
+        """Return the last complete record; None without a record. Log a warning about unreadable bytes."""
         try:
             with open_file(self._file, links=False) as stream:
                 written = stream.read(2 * MAX_BYTES)
@@ -95,7 +95,7 @@ class Journal(Generic[T]):
         lines, strange = _lines(written)
         if strange:
             log.warning(
-                "%s: %d bytes cannot be read and are left out: they were damaged, or a kill cut them short",
+                "%s: %d bytes cannot be read and are left out: they were damaged, or a kill interrupted their write",
                 self._file,
                 strange,
             )
@@ -103,11 +103,11 @@ class Journal(Generic[T]):
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return msgspec.json.decode(line.content.decode(), type=self._kind)
         if lines:
-            log.warning("%s: its content is not understood by this version and is left out", self._file)
+            log.warning("%s: this version cannot decode its content, which is left out", self._file)
         return None
 
     def append(self, content: object) -> bool:
-        """Makes this content the last. Returns whether that worked; it outlives this process from then on."""
+        """Write a new record, which then outlives this process. Return True on success."""
         text = msgspec.json.encode(content)
         with self._lock:
             try:
@@ -120,7 +120,7 @@ class Journal(Generic[T]):
                     return False
                 _allocate(descriptor, size, max(MIN_ALLOCATION, ALLOCATION_FACTOR * len(line)), end)
                 until = self._used if self._kept is None or start else self._kept.start
-                # Nothing of an older line is left to be taken for a damaged one, before the new line or behind it
+                # Overwrite the rest of older lines with zeros, before and after the new line: `read` would report them as damaged
                 begin = self._kept.end if self._kept is not None and start else 0
                 padded = bytes(start - begin) + line + bytes(max(0, until - end))
                 self._used = max(self._used, begin + len(padded))
@@ -135,16 +135,16 @@ class Journal(Generic[T]):
             return True
 
     def settle(self, content: object) -> None:
-        """Notes that this content is written durably elsewhere, so the next may be written over it, unless a newer one came."""
+        """Record that another file has this content durably. If it is the newest content, the next write may overwrite it."""
         with self._lock:
             if self._appended == content:
                 self._kept = None
 
     @property
     def in_place(self) -> bool:
-        """Whether what was appended last is under the file's name still: it may have been removed, renamed or cut short.
+        """True if the last line is still in the file of this name, which may have been removed, renamed or truncated.
 
-        While something is being appended it counts as there: nobody waits for that.
+        Also True while `append` runs: this property does not wait for it.
         """
         if not self._lock.acquire(blocking=False):
             return True
@@ -157,16 +157,16 @@ class Journal(Generic[T]):
             self._lock.release()
 
     def _place(self, length: int, size: int) -> int:
-        """Where a line of this length begins in a file of this size: in the half where the line in force is not, if it fits."""
+        """Return the offset for a line of this length: in the half of the file without the line in force, if it fits there."""
         if self._kept is None or length <= self._kept.start:
             return 0
         return max(self._kept.end, min(size // 2, size - length))
 
     def _opened(self) -> tuple[int, int]:
-        """A descriptor of the file that bears its name now, and its size: the former may have been removed or renamed.
+        """Return a descriptor of the file that has the name now, and its size. The former file may have been removed or renamed.
 
         Raises:
-            OSError: it cannot be opened, or something else stands there.
+            OSError: the file cannot be opened, or is not a regular file.
         """
         if self._descriptor is not None:
             there = os.fstat(self._descriptor)
@@ -190,9 +190,9 @@ class Journal(Generic[T]):
 
 
 def _allocate(descriptor: int, size: int, *wanted: int) -> None:
-    """Makes the file as large as the first of these that there is room for; where there is none, writing finds out.
+    """Enlarge the file to the first of the sizes `wanted` for which there is space. Ignore a failure: the write then fails.
 
-    What is allocated already is left out: a tmpfs that has no room for all of a range takes back what there was of it.
+    Allocates only the bytes after `size`: if a tmpfs has no space for a whole range, it frees the allocated part of the range.
     """
     for length in wanted:
         missing = min(-(-length // PAGE) * PAGE, MAX_BYTES) - size
@@ -208,7 +208,7 @@ def _check(number: bytes, text: bytes) -> int:
 
 
 def _lines(written: bytes) -> tuple[list[_Line], int]:
-    """The lines that were written whole, the newest first, and how many bytes are neither those nor zeros."""
+    """Return the complete lines, newest first, and the number of other bytes that are not zero."""
     found, strange = [], 0
     for start, line in _split(written):
         form = _LINE.fullmatch(line)
@@ -220,7 +220,7 @@ def _lines(written: bytes) -> tuple[list[_Line], int]:
 
 
 def _split(written: bytes) -> Iterator[tuple[int, bytes]]:
-    """Each stretch between newlines, without the zeros around it, and where it begins."""
+    """Return the offset and the text of each line, without the zeros before and after it."""
     for form in re.finditer(rb"[^\n\0][^\n]*", written):
         if line := form[0].rstrip(b"\0"):
             yield form.start(), line

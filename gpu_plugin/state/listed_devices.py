@@ -1,4 +1,4 @@
-"""Remembered devices, made of `DEVICES_FILE`. Each entry is checked by itself: a damaged entry is left out alone. No I/O."""
+"""Convert the content of `DEVICES_FILE` to devices. Entries are checked separately: only damaged entries are dropped. No I/O."""
 
 from collections.abc import Mapping
 
@@ -12,14 +12,14 @@ from gpu_plugin.devices.device import GPU, MAX_NUMA_NODE, MIG, Device, Resource,
 from gpu_plugin.devices.sharing import REPLICA
 from gpu_plugin.state.records import ListedDevice, WrittenDevices
 
-_MAX_SHOWN = 80  # characters of a foreign text in a message
+_MAX_SHOWN = 80  # limit in characters for a text of the file in a message
 
 
 class Remembered(msgspec.Struct, frozen=True):
     """Devices that an earlier process listed, and devices that pods held under names that it did not list.
 
-    `foreign` also has the devices of damaged entries, as far as their hardware is known: they cannot be listed, and a pod may
-    hold that hardware. `faults` are sentences on all entries that are not as they were written.
+    `foreign` also has the devices of damaged entries if their hardware is known: they cannot be listed, but a pod may hold the
+    hardware. `faults` has a sentence for each damaged entry.
     """
 
     listed: tuple[Resource, ...] = ()
@@ -28,7 +28,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 def remembered(written: WrittenDevices) -> Remembered:
-    """The devices of the file."""
+    """Return the devices in the file's content."""
     faults: list[str] = []
     foreign = {name: _read(name, raw, faults, foreign=True)[0] for name, raw in written.foreign.items()}
     listed = {}
@@ -48,7 +48,7 @@ def _resources(devices: Mapping[str, Mapping[str, Device]]) -> tuple[Resource, .
 def _read(
     name: str, raw: msgspec.Raw, faults: list[str], *, foreign: bool = False
 ) -> tuple[dict[str, Device], dict[str, Device]]:
-    """Devices of a resource by id, then the devices that cannot be listed. A foreign device may have any id."""
+    """Return the devices of a resource by id, and the devices that cannot be listed. A foreign device may have any id."""
     found: dict[str, Device] = {}
     unlisted: dict[str, Device] = {}
     shown_name = _shown(name)
@@ -65,7 +65,7 @@ def _read(
             known = _DECODER.decode(entry)
             fault = _fault(known, foreign=foreign)
         except (msgspec.MsgspecError, RecursionError) as error:
-            known, fault = _salvaged(entry), str(error)
+            known, fault = _readable_names(entry), str(error)
         if fault:
             faults.append(f"entry {place} of {shown_name} ({_shown(known.id)}) is left out: {fault}")
             if device := _by_name(known):
@@ -79,7 +79,7 @@ def _read(
         device = _device(name, known)
         if found.setdefault(known.id, device) is not device:
             faults.append(f"entry {place} of {shown_name} ({_shown(known.id)}) is left out: its id occurs twice")
-            if found[known.id] != device:  # which of the two is true is not known: only its name is
+            if found[known.id] != device:  # the two entries differ, so only the name is known
                 found[known.id] = _by_name(replace(known, gpu="")) or device
     return found, unlisted
 
@@ -88,15 +88,15 @@ _DECODER = msgspec.json.Decoder(ListedDevice)
 
 
 class _Names(msgspec.Struct, frozen=True):
-    """The readable names of an entry that cannot be understood."""
+    """The names in an entry that cannot be decoded."""
 
     id: object = None
     gpu: object = None
     visible_id: object = None
 
 
-def _salvaged(entry: msgspec.Raw) -> ListedDevice:
-    """The names in an entry, as far as there are any."""
+def _readable_names(entry: msgspec.Raw) -> ListedDevice:
+    """Return a device with the names in an entry; a missing name is empty."""
     try:
         names = msgspec.json.decode(entry, type=_Names)
     except (msgspec.MsgspecError, RecursionError):
@@ -108,20 +108,20 @@ def _salvaged(entry: msgspec.Raw) -> ListedDevice:
 
 
 def _fault(known: ListedDevice, *, foreign: bool) -> str:
-    """Why an entry cannot be listed; empty if it can."""
+    """Return the reason why an entry cannot be listed; empty if it can be listed."""
     if not foreign and (fault := device_id_fault(known.id)):
         return fault
     if known.kind not in {GPU, MIG}:
         return f"{_shown(known.kind)} is not a kind of device"
     if not known.gpu or not known.visible_id:
-        return "its hardware is not named"
+        return "the name of its hardware is missing"
     if known.id.partition(REPLICA)[0] != known.visible_id:
-        return f"its id does not name its hardware, {_shown(known.visible_id)}"
+        return f"its id does not contain the name of its hardware, {_shown(known.visible_id)}"
     return ""
 
 
 def _by_name(known: ListedDevice) -> Device | None:
-    """The device with the hardware that its names give, None if they give none; a pod may hold it for itself."""
+    """Return an unshared device for the hardware in an entry's names; None if the names have no hardware."""
     named = known.id.partition(REPLICA)[0]
     visible = known.visible_id or named
     kind = MIG if visible.startswith("MIG-") else GPU
@@ -130,7 +130,7 @@ def _by_name(known: ListedDevice) -> Device | None:
 
 
 def _device(resource: str, known: ListedDevice) -> Device:
-    """The device as far as it is known; how many replicas there were is not, and is never asked of a retired one."""
+    """Return the device of an entry. Its number of replicas is not stored: code does not use that number of a retired device."""
     fields = msgspec.structs.asdict(known)
     shared = fields.pop("shared")
     return Device(**fields, sharing=SharedResource(resource, resource, 2, shared) if shared else None)

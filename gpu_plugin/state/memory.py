@@ -1,4 +1,4 @@
-"""What a daemon remembers of this boot over its own restarts: why GPUs were unfit, which there were, and what was listed."""
+"""State of the present boot that outlives restarts of the daemon: evidence against GPUs, the GPUs, and the listed devices."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -33,43 +33,44 @@ log = logging.getLogger(__name__)
 
 
 class Memory:
-    """Reads and writes the files for one boot. What another boot wrote is not believed: hardware may have changed since.
+    """Reads and writes the files for one boot. Ignores content of another boot: the hardware may have changed since.
 
-    What an operator ordered outlives boots: a cordon.
+    Orders of an operator (cordons) outlive boots.
     """
 
     def __init__(self, state: StateDirectory, boot_id: str) -> None:
         self._state = state
         self._boot_id = boot_id
         self._written: dict[str, tuple[object, Identity | None]] = {}
-        """The last content written under each name, and the file's identity then."""
+        """The last content that was written under each name, and the identity of the file after the write."""
         self._journal = Journal(state.path / JOURNAL_FILE, WrittenHealth)
         self._health: HealthMemory[Evidence] | None = None
         self._sequence = 0
 
     def reserve(self) -> None:
-        """Allocates room for what is held against GPUs, which a full disk takes then. Says where it cannot. Blocks."""
+        """Allocate room for the evidence, which can then be written on a full disk. Log a warning on failure. Blocks."""
         self._journal.reserve()
 
     def in_place(self) -> bool:
-        """Whether all that was written is where a restart looks for it: it may have been removed, renamed or replaced since."""
+        """Return True if all written files are unchanged. They may have been removed, renamed or replaced since."""
         return (self._health is None or self._journal.in_place) and all(map(self._is_there, [*self._written]))
 
     def _is_there(self, name: str) -> bool:
         there = identity(self._state.path / name)
-        # A file may be removed between its write and the read of its identity. The identity is None then, as that of no file is.
+        # A file may be removed between its write and the read of its identity. The stored identity is then None, which must not
+        # equal the identity of a missing file.
         return there is not None and there == self._written[name][1]
 
     def _holds(self, name: str, content: object) -> bool:
-        """Whether the file of this name has this content."""
+        """Return True if this content is the content that was written last, and the file is unchanged."""
         return name in self._written and self._written[name][0] == content and self._is_there(name)
 
     def booted(self, boot_id: str) -> None:
-        """Writes for another boot from now on."""
+        """Set the boot id of all later reads and writes."""
         self._boot_id = boot_id
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """The evidence against GPUs as an earlier process of this boot last wrote it down, and what outlives boots."""
+        """Return the last evidence that an earlier process of this boot wrote, and entries that outlive boots. Blocks."""
         memory, newest = self._state.read(HEALTH_FILE, WrittenHealth), self._journal.read()
         if newest is not None and (memory is None or newest.sequence >= memory.sequence):
             memory = newest
@@ -79,20 +80,20 @@ class Memory:
         return (*self._entries(HEALTH_FILE, memory), *self.handed_over())
 
     def hand_over(self, evidence: tuple[Evidence, ...]) -> bool:
-        """Writes down evidence that the daemon found which the state directory does not belong to any more. Blocks."""
+        """Write evidence that this daemon found after it had unlocked the state directory. Return True on success. Blocks."""
         return self._state.write(HANDOVER_FILE, HealthMemory(self._boot_id, evidence))
 
     def handed_over(self) -> tuple[Evidence, ...]:
-        """The evidence that a former daemon found during a takeover; empty if there is none. Blocks."""
+        """Return the evidence that a former daemon found during a takeover. Blocks."""
         memory = self._state.read(HANDOVER_FILE, WrittenHealth)
         return () if memory is None else self._entries(HANDOVER_FILE, memory)
 
     def forget_handover(self) -> None:
-        """Removes the evidence of a former daemon, which is written down elsewhere. Blocks."""
+        """Remove the file with a former daemon's evidence, which is now stored in another file. Blocks."""
         (self._state.path / HANDOVER_FILE).unlink(missing_ok=True)
 
     def taken_back(self) -> tuple[Evidence, ...]:
-        """The evidence of another daemon that had the state directory meanwhile. All is written again from now on. Blocks."""
+        """Return the evidence of another daemon that used the state directory. Later writes write all files again. Blocks."""
         self._journal = Journal(self._state.path / JOURNAL_FILE, WrittenHealth)
         self._journal.reserve()
         self._health = None
@@ -100,25 +101,25 @@ class Memory:
         return self.evidence()
 
     def _entries(self, file: str, memory: WrittenHealth) -> tuple[Evidence, ...]:
-        """The entries of this boot, and those that outlive boots. Entries that cannot be true are logged."""
+        """Return the entries of this boot and the entries that outlive boots. Log invalid entries."""
         found, faults = [], []
         for place, raw in enumerate(memory.evidence):
             try:
                 found.append(entry(raw))
             except ValueError as error:
-                faults.append(f"entry {place} cannot be true and is left out: {error}")
+                faults.append(f"entry {place} is invalid and left out: {error}")
         _log_faults(file, faults)
         return tuple(each for each in found if each.boot_id == self._boot_id or each.lasts)
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """GPUs that an earlier process of this boot knew by name."""
+        """Return the GPUs that an earlier process of this boot wrote. Blocks."""
         memory = self._state.read(GPUS_FILE, WrittenGpus)
         if memory is None or memory.boot_id != self._boot_id:
             return ()
         return _gpus("gpus", memory.gpus)
 
     def before(self) -> tuple[Gpu, ...]:
-        """GPUs that the node had in an earlier boot, as far as a process of this boot has not found them since."""
+        """Return the GPUs that the node had in an earlier boot and that no process of this boot has found. Blocks."""
         memory = self._state.read(GPUS_FILE, WrittenGpus)
         if memory is None:
             return ()
@@ -126,7 +127,7 @@ class Memory:
         return absent if memory.boot_id == self._boot_id else (*_gpus("gpus", memory.gpus), *absent)
 
     def devices(self) -> Remembered:
-        """Devices that an earlier process of this boot listed, and devices that pods held under foreign names."""
+        """Return devices that an earlier process of this boot listed, and devices that pods held under unlisted names. Blocks."""
         memory = self._state.read(DEVICES_FILE, WrittenDevices)
         if memory is None or memory.boot_id != self._boot_id:
             return Remembered()
@@ -137,9 +138,10 @@ class Memory:
         return found
 
     def write_evidence(self, evidence: tuple[Evidence, ...]) -> bool:
-        """Has what is held against GPUs outlive this process, without waiting for a disk. Returns whether that worked.
+        """Write the evidence to the journal, where it outlives this process, without waiting for a disk. Return True on success.
 
-        `write_durably` has it outlive a power failure too, of which most is of no use: that is a new boot.
+        `write_durably` writes evidence that must also outlive a power failure. Most evidence is useless after a power failure,
+        which is a new boot.
         """
         former = self._health
         if (
@@ -161,9 +163,9 @@ class Memory:
         listed: Iterable[Resource],
         foreign: Iterable[Resource] = (),
     ) -> bool:
-        """Writes down what changed since the last time, so that it outlives a power failure. Returns whether all is written.
+        """Write the files that changed since the last call, so that they outlive a power failure. Return True if all are written.
 
-        While no GPU has been found, what is remembered of GPUs and devices is left as it is.
+        While no GPU has been found, the files of GPUs and devices stay unchanged.
         """
         boot_id = self._boot_id
         known, absent = (
@@ -171,7 +173,7 @@ class Memory:
             for gpus in (node.gpus, node.absent)
         )
         devices = DeviceMemory(boot_id, by_name(listed), by_name(foreign))
-        health = self._health  # which may be newer than `evidence` by now, and must not be unsaid
+        health = self._health  # may be newer than `evidence` and must not be replaced by older evidence
         if health is None or health.boot_id != boot_id:  # the journal could not be written
             health = HealthMemory(boot_id, evidence, self._sequence + 1)
         wanted: dict[str, object] = {HEALTH_FILE: health}
@@ -188,14 +190,14 @@ class Memory:
                 self._written[name] = content, identity(self._state.path / name)
             else:
                 all_written = False
-                self._written.pop(name, None)  # whatever is there now, it is not known to be this
+                self._written.pop(name, None)  # the content of the file is not known
         if HEALTH_FILE in self._written:
             self._journal.settle(health)
         return all_written
 
 
 def _gpus(name: str, written: Iterable[msgspec.Raw]) -> tuple[Gpu, ...]:
-    """GPUs of the list of this name, without damaged entries, which are logged."""
+    """Return the GPUs of the list `name`. Log damaged entries."""
     found: dict[str, Gpu] = {}
     faults = []
     for place, raw in enumerate(written):

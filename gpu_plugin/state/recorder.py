@@ -1,4 +1,4 @@
-"""Writes down what changed, beside everything else: what is held against GPUs at once, hardware and lists soon after."""
+"""Write changed state in the background: evidence against GPUs at once, hardware and lists soon after."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,16 +15,16 @@ from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import Workers
 from gpu_plugin.state.memory import Memory
 
-PATIENCE = 10.0  # seconds for a write of what must outlive the process
-RETRY = 5.0  # seconds until a failed write is tried again
-LAST_WRITE = 0.2  # seconds at the exit, for what is being written then and for each of the last two writes after it
-WRITTEN_SOON = 1.0  # seconds that an operator is kept waiting until what was asked for is written down
+PATIENCE = 10.0  # seconds for a write
+RETRY = 5.0  # seconds between a failed write and the next attempt
+LAST_WRITE = 0.2  # seconds at the exit for the running writes, and for each of the last two writes after them
+WRITTEN_SOON = 1.0  # seconds that the reply to an operator's order waits until the order is written
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known now: `revision` grows whenever `evidence` changes, `listed` is what the kubelet was told of.
+    """The present state. `revision` grows whenever `evidence` changes. `listed` has the devices that the kubelet received.
 
-    `foreign` is what pods hold under names that are not listed.
+    `foreign` has devices that pods hold under names that are not listed.
     """
 
     revision: int
@@ -35,7 +35,7 @@ class Known(msgspec.Struct, frozen=True):
 
     @property
     def nothing(self) -> bool:
-        """Whether nothing has been learnt yet, and nobody has ordered anything."""
+        """True if there is no state yet: no GPU was found, there is no evidence, and no operator gave an order."""
         return not (self.node.gpus or self.evidence or self.revision)
 
 
@@ -51,9 +51,10 @@ class Knowledge(Protocol):
 
 
 class Recorder:
-    """Writes down what changed, on threads that nobody waits for long; the newest alone where changes come fast.
+    """Writes changed state on threads. If changes are faster than writes, only the newest state is written.
 
-    What is held against GPUs is written on a thread of its own: it comes before others are told, and waits for no disk.
+    The evidence against GPUs has a separate thread: it must be written before the kubelet receives a change of health, and its
+    write does not wait for a disk.
     """
 
     def __init__(self, memory: Memory, knowledge: Knowledge, unsaved: Pulse) -> None:
@@ -61,8 +62,8 @@ class Recorder:
         self._memory = memory
         self._knowledge = knowledge
         self._unsaved = unsaved
-        self._turned = Pulse()
-        self._tried = 0
+        self._attempt_ended = Pulse()
+        self._attempted = 0
         self._saved = 0
         self._durable = True
         self._runs = False
@@ -70,84 +71,90 @@ class Recorder:
         self._evidence, self._hardware = (SlowCall[bool](threads.begin) for threads in self._threads)
 
     async def run(self) -> None:
-        """Writes until cancelled, and once more then: what was learnt last is worth a moment of the exit, and no more."""
+        """Write until cancelled. Then write the last state once more, for at most 3 * LAST_WRITE seconds."""
         self._runs = True
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_evidence)
-                tasks.start_soon(self._keep_hardware)
+                tasks.start_soon(self._write_evidence_changes)
+                tasks.start_soon(self._write_hardware_changes)
         finally:
             self._runs = False
             with anyio.CancelScope(shield=True):
                 known = self._knowledge.known()
                 if not known.nothing:
-                    with anyio.move_on_after(LAST_WRITE):  # none of this is taken from the time for the last writes
+                    with anyio.move_on_after(LAST_WRITE):  # this wait does not shorten the time for the last writes
                         await self.hanging_writes()
-                    if await _done(self._evidence, partial(self._memory.write_evidence, known.evidence), LAST_WRITE):
-                        self._saved = self._tried = known.revision
-                    await _done(self._hardware, partial(self._write_durably, known), LAST_WRITE)
+                    if await _write_within(
+                        self._evidence, partial(self._memory.write_evidence, known.evidence), LAST_WRITE
+                    ):
+                        self._saved = self._attempted = known.revision
+                    await _write_within(self._hardware, partial(self._write_durably, known), LAST_WRITE)
             for threads in self._threads:
                 threads.close()
 
     def look(self) -> None:
-        """Has all that is known written down again where something of it is gone. From the event loop's thread."""
+        """Request a write if a file was removed, renamed or replaced. Call on the event loop's thread."""
         if not self._memory.in_place():
             self._unsaved.ring()
 
     @property
     def writes(self) -> bool:
-        """Whether a write is under way, also one that hangs since `run` ended."""
+        """True while a write runs, even if it hangs since the end of `run`."""
         return self._evidence.under_way or self._hardware.under_way
 
     @property
     def trouble(self) -> str:
-        """What a restart would not remember, in a sentence; empty while all is written down."""
-        if self._saved < self._tried:
-            return "what is held against GPUs, and what operators ordered, cannot be written down: a restart would forget it"
-        return "" if self._durable else "a file cannot be written, as the log says: a restart would not remember all"
+        """A sentence about state that cannot be written; empty if all state is written."""
+        if self._saved < self._attempted:
+            return "the health of GPUs and operators' orders cannot be written: they would be lost at a restart"
+        return (
+            ""
+            if self._durable
+            else "a file cannot be written: state would be lost at a restart; the log has the reason"
+        )
 
     async def written(self, seconds: float = WRITTEN_SOON) -> bool:
-        """Whether what is held against GPUs now outlives this process; waits `seconds` at most, not at all unless `run` runs."""
+        """Wait until the present evidence is written, for at most `seconds` and only while `run` runs. Return True if it is."""
         revision = self._knowledge.revision
         if self._saved < revision and self._runs:
             self._unsaved.ring()
             with anyio.move_on_after(seconds):
-                while self._tried < revision:
-                    await self._turned.wait()
+                while self._attempted < revision:
+                    await self._attempt_ended.wait()
         return self._saved >= revision
 
     async def all_written(self) -> None:
-        """Wait until what is held against GPUs now outlives this process."""
+        """Wait until the present evidence is written."""
         revision = self._knowledge.revision
         while self._saved < revision:
-            await self._turned.wait()
+            await self._attempt_ended.wait()
 
     async def hanging_writes(self) -> None:
-        """Wait until each write that is under way has returned."""
+        """Wait until all running writes have returned."""
         await self._evidence.wait()
         await self._hardware.wait()
 
-    async def _keep_evidence(self) -> None:
+    async def _write_evidence_changes(self) -> None:
         while True:
             known = self._knowledge.known()
-            saved = known.nothing or await _done(
+            saved = known.nothing or await _write_within(
                 self._evidence, partial(self._memory.write_evidence, known.evidence), PATIENCE
             )
-            self._tried = known.revision
+            self._attempted = known.revision
             self._saved = known.revision if saved else self._saved
-            self._turned.ring()
+            self._attempt_ended.ring()
             if self._knowledge.revision == known.revision:
                 await self._unsaved.wait(None if saved else RETRY)
 
-    async def _keep_hardware(self) -> None:
+    async def _write_hardware_changes(self) -> None:
         while True:
             known = self._knowledge.known()
-            if self._tried < known.revision:
+            if self._attempted < known.revision:
                 self._unsaved.ring()
-            while self._tried < known.revision:  # what the journal has of it is what is written here
-                await self._turned.wait()
+            while self._attempted < known.revision:  # write_durably writes the evidence that is in the journal
+                await self._attempt_ended.wait()
             journaled = self._saved >= known.revision
-            saved = known.nothing or await _done(self._hardware, partial(self._write_durably, known), PATIENCE)
+            saved = known.nothing or await _write_within(self._hardware, partial(self._write_durably, known), PATIENCE)
             self._durable = saved
             now = self._knowledge.known()
             same = (now.listed, now.foreign) == (known.listed, known.foreign)
@@ -160,9 +167,9 @@ class Recorder:
         return self._memory.write_durably(known.evidence, known.node, known.listed, known.foreign)
 
 
-async def _done(writing: SlowCall[bool], write: Callable[[], bool], patience: float) -> bool:
-    """Whether it is written within so many seconds. While one write hangs, no other of its kind is begun."""
+async def _write_within(writing: SlowCall[bool], write: Callable[[], bool], patience: float) -> bool:
+    """Write, and return True if that succeeded within `patience` seconds. While a write of `writing` hangs, no other begins."""
     try:
         return await writing.fresh(write, patience)
-    except Exception:  # noqa: BLE001 - whatever it is, it is not written
+    except Exception:  # noqa: BLE001 - any error means that the state is not written
         return False

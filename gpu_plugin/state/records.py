@@ -1,4 +1,4 @@
-"""The records in the files of the state directory: what each file holds, and what is made of it. No I/O."""
+"""The records in the files of the state directory, and their conversion to and from the daemon's values. No I/O."""
 
 from collections.abc import Iterable
 from typing import Generic, TypeVar
@@ -21,13 +21,13 @@ E = TypeVar("E")
 
 
 class HealthMemory(msgspec.Struct, Generic[E], frozen=True):
-    """The content of `HEALTH_FILE`, and of a line of `JOURNAL_FILE`: of the two, that of the greater `sequence` is in force.
+    """The content of `HEALTH_FILE`, and of a line of `JOURNAL_FILE`. The record with the greater `sequence` is in force.
 
-    Of the same one the journal's: it was written later. `HANDOVER_FILE` has the evidence that a former daemon found after it
-    had unlocked the state directory.
+    If both have the same `sequence`, the journal's record is in force, since it was written later. `HANDOVER_FILE` has the
+    evidence that a former daemon found after it had unlocked the state directory.
 
-    `boot_id` is the boot in which it was written, each entry's the one in which it was true. Entries that are read are
-    understood one by one, so that one of a wrong type costs no other.
+    `boot_id` is the boot in which the record was written. The boot id of an entry is the boot in which the entry was true. Each
+    entry is decoded separately, so that an entry of a wrong type does not affect the others.
     """
 
     boot_id: str
@@ -39,11 +39,11 @@ WrittenHealth = HealthMemory[msgspec.Raw]
 
 
 KNOWN = ("uuid", "index", "minor", "pci_bus_id", "model", "numa_node", "mig_enabled", "mig_devices")
-"""What `GPUS_FILE` remembers of a `Gpu`: enough to list it again when the driver cannot describe it."""
+"""The fields of a `Gpu` that `GPUS_FILE` stores: enough to list the GPU again when the driver cannot describe it."""
 
 
 class GpuMemory(msgspec.Struct, frozen=True):
-    """The content of `GPUS_FILE`: the GPUs of that boot, and those that the node had in an earlier boot and lacked then."""
+    """The content of `GPUS_FILE`: the GPUs of the boot `boot_id`, and in `absent` GPUs that only an earlier boot had."""
 
     boot_id: str
     gpus: tuple[Gpu, ...] = ()
@@ -51,7 +51,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
 
 
 class WrittenGpus(msgspec.Struct, frozen=True):
-    """`GpuMemory`, with entries that are understood one by one."""
+    """`GpuMemory` with entries that are not decoded yet."""
 
     boot_id: str
     gpus: tuple[msgspec.Raw, ...] = ()
@@ -59,7 +59,7 @@ class WrittenGpus(msgspec.Struct, frozen=True):
 
 
 class ListedDevice(msgspec.Struct, frozen=True):
-    """A device as `DEVICES_FILE` remembers it: enough to list it again, unhealthy, once it is gone."""
+    """A device in `DEVICES_FILE`: enough to list the device again as Unhealthy after it was removed."""
 
     id: str
     gpu: str
@@ -72,7 +72,7 @@ class ListedDevice(msgspec.Struct, frozen=True):
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """The content of `DEVICES_FILE`, by resource name: what the kubelet was told of, and what pods hold under `foreign` names."""
+    """The content of `DEVICES_FILE`: devices by resource name. `foreign` has devices that pods hold under unlisted names."""
 
     boot_id: str
     resources: dict[str, tuple[ListedDevice, ...]]
@@ -80,7 +80,7 @@ class DeviceMemory(msgspec.Struct, frozen=True):
 
 
 class WrittenDevices(msgspec.Struct, frozen=True):
-    """`DeviceMemory`, with resources and devices that are understood one by one."""
+    """`DeviceMemory` with resources and devices that are not decoded yet."""
 
     boot_id: str
     resources: dict[str, msgspec.Raw]
@@ -88,27 +88,27 @@ class WrittenDevices(msgspec.Struct, frozen=True):
 
 
 class OwnMarks(msgspec.Struct, frozen=True):
-    """The content of `OWN_MARKS_FILE`: whether our condition and taint may be on the Node, to be taken back once not wanted."""
+    """The content of `OWN_MARKS_FILE`: True if the Node may have this plugin's condition and taint."""
 
     condition: bool = False
     taint: bool = False
 
 
 def gpu(raw: msgspec.Raw) -> Gpu:
-    """A remembered GPU. Raises ValueError for an entry that cannot be, with what is wrong."""
+    """Decode a stored GPU. Raises ValueError, with the reason, if the entry is invalid."""
     try:
         known = msgspec.json.decode(raw, type=Gpu)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if fault := device_id_fault(known.uuid):
-        raise ValueError(f"its uuid would be its device's id, and {fault}")
+        raise ValueError(f"its uuid cannot be a device id: {fault}")
     if known.index < 0:
         raise ValueError("its index is below 0")
     return known
 
 
 def entry(raw: msgspec.Raw) -> Evidence:
-    """An entry. Raises ValueError for one that cannot be, with what is wrong."""
+    """Decode an entry of evidence. Raises ValueError, with the reason, if the entry is invalid."""
     try:
         found = msgspec.json.decode(raw, type=Evidence)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -119,8 +119,8 @@ def entry(raw: msgspec.Raw) -> Evidence:
 
 
 def by_name(listed: Iterable[Resource]) -> dict[str, tuple[ListedDevice, ...]]:
-    """Devices as they are written, by the name of their resource."""
-    # One by one: a single conversion of tens of thousands would hold up every other thread to its end.
+    """Return the records of the devices by resource name."""
+    # Convert each device separately: a single conversion of tens of thousands would block all other threads until its end.
     return {
         resource.name: tuple(msgspec.convert(device, ListedDevice, from_attributes=True) for device in resource.devices)
         for resource in listed

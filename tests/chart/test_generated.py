@@ -66,5 +66,5 @@ def test_without_helm_it_says_what_to_do(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         generate.main()
     assert ended.value.code == 2
-    said = "make manifests: there is no program /no/helm: install Helm 3 or 4"
+    said = "make manifests: the program /no/helm does not exist: install Helm 3 or 4"
     assert capsys.readouterr().err.startswith(said)

@@ -100,7 +100,7 @@ async def test_a_state_directory_that_is_a_file_is_one_sentence(daemon, tmp_path
     assert await daemon.exit() == USAGE
     (line,) = daemon.log.read_text().splitlines()
     assert f"--state-dir: {daemon.state}: " in line
-    assert "is not a directory, and nothing can be kept there" in line
+    assert "is not a directory, so no file can be stored there" in line
     assert file.read_text() == "not ours"
 
 

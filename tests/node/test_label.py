@@ -73,7 +73,7 @@ async def test_a_node_that_never_had_a_configuration_offers_nothing_by_another(k
     else:
         api.labels = {LABEL: "b200"}
     daemon.start(*flags, "--default-config=default", "--fallback-strategies=named,empty")
-    await daemon.said("nothing is served until there is one to be used")
+    await daemon.said("nothing is served until there is a valid configuration")
     with pytest.raises(control.ControlError, match=r"^nothing is served yet.*(403|specified config b200)"):
         await anyio.to_thread.run_sync(lambda: control.request(daemon.state, "cordon", gpu=0))
     for form in ([], ["-o", "json"], ["--metrics"]):

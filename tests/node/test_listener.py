@@ -245,7 +245,7 @@ async def test_without_a_good_file_of_the_label_it_is_alive_has_started_and_says
         api.labels = {"nvidia.com/device-plugin.config": "a100"}
         kubeconfig = f"--kubeconfig={api.kubeconfig(directory)}"
         daemon.start(*flags(port, f"--config-file-srcdir={configs}", f"--node-name={NODE}", kubeconfig))
-        await daemon.said("nothing is served until there is a good one", PATIENCE)
+        await daemon.said("nothing is served until there is a valid configuration", PATIENCE)
         assert (await get(port, "livez"))[0] == 200
         wrong = f"{configs}/a100:2: flags.migStrategy: 'some' is not one of none, single, mixed"
         assert await told(port, "readyz", 503) == f"[-]configuration failed: {wrong}\nreadyz check failed\n"

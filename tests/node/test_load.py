@@ -213,7 +213,7 @@ async def test_a_file_system_without_locks_leaves_commands_answered(kubelet, dae
     await kubelet.wait_for(healthy(kubelet, 8))
     await serves(kubelet, daemon, "pod")
     log = daemon.log.read_text()
-    assert log.count("cannot be locked, so a second daemon would not be noticed") == 2, (
+    assert log.count("cannot be locked, so a second daemon would not be detected") == 2, (
         "the state and the kubelet's directory"
     )
     assert "commands cannot reach" not in log

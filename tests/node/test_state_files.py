@@ -214,7 +214,7 @@ async def test_spoilt_files_are_set_aside_and_said_and_the_node_is_served(kubele
         assert f"{EVENTS_FILE}: 1 line of it cannot be read and is left out" in said
         assert os.path.lexists(daemon.state / f"{EVENTS_FILE}.corrupt")
     for name in names:
-        assert f"{daemon.state / name} cannot be read, what it remembered is lost" in said
+        assert f"{daemon.state / name} cannot be read, so its content is lost" in said
         assert os.path.lexists(daemon.state / f"{name}.corrupt")
     request(daemon.state, "cordon", gpu=ids(kubelet)[1])
     await kubelet.wait_for(healthy(kubelet, 7))

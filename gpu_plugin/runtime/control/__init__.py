@@ -1,8 +1,8 @@
-"""How a command talks to the running daemon: a Unix socket in the state directory, one JSON line each way.
+"""The control socket, a Unix socket in the state directory. A command sends one line of JSON, and the daemon replies with one.
 
-A request is `{"verb": "fault", ...fields}`; the reply `{"ok": true, ...fields}` or `{"ok": false, "error": "a sentence"}`.
-Only the daemon's own user (and root) can connect. What a command needs is here, without an event loop, and imports little; what
-the daemon does is in `server`.
+A request is `{"verb": "fault", ...fields}`. The reply is `{"ok": true, ...fields}` or `{"ok": false, "error": "a sentence"}`.
+Only the daemon's user and root can connect. This module has the command's side, without an event loop and with few imports.
+`server` has the daemon's side.
 """
 
 import contextlib
@@ -21,63 +21,63 @@ from gpu_plugin.runtime.regular_file import open_file
 SOCKET = "control.sock"
 
 LOCK = "daemon.lock"
-"""The file of the state directory in which the daemon that has the directory describes itself (`state.node_lock`)."""
+"""The file of the state directory with a description of the daemon that uses the directory (`state.node_lock`)."""
 
 SECONDS_TO_HAND_OVER = 5.0
-"""For which `request` waits for the new daemon's socket while one daemon hands the node over to another."""
+"""Longest wait of `request` for the new daemon's socket while a daemon hands the node over to a new daemon."""
 
 LONGEST_LINE = 64 * 1024
-"""Bytes of a request."""
+"""Limit in bytes for a request."""
 
 LONGEST_REPLY = 1024 * 1024
-"""Bytes of a reply: why each of 16 GPUs with all their MIG devices is in its state takes some 100 KiB."""
+"""Limit in bytes for a reply: the reasons for the states of 16 GPUs with all their MIG devices take about 100 KiB."""
 
 SECONDS_TO_ANSWER = 10.0
-"""How long a verb may take."""
+"""Time limit of a verb."""
 
 PATIENCE = SECONDS_TO_ANSWER + 1
 """Seconds after which `request` gives up."""
 
 _SECONDS_TO_CONNECT_AGAIN = 0.01
-"""Between two tries to connect to a daemon that as many wait for as may: the kernel tells nobody when there is room."""
+"""Pause between attempts to connect while the socket's backlog is full: the kernel does not report when it has room."""
 
 
 class ControlError(Exception):
-    """No daemon answers, or it refuses; `str()` is a sentence to show."""
+    """No daemon answered, or the daemon refused the request. The text is a sentence for the user."""
 
 
 class NoDaemonError(ControlError):
-    """No daemon answers, or none that can be talked to."""
+    """No daemon answered at the control socket, or the socket cannot be used."""
 
 
 class SilentDaemonError(NoDaemonError):
-    """A daemon is there, and does not answer in time."""
+    """A daemon is running and did not answer in time."""
 
 
 class UnknownVerbError(ControlError):
-    """The daemon is there and has no such verb."""
+    """The daemon does not have the verb."""
 
 
 class BadRequestError(ControlError):
-    """What is asked cannot be: a GPU that the node does not have, say."""
+    """The request is invalid, for example because the node does not have the GPU."""
 
 
 class RefusedError(Exception):
-    """What a verb is asked makes sense, and could not be done, or not as it should be; `str()` is a sentence to show."""
+    """A verb could not fully carry out a valid request. The text is a sentence for the user."""
 
 
 REFUSALS: Mapping[str, type[ControlError]] = {"unknown_verb": UnknownVerbError, "bad_request": BadRequestError}
-"""What a refusal is called in a reply, and what it is then."""
+"""The error that `request` raises for a refusal, by the key of the reply that marks it."""
 
 
 def line_of(message: Mapping[str, object]) -> bytes:
-    """A request or a reply as it goes over the socket."""
+    """Return a request or a reply as a line for the socket."""
     return json.dumps(message).encode() + b"\n"
 
 
 @contextlib.contextmanager
 def opened(state_dir: Path, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of the directory: what it names stays the same when the path comes to mean another."""
+    """Open the directory and yield its descriptor, which refers to the same directory if the path later names another."""
     if make:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -88,25 +88,25 @@ def opened(state_dir: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def address_of(state_dir: Path, directory: int) -> str:
-    """The socket's path or, where that is too long for sun_path, a short one that leads to the same place."""
+    """Return the socket's path or, if the path is too long for sun_path, a short path to the same socket."""
     path = str(state_dir / SOCKET)
     return path if room(path) >= 0 else f"/proc/self/fd/{directory}/{SOCKET}"
 
 
 def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
-    """Asks the daemon that uses `state_dir` and gives its reply's fields.
+    """Send a request to the daemon that uses `state_dir`, and return the fields of its reply. Blocks.
 
     Raises:
-        UnknownVerbError: the daemon has no such verb.
-        SilentDaemonError: one is there, and does not answer in time.
-        NoDaemonError: no daemon answers there, also after a wait while one daemon hands over to another.
-        BadRequestError: what is asked cannot be.
-        ControlError: it refuses.
+        UnknownVerbError: the daemon does not have the verb.
+        SilentDaemonError: a daemon is running and did not answer in time.
+        NoDaemonError: no daemon answered. If a daemon hands over to a new daemon, this is raised only after a wait.
+        BadRequestError: the request is invalid.
+        ControlError: the daemon refused the request.
     """
     path = state_dir / SOCKET
     line = line_of({**fields, "verb": verb})
     if len(line) > LONGEST_LINE:
-        raise ControlError(f"{verb}: {len(line)} bytes are too long for a request: up to {LONGEST_LINE} go")
+        raise ControlError(f"{verb}: the request has {len(line)} bytes, more than the limit of {LONGEST_LINE}")
     deadline = time.monotonic() + PATIENCE
     try:
         with opened(state_dir) as directory, _connected(state_dir, directory, deadline) as connection:
@@ -118,9 +118,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     except TimeoutError:
         raise SilentDaemonError(f"the daemon at {path} does not answer in time") from None
     except PermissionError:
-        raise NoDaemonError(
-            f"{path}: permission denied: only root and the user that the daemon runs as may talk to it"
-        ) from None
+        raise NoDaemonError(f"{path}: permission denied: only root and the daemon's user can connect to it") from None
     except NotADirectoryError:
         raise NoDaemonError(f"{state_dir} is not a directory: is --state-dir right?") from None
     except OSError as error:
@@ -130,7 +128,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
-        raise NoDaemonError(f"what answers at {path} is not a gpu-plugin daemon")
+        raise NoDaemonError(f"the program that answers at {path} is not a gpu-plugin daemon")
     if not answer.pop("ok"):
         refused = next((kind for mark, kind in REFUSALS.items() if answer.get(mark)), ControlError)
         raise refused(str(answer.get("error") or "refused without a reason"))
@@ -138,7 +136,7 @@ def request(state_dir: Path, verb: str, **fields: object) -> dict[str, Any]:
 
 
 def answers(state_dir: Path) -> bool:
-    """Whether a daemon uses this state directory: something takes connections on its control socket. Blocks, but not for long."""
+    """Return True if a daemon uses this state directory: its control socket accepts connections. Blocks only for a moment."""
     try:
         with opened(state_dir) as directory:
             return listening(address_of(state_dir, directory))
@@ -148,9 +146,9 @@ def answers(state_dir: Path) -> bool:
 
 @contextlib.contextmanager
 def _connected(state_dir: Path, directory: int, deadline: float) -> Iterator[socket.socket]:
-    """A connection to the daemon. While one daemon hands over to another, neither listens: the new daemon is waited for.
+    """Connect to the daemon and yield the connection.
 
-    Raises OSError, and TimeoutError at the deadline.
+    During a handover neither daemon listens, so wait for the new daemon. Raises OSError, and TimeoutError at the deadline.
     """
     until = time.monotonic() + SECONDS_TO_HAND_OVER
     while True:
@@ -167,7 +165,7 @@ def _connected(state_dir: Path, directory: int, deadline: float) -> Iterator[soc
 
 
 def _hands_over(state_dir: Path) -> bool:
-    """Whether the daemon that had the state directory last has written down that it hands over."""
+    """Return True if the last daemon of the state directory wrote into LOCK that it hands over."""
     try:
         with open_file(state_dir / LOCK, links=False) as stream:
             owner = json.loads(stream.read(LONGEST_LINE))
@@ -177,12 +175,12 @@ def _hands_over(state_dir: Path) -> bool:
 
 
 def _connect(connection: socket.socket, address: str, deadline: float) -> None:
-    """Connects, waiting for as long as others are in the way. Raises TimeoutError at the deadline, and OSError."""
+    """Connect, and wait while the backlog is full. Raises TimeoutError at the deadline, and OSError."""
     connection.setblocking(False)
     while True:
         try:
             connection.connect(address)
-        except BlockingIOError:  # a Unix socket has no other way to wait than to try again
+        except BlockingIOError:  # with a Unix socket, the only way to wait is to try again
             if time.monotonic() > deadline:
                 raise TimeoutError from None
             time.sleep(_SECONDS_TO_CONNECT_AGAIN)

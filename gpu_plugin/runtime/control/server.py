@@ -1,4 +1,4 @@
-"""The side of the daemon: the socket, and verbs that answer requests."""
+"""The daemon's side of the control socket: it receives requests and answers them with verbs."""
 
 import asyncio
 import contextlib
@@ -19,23 +19,23 @@ from gpu_plugin.runtime.control import LONGEST_LINE, LONGEST_REPLY, SOCKET, Refu
 from gpu_plugin.runtime.peer import peer_of
 
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
-"""Takes a request's fields, gives the reply's.
+"""A function from the request's fields to the reply's fields.
 
-A ConfigError's text is the answer where what is asked cannot be, a RefusedError's where it can, and could not be done; anything
-else is a fault of ours.
+It raises ConfigError if the request is invalid, and RefusedError if a valid request could not be carried out. The reply then has
+the error's text. Any other exception is a bug of this plugin.
 """
 
 _SECONDS_TO_ASK = 5.0
-"""How long a client may take to send its line or fetch its reply: it is a local program, and has it ready."""
+"""Time limit for a client to send its line, and to read the reply. The client is a local program that has its line ready."""
 
 _BACKLOG = 1024
-"""Connections that may wait to be accepted, as far as the kernel lets them (net.core.somaxconn)."""
+"""Number of connections that may wait to be accepted. The kernel may lower it (net.core.somaxconn)."""
 
 _log = logging.getLogger(__name__)
 
 
 class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
-    """Who asks, as `peer_of` tells it."""
+    """The process at the other end of a connection, from `peer_of`."""
 
     pid: int = 0
     uid: int = -1
@@ -47,28 +47,29 @@ class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
 
 
 asking: ContextVar[Peer] = ContextVar("asking", default=Peer())  # noqa: B039 - a tuple
-"""Who asks for the verb that runs now."""
+"""The process that sent the request of the verb that runs now."""
 
 
 @contextlib.asynccontextmanager
 async def serve(
     state_dir: Path, verbs: Mapping[str, Verb], other: Verb | None = None
 ) -> AsyncIterator[Callable[[], bool]]:
-    """Answers requests for as long as the context lasts; on leaving it, connections end and the socket goes.
+    """Answer requests until the context ends. Then close all connections and remove the socket.
 
-    Gives whether commands find the socket still: it may have been removed, or the directory renamed.
+    Yields a function that returns True while the socket is still at its path: it may be removed, or the directory renamed.
 
-    `state_dir` is made if need be. A socket left by a killed daemon is replaced. Leaving takes no longer than a turn of
-    the event loop: what is under way is cancelled, not waited for. `other` answers every verb that is not in `verbs`.
+    Creates `state_dir` if it is missing, and replaces the socket of a killed daemon. The exit from the context takes at most one
+    turn of the event loop, since it cancels running verbs and does not wait for them. `other` answers every verb that is not in
+    `verbs`.
 
     Raises:
-        ConfigError: another daemon uses this state directory, or it cannot be used.
+        ConfigError: another daemon uses this state directory, or the directory cannot be used.
     """
     conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(
-            _converse(reader, writer, lambda line: _answer(line, verbs, other))
+            _serve_client(reader, writer, lambda line: _answer(line, verbs, other))
         )
         conversations[task] = writer
         task.add_done_callback(conversations.pop)
@@ -78,7 +79,7 @@ async def serve(
             directory = stack.enter_context(opened(state_dir, make=True))
             listener = _bind(state_dir, directory)
         except (FileExistsError, NotADirectoryError):
-            raise ConfigError(f"--state-dir: {state_dir} is not a directory, so nothing can be kept there") from None
+            raise ConfigError(f"--state-dir: {state_dir} is not a directory, so no file can be stored there") from None
         except OSError as error:
             raise ConfigError(f"{state_dir / SOCKET}: {error.strerror or error}") from None
         ours = _identity(SOCKET, directory)
@@ -91,19 +92,19 @@ async def serve(
             await server.start_serving()
             yield lambda: ours is not None and _identity(state_dir / SOCKET) == ours
         finally:
-            server.close()  # not wait_closed(): since Python 3.12 it waits for clients to hang up
+            server.close()  # not wait_closed(): since Python 3.12 it waits until the clients close their connections
             for task, writer in conversations.items():
                 task.cancel()
-                writer.transport.abort()  # one that has not begun yet would not
+                writer.transport.abort()  # a task that has not begun yet would not abort it
 
 
 @contextlib.asynccontextmanager
 async def serve_refusals(
     state_dir: Path, why: Callable[[], str], verbs: Mapping[str, Verb] | None = None
 ) -> AsyncIterator[None]:
-    """Serves as `serve` does, and refuses every other verb with the sentence that `why` gives: the daemon is not ready.
+    """Serve as `serve` does, and refuse every other verb with the sentence of `why`, since the daemon is not ready.
 
-    Where another daemon answers at `state_dir`, or it cannot be used, nothing is answered.
+    If another daemon uses `state_dir`, or the directory cannot be used, no request is answered.
     """
 
     async def refuse(_: Mapping[str, object]) -> Mapping[str, object]:
@@ -113,14 +114,14 @@ async def serve_refusals(
         try:
             await stack.enter_async_context(serve(state_dir, verbs or {}, refuse))
         except ConfigError as error:
-            _log.info(f"commands are not answered yet: {error}")
+            _log.info(f"the control socket is not available yet: {error}")
         yield
 
 
-async def _converse(
+async def _serve_client(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Callable[[bytes], Awaitable[bytes]]
 ) -> None:
-    """One request and its reply."""
+    """Read one request and send its reply."""
     try:
         asking.set(_peer(writer))
         async with asyncio.timeout(_SECONDS_TO_ASK):
@@ -128,7 +129,8 @@ async def _converse(
                 line = await reader.readuntil(b"\n")
             except asyncio.LimitOverrunError:
                 line = b""
-        # A transport that was closed before all was sent cannot be aborted after that: asyncio has let go of its loop by then.
+        # With a high-water mark of 0, `drain` waits until all bytes are sent. A transport that is closed before that cannot be
+        # aborted later, since asyncio has already removed its reference to the loop.
         writer.transport.set_write_buffer_limits(high=0)
         writer.write(await answer(line))
         async with asyncio.timeout(_SECONDS_TO_ASK):
@@ -154,7 +156,7 @@ def _peer(writer: asyncio.StreamWriter) -> Peer:
 
 
 async def _answer(line: bytes, verbs: Mapping[str, Verb], other: Verb | None) -> bytes:
-    """The reply's line to a request's."""
+    """Return the line of the reply to a request's line."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -173,9 +175,9 @@ async def _answer(line: bytes, verbs: Mapping[str, Verb], other: Verb | None) ->
         return _refusal(str(error), bad_request=True)
     except RefusedError as error:
         return _refusal(str(error))
-    except Exception:  # noqa: BLE001 - whatever a verb does, the daemon lives on
+    except Exception:  # noqa: BLE001 - a bug in a verb must not end the daemon
         if limit.expired():
-            return _refusal(f"{name} took longer than {control.SECONDS_TO_ANSWER:g} s and was given up")
+            return _refusal(f"{name} took longer than {control.SECONDS_TO_ANSWER:g} s and was cancelled")
         _log.exception(f"control socket: {name} failed")
         return _refusal("internal error: the daemon's log has the details")
     return reply if len(reply) <= LONGEST_REPLY else _refusal(f"{name}: the reply is too long for one line")
@@ -186,21 +188,19 @@ def _refusal(sentence: str, **more: object) -> bytes:
 
 
 def _bind(state_dir: Path, directory: int) -> socket.socket:
-    """A listening socket, mode 0600 before anyone can connect."""
+    """Return a listening socket. Its mode is 0600 before a client can connect."""
     address, path = address_of(state_dir, directory), state_dir / SOCKET
     try:
-        # Two daemons starting at once must not take turns at removing each other's socket.
+        # Two daemons that start at the same time must not remove each other's socket.
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(f"{path}: another daemon is starting with this state directory") from None
-    except (
-        OSError
-    ) as error:  # a file system without locks is no reason to leave commands unanswered: NodeLock warns of it
+    except OSError as error:  # commands are answered also on a file system without locks; NodeLock logs a warning
         _log.debug(f"{state_dir} cannot be locked: {error.strerror or error}")
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(address, path, directory)
-        # The file gets the mode of the socket (unix(7)). To change the file's by its name would change whatever has it by then.
+        # The file gets the mode of the socket (unix(7)). A chmod by name could change another file that replaced the socket.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(address)
         listener.listen(_BACKLOG)
@@ -220,7 +220,7 @@ def _remove_stale(address: str, path: Path, directory: int) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(there.st_mode):
-        raise ConfigError(f"{path}: is in the way of the control socket: remove it")
+        raise ConfigError(f"{path}: a file that is not a socket has the name of the control socket: remove the file")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -229,12 +229,12 @@ def _remove_stale(address: str, path: Path, directory: int) -> None:
             os.unlink(SOCKET, dir_fd=directory)
             return
         except BlockingIOError:
-            _log.debug(f"{path}: its daemon is too busy to accept, so it is there")
+            _log.debug(f"{path}: the backlog is full, so a daemon is running")
     raise ConfigError(f"{path}: another daemon already uses this state directory: stop it, or name another directory")
 
 
 def _identity(path: str | Path, directory: int | None = None) -> tuple[int, int, int] | None:
-    """What tells our socket from one put in its place, even under the same inode number; None where there is none."""
+    """Return values that distinguish this socket from a replacement, even with the same inode number; None without a file."""
     try:
         there = os.stat(path, dir_fd=directory, follow_symlinks=False)
     except OSError:

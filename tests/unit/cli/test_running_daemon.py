@@ -31,4 +31,4 @@ def test_who_may_not_talk_to_the_daemon_is_told_so_in_one_sentence_by_every_verb
     assert json.loads(done.stdout) == [3] * len(VERBS)
     told = done.stderr.partition("as nobody\n")[2].splitlines()
     assert len(told) == len(VERBS)
-    assert all(f"{state}/control.sock: permission denied: only root and the user" in line for line in told)
+    assert all(f"{state}/control.sock: permission denied: only root and the daemon's user" in line for line in told)

@@ -155,7 +155,9 @@ async def test_a_directory_that_was_never_read_has_nothing_served(api, tmp_path,
     missing = ConfigMapVolume(tmp_path / "configs")
     missing.directory.rmdir()
     async with by_label(api, missing, tmp_path, fallback_strategies="empty") as made:
-        await said(caplog, "cannot be read: No such file or directory; nothing is served until there is one to be used")
+        await said(
+            caplog, "cannot be read: No such file or directory; nothing is served until there is a valid configuration"
+        )
         assert not made.source._settled.is_set()
 
 
@@ -169,7 +171,7 @@ async def test_a_choice_is_remembered_once_its_settings_are_in_force(api, volume
     def look(label):
         source._label = label
         source._label_known.set()
-        return source._look()[0][2]
+        return source._read()[0][2]
 
     assert look("h100") == Choice("h100")
     assert known.read() is None
@@ -247,7 +249,9 @@ async def test_a_directory_that_comes_late_is_waited_for(api, tmp_path, caplog):
     volume = ConfigMapVolume(tmp_path / "configs")
     api.label("h100")
     async with by_label(api, volume, tmp_path, fallback_strategies="named,empty") as made:
-        await said(caplog, "no configuration files are available; nothing is served until there is one to be used")
+        await said(
+            caplog, "no configuration files are available; nothing is served until there is a valid configuration"
+        )
         assert not made.source._settled.is_set()
         volume.write(default="d")  # which is not what the label asks for
         await said(caplog, "no configuration files are available")
@@ -265,7 +269,7 @@ async def test_an_api_that_is_away_is_waited_for_where_nothing_was_chosen_before
     async with by_label(
         api, volume, tmp_path, kubeconfig=kubeconfig, default_config="a100", fallback_strategies="named,empty"
     ) as made:
-        await said(caplog, "nothing is served until there is one to be used")
+        await said(caplog, "nothing is served until there is a valid configuration")
         assert not made.source._settled.is_set()
         assert "the Kubernetes API cannot be reached" in made.source.complaint
         await api.start()
@@ -275,7 +279,7 @@ async def test_an_api_that_is_away_is_waited_for_where_nothing_was_chosen_before
         assert made.source.unheard == ""
         await api.stop()
         with anyio.fail_after(10):
-            while "are not heard: the Kubernetes API cannot be reached" not in made.source.unheard:
+            while "are not received: the Kubernetes API cannot be reached" not in made.source.unheard:
                 await anyio.sleep(0.005)
         assert made.file() == "h100"
         assert made.source.complaint == ""
@@ -315,7 +319,7 @@ async def test_a_choice_of_another_node_or_label_or_none_at_all_is_waited_for(ap
     await api.stop()
     other = {name: value or str(tmp_path / "elsewhere") for name, value in other.items()}
     async with by_label(api, volume, tmp_path, kubeconfig=kubeconfig, **other) as made:
-        await said(caplog, "nothing is served until there is one to be used")
+        await said(caplog, "nothing is served until there is a valid configuration")
         assert not made.source._settled.is_set()
 
 
@@ -348,7 +352,7 @@ async def test_a_choice_that_cannot_be_written_down_leaves_none_behind_and_is_tr
 async def test_an_api_that_forbids_to_be_asked_is_no_reason_for_a_default(api, volume, tmp_path, caplog):
     api.refusals = [("get", 403)] * 1000
     async with by_label(api, volume, tmp_path, fallback_strategies="named") as made:
-        await said(caplog, "nothing is served until there is one to be used")
+        await said(caplog, "nothing is served until there is a valid configuration")
         assert not made.source._settled.is_set()
         assert "403" in made.source.complaint
         assert "ClusterRole" in made.source.complaint
@@ -405,7 +409,7 @@ async def test_why_the_label_is_not_known_is_told_until_it_is(api, volume, tmp_p
     asked["state_dir"] = str(tmp_path / "state")
     source = ConfigSource(resolve(asked, {}))
     waiting = f"waiting for the label {LABEL} of node {NODE}: "
-    assert source.unknown == f"{waiting}the Kubernetes API has not told it yet"
+    assert source.unknown == f"{waiting}the Kubernetes API has not answered yet"
     async with running(source):
         with anyio.fail_after(10):
             while not source.unknown.startswith(f"{waiting}the Kubernetes API cannot be reached: "):

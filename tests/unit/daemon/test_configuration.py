@@ -120,8 +120,9 @@ async def test_what_takes_a_restart_is_refused(caplog):
         configuration.ask()
         await counted(configuration, refused=1)
     said = (
-        "the configuration: --state-dir, --driver-root cannot change while the process runs, so nothing of this is in force "
-        "(flags.stateDir from '/var/lib/gpu-plugin' to '/elsewhere', flags.nvidiaDriverRoot from '/' to '/run/nvidia/driver')"
+        "the configuration: --state-dir, --driver-root cannot change while the process runs, so no part of the new "
+        "configuration is in force (flags.stateDir from '/var/lib/gpu-plugin' to '/elsewhere', "
+        "flags.nvidiaDriverRoot from '/' to '/run/nvidia/driver')"
     )
     assert said in caplog.text
     assert taken == []
@@ -240,7 +241,7 @@ async def test_one_waits_for_a_good_file_to_begin_with(by_label, caplog):
             tasks.start_soon(begin)
             await anyio.wait_all_tasks_blocked()
             Chosen.made.known.set()
-            while "nothing is served until there is a good one: default:1: no" not in caplog.text:
+            while "nothing is served until there is a valid configuration: default:1: no" not in caplog.text:
                 await anyio.sleep(0.005)
             wanted.settings = by_label
             Chosen.made.again.set()
@@ -250,7 +251,7 @@ async def test_one_waits_for_a_good_file_to_begin_with(by_label, caplog):
 async def test_how_the_wait_stands_is_told_meanwhile(by_label, monkeypatch):
     monkeypatch.setattr(module, "CHOSEN_WITHIN", 0.02)
     wanted, wait = Wanted(ConfigError("default:1: no")), Wait()
-    assert (wait.why, wait.tried) == ("it is being read", False)
+    assert (wait.why, wait.tried) == ("the configuration is being read", False)
 
     async def until(met):
         while not met():
@@ -281,8 +282,8 @@ async def test_a_directory_that_cannot_be_read_is_an_attempt_too(by_label, monke
             Chosen.made.unknown = ""
             while not wait.tried:
                 await anyio.sleep(0.002)
-            assert wait.why == "/config has not been read within 0.3 s"
-            assert f"nothing is served until there is one: {wait.why}" in caplog.text
+            assert wait.why == "/config could not be read within 0.3 s"
+            assert f"nothing is served until there is a configuration: {wait.why}" in caplog.text
             Chosen.made.known.set()
 
 
@@ -377,7 +378,7 @@ async def test_the_file_in_force_is_remembered_after_each_reading_and_again_unti
             configuration.ask()
             while source.kept.count(Path("/etc/exclusive")) < 3:
                 await anyio.sleep(0.001)
-            assert "a restart would not know it" in configuration.unkept
+            assert "it would be lost at a restart" in configuration.unkept
             source.works = True
             while configuration.unkept:
                 await anyio.sleep(0.001)

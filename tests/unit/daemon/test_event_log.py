@@ -204,5 +204,5 @@ async def test_an_order_is_answered_though_it_cannot_be_remembered(log, monkeypa
         await anyio.lowlevel.checkpoint()
         with anyio.fail_after(10):
             assert await log.order("cordon", done)({"gpu": 3})
-        assert "events cannot be written down" in log.store.trouble
+        assert "events cannot be written" in log.store.trouble
         tasks.cancel_scope.cancel()

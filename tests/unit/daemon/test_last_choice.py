@@ -55,7 +55,7 @@ def test_what_stands_in_its_place_is_not_believed_and_makes_room(tmp_path, caplo
     }
     make[kind]()
     assert choice(state).read() is None
-    assert f"{file} cannot be read, what it remembered is lost (kept as {file}.corrupt)" in caplog.text
+    assert f"{file} cannot be read, so its content is lost (kept as {file}.corrupt)" in caplog.text
     choice(state).write("h100")
     assert choice(state).read() == "h100"
     assert (tmp_path / "elsewhere").read_bytes().count(b"a100") == 1

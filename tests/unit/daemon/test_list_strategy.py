@@ -82,7 +82,7 @@ async def test_a_disk_that_hangs_means_envvar_and_holds_one_thread_at_most():
         release.set()
     assert first.device_list_strategy == again.device_list_strategy == ("envvar",)
     assert first.device_list_strategy_reason == "auto: the node's files could not be read within 0.05 s"
-    assert again.device_list_strategy_reason == "auto: an earlier look at the node's files still hangs"
+    assert again.device_list_strategy_reason == "auto: an earlier read of the node's files still hangs"
     assert len(calls) == 1
 
 
@@ -107,7 +107,7 @@ async def test_what_was_chosen_before_is_used_on_while_the_disk_hangs_or_a_look_
     for why in (
         "RuntimeError('broken')",
         "could not be read within 0.25 s",
-        "an earlier look at the node's files still",
+        "an earlier read of the node's files still",
     ):
         assert why in caplog.text
     for thread in threading.enumerate():
@@ -129,7 +129,7 @@ async def test_a_disk_that_times_out_of_itself_is_told_as_what_failed():
         raise TimeoutError(errno.ETIMEDOUT, "Connection timed out", "/etc/containerd/config.toml")
 
     reason = (await ListStrategy(time_out).settled(LEFT)).device_list_strategy_reason
-    assert reason.startswith("auto: looking at the node's files failed: TimeoutError(110, 'Connection timed out'")
+    assert reason.startswith("auto: the read of the node's files failed: TimeoutError(110, 'Connection timed out'")
 
 
 def test_the_node_is_seen_where_it_is_mounted(tmp_path, monkeypatch):

@@ -46,6 +46,6 @@ def test_what_is_not_the_default_is_one_line_and_all_of_it_another(told):
 
 
 def test_defaults_are_told_as_such_and_a_long_list_is_cut(told):
-    assert told(resolve({}, {}))[0] == ("INFO", "configuration: no file: nothing but defaults")
+    assert told(resolve({}, {}))[0] == ("INFO", "configuration: no file: only defaults")
     many = ",".join(f"*model-{number}*" for number in range(4000))
     assert len(told(resolve({"exclude_gpus": many}, {}))[2][1]) < LONGEST_LINE + 100

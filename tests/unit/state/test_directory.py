@@ -274,7 +274,7 @@ def test_no_byte_that_is_wrong_and_no_length_that_is_cut_ends_the_reading(state,
         assert StateDirectory(state.path).read(name, shape) is None
         assert aside.read_bytes() == written
         (record,) = caplog.records
-        assert f"{file} cannot be read, what it remembered is lost (kept as {aside})" in record.getMessage()
+        assert f"{file} cannot be read, so its content is lost (kept as {aside})" in record.getMessage()
     assert state.write(name, content)
     assert state.read(name, shape) == content
 

@@ -205,7 +205,7 @@ def test_after_a_short_write_the_next_line_is_one_of_its_own(state, monkeypatch)
     state.mkdir()
     real, cut = os.write, [5]
     monkeypatch.setattr(os, "write", lambda to, content: real(to, content[: -cut.pop()] if cut else content))
-    with pytest.raises(OSError, match="not all of it") as refused:
+    with pytest.raises(OSError, match="the write was incomplete") as refused:
         event_store._append(state, [Event(1.0, "daemon", "cut")])
     assert refused.value.errno == errno.ENOSPC
     event_store._append(state, [Event(2.0, "daemon", "whole")])
@@ -376,7 +376,7 @@ async def test_that_it_cannot_be_written_is_said_once_each_time_it_begins(state,
             shutil.rmtree(state)
     finally:
         made._threads.close()
-    assert caplog.text.count("cannot be written; a restart will not remember these events") == 2
+    assert caplog.text.count("cannot be written, so these events would be lost at a restart") == 2
 
 
 async def test_events_saved_after_a_refusal_replace_what_was_cut(state, monkeypatch):

@@ -105,7 +105,7 @@ def test_where_no_room_can_be_allocated_it_is_said_and_words_are_taken_as_long_a
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     assert not journal.reserve()
-    assert "no room could be allocated: Operation not supported" in caplog.text
+    assert "no space could be allocated: Operation not supported" in caplog.text
     for number in range(5):
         assert journal.append(Word(number))
         assert read(file) == Word(number)

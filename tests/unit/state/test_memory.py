@@ -396,7 +396,7 @@ def test_an_entry_that_cannot_be_true_is_left_out_alone_and_said(state, caplog, 
     (state / HEALTH_FILE).write_bytes(msgspec.json.encode(whole))
     assert memory(state).evidence() == (CORDON, MAINTENANCE)
     (record,) = caplog.records
-    assert "health.json: entry 1 cannot be true and is left out: " in record.getMessage()
+    assert "health.json: entry 1 is invalid and left out: " in record.getMessage()
 
 
 @pytest.mark.parametrize(

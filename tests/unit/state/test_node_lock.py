@@ -171,7 +171,7 @@ def test_what_stands_in_the_lock_s_place_is_set_aside_and_said(tmp_path, directo
     assert first.take() == ""
     assert "uses the state directory" in second.take()
     assert os.path.lexists(f"{path}{CORRUPT[taken]}")
-    assert caplog.text.count(f"no file of this plugin (kept as {path}{CORRUPT[taken]})") == 1
+    assert caplog.text.count(f"not a file of this plugin (kept as {path}{CORRUPT[taken]})") == 1
     first.release()
 
 
@@ -226,14 +226,14 @@ def test_what_cannot_be_locked_is_said_once_and_served_all_the_same(tmp_path, di
     state.write_text("")
     lock = NodeLock(state, directory, "1")
     assert lock.take() == lock.take() == ""
-    assert caplog.text.count("cannot be locked, so a second daemon would not be noticed") == 1
+    assert caplog.text.count("cannot be locked, so a second daemon would not be detected") == 1
     lock.release()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}', b'{"a":' * 800])
 def test_an_owner_that_cannot_be_read_is_still_an_owner(tmp_path, directory, other, content):
     (tmp_path / "state" / LOCK).write_bytes(content)
-    assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "1").take()
+    assert ": an unknown process. " in NodeLock(tmp_path / "state", directory, "1").take()
 
 
 def test_no_byte_that_is_wrong_and_no_length_that_is_cut_unlocks_it(tmp_path, directory, other):
@@ -247,7 +247,7 @@ def test_no_byte_that_is_wrong_and_no_length_that_is_cut_unlocks_it(tmp_path, di
         if content.rstrip(b"\n") == whole.rstrip(b"\n"):  # the end of the line alone is missing
             assert why == told
         else:
-            assert ": it has not said who it is. " in why
+            assert ": an unknown process. " in why
     other.kill()
     other.wait()
     lock = NodeLock(tmp_path / "state", directory, "1")
@@ -323,7 +323,7 @@ def test_on_a_full_disk_the_lock_holds_all_the_same(tmp_path, directory, monkeyp
     assert lock.take() == ""
     assert lock.has_state
     assert not caplog.records
-    assert ": it has not said who it is. " in NodeLock(tmp_path / "state", directory, "2").take()
+    assert ": an unknown process. " in NodeLock(tmp_path / "state", directory, "2").take()
     lock.release()
 
 
@@ -354,8 +354,8 @@ def test_who_serves_is_told_by_sockets_that_answer(tmp_path, directory, other, m
 
 
 def test_an_owner_is_one_sentence():
-    assert str(Owner(7, "\x1b[2J")) == r"process 7 on \x1b[2J, version unknown, running since a time unknown"
-    assert str(Owner(7)) == "process 7, version unknown, running since a time unknown"
+    assert str(Owner(7, "\x1b[2J")) == r"process 7 on \x1b[2J, version unknown, running since an unknown time"
+    assert str(Owner(7)) == "process 7, version unknown, running since an unknown time"
     assert (
         str(Owner(7, "node-1", "1.0", 1.0)) == "process 7 on node-1, version 1.0, running since 1970-01-01 00:00:01 UTC"
     )
