@@ -28,6 +28,7 @@ from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
+from gpu_plugin.runtime.pulse import Pulse
 
 NAME = "nvidia.com/gpu"
 DEVICES = 2_000
@@ -132,7 +133,7 @@ async def _many_ids(node: Node, size: int) -> list[Row]:
     devices = [replace(gpu, id=f"{gpu.id}::{at}", sharing=shared) for at in range(shared.replicas) for gpu in gpus]
     ids = [device.id for device in devices]
     store = _store(devices, Placement.of(Topology.of(node)))
-    service = DevicePluginService(ListFeed(NAME, store), store, lambda: None)
+    service = DevicePluginService(ListFeed(NAME, store), store, Pulse())
     handle: Callable[[Any], Awaitable[None]] = service.__mapping__()[wire.PREFERRED].func
     request = preferred(ids, (), size)
     taken, stalls = [], []

@@ -4,6 +4,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -76,6 +77,19 @@ class _Attempts(msgspec.Struct):
         self.backoff.not_before = min(self.backoff.not_before, self.failed_at + FIRST_PAUSE)
 
 
+class ReportedNode(Protocol):
+    """The node whose condition and taint are reported."""
+
+    def enabled_reports(self) -> EnabledReports:
+        """The reports that the settings enable."""
+
+    def fitness(self) -> tuple[Sequence[GpuFitness], str | None]:
+        """The fitness of the node's GPUs, and why no GPU can be reached; see `wanted` for the latter."""
+
+    async def write_marks(self, marks: OwnMarks) -> object:
+        """Write our marks on the Node to the state directory."""
+
+
 class NodeStateKeeper:
     """Writes the condition and the taint when they differ from the wanted state, and renews the condition's heartbeat.
 
@@ -86,10 +100,8 @@ class NodeStateKeeper:
     def __init__(
         self,
         api: NodeApi,
-        asked: Callable[[], EnabledReports],
-        seen: Callable[[], tuple[Sequence[GpuFitness], str | None]],
+        node: ReportedNode,
         marks: OwnMarks,
-        write_marks: Callable[[OwnMarks], Awaitable[object]],
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -99,10 +111,8 @@ class NodeStateKeeper:
 
         Args:
             api: the Kubernetes API.
-            asked: returns the enabled reports.
-            seen: returns the fitness of the node's GPUs, and why no GPU can be reached; see `wanted` for the latter.
+            node: the node that is reported.
             marks: our marks on the Node, as the state directory has them.
-            write_marks: writes the marks to the state directory.
             clock: returns seconds of a monotonic clock.
             wall: returns Unix time in seconds.
             dice: returns a random number in [0, 1).
@@ -110,10 +120,8 @@ class NodeStateKeeper:
         self.trouble = ""
         self._logged: list[str] = []
         self._api = api
-        self._asked = asked
-        self._seen = seen
+        self._node = node
         self._marks = marks
-        self._write_marks = write_marks
         self._clock = clock
         self._wall = wall
         self._dice = dice
@@ -147,7 +155,7 @@ class NodeStateKeeper:
 
     async def _once(self) -> float | None:
         """Write the reports that are due. Returns the seconds until the next check; None if no report is enabled."""
-        asked = self._asked()
+        asked = self._node.enabled_reports()
         nothing_asked = not asked.condition and not asked.effect
         if nothing_asked and asked.look and not self._looked and self._marks == OwnMarks():
             self._looked = True
@@ -158,7 +166,7 @@ class NodeStateKeeper:
         if nothing_asked and self._marks == OwnMarks():
             self._condition, self._taint = _Attempts(), _Attempts()
             return None
-        (gpus, trouble), now = self._seen(), self._clock()
+        (gpus, trouble), now = self._node.fitness(), self._clock()
         wants = wanted(gpus, trouble, now - self._began) if asked.condition else None
         condition_due = self._condition_due(wants, now) or (self._marks.condition and not asked.condition)
         condition_due = condition_due and self._condition.backoff.due(now)
@@ -193,7 +201,7 @@ class NodeStateKeeper:
         self._effect = next((str(taint.get("effect")) for taint in state.taints if taint.get("key") == TAINT), "")
         self._read = self._looked = True
         self._checked, self._uid = self._clock(), state.metadata.uid
-        asked = self._asked()
+        asked = self._node.enabled_reports()
         await self._update_marks(
             condition=self._marks.condition or (self._times.known and not asked.condition),
             taint=self._marks.taint or (bool(self._effect) and not asked.effect),
@@ -254,11 +262,11 @@ class NodeStateKeeper:
         marks = replace(self._marks, **changes)
         if marks != self._marks:
             self._marks = marks
-            await self._write_marks(marks)
+            await self._node.write_marks(marks)
 
     def _log_troubles(self) -> None:
         """Log each trouble once, and its end."""
-        asked, name = self._asked(), self._api.node_name
+        asked, name = self._node.enabled_reports(), self._api.node_name
         troubles = list(dict.fromkeys(filter(None, (self._condition.trouble, self._taint.trouble))))
         if not troubles:
             if self.trouble:

@@ -12,6 +12,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,7 @@ class ClusterReporting:
         self._keeper: NodeStateKeeper | None = None
         self._cordons = AnnotatedCordons(health)
         self._changes: deque[tuple[Transition, float]] = deque(maxlen=MAX_CHANGES)
+        self._threads = Workers("cluster-state")
         self._unasked = Pulse()
         self._news = Pulse()
         self._client = ""
@@ -146,15 +148,10 @@ class ClusterReporting:
 
     async def run(self) -> None:
         """Never returns."""
-        threads = Workers("cluster-state")
         try:
-            marks = await threads.run(lambda: self._state.read(OWN_MARKS_FILE, OwnMarks), WRITE_PATIENCE)
+            marks = await self._threads.run(partial(self._state.read, OWN_MARKS_FILE, OwnMarks), WRITE_PATIENCE)
         except TimeoutError:
             marks = None
-
-        async def write_marks(marks: OwnMarks) -> None:
-            await settled(threads.begin(lambda: self._state.write(OWN_MARKS_FILE, marks)), WRITE_PATIENCE)
-
         marks = marks or OwnMarks()
         try:
             if not _reports(self._configuration.settings):
@@ -166,9 +163,7 @@ class ClusterReporting:
             from gpu_plugin.cluster.node_state import NodeStateKeeper  # noqa: PLC0415 - for those alone who report
 
             api, events = self._writer()
-            self._keeper = NodeStateKeeper(
-                api, self._asked, self._seen, marks, write_marks, clock=self._clock, wall=self._wall, dice=self._dice
-            )
+            self._keeper = NodeStateKeeper(api, self, marks, clock=self._clock, wall=self._wall, dice=self._dice)
             async with anyio.create_task_group() as parts:
                 parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
                 parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)
@@ -176,7 +171,7 @@ class ClusterReporting:
                 parts.start_soon(forever, "the Events of pods", self._tell_pods)
                 parts.start_soon(forever, "the cordon by annotation", self._follow_annotation)
         finally:
-            threads.close()
+            self._threads.close()
 
     def _writer(self) -> "tuple[NodeApi, EventWriter]":
         if self._writing is None:
@@ -200,14 +195,20 @@ class ClusterReporting:
                 log.error("%s", error)  # noqa: TRY400 - the sentence is for people
         return not self._client
 
-    def _asked(self) -> "EnabledReports":
+    def enabled_reports(self) -> "EnabledReports":
+        """The reports that the settings enable."""
         from gpu_plugin.cluster.node_state import EnabledReports  # noqa: PLC0415 - as above
 
         settings = self._configuration.settings
         effect = "" if settings.node_taint == "none" else settings.node_taint
         return EnabledReports(settings.node_condition, effect, _reports(settings))
 
-    def _seen(self) -> "tuple[Sequence[GpuFitness], str | None]":
+    async def write_marks(self, marks: OwnMarks) -> None:
+        """Write our marks on the Node to the state directory, within WRITE_PATIENCE if it answers."""
+        await settled(self._threads.begin(partial(self._state.write, OWN_MARKS_FILE, marks)), WRITE_PATIENCE)
+
+    def fitness(self) -> "tuple[Sequence[GpuFitness], str | None]":
+        """The fitness of the node's GPUs, and why no GPU can be reached."""
         from gpu_plugin.cluster.node_condition import fitness_of  # noqa: PLC0415 - as above
 
         return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._now.driver_trouble

@@ -13,6 +13,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.listener.listener import Listener
 
 if TYPE_CHECKING:
+    from gpu_plugin.telemetry.listener.checks import Facts
     from gpu_plugin.telemetry.listener.status_page import Source
 
 log = logging.getLogger(__name__)
@@ -215,7 +217,7 @@ class Daemon:
             async with anyio.create_task_group() as parts:
                 self._parts = parts
                 if self._listener is not None:
-                    self._listener.ask(self._view.facts, self._view.scraped, self._page)
+                    self._listener.ask(self)
                 signals.on_stop(stop)
                 signals.on_reload(self.configuration.ask)
                 parts.start_soon(self._begin)
@@ -302,7 +304,7 @@ class Daemon:
         others = (
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
-            ("the health reports", partial(self._health.tell, self._recorder.written, self._inventory.health_changed)),
+            ("the health reports", partial(self._health.publish, self._recorder, self._inventory)),
             ("the query which pods hold what", self._attribution.run),
             ("the retirement of devices", self._offering.settle),
         )
@@ -435,7 +437,16 @@ class Daemon:
             if self._told_to_stop and self.settings.cdi_remove_on_exit and not in_use:
                 await self._specs.remove()
 
-    def _page(self) -> "Source":
+    def facts(self) -> "Facts":
+        """The facts for probes."""
+        return self._view.facts()
+
+    async def scraped(self) -> Mapping[str, object]:
+        """The status for a scrape."""
+        return await self._view.scraped()
+
+    def page(self) -> "Source":
+        """The source of the status page."""
         from gpu_plugin.telemetry.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
 
         return Source(

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from gpu_plugin.config.settings import Settings
@@ -15,7 +15,9 @@ from gpu_plugin.health.observation import Observation, Sample, XidEvent, facts
 from gpu_plugin.health.policy import policy
 from gpu_plugin.health.signals import SIGNALS, SignalKind, orders
 from gpu_plugin.health.xid_table import XID_TABLE
+from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.health_reports import HealthReports, RepeatedXids, tell, whose
 from gpu_plugin.telemetry.readings import Readings
 
@@ -164,18 +166,18 @@ class HealthWatch:
             self.past = (*self.past, entry)
             self.ledger.revision += 1
 
-    async def tell(self, written: Callable[[float], Awaitable[object]], health_changed: Callable[[str], None]) -> None:
-        """Has others hear of each GPU whose health changed, by its uuid: first it is `written` down, within so many seconds.
+    async def publish(self, recorder: Recorder, inventory: Inventory) -> None:
+        """Publish each change of a GPU's health in the inventory, once the recorder has written it or WRITTEN_WITHIN has passed.
 
-        A kill of this process must not unsay what the kubelet was told. Never returns.
+        A restart after a kill of this process must not take back what the kubelet knows. Never returns.
         """
         while True:
             if not self._changed_gpus:
                 await self._news.wait()
             uuids, self._changed_gpus = self._changed_gpus, set()
-            await written(WRITTEN_WITHIN)
+            await recorder.written(WRITTEN_WITHIN)
             for uuid in sorted(uuids):
-                health_changed(uuid)
+                inventory.health_changed(uuid)
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Everything that a restart must remember."""

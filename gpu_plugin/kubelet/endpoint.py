@@ -192,7 +192,7 @@ class ResourceEndpoint:
         path = socket_path(self._shared.directory, self.resource, next(_INCARNATIONS))
         await self._feed.refresh()
         shared = self._shared
-        service = DevicePluginService(self._feed, shared.store, shared.look.ring, shared.pairs, counts=shared.counts)
+        service = DevicePluginService(self._feed, shared.store, shared.look, shared.pairs, counts=shared.counts)
         server = SocketServer(service)
         try:
             try:

@@ -29,6 +29,7 @@ from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.preferred import preferred
 from gpu_plugin.placement.whole import Budget
 from gpu_plugin.runtime.printable import excerpt
+from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.rates import LogThrottle, TokenBucket
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class UnhealthyDeviceError(RequestRejectedError):
 
 
 class DevicePluginService:
-    """Serves one resource out of the store; `streams_changed` is called when a ListAndWatch stream was opened or is gone.
+    """Serves one resource out of the store; `streams_changed` rings when a ListAndWatch stream was opened or is gone.
 
     A kubelet asks for the options while we register, and opens its stream on that connection: such streams are its own, and
     whether one is left is what counts. Other clients may come and go. Where no stream is such a one, any is taken for one.
@@ -84,7 +85,7 @@ class DevicePluginService:
         self,
         feed: ListFeed,
         store: SnapshotStore,
-        streams_changed: Callable[[], None],
+        streams_changed: Pulse,
         pairs: PairWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
         counts: KubeletCounts | None = None,
@@ -158,7 +159,7 @@ class DevicePluginService:
         scope = anyio.CancelScope()
         self._streams[scope] = own
         self._counts.streams[self.resource] = self.streams
-        self._streams_changed()
+        self._streams_changed.ring()
         try:
             with scope:
                 if self._ended:
@@ -170,7 +171,7 @@ class DevicePluginService:
         finally:
             self._streams.pop(scope, None)
             self._counts.streams[self.resource] = self.streams
-            self._streams_changed()
+            self._streams_changed.ring()
 
     def _make_room(self, *, own: bool) -> None:
         """End the oldest stream if there are too many for another one.

@@ -368,11 +368,10 @@ class LiveSet(msgspec.Struct):
         """True if the set was freed, or the driver refused to free it."""
         return self._freeing is not None and self._freeing.done.done()
 
-    def free(self, calls: DriverCalls, free: Callable[[EventSet], None]) -> None:
+    def free(self, calls: DriverCalls, driver: Driver) -> None:
         """Start freeing the set, once, unless a call uses it. No call may use the set afterwards."""
         if self._freeing is None and not self.in_use:
-            events = self.events
-            self._freeing = calls.begin(lambda: free(events))
+            self._freeing = calls.begin(partial(driver.free_event_set, self.events))
 
     async def left(self, seconds: float) -> None:
         """Wait up to this many seconds until no call uses the set."""

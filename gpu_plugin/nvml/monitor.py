@@ -23,6 +23,7 @@ from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, HostState, read_host
 from gpu_plugin.nvml.links import Links
+from gpu_plugin.nvml.look_requests import LookRequests
 from gpu_plugin.nvml.mig import with_caps
 from gpu_plugin.nvml.polling import Poller
 from gpu_plugin.nvml.port import Driver
@@ -111,14 +112,15 @@ class Monitor:
         calls = self._calls = DriverCalls()
         roster = self._roster = Roster(Released.of(released))
         session = self._session = DriverSession(driver, calls)
-        reports = self._reports = Reports(driver, calls, roster, observe, self._look_at)
-        self._events = EventSubscription(driver, calls, reports.receive, self.look_now, reports.observe)
+        self._schedule = Schedule()
+        looks = self._looks = LookRequests(self._schedule)
+        reports = self._reports = Reports(driver, calls, roster, observe, looks)
+        self._events = EventSubscription(driver, calls, reports, looks)
         self._poller = Poller(driver, host, calls, session, roster)
         self._links = Links(driver, host, calls)
         self._reading_host: SlowCall[HostState] = SlowCall(calls.begin_unrelated)
         self._reopening = Reopening(driver, host, calls, roster, session, self._events, reports)
-        self._schedule = Schedule()
-        self._look, self._turned = Pulse(), Pulse()
+        self._turned = Pulse()
         self._running = False
         self._over: float | None = None
         """The end of the last turn of all GPUs; None during such a turn, and before the first."""
@@ -175,7 +177,7 @@ class Monitor:
                     self._over = anyio.current_time()
                     self._pause()
                 while (wait := self._schedule.next() - anyio.current_time()) > 0:
-                    await self._look.wait(wait)
+                    await self._looks.made.wait(wait)
         finally:
             self._running = False
             self.close()
@@ -198,10 +200,8 @@ class Monitor:
         return self._reopening.restart_needed
 
     def look_now(self) -> None:
-        """Look at the GPUs without waiting for their turn. Call it on the event loop's thread."""
-        # If a turn is under way, another turn follows, since some of its looks may be over.
-        self._schedule.everyone(-math.inf)
-        self._look.ring()
+        """Look at all GPUs before their next turn. Call it on the event loop's thread."""
+        self._looks.all_gpus()
 
     def retune(self, poll: float, timeout: float, retention: float, *, judging: bool) -> None:
         """Apply new settings at once; see the attributes. Call it on the event loop's thread."""
@@ -216,7 +216,7 @@ class Monitor:
             self._pause()
         if other_judging:
             self._schedule.everyone(-math.inf)
-        self._look.ring()
+        self._looks.made.ring()
 
     def _pause(self) -> None:
         """Schedule the next turn of all GPUs one poll period after the end of the last."""
@@ -274,12 +274,6 @@ class Monitor:
             while not done():
                 await self._turned.wait()
         return done()
-
-    def _look_at(self, uuid: str) -> None:
-        """Look at a GPU of which an event arrived, or at all GPUs if the GPU is not known: a look returns more details."""
-        if not self._schedule.expects(uuid):
-            self._schedule.event_arrived(uuid, anyio.current_time())
-            self._look.ring()
 
     def _turn_end(self) -> float:
         """Return the time by which a turn that begins now should be over."""

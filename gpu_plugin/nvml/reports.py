@@ -8,6 +8,7 @@ import anyio
 
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType
 from gpu_plugin.health.observation import DriverEvent, Observation, XidEvent
+from gpu_plugin.nvml.look_requests import LookRequests
 from gpu_plugin.nvml.port import Driver, Event, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
 from gpu_plugin.nvml.session import DriverCalls
@@ -30,18 +31,17 @@ class Reports:
         calls: DriverCalls,
         roster: Roster,
         observe: Callable[[str, Observation], bool],
-        look: Callable[[str], None],
+        looks: LookRequests,
     ) -> None:
-        """Store the driver, which resolves unknown handles, the GPUs, and the callbacks.
+        """Store the driver, which resolves unknown handles, the GPUs, and the requests for looks, which each event makes.
 
-        `observe` processes an observation of a GPU and returns whether another look soon would settle a question. `look` gets
-        the uuid of a GPU of which an event arrived; empty if the GPU is not known.
+        `observe` processes an observation of a GPU and returns whether another look soon would settle a question.
         """
         self._driver = driver
         self._calls = calls
         self._roster = roster
         self._observe = observe
-        self._look = look
+        self._looks = looks
         self._unknown_events: collections.deque[Event] = collections.deque(maxlen=MAX_UNKNOWN_EVENTS)
         self._queries: dict[Handle, Job[str]] = {}
         self._foreign_handles: set[Handle] = set()
@@ -69,7 +69,7 @@ class Reports:
             self._pass_on(uuid, event)
         else:
             self._unknown_events.append(event)
-        self._look(uuid)
+        self._looks.event_arrived(uuid)
 
     def reset(self) -> None:
         """Drop the unknown handles after the driver was closed: a handle may refer to another GPU in the next opening."""
@@ -97,7 +97,7 @@ class Reports:
                 continue
             for event in mine if uuid else ():
                 self._pass_on(uuid, event)
-                self._look(uuid)
+                self._looks.event_arrived(uuid)
             if mine and not uuid and handle not in self._foreign_handles:
                 self._foreign_handles.add(handle)  # logged once
                 kind, data = mine[0].kind, mine[0].data

@@ -6,7 +6,7 @@ is lost so that waits fail, the next set is made without that GPU, which is regi
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import anyio
@@ -29,7 +29,9 @@ from gpu_plugin.nvml.events import (
     register,
     register_warily,
 )
-from gpu_plugin.nvml.port import Driver, Event, EventSet, NvmlError
+from gpu_plugin.nvml.look_requests import LookRequests
+from gpu_plugin.nvml.port import Driver, EventSet, NvmlError
+from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.backoff import Backoff
@@ -64,16 +66,14 @@ class EventSubscription:
         self,
         driver: Driver,
         calls: DriverCalls,
-        deliver: Callable[[Event], None],
-        on_failure: Callable[[], None],
-        report: Callable[[str, EventDelivery], object],
+        reports: Reports,
+        looks: LookRequests,
     ) -> None:
-        """Store the callbacks: for an event, for a failed wait, and for the event delivery of the GPU with that uuid."""
+        """Events and their delivery go to `reports`. A wait that fails requests a look at all GPUs."""
         self._driver = driver
         self._calls = calls
-        self._deliver = deliver
-        self._on_failure = on_failure
-        self._report = report
+        self._reports = reports
+        self._looks = looks
         self._set: LiveSet | None = None
         self._abandoned: list[LiveSet] = []
         self._making: SlowCall[EventSet] = SlowCall(calls.begin)
@@ -191,7 +191,7 @@ class EventSubscription:
             why = self.trouble(uuid)
             if why is not None and why != self._reported.get(uuid):
                 self._reported[uuid] = why
-                self._report(uuid, EventDelivery(why))
+                self._reports.observe(uuid, EventDelivery(why))
 
     def _report_members(self) -> None:
         if self._set is not None:
@@ -248,7 +248,7 @@ class EventSubscription:
 
     def _free_abandoned(self) -> None:
         for each in self._abandoned:
-            each.free(self._calls, self._driver.free_event_set)
+            each.free(self._calls, self._driver)
         self._abandoned = [each for each in self._abandoned if not each.gone]
 
     async def _freed(self, sets: Sequence[LiveSet], patience: float) -> bool:
@@ -304,7 +304,7 @@ class EventSubscription:
         error = asked.job.done.exception()
         answer = asked.job.done.result() if error is None else Registered(Outcome.REFUSED, repr(error))
         if answer.event is not None:
-            self._deliver(answer.event)
+            self._reports.receive(answer.event)
         if answer.outcome is Outcome.UNDEFINED:
             self._mark_unusable(asked.into, answer.why)
             self._suspects.add(uuid)
@@ -327,7 +327,7 @@ class EventSubscription:
         mine.waiter = EventWaiter(
             self._driver,
             mine.events,
-            self._deliver,
+            self._reports.receive,
             partial(self._failed, mine),
             partial(self._waiting_changed, mine),
             self._wait_failures,
@@ -343,7 +343,7 @@ class EventSubscription:
             self._mark_unusable(waited, str(error))
             if self._rebuilds.failures > 1:  # GPUs that looks find lost are left out already; so another GPU is lost
                 self._suspects |= waited.members.keys()
-        self._on_failure()
+        self._looks.all_gpus()
 
     def _waiting_changed(self, waited: LiveSet, why: str) -> None:
         """Handle a change of whether waits work. `why` is the reason if they keep failing; empty if a wait has succeeded."""

@@ -40,6 +40,7 @@ from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.state.directory import StateDirectory
+from gpu_plugin.state.recorder import Recorder
 
 from .harness.cluster import NODE_PATH, Cluster
 from .harness.layout import NODE
@@ -252,7 +253,7 @@ def measure_reporting(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reporting.run)
-            tasks.start_soon(health.tell, written, inventory.health_changed)
+            tasks.start_soon(health.publish, cast("Recorder", SimpleNamespace(written=written)), inventory)
             for at in range(0, int(HOUR), 10):
                 await anyio.sleep(max(0.0, began + at - clock()))
                 happens(health, at)

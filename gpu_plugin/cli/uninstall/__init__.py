@@ -37,7 +37,7 @@ def command(
     namespace: str, daemonsets: tuple[str, ...], helm_release: str | None, timeout: str, kubeconfig: str
 ) -> int:
     """Prints each step. Nodes that were not reached are no failure: they must not keep anybody from uninstalling."""
-    from gpu_plugin.cli.uninstall.nodes import clean  # noqa: PLC0415 - 60 ms that usage, help and `cleanup` do without
+    from gpu_plugin.cli.uninstall.nodes import Progress, clean  # noqa: PLC0415 - 60 ms that usage, help and `cleanup` do without
     from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError, HelmRelease  # noqa: PLC0415
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
@@ -60,9 +60,7 @@ def command(
         try:
             async with connect(kubeconfig) as client:
                 found = DaemonSets(client, namespace)
-                done, nodes = await clean(
-                    found, name, patience, lambda text: click.echo(f"{named}: {text}"), _owner(), release
-                )
+                done, nodes = await clean(found, name, patience, Progress(named), _owner(), release)
         except (UnreachableError, ForeignDaemonSetError) as error:
             failed.append(f"{named}: {error}")
             return

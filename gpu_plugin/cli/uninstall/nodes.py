@@ -1,9 +1,10 @@
 """Deletes a DaemonSet and has its nodes cleaned up by the pods of another one, which is deleted in the end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
+import click
 
 from gpu_plugin.cli.uninstall import template
 from gpu_plugin.cluster.connection import UnreachableError
@@ -17,17 +18,28 @@ END_TIMEOUT = 30.0
 """Seconds for the end of all pods."""
 
 
+class Progress:
+    """The lines on standard output about one DaemonSet."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        click.echo(f"{self._name}: {text}")
+
+
 async def clean(
     daemonsets: DaemonSets,
     name: str,
     timeout: float,
-    say: Callable[[str], object],
+    progress: Progress,
     owner: Mapping[str, Any] | None = None,
     release: template.HelmRelease | None = None,
 ) -> tuple[int, int]:
     """Uninstalls the DaemonSet of this name, and gives how many of its nodes were cleaned up, and how many there are.
 
-    `say` is told of each step. It takes up to `timeout` seconds, and `END_TIMEOUT` more. What cleans up is made before the
+    `progress` prints each step. It takes up to `timeout` seconds, and `END_TIMEOUT` more. What cleans up is made before the
     DaemonSet is deleted, and waits on each node for its pod to end: an attempt that was killed is gone on with by the next. One
     that is cancelled, or fails, puts the DaemonSet back. An API server that fails in between is asked again. With `release`,
     nothing is changed unless Helm installed the DaemonSet as that release.
@@ -40,7 +52,7 @@ async def clean(
     found, left = await daemonsets.read(name), await daemonsets.read(cleaner)
     present = found or left
     if release is not None and present is not None and not release.installed(present):
-        say(
+        progress.say(
             f"not installed by the Helm release {release.namespace}/{release.name}: nothing was changed. "
             "To leave this Job out, render the chart with --no-hooks"
         )
@@ -48,7 +60,7 @@ async def clean(
     if left is not None and not template.made_here(left):
         raise template.ForeignDaemonSetError(f"there is a DaemonSet {cleaner} that is not ours: rename or delete it")
     if found is None and left is None:
-        say(
+        progress.say(
             "there is no such DaemonSet: nothing to clean up (after an attempt that was killed: gpu-plugin cleanup, on each node)"
         )
         return 0, 0
@@ -60,17 +72,17 @@ async def clean(
             await daemonsets.create(cleaning)
             deleted = True  # or about to be
             await daemonsets.delete(name)
-        say(f"deleted; cleaning up {counted(done[1], 'node')}")
+        progress.say(f"deleted; cleaning up {counted(done[1], 'node')}")
         with anyio.move_on_after(timeout):
             while True:
-                now = await _read(daemonsets, cleaner, say)
+                now = await _read(daemonsets, cleaner, progress)
                 if now is None:
-                    say(f"{cleaner} was deleted meanwhile")
+                    progress.say(f"{cleaner} was deleted meanwhile")
                     break
                 seen = template.progress(now)
                 if seen is not None and seen != done:
                     done = seen
-                    say(f"{done[0]} of {counted(done[1], 'node')} {are(done[1])} clean")
+                    progress.say(f"{done[0]} of {counted(done[1], 'node')} {are(done[1])} clean")
                 if seen is not None and done[0] >= done[1]:
                     break
                 await anyio.sleep(POLL_INTERVAL)
@@ -79,23 +91,23 @@ async def clean(
         with anyio.move_on_after(END_TIMEOUT, shield=True):
             await daemonsets.delete(cleaner)
             if deleted:
-                await _gone(daemonsets, name, say)
-            await _gone(daemonsets, cleaner, say)
+                await _gone(daemonsets, name, progress)
+            await _gone(daemonsets, cleaner, progress)
             if deleted and not ended and found is not None and await daemonsets.create(template.restored(found)):
-                say("interrupted: the DaemonSet is restored")
+                progress.say("interrupted: the DaemonSet is restored")
     return done
 
 
-async def _gone(daemonsets: DaemonSets, name: str, say: Callable[[str], object]) -> None:
-    while await _read(daemonsets, name, say) is not None:  # noqa: ASYNC110 - what ends it is elsewhere
+async def _gone(daemonsets: DaemonSets, name: str, progress: Progress) -> None:
+    while await _read(daemonsets, name, progress) is not None:  # noqa: ASYNC110 - what ends it is elsewhere
         await anyio.sleep(POLL_INTERVAL)
 
 
-async def _read(daemonsets: DaemonSets, name: str, say: Callable[[str], object]) -> Mapping[str, Any] | None:
+async def _read(daemonsets: DaemonSets, name: str, progress: Progress) -> Mapping[str, Any] | None:
     """The DaemonSet, asked for until there is an answer."""
     while True:
         try:
             return await daemonsets.read(name)
         except UnreachableError as error:
-            say(f"asking again: {error}")
+            progress.say(f"asking again: {error}")
             await anyio.sleep(POLL_INTERVAL)

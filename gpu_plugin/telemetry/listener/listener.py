@@ -1,7 +1,7 @@
 """Starts the HTTP listener of the daemon as soon as its address is known, even before there is anything to serve."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.abc
@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from gpu_plugin.telemetry.listener.checks import Facts
     from gpu_plugin.telemetry.listener.probes import Probes
     from gpu_plugin.telemetry.listener.status_page import Source, StatusPage
+
+
+class ServedDaemon(Protocol):
+    """The daemon, as the listener asks it."""
+
+    def facts(self) -> "Facts":
+        """The facts for probes."""
+
+    async def scraped(self) -> Mapping[str, Any]:
+        """The status for a scrape."""
+
+    def page(self) -> "Source":
+        """The source of the status page."""
 
 
 class Listener:
@@ -51,14 +64,12 @@ class Listener:
 
     def ask(
         self,
-        facts: "Callable[[], Facts]",
-        status: Callable[[], Awaitable[Mapping[str, Any]]],
-        page: "Callable[[], Source]",
+        daemon: ServedDaemon,
     ) -> None:
-        """Use these facts for probes, this status for scrapes, and the source that `page` returns for the status page."""
+        """Use the daemon's facts for probes, its status for scrapes, and its content for the status page."""
         if self._probes is not None and self._page is not None:
-            self._probes.facts, self._probes.status = facts, status
-            self._page.source = page()
+            self._probes.facts, self._probes.status = daemon.facts, daemon.scraped
+            self._page.source = daemon.page()
 
     def stop(self) -> None:
         """Close the listening sockets and all connections."""

@@ -40,14 +40,18 @@ class World:
         api: Any = self
         self.keeper = NodeStateKeeper(
             api,
-            lambda: self.asked,
-            lambda: (self.gpus, self.trouble),
+            self,
             self.marks,
-            self.write_marks,
             clock=lambda: self.now,
             wall=lambda: T + self.now,
             dice=lambda: 0.0,
         )
+
+    def enabled_reports(self):
+        return self.asked
+
+    def fitness(self):
+        return self.gpus, self.trouble
 
     async def run(self, seconds, monkeypatch, *plans):
         """Lets so many seconds pass; `plans` are times with what happens then, after which the keeper is rung."""

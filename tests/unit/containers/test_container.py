@@ -23,6 +23,7 @@ from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
+from gpu_plugin.runtime.pulse import Pulse
 
 NAME = "nvidia.com/gpu"
 H200 = whole_gpu(Gpu(uuid="GPU-2985e854-40cd-f248-81fa-d0a07042f66d", index=0, minor=0))
@@ -221,7 +222,7 @@ def service(access: Access) -> DevicePluginService:
     store = SnapshotStore()
     resource = Resource(NAME, tuple(whole_gpu(Gpu(uuid=f"GPU-{i}", index=i, minor=7 - i)) for i in range(8)))
     store.publish({NAME: ResourceView.of(resource, access, Placement())})
-    return DevicePluginService(ListFeed(NAME, store), store, lambda: None)
+    return DevicePluginService(ListFeed(NAME, store), store, Pulse())
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,7 +2,7 @@
 
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
@@ -25,6 +25,7 @@ from gpu_plugin.kubelet.offer import Offer
 from gpu_plugin.kubelet.pod_listing import Holder
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.state.recorder import Recorder
 from tests.unit.cluster.api_server import NODE
 from tests.unit.cluster.writable_server import WritableServer
 
@@ -186,7 +187,7 @@ class World:
     async def running(self):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.reporting.run)
-            tasks.start_soon(self.health.tell, self.written, self.inventory.health_changed)
+            tasks.start_soon(self.health.publish, cast("Recorder", self), self.inventory)
             yield
             tasks.cancel_scope.cancel()
 

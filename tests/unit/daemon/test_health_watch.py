@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -273,8 +275,10 @@ async def test_the_kubelet_hears_of_a_gpu_once_it_is_written_down(watch):
         if uuid == "GPU-1":
             told.set()
 
+    recorder: Any = SimpleNamespace(written=written)
+    inventory: Any = SimpleNamespace(health_changed=tell)
     async with anyio.create_task_group() as group:
-        group.start_soon(watch.tell, written, tell)
+        group.start_soon(watch.publish, recorder, inventory)
         watch.observe("GPU-1", XidEvent(79))
         watch.observe("GPU-0", XidEvent(79))
         await anyio.wait_all_tasks_blocked()

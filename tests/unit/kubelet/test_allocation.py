@@ -36,6 +36,7 @@ from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget
+from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 
 IDS = [d.id for d in devices(8)]
@@ -46,7 +47,7 @@ def made(listed=None) -> DevicePluginService:
     store.publish({GPU: view(devices(8) if listed is None else listed)})
     feed = ListFeed.__new__(ListFeed)
     feed.resource = GPU
-    return DevicePluginService(feed, store, lambda: None)
+    return DevicePluginService(feed, store, Pulse())
 
 
 def test_n_requests_get_n_answers_in_order():
@@ -82,7 +83,7 @@ def test_two_resources_that_one_container_may_have_got_are_said_and_answered_as_
     for name in names:
         feed = ListFeed.__new__(ListFeed)
         feed.resource = name
-        services[name] = DevicePluginService(feed, store, lambda: None, pairs, lambda: now[0])
+        services[name] = DevicePluginService(feed, store, Pulse(), pairs, lambda: now[0])
     alone = made().allocate([[IDS[1]]])
     services[GPU].allocate([[IDS[0]]])
     now[0] += 0.004
@@ -185,7 +186,7 @@ async def call(path, method, request):
 async def test_the_kubelets_wrong_requests_send_the_list_again_at_most_once_a_second(directory):
     now, store = [0.0], SnapshotStore()
     store.publish({GPU: view(devices(8)).with_reasons({devices(8)[2].gpu: "Xid 79"})})
-    service = DevicePluginService(ListFeed(GPU, store), store, lambda: None, clock=lambda: now[0])
+    service = DevicePluginService(ListFeed(GPU, store), store, Pulse(), clock=lambda: now[0])
     server, path = SocketServer(service), directory / "wrong.sock"
     await server.bind(path)
     unknown, sick, right = (
@@ -218,7 +219,7 @@ async def test_requests_of_the_kubelet_are_counted_and_those_of_other_clients_ar
     store, counts = SnapshotStore(), KubeletCounts()
     store.publish({GPU: view(devices(8))})
     server, path = (
-        SocketServer(DevicePluginService(ListFeed(GPU, store), store, lambda: None, counts=counts)),
+        SocketServer(DevicePluginService(ListFeed(GPU, store), store, Pulse(), counts=counts)),
         directory / "c",
     )
     await server.bind(path)

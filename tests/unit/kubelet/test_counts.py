@@ -13,6 +13,7 @@ from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.snapshot import SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.conftest import directory  # noqa: F401 - a fixture
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 
@@ -30,7 +31,7 @@ async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa:
 
     store, counts = SnapshotStore(), KubeletCounts(clock)
     store.publish({GPU: view(devices(8))})
-    service = DevicePluginService(ListFeed(GPU, store), store, lambda: None, counts=counts)
+    service = DevicePluginService(ListFeed(GPU, store), store, Pulse(), counts=counts)
     server, path = SocketServer(service), directory / "s.sock"
     await server.bind(path)
     ids = [device.id for device in devices(8)]

@@ -18,6 +18,7 @@ from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.kubelet.feed import ListFeed
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.snapshot import SnapshotStore
+from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.serving import GPU, devices, registered, serving, view
 
 
@@ -263,7 +264,7 @@ async def test_the_same_list_is_sent_once_more_where_that_is_asked_for(kubelet, 
 
 async def test_a_stream_that_is_opened_while_all_end_is_ended_too(directory):
     async with serving(directory, 1, register=False) as plugin:
-        service = DevicePluginService(ListFeed(GPU, plugin.store), plugin.store, lambda: None)
+        service = DevicePluginService(ListFeed(GPU, plugin.store), plugin.store, Pulse())
         service.end_streams()
 
         class Late:

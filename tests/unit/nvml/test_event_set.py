@@ -12,7 +12,9 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import events, subscription
 from gpu_plugin.nvml.events import LONGEST_REBUILD_PAUSE, STABLE_AFTER
+from gpu_plugin.nvml.look_requests import LookRequests
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
+from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.subscription import EventSubscription
@@ -105,14 +107,17 @@ class Alone:
         self.upsets = 0
         self.news = anyio.Event()
         driver = cast("Driver", self.driver)
-        self.subscription = EventSubscription(driver, self.calls, self.heard.append, self._upset, self._tell)
+        self.subscription = EventSubscription(driver, self.calls, cast("Reports", self), cast("LookRequests", self))
         self.gpus = [Watched(Gpu(f"GPU-{index}", index), Handle(index + 1)) for index in range(GPUS)]
 
-    def _upset(self):
+    def receive(self, event):
+        self.heard.append(event)
+
+    def all_gpus(self):
         self.upsets += 1
         self._ring()
 
-    def _tell(self, uuid, told):
+    def observe(self, uuid, told):
         self.told.setdefault(uuid, []).append(told.trouble)
         self._ring()
 
