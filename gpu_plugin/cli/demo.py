@@ -1,4 +1,4 @@
-"""`gpu-plugin demo`: what the daemon does, seen in a few seconds and without a GPU."""
+"""`gpu-plugin demo`: shows the work of the daemon in a few seconds and without a GPU."""
 
 import sys
 
@@ -11,7 +11,7 @@ import click
     epilog="Needs no GPU, no cluster and no root; leaves nothing behind. Exit status 1 if anything did not happen.",
 )
 def command() -> int:
-    """Plays the demo on standard output; the exit status is 0 when all of it happened."""
-    from gpu_plugin.simulation import demo  # noqa: PLC0415 - a usage message needs none of it
+    """Run the demo on standard output. The exit status is 0 if all of it happened."""
+    from gpu_plugin.simulation import demo  # noqa: PLC0415 - a usage message does not need it
 
     return demo.run(sys.stdout)

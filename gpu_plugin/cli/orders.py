@@ -1,4 +1,4 @@
-"""`gpu-plugin cordon`, `uncordon`, `release` and `resume`: what an operator orders of the running daemon."""
+"""`gpu-plugin cordon`, `uncordon`, `release` and `resume`: an operator's orders to the running daemon."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from gpu_plugin.cli.running_daemon import ask, gpu_option, gpus_option, reason_o
 
 
 def _order(verb: str, gpu_or_all: Callable[..., Any], text: str, epilog: str) -> click.Command:
-    """A command that sends the order and prints what was done."""
+    """Return a command that sends the order and prints the result."""
 
     @click.command(verb, help=text, epilog=epilog)
     @state_dir_option
