@@ -55,7 +55,7 @@ _simulate_option = click.option(
 )
 
 
-@click.group("cdi", help="CDI specifications: what container runtimes are told that a container needs for a GPU.")
+@click.group("cdi", help="CDI specifications, from which container runtimes read what a container needs for a GPU.")
 def command() -> None:
     """Handle the specifications that `gpu-plugin run` writes with the strategies cdi-cri and cdi-annotations."""
 
@@ -64,8 +64,8 @@ def command() -> None:
     "generate",
     help="Print the specification that `gpu-plugin run` would write for this node, without a daemon and without writing it.",
     epilog="Takes the flags of `gpu-plugin run` too: --nvidia-driver-root, --gds-enabled, --nvidia-cdi-hook-path and so on. "
-    "Example: gpu-plugin cdi generate --simulate hgx-h100 --format yaml. What was left out is said on standard error. Exit "
-    "status 1 where there is no specification.",
+    "Example: gpu-plugin cdi generate --simulate hgx-h100 --format yaml. Devices that are left out are reported on standard "
+    "error. Exit status 1 if there is no specification.",
 )
 @click.option(
     "--root",
@@ -140,7 +140,7 @@ def _built(flags: Mapping[str, object], root: str | None) -> Built:
     "list",
     help="List the CDI devices that the specifications on this node have, of any vendor.",
     epilog="A name that several directories have is listed once: the last directory's counts. Exit status 1 where a "
-    "specification cannot be used, or two files of one directory have one name; which and why is said on standard error.",
+    "specification cannot be used, or two files of one directory have the same name; the reasons are on standard error.",
 )
 @_dirs_option
 @_root_option

@@ -31,7 +31,7 @@ _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
     help="What is wrong with this node, and what to do: the driver, its device nodes, the kubelet, the container runtime, "
     "directories, clock and rights, looked at without a daemon; where one runs it is asked, too. Changes nothing. Takes the "
     "options of `run`, and should be given the same.",
-    epilog="Exit status 0 where nothing failed, warnings or not; 1 where something did. Run it as root, on the node or with "
+    epilog="Exit status 0 if nothing failed, warnings or not; 1 if something failed. Run it as root, on the node or with "
     "kubectl exec in the plugin's container.",
 )
 @output_options
@@ -41,7 +41,7 @@ _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
     default="10s",
     show_default=True,
     metavar="DURATION",
-    help="How long each look may take; the driver has --nvml-timeout where that is longer.",
+    help="How long each probe may take; the driver has --nvml-timeout if that is longer.",
 )
 @with_hidden_options
 def command(output: str, timeout: str, **given: object) -> int:

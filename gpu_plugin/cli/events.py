@@ -52,7 +52,7 @@ def moment(text: str, now: float, after: float | None = None) -> float:
 @click.command(
     "events",
     help=f"What happened, the oldest first: changes of health, registrations, configurations, orders with who gave them, "
-    f"starts and stops; the newest {KEPT} are remembered, over restarts.",
+    f"starts and stops; the newest {KEPT} are stored, also over restarts.",
     epilog="Example: gpu-plugin events --since 02:30 --until 03:00 --gpu 3. Where no daemon answers, the file in its state "
     "directory is read, and the exit status is 3.",
 )

@@ -26,7 +26,7 @@ _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
 @click.command(
     "explain",
     help="Why a GPU is in its state, since when, and what would clear it; those that are unfit come first.",
-    epilog="Healthy or Unhealthy is what the kubelet hears: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
+    epilog="Healthy or Unhealthy is the GPU's state for the kubelet: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
     "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it says why it is "
     "withheld: an MPS daemon that is down, or a CDI specification that is not written, say. Exit status 1 where a GPU that was "
     "asked for is Unhealthy or missing.",

@@ -53,7 +53,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
                 "system-reboot",
             ]
         ),
-        "help": "What the driver asks for; none also keeps later Xids from changing it.",
+        "help": "The driver's request; none also keeps later Xids from changing it.",
     },
     "nvlink-down": {"type": int, "metavar": "LINK", "help": "Take this NVLink down."},
     "nvlink-up": {"type": int, "metavar": "LINK", "help": "Undo --nvlink-down of this link."},
@@ -65,14 +65,14 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "topology": {
         "type": click.Choice(["readable", "unreadable", "unknown"]),
-        "help": "Whether NVML tells its place on PCIe; unknown: nor does sysfs. Seen when links are read next.",
+        "help": "Whether NVML reports its place on PCIe; unknown: nor does sysfs. Takes effect when links are read next.",
     },
     "pcie-width": {"type": int, "metavar": "N", "help": "Use N lanes of the PCIe link."},
     "pcie-replays": {"type": int, "metavar": "N", "help": "Add N replays on the PCIe link."},
     "pcie-fatal-errors": {"type": int, "metavar": "N", "help": "Add N fatal errors on the PCIe link."},
     "lost": {"help": "Fall off the bus."},
     "vanish": {"help": "Vanish: the driver is unbound from the GPU."},
-    "return": {"help": "Undo --vanish; seen when the driver is opened next."},
+    "return": {"help": "Undo --vanish; takes effect when the driver is opened next."},
     "hang": {"type": float, "metavar": "SECONDS", "help": "Block every driver call for this long."},
     "slow": {"type": float, "metavar": "SECONDS", "help": "Make every driver call take this long."},
     "error": {
@@ -91,7 +91,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "init-error": {
         "type": int,
         "metavar": "CODE",
-        "help": "Refuse whoever opens the driver with this nvmlReturn_t, such as 999. Needs no --gpu.",
+        "help": "Fail each opening of the driver with this nvmlReturn_t, such as 999. Needs no --gpu.",
     },
 }
 """Faults by flag. A flag without a type or a metavar takes no value."""
