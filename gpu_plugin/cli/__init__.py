@@ -1,4 +1,4 @@
-"""The `gpu-plugin` command. Each verb lives in a module of its own, imported only when it is the one asked for."""
+"""The `gpu-plugin` command. Each verb has its own module, which is only imported if the verb is used."""
 
 import importlib
 import sys
@@ -19,12 +19,12 @@ VERBS = {
     "events": "what happened on this node, and who asked for it",
     "explain": "why a GPU is in its state, since when, and what would clear it",
     "cordon": "hold a GPU back from new pods",
-    "uncordon": "lift a cordon; with --override also clear what is held against the GPU",
+    "uncordon": "lift a cordon; with --override also clear the GPU's faults",
     "release": "release GPUs (drop their NVML handles), so that they can be reset or the driver replaced",
     "resume": "take released GPUs back",
     "validate": "check config files without a node, and print the resulting settings",
-    "cleanup": "remove what the daemon left on this node",
-    "uninstall": "delete a DaemonSet, and remove what it left on its nodes",
+    "cleanup": "remove the files that the daemon left on this node",
+    "uninstall": "delete a DaemonSet, and remove the files that it left on its nodes",
     "fault": "make a GPU of a running simulated node fail, or heal it",
 }
 
@@ -37,23 +37,23 @@ class Verbs(click.Group):
     """Verbs by name: `gpu_plugin.cli.NAME`, with _ for each -, has a click command called `command`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the arguments; options without a verb are options of `run`.
+        """Parse the arguments. Options without a verb are options of `run`.
 
-        A pod's `args` replace the `run` of the image, and manifests for NVIDIA's plugin have options alone there.
+        A pod's `args` replace the `run` of the image, and those in manifests for NVIDIA's plugin only have options.
         """
         own = {name for param in self.get_params(ctx) for name in param.opts}
         if args and f"-{args[0]}" in own:
-            args = [f"-{args[0]}", *args[1:]]  # one dash, as Go's flag package and so NVIDIA's plugin take it
+            args = [f"-{args[0]}", *args[1:]]  # a single dash works, as with Go's flag package in NVIDIA's plugin
         if args and args[0].startswith("-") and args[0] not in {*own, "--"}:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """The verbs, in the order of `VERBS`."""
+        """Return the verbs, in the order of `VERBS`."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The verb's command, imported now; None for no verb of ours."""
+        """Import and return the verb's command; None for an unknown verb."""
         if cmd_name not in VERBS:
             return None
         if cmd_name in ORDER_VERBS:
@@ -64,7 +64,7 @@ class Verbs(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Lists the verbs without importing one."""
+        """List the verbs without importing their modules."""
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
@@ -81,8 +81,8 @@ def group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit status, the same for all verbs (`cli.output`)."""
-    from gpu_plugin.cli.output import NO_OUTPUT, lossy_output  # noqa: PLC0415 - not where a verb's module is imported
+    """Run the command line and return its exit status, the same for all verbs (`cli.output`)."""
+    from gpu_plugin.cli.output import NO_OUTPUT, lossy_output  # noqa: PLC0415 - not needed to import a verb's module
 
     with lossy_output() as lost:
         status = _run(arguments)
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    """Runs the verb and returns its exit status; a usage error is a line for each thing that is wrong."""
+    """Run the verb and return its exit status. Print a line for each usage error."""
     try:
         result = group.main(arguments, prog_name="gpu-plugin", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -1,4 +1,4 @@
-"""What `simulate-allocation` is asked and answers: what of a resource is free, what a container wants of it, and what it gets."""
+"""The request and the answer of `simulate-allocation`: the free hardware, a container's wishes, and the devices that it gets."""
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -24,11 +24,11 @@ from gpu_plugin.placement.views.matrix import held_back_words
 from gpu_plugin.placement.views.report import Offered, OfferedResource, left_out
 
 Ids = Mapping[int, Sequence[str]]
-"""Device ids by the place of their hardware in a resource; no place without any."""
+"""Device ids by the place of their hardware in a resource. Hardware without ids has no entry."""
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A resource of a node. `left_out` is what pods do not get of it now; `live` is whether a running daemon serves it."""
+    """A resource of a node. `left_out` is its hardware that pods do not get now; `live` is True if a running daemon serves it."""
 
     node: Node
     resource: OfferedResource
@@ -37,7 +37,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a container asks for: `size` of `available`, all of `must` among them."""
+    """A container's request: `size` devices of `available`, including all of `must`."""
 
     available: Ids
     must: Ids
@@ -45,7 +45,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def simulated(profile: str, replicas: int | None, policy: str | None) -> Served:
-    """All GPUs of a simulated node, whole or given out so many times. Raises UsageError where there is no such node."""
+    """Return all GPUs of a simulated node, given out once or `replicas` times. Raises UsageError for an unknown node."""
     node = simulated_node(profile)
     count, how = (replicas, TIME_SLICING) if replicas else (1, "")
     gpus = sorted(node.gpus, key=attrgetter("index"))
@@ -54,10 +54,10 @@ def simulated(profile: str, replicas: int | None, policy: str | None) -> Served:
 
 
 def served(state_dir: Path, name: str | None, replicas: int | None, policy: str | None) -> Served:
-    """A resource as the daemon of `state_dir` serves it, or under another policy or number of replicas.
+    """Return a resource as the daemon of `state_dir` serves it, or under another policy or number of replicas.
 
     Raises:
-        UsageError: no such resource, or several and none is named.
+        UsageError: the daemon does not serve the resource, or serves several and `name` is None.
         ClickException: no daemon of this version answers, or it serves nothing yet.
     """
     node, resources = daemons_node(state_dir)
@@ -80,14 +80,14 @@ def _resource(name: str | None, resources: Sequence[OfferedResource]) -> Offered
     return by_name[wanted]
 
 
-def request(what: Served, available: Sequence[str], taken: Sequence[str], must: Sequence[str], size: int) -> Request:
-    """What the options ask for. Without `available` all that is fit for pods is free, less what is `taken`.
+def request(offer: Served, available: Sequence[str], taken: Sequence[str], must: Sequence[str], size: int) -> Request:
+    """Return the request of the options. Without `available`, all healthy hardware that is not `taken` is free.
 
     Raises:
-        UsageError: there is no such hardware, or it cannot be had.
+        UsageError: the hardware does not exist, or the request cannot be met.
     """
-    hardware = what.resource.hardware
-    known = Hardware(hardware, what.node.gpus, what.resource.name if what.live else "this node")
+    hardware = offer.resource.hardware
+    known = Hardware(hardware, offer.node.gpus, offer.resource.name if offer.live else "this node")
     if available:
         given = amounts("--available", available, known)
         free = {at: amount.of(hardware[at].ids) for at, amount in given.items()}
@@ -96,9 +96,9 @@ def request(what: Served, available: Sequence[str], taken: Sequence[str], must: 
         free = {at: each.ids for at, each in enumerate(hardware) if each.healthy}
         free |= {at: amount.left_of(free[at]) for at, amount in gone.items() if at in free}
     free = {at: ids for at, ids in free.items() if ids}
-    required = _required(amounts("--must", must, known), free, what.resource)
-    left_out = () if available else what.left_out
-    _check(size, sum(map(len, free.values())), sum(map(len, required.values())), _noun(what.resource, free), left_out)
+    required = _required(amounts("--must", must, known), free, offer.resource)
+    left_out = () if available else offer.left_out
+    _check(size, sum(map(len, free.values())), sum(map(len, required.values())), _noun(offer.resource, free), left_out)
     return Request(free, required, size)
 
 
@@ -107,7 +107,7 @@ def _required(wanted: Mapping[int, Amount], free: Ids, resource: OfferedResource
     gone = [hardware[at] for at, amount in wanted.items() if at not in free and amount.count != 0]
     if gone:
         missing = [each.name if each.healthy else f"{each.name} ({each.reason})" for each in gone]
-        raise click.UsageError(f"--must: not among what is available: {', '.join(missing)}")
+        raise click.UsageError(f"--must: not available: {', '.join(missing)}")
     for at, amount in wanted.items():
         there, asked = len(free.get(at, ())), amount.count or len(amount.ids)
         if amount.ids and not {*amount.ids} <= {*free[at]}:
@@ -127,21 +127,21 @@ def _noun(resource: OfferedResource, free: Ids) -> str:
     return "MIG devices" if any(resource.hardware[at].kind != GPU for at in free) else "GPUs"
 
 
-def _check(size: int, available: int, required: int, what: str, left_out: Sequence[Offered]) -> None:
-    """Raises UsageError where there is no such set at all."""
+def _check(size: int, available: int, required: int, noun: str, left_out: Sequence[Offered]) -> None:
+    """Raise UsageError if no set of devices meets the request."""
     if size > available:
         more = f"; left out: {held_back_words(left_out)}" if left_out else ""
-        asked = f"{size} {what.removesuffix('s') if size == 1 else what} {are(size)}"
+        asked = f"{size} {noun.removesuffix('s') if size == 1 else noun} {are(size)}"
         raise click.UsageError(f"--size: {asked} asked for, and {available} {are(available)} available{more}")
     if required > size:
-        raise click.UsageError(f"--must: {required} {what} must be had, and --size asks for {size}")
+        raise click.UsageError(f"--must: {required} {noun} are required, and --size asks for {size}")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a container gets: `ids`, and `counts` of them by the place of their hardware in the resource.
+    """The devices that a container gets: `ids`, and `counts` of them by the place of their hardware in the resource.
 
-    `gpus` are the positions in `topology` and `groups` of the GPUs that these are on. Of whole GPUs `how` says how they were
-    found, and `runner_up` which ones came second, None where that is not known or there is no other set.
+    `gpus` are the positions of their GPUs in `topology` and `groups`. For whole GPUs `how` is the way in which they were found,
+    and `runner_up` the second best set, None if that is not known or there is no other set.
     """
 
     asked: Request
@@ -157,33 +157,33 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def shared(self) -> bool:
-        """Whether a policy chose, since there were shared GPUs or MIG devices to choose from."""
+        """True if a policy chose, because there were shared GPUs or MIG devices to choose from."""
         return not self.how
 
-    def not_offered(self, what: Served) -> list[Offered]:
-        """What was taken to be available although the kubelet would not offer it."""
-        asked = {what.resource.hardware[at].visible_id for at in self.asked.available}
-        return [each for each in what.left_out if each.visible_id in asked]
+    def not_offered(self, offer: Served) -> list[Offered]:
+        """Return the hardware of the request's `available` that the kubelet would not offer."""
+        asked = {offer.resource.hardware[at].visible_id for at in self.asked.available}
+        return [each for each in offer.left_out if each.visible_id in asked]
 
 
-def answer_to(what: Served, asked: Request) -> Answer:
-    """What the daemon would answer to a request that can be met.
+def answer_to(offer: Served, asked: Request) -> Answer:
+    """Return the daemon's answer to a request that can be met.
 
     Raises:
-        UsageError: a GPU is available whose links are not known.
+        UsageError: the links of an available GPU are not known.
     """
-    hardware = what.resource.hardware
-    groups, topology = LinkGroups.of(what.node), Topology.of(what.node)
+    hardware = offer.resource.hardware
+    groups, topology = LinkGroups.of(offer.node), Topology.of(offer.node)
     for at in asked.available:
         if hardware[at].gpu not in topology.position:
             raise click.UsageError(f"--available: {hardware[at].name} is not on this node: {hardware[at].reason}")
     if all(hardware[at].kind == GPU and not hardware[at].shared for at in asked.available):
-        return _whole(what, asked, groups, topology)
-    return _shared(what, asked, groups, topology)
+        return _whole(offer, asked, groups, topology)
+    return _shared(offer, asked, groups, topology)
 
 
-def _whole(what: Served, asked: Request, groups: LinkGroups, topology: Topology) -> Answer:
-    hardware = what.resource.hardware
+def _whole(offer: Served, asked: Request, groups: LinkGroups, topology: Topology) -> Answer:
+    hardware = offer.resource.hardware
     places = {topology.position[hardware[at].gpu]: at for at in asked.available}
     must = [topology.position[hardware[at].gpu] for at in asked.must]
     trace = whole.Trace()
@@ -194,9 +194,9 @@ def _whole(what: Served, asked: Request, groups: LinkGroups, topology: Topology)
     return Answer(asked, topology, groups, ids, counts, found.gpus, why, how, found.exact, trace.runner_up)
 
 
-def _shared(what: Served, asked: Request, groups: LinkGroups, topology: Topology) -> Answer:
-    hardware, policy = what.resource.hardware, what.resource.policy
-    devices = what.resource.devices
+def _shared(offer: Served, asked: Request, groups: LinkGroups, topology: Topology) -> Answer:
+    hardware, policy = offer.resource.hardware, offer.resource.policy
+    devices = offer.resource.devices
     order = {device.id: at for at, device in enumerate(devices)}
     available, must = ([one for ids in part.values() for one in ids] for part in (asked.available, asked.must))
     trace = shared.Trace()

@@ -22,7 +22,7 @@ from gpu_plugin.containers.cdi_files.files import Judged, found, judge_content
 from gpu_plugin.runtime.printable import printable
 
 DIRECTORIES = (Path("/etc/cdi"), Path(CDI_DIR))
-"""Where runtimes look for specifications (CDI's specification); in the later ones those that win."""
+"""Directories in which runtimes look for specifications (CDI's specification). The last directory wins."""
 
 _SIMULATED = (
     "a simulated node has its files on no machine: these specifications can be read, and no runtime can use them"
@@ -34,7 +34,7 @@ _FLAGS = {
     "gds": "--gds-enabled",
     "mofed": "--mofed-enabled",
 }
-"""What asks for a class beside gpu."""
+"""The option that enables each class except gpu."""
 
 _dirs_option = click.option(
     "--cdi-dir",
@@ -55,17 +55,17 @@ _simulate_option = click.option(
 )
 
 
-@click.group("cdi", help="CDI specifications: what container runtimes are told that a container needs for a GPU.")
+@click.group("cdi", help="CDI specifications, from which container runtimes read what a container needs for a GPU.")
 def command() -> None:
-    """What `gpu-plugin run` writes with the device list strategies cdi-cri and cdi-annotations."""
+    """Handle the specifications that `gpu-plugin run` writes with the strategies cdi-cri and cdi-annotations."""
 
 
 @command.command(
     "generate",
     help="Print the specification that `gpu-plugin run` would write for this node, without a daemon and without writing it.",
     epilog="Takes the flags of `gpu-plugin run` too: --nvidia-driver-root, --gds-enabled, --nvidia-cdi-hook-path and so on. "
-    "Example: gpu-plugin cdi generate --simulate hgx-h100 --format yaml. What was left out is said on standard error. Exit "
-    "status 1 where there is no specification.",
+    "Example: gpu-plugin cdi generate --simulate hgx-h100 --format yaml. Devices that are left out are reported on standard "
+    "error. Exit status 1 if there is no specification.",
 )
 @click.option(
     "--root",
@@ -89,15 +89,15 @@ def command() -> None:
 )
 @with_hidden_options
 def generate(root: str | None, form: str, device_class: str, output: Path | None, **given: object) -> int:
-    """Prints or writes specifications."""
+    """Print or write specifications."""
     source = click.get_current_context().get_parameter_source
     if output is not None and ParameterSource.COMMANDLINE in (source("form"), source("device_class")):
         raise click.UsageError("--output writes every class, as JSON: leave --format and --class out")
     if device_class not in cdi_names.CLASSES:
-        raise click.UsageError(f"--class: {device_class!r} is none of {', '.join(cdi_names.CLASSES)}")
+        raise click.UsageError(f"--class: {device_class!r} is unknown; there are {', '.join(cdi_names.CLASSES)}")
     made = _built(given_flags(given), root)
     if output is not None:
-        _tell(output, SpecDirectory(output).write(made.specs), made.specs, "--output", "nothing to change")
+        _report(output, SpecDirectory(output).write(made.specs), made.specs, "--output", "nothing to change")
         if given["simulate"] and root is None:
             click.echo(f"{click.get_current_context().command_path}: {_SIMULATED}", err=True)
         return 0
@@ -105,14 +105,14 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
     if spec is None:
         wanted = _FLAGS.get(device_class, "")
         raise click.ClickException(
-            f"this node has nothing of class {device_class}" + (f", or {wanted} does not ask for it" if wanted else "")
+            f"this node has no device of class {device_class}" + (f", or {wanted} does not enable it" if wanted else "")
         )
     try:
         written = encoded(spec).decode()
     except ValueError as error:
         raise click.ClickException(f"the specification is invalid: {error}") from None
     if form == "yaml":
-        import yaml  # noqa: PLC0415 - paid for only by those who ask for it
+        import yaml  # noqa: PLC0415 - only this format needs it
 
         written = yaml.safe_dump(json.loads(written), sort_keys=False, width=120)
     click.echo(written, nl=False)
@@ -120,8 +120,8 @@ def generate(root: str | None, form: str, device_class: str, output: Path | None
 
 
 def _built(flags: Mapping[str, object], root: str | None) -> Built:
-    """The specifications of what flags and `root` name; what was left out is said on standard error."""
-    from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415 - 100 ms for those alone who make specifications
+    """Return the specifications for flags and `root`. Print to standard error what they leave out."""
+    from gpu_plugin.cli.cdi_source import built  # noqa: PLC0415 - takes 100 ms, and only this needs it
 
     context = click.get_current_context()
     try:
@@ -140,14 +140,14 @@ def _built(flags: Mapping[str, object], root: str | None) -> Built:
     "list",
     help="List the CDI devices that the specifications on this node have, of any vendor.",
     epilog="A name that several directories have is listed once: the last directory's counts. Exit status 1 where a "
-    "specification cannot be used, or two files of one directory have one name; which and why is said on standard error.",
+    "specification cannot be used, or two files of one directory have the same name; the reasons are on standard error.",
 )
 @_dirs_option
 @_root_option
 @_simulate_option
 @click.option("--json", "as_json", is_flag=True, help="A JSON list of objects instead of a line each.")
-def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str | None, as_json: bool) -> int:  # noqa: FBT001 - click hands it over so
-    """Prints every device's qualified name."""
+def list_devices(directories: tuple[Path, ...], root: str | None, simulate: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes it by keyword
+    """Print every device's qualified name."""
     files = _judged((), directories, root, simulate)
     known = found(files)
     faults = [
@@ -188,10 +188,10 @@ def validate(
     directories: tuple[Path, ...],
     root: str | None,
     simulate: str | None,
-    host_paths: bool,  # noqa: FBT001 - click hands it over so
+    host_paths: bool,  # noqa: FBT001 - click passes it by keyword
     schema: bool,  # noqa: FBT001
 ) -> int:
-    """Prints a verdict on each file."""
+    """Print a verdict on each file."""
     if schema:
         click.echo(json.dumps(json_schema(), indent=2))
         return 0
@@ -218,7 +218,7 @@ def validate(
 
 
 def _below(root: str | None) -> str:
-    """A root without a slash at the end, empty for this machine's own."""
+    """Return a root without a slash at the end, empty for this machine's own."""
     return (root or "").rstrip("/")
 
 
@@ -230,10 +230,12 @@ def _none_in(directories: tuple[Path, ...], root: str | None) -> str:
 def _judged(
     files: tuple[Path, ...], directories: tuple[Path, ...], root: str | None, simulate: str | None
 ) -> list[Judged]:
-    """The specifications in files, which need not be where runtimes look, or else in directories, or of a simulated node."""
+    """Return the specifications in files of any directory, or else in `directories`, or of a simulated node."""
     if simulate is not None and (files or directories):
         others = "FILE" if files else "--cdi-dir"
-        raise click.UsageError(f"--simulate makes specifications, and {others} names others: leave one of them out")
+        raise click.UsageError(
+            f"--simulate makes specifications, and {others} names other files: leave one of them out"
+        )
     if simulate is not None:
         specs = sorted(_built({"simulate": simulate}, root).specs.items())
         return [Judged(name, *judge_content(to_json(spec))) for name, spec in specs]
@@ -250,13 +252,13 @@ def _judged(
     help=f"Where they are. [default: {CDI_DIR}] [$CDI_DIR]",
 )  # fmt: skip
 def remove(directory: Path) -> int:
-    """Removes our files and no other."""
-    _tell(directory, SpecDirectory(directory).remove(), (), "not removed", "nothing of this plugin's")
+    """Remove the files of this plugin, and no others."""
+    _report(directory, SpecDirectory(directory).remove(), (), "not removed", "nothing of this plugin's")
     return 0
 
 
-def _tell(directory: Path, outcome: Outcome, written: Collection[str], refused: str, nothing: str) -> None:
-    """Prints what was done in a directory. Raises ClickException, which begins with `refused`, for what could not be."""
+def _report(directory: Path, outcome: Outcome, written: Collection[str], refused: str, nothing: str) -> None:
+    """Print the changes in a directory. Raise ClickException, which begins with `refused`, if changes failed."""
     for name in outcome.changed:
         click.echo(f"{directory / name}: {'written' if name in written else 'removed'}")
     for name in outcome.foreign:

@@ -1,4 +1,4 @@
-"""A copy of a node's files: its GPUs as far as files say, and specifications that go by that node's own paths."""
+"""A copy of a node's files: the GPUs that the files name, and specifications with that node's own paths."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,22 +28,22 @@ NO_MIG = (
 
 
 class CopySource(SpecSource):
-    """`SpecSource` of a node that is not this machine: nothing of this machine is in its specifications."""
+    """`SpecSource` of another node: its specifications contain no facts of this machine."""
 
     def __init__(self, host: HostView, roots: Callable[[], Roots]) -> None:
         super().__init__(host, roots)
         self._searches[TegraSearch] = TegraSearch(self.roots, own=False)
 
     def _unsafe_roots(self) -> Iterator[str]:
-        """Yield nothing: on the node the files are not below the place of the copy."""
+        """Yield nothing: on the node, the files are not below the directory of the copy."""
         yield from ()
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """Where the copy is, and what the node calls that: paths without a slash at the end, empty for /.
+    """The paths of the copy here and on the node, without a slash at the end, empty for /.
 
-    `root` is the directory that the operator names; `driver` the driver root in it, and `host_driver` and `hook` are the node's
-    own paths of its driver root and of NVIDIA's hook (empty: none).
+    `root` is the directory that the operator names, `driver` the driver root in it. `host_driver` and `hook` are the node's own
+    paths of its driver root and of NVIDIA's hook (empty: none).
     """
 
     root: str
@@ -53,7 +53,7 @@ class Copy(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, root: str, settings: Settings) -> "Copy":
-        """The copy below `root`: of a whole node, with the driver root where the node has it, or of a driver root alone."""
+        """Return the copy below `root`: of a whole node, with the node's path of the driver root, or of a driver root alone."""
         at, host = root.rstrip("/"), settings.driver_root.rstrip("/")
         inside = f"{at}{host}"
         driver = inside if Path(inside or "/").is_dir() else at
@@ -61,13 +61,13 @@ class Copy(msgspec.Struct, frozen=True):
 
     @property
     def hook_here(self) -> str:
-        """Where the hook is in the copy."""
+        """The path of the hook in the copy."""
         if self.host_driver and self.hook.startswith(f"{self.host_driver}/"):
             return f"{self.driver}{self.hook.removeprefix(self.host_driver)}"
         return f"{self.root}{self.hook}" if self.hook else ""
 
     def as_on_node(self, built: Built) -> Built:
-        """The specifications that were made of the copy, with the node's own paths; sentences keep the copy's."""
+        """Return the specifications of the copy with the node's own paths. Messages keep the paths of the copy."""
         return replace(built, specs={name: self._renamed(spec) for name, spec in built.specs.items()})
 
     def _renamed(self, spec: Spec) -> Spec:
@@ -87,16 +87,16 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 def copied_node(root: str, strategy: str) -> tuple[Node, tuple[str, ...]]:
-    """The node whose files lie below a directory, and a sentence about what they do not say.
+    """Return the node whose files are below a directory, and sentences about facts that the files lack. Blocks.
 
-    What kind of node it is, is decided as on the node itself, with the kernel's files in place of NVML. Blocks.
+    The platform is chosen as on the node itself, with the kernel's files in place of NVML.
 
     Args:
         root: the directory, without a slash at the end.
-        strategy: what --device-discovery-strategy says.
+        strategy: the value of --device-discovery-strategy.
 
     Raises:
-        ClickException: the files name no GPU, or those of a WSL node have no NVML, without which it would have none.
+        ClickException: the files name no GPU, or the files of a WSL node lack NVML.
     """
     files = Path(root or "/", "proc")
     try:

@@ -1,4 +1,4 @@
-"""Files of CDI specifications, whoever wrote them: what is wrong with each, and what runtimes make of a node's directories."""
+"""Files of CDI specifications of any program: the faults of each file, and the order in which runtimes read directories."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,16 +14,16 @@ from gpu_plugin.runtime.regular_file import content
 
 
 def judged(directories: Sequence[Path], root: str, *, named: bool) -> list[Judged]:
-    """The files in these directories below a root, in the order in which runtimes read them. Blocks.
+    """Return the files in these directories below a root, in the order in which runtimes read them. Blocks.
 
     Args:
-        directories: those of the lowest priority first, by their paths on the node.
-        root: the directory that has the node's files, without a slash at the end; empty for this node's own. Links are
-            followed within it.
-        named: somebody named the directories, so they must be there.
+        directories: their paths on the node, the lowest priority first.
+        root: the directory with the node's files, without a slash at the end; empty for this node's own. Links are followed
+            within it.
+        named: True if the user named the directories, so that they must exist.
 
     Raises:
-        UsageError: a directory that was named, or the root, is not there.
+        UsageError: a named directory, or the root, does not exist.
         ClickException: a directory cannot be read.
     """
     if root and not Path(root).is_dir():
@@ -31,7 +31,7 @@ def judged(directories: Sequence[Path], root: str, *, named: bool) -> list[Judge
     return [
         Judged(
             shown,
-            *(judge(Path(at)) if at is not None else unread(f"it is a link that leads to nothing below {root}")),
+            *(judge(Path(at)) if at is not None else unread(f"it is a link without a target below {root}")),
             priority,
         )
         for priority, directory in enumerate(directories)
@@ -40,12 +40,12 @@ def judged(directories: Sequence[Path], root: str, *, named: bool) -> list[Judge
 
 
 def gone(paths: Iterable[str], root: str) -> list[str]:
-    """Paths of a node that lead to nothing below a root, such as `judged` takes. Blocks."""
+    """Return the paths of a node that do not exist below a root, as in `judged`. Blocks."""
     return [path for path in paths if resolve(root, f"{root}{path}") is None]
 
 
 def _files(root: str, directory: Path, *, named: bool) -> Iterator[tuple[str, str | None]]:
-    """Each file as people know it, and where it is; None for a link that leads to nothing below the root."""
+    """Yield the displayed path of each file, and its real path; None for a link without a target below the root."""
     shown = Path(f"{root}/{directory}") if root else directory
     at = resolve(root, f"{root}/{directory}") if root else str(directory)
     try:
@@ -64,7 +64,7 @@ STANDARD_INPUT = "-"
 
 
 def judge(file: Path) -> Judgement:
-    """The judgement of a file, or of standard input."""
+    """Return the judgement of a file, or of standard input."""
     if str(file) != STANDARD_INPUT:
         return files.judge(file)
     try:

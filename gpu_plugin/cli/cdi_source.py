@@ -1,4 +1,4 @@
-"""What `gpu-plugin cdi generate` makes specifications of: this node, a directory that has a node's files, or a simulated one."""
+"""The subject of `gpu-plugin cdi generate`: this node, a directory with a node's files, or a simulated node."""
 
 import tempfile
 from collections.abc import Iterator
@@ -28,9 +28,10 @@ from gpu_plugin.nvml.traits import probe_gpu
 
 
 class _Subject(msgspec.Struct, frozen=True):
-    """A node, what its host has, and where its driver's files are: as this process sees it, and as that host calls it.
+    """A node, its host, and the directories of its driver's files: the path in this process, and the path on that host.
 
-    `copy` says where its files were copied to, None for files in their own place; `complaints` what they do not say.
+    `copy` has the paths of a copy of the node's files, None for a real or simulated node. `complaints` are sentences about
+    facts that the files lack.
     """
 
     node: Node
@@ -42,13 +43,15 @@ class _Subject(msgspec.Struct, frozen=True):
 
 
 def built(settings: Settings, root: str | None) -> Built:
-    """The specifications for the node that settings and `root` name.
+    """Return the specifications for the node of the settings and `root`.
 
     Raises:
-        ConfigError: the settings ask for what cannot be.
-        ClickException: there is no driver, no GPU, or a directory that cannot be read.
+        ConfigError: the settings are impossible on this node.
+        ClickException: there is no driver or no GPU, or a directory cannot be read.
     """
-    if not any(map(is_cdi, settings.device_list_strategy)):  # whatever pods are given now, such as what auto stands for
+    if not any(
+        map(is_cdi, settings.device_list_strategy)
+    ):  # the command is for CDI, even if the daemon uses envvar or auto
         settings = replace(settings, device_list_strategy=("cdi-cri",))
     with _subject(settings, root) as subject:
         node = replace(subject.node, device_nodes=frozenset(subject.host.device_roots()))
@@ -80,9 +83,9 @@ def _subject(settings: Settings, root: str | None) -> Iterator[_Subject]:
 
 
 def _copied(settings: Settings, root: str) -> _Subject:
-    """The node of a directory, or a simulated one with the driver of that directory."""
+    """Return the node of a directory, or a simulated node with the driver of that directory."""
     copy = Copy.of(root, settings)
-    roots = ((copy.driver, copy.driver),)  # as the copy has them, which is how sentences should
+    roots = ((copy.driver, copy.driver),)  # messages should name the paths of the copy
     if settings.simulate:
         node, host = _simulated_node(settings)
         return _Subject(node, host, roots, settings.dev_root or None, copy)
@@ -93,8 +96,8 @@ def _copied(settings: Settings, root: str) -> _Subject:
 
 
 def _simulated(settings: Settings, made: Path) -> _Subject:
-    """A simulated node, whose driver's files are made in that directory."""
-    from gpu_plugin.simulation import driver_files  # noqa: PLC0415 - only who simulates needs it
+    """Return a simulated node, and create its driver's files in the directory `made`."""
+    from gpu_plugin.simulation import driver_files  # noqa: PLC0415 - only simulated nodes need it
 
     node, host = _simulated_node(settings)
     roots = ((str(driver_files.make(made, node.driver_version)), settings.driver_root.rstrip("/")),)
@@ -113,7 +116,7 @@ def _live(settings: Settings) -> _Subject:
     except NvmlError as error:
         raise click.ClickException(
             f"the NVIDIA driver cannot be used: {error}: {opening_remedy(error.code)}\n"
-            "or name a copy of a node with --root, or a simulated one with --simulate"
+            "or name a copy of a node with --root, or a simulated node with --simulate"
         ) from None
     return _Subject(node, hardware.host, tuple(hardware.driver_roots()), hardware.dev_root)
 

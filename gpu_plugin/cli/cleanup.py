@@ -1,4 +1,4 @@
-"""`gpu-plugin cleanup`: takes away what the daemon left on this node."""
+"""`gpu-plugin cleanup`: removes the files that the daemon left on this node, and its marks on the Node."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 
 POLL_INTERVAL = 0.5
-"""Seconds between two looks whether the daemon has ended."""
+"""Seconds between two checks if the daemon has ended."""
 
 LAST_WRITES = 2.0
-"""Seconds after which a daemon that answers no more has written its last: it ends within one of being told to."""
+"""Seconds after which a daemon that no longer answers writes no more: it exits within a second of SIGTERM."""
 
 
 @click.command(
@@ -31,10 +31,10 @@ LAST_WRITES = 2.0
 @click.option("--wait", is_flag=True, help="Wait for the daemon to end instead of refusing while it runs.")
 @click.option("--stay", is_flag=True, hidden=True, help="Remove nothing, and stay until told to stop.")
 @with_hidden_options
-def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - click hands it over so
-    """Prints what was removed, a line each; the exit status is 1 where something of ours is still there."""
+def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa: FBT001 - click passes it by keyword
+    """Print a line for each removed path. The exit status is 1 if a file of this plugin remains."""
     if stay:
-        from gpu_plugin.runtime.signals import STOP  # noqa: PLC0415 - usage and help need none of it
+        from gpu_plugin.runtime.signals import STOP  # noqa: PLC0415 - usage and help do not need it
 
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
         signal.sigwait(STOP)
@@ -42,14 +42,14 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
     settings = _settings(given_flags(given))
     if mps and not settings.mps_root:
         raise click.UsageError("--mps: needs --mps-root")
-    from gpu_plugin.cli.uninstall import mps_traces, node_marks, traces  # noqa: PLC0415 - what only stays needs none of it
+    from gpu_plugin.cli.uninstall import mps_traces, node_marks, traces  # noqa: PLC0415 - --stay does not need it
     from gpu_plugin.mps.directories import root_here  # noqa: PLC0415
     from gpu_plugin.mps.readiness import supervised  # noqa: PLC0415
 
     state, sockets = Path(settings.state_dir), Path(settings.socket_dir)
     if wait:
         while supervised(root_here(settings.mps_root)) if mps else traces.running(state, sockets):
-            time.sleep(POLL_INTERVAL)  # a process that is not ours tells nobody of its end
+            time.sleep(POLL_INTERVAL)  # only a parent process is notified of the daemon's end
         time.sleep(LAST_WRITES)
 
     def take_back() -> None:
@@ -72,7 +72,7 @@ def command(mps: bool, wait: bool, stay: bool, **given: object) -> int:  # noqa:
 
 
 def _settings(flags: dict[str, object]) -> Settings:
-    """The settings, also where the config file is gone already or was never good: then what flags and environment say."""
+    """Return the settings. If the config file is missing or invalid, use flags and environment alone."""
     try:
         return settings_from(flags, os.environ)
     except ConfigError as error:
@@ -80,5 +80,5 @@ def _settings(flags: dict[str, object]) -> Settings:
             settings = settings_without_file(flags, os.environ)
         except ConfigError:
             raise refusal(error) from None
-        click.echo(f"going by flags and environment only: {error}", err=True)
+        click.echo(f"using flags and environment only: {error}", err=True)
         return settings

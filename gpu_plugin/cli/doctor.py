@@ -1,4 +1,4 @@
-"""`gpu-plugin doctor`: what is wrong with this node, and what to do about it."""
+"""`gpu-plugin doctor`: prints the problems of this node, and their remedies."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
     help="What is wrong with this node, and what to do: the driver, its device nodes, the kubelet, the container runtime, "
     "directories, clock and rights, looked at without a daemon; where one runs it is asked, too. Changes nothing. Takes the "
     "options of `run`, and should be given the same.",
-    epilog="Exit status 0 where nothing failed, warnings or not; 1 where something did. Run it as root, on the node or with "
+    epilog="Exit status 0 if nothing failed, warnings or not; 1 if something failed. Run it as root, on the node or with "
     "kubectl exec in the plugin's container.",
 )
 @output_options
@@ -42,11 +42,11 @@ _COLOURS = {"failed": "Unhealthy", "warning": "degraded"}
     default="10s",
     show_default=True,
     metavar="DURATION",
-    help="How long each look may take; the driver has --nvml-timeout where that is longer.",
+    help="How long each probe may take; the driver has --nvml-timeout if that is longer.",
 )
 @with_hidden_options
 def command(output: str, timeout: str, **given: object) -> int:
-    """Prints what every check found."""
+    """Print the findings of all checks."""
     patience = seconds("--timeout", timeout, 0.1, 600)
     asked = _asked(given_flags(given), patience)
     found = _found(asked, patience)
@@ -58,19 +58,19 @@ def command(output: str, timeout: str, **given: object) -> int:
 
 
 def _found(asked: "_ResolvedSettings", patience: float) -> list[tuple[str, Finding]]:
-    """What every check found, in a child process: one that a driver holds in the kernel could not end.
+    """Return the findings of all checks. They run in a child process, because a driver may hold their process in the kernel.
 
-    Raises UsageError for a simulated node that cannot be, and ClickException where that process does not answer.
+    Raises UsageError if the simulated node cannot be loaded, and ClickException if the child does not answer.
     """
     from gpu_plugin.doctor.checks import examined  # noqa: PLC0415
-    from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415 - 200 ms that usage and help do without
+    from gpu_plugin.doctor.gathering import gather, longest  # noqa: PLC0415 - takes 200 ms; usage and help do not need it
 
-    def look() -> list[tuple[str, Finding]]:
-        logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # findings say it, in their order
+    def examine() -> list[tuple[str, Finding]]:
+        logging.getLogger("gpu_plugin").addHandler(logging.NullHandler())  # the findings have the same facts
         return examined(anyio.run(gather, asked.settings, patience, asked.refused, asked.file))
 
     try:
-        return in_child(look, longest(asked.settings, patience))
+        return in_child(examine, longest(asked.settings, patience))
     except ChildError as error:
         raise click.ClickException(str(error)) from None
     except ConfigError as error:
@@ -78,9 +78,9 @@ def _found(asked: "_ResolvedSettings", patience: float) -> list[tuple[str, Findi
 
 
 def lines(found: Sequence[tuple[str, Finding]], columns: int | None = None) -> Iterator[str]:
-    """What was found, as text: what is wrong first and with its remedy, then the rest, then the sum.
+    """Yield the findings as text: problems first with their remedies, then other findings, then the summary.
 
-    `columns` is how wide a line may be, None for as wide as it is.
+    `columns` is the greatest width of a line, None for no limit.
     """
     label = max(len(name) for name, _ in found) + 2
     head = max(len(status) for status in Status) + 2
@@ -100,7 +100,7 @@ def lines(found: Sequence[tuple[str, Finding]], columns: int | None = None) -> I
 
 
 def _summary(found: Sequence[tuple[str, Finding]]) -> str:
-    """One line that sums the findings up."""
+    """Return a line that summarizes the findings."""
     failed = list(dict.fromkeys(name for name, each in found if each.status == "failed"))
     warned = list(dict.fromkeys(name for name, each in found if each.status == "warning" and name not in failed))
     if failed:
@@ -111,7 +111,7 @@ def _summary(found: Sequence[tuple[str, Finding]]) -> str:
 
 
 def _as_data(found: Sequence[tuple[str, Finding]], settings: Settings) -> dict[str, object]:
-    """The findings for programs."""
+    """Return the findings for programs."""
     return {
         "version": __version__,
         "node": settings.node_name or socket.gethostname(),
@@ -124,7 +124,7 @@ def _as_data(found: Sequence[tuple[str, Finding]], settings: Settings) -> dict[s
 
 
 class _ResolvedSettings(NamedTuple):
-    """What is asked for: settings, what is wrong with the config file where they do without it, and the file they come from."""
+    """Settings, and the config file that they come from; or, if they do without the file, the error in it (`refused`)."""
 
     settings: Settings
     refused: Known[str] = ""
@@ -132,7 +132,7 @@ class _ResolvedSettings(NamedTuple):
 
 
 def _asked(flags: dict[str, object], patience: float) -> _ResolvedSettings:
-    """The settings of flags, environment and file. Raises UsageError where that cannot be even without the file."""
+    """Return the settings of flags, environment and file. Raises UsageError if they are invalid even without the file."""
     try:
         named = chosen(flags, os.environ)
         settings = resolve(flags, os.environ, _document(named, patience) if named else None)
@@ -151,9 +151,9 @@ def _asked(flags: dict[str, object], patience: float) -> _ResolvedSettings:
 
 
 def _document(file: str, patience: float) -> document.Document:
-    """What a config file says, read in a child process: the disk that it lies on may hold whoever reads it.
+    """Return the content of a config file. A child process reads it, because its disk may hang.
 
-    Raises ChildTimeoutError, and ConfigError where it cannot be read or is no YAML.
+    Raises ChildTimeoutError, and ConfigError if the file cannot be read or is not YAML.
     """
     try:
         written = in_child(lambda: read_written(file, "--config-file "), patience)
@@ -165,13 +165,13 @@ def _document(file: str, patience: float) -> document.Document:
 
 
 def _labelled(settings: Settings, patience: float) -> str:
-    """The file that a label of the Node names, as a running daemon says it; empty where it does not, or not in time."""
+    """Return the file that a label of the Node names, from a running daemon's status; empty if there is no answer in time."""
     if not settings.config_file_srcdir:
         return ""
     try:
         status = in_child(lambda: control.request(Path(settings.state_dir), "status"), patience)
     except (ChildError, control.ControlError):
         return ""
-    configuration = status.get("configuration")  # of whichever version's daemon: it may say anything
+    configuration = status.get("configuration")  # a daemon of another version may send another type
     file = configuration.get("file") if isinstance(configuration, dict) else None
     return file if isinstance(file, str) else ""

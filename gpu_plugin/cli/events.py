@@ -1,4 +1,4 @@
-"""`gpu-plugin events`: what happened on this node, and who asked for it."""
+"""`gpu-plugin events`: prints the events of this node, with the users who requested them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,10 @@ DAY = 86400
 
 
 def moment(text: str, now: float, after: float | None = None) -> float:
-    """The Unix time that someone means: how long ago (`90m`, `2h`), a time of day (`02:40`), or a date with one.
+    """Return the Unix time of a duration before `now` (`90m`, `2h`), a time of day (`02:40`), or a date with a time of day.
 
-    A time of day is the latest that has been or, where `after` is given, the first from then on. All of it in UTC; `now` and
-    `after` are Unix times in seconds. Raises ValueError for what is none of these.
+    A time of day is the latest in the past or, with `after`, the first from then on. Times are in UTC; `now` and `after` are
+    Unix times in seconds. Raises ValueError for any other text.
     """
     try:
         return now - duration(0, 366 * DAY)(text)
@@ -52,7 +52,7 @@ def moment(text: str, now: float, after: float | None = None) -> float:
 @click.command(
     "events",
     help=f"What happened, the oldest first: changes of health, registrations, configurations, orders with who gave them, "
-    f"starts and stops; the newest {KEPT} are remembered, over restarts.",
+    f"starts and stops; the newest {KEPT} are stored, also over restarts.",
     epilog="Example: gpu-plugin events --since 02:30 --until 03:00 --gpu 3. Where no daemon answers, the file in its state "
     "directory is read, and the exit status is 3.",
 )
@@ -79,12 +79,12 @@ def command(
     last: int | None,
     output: str,
 ) -> int:
-    """Prints the events that are asked for."""
+    """Print the selected events."""
     now = time.time()
     begin = _moment("--since", since, now)
     end = _moment("--until", until, now, begin)
     if begin is not None and end is not None and end < begin:
-        raise click.UsageError("--until is before --since: no time is between them")
+        raise click.UsageError("--until is before --since: there is no time between them")
     status = SUCCESS
     try:
         reply = ask(state_dir, "events", gpu)
@@ -107,15 +107,17 @@ def command(
     elif found:
         click.echo("\n".join(lines(displayable(found), width())))
     else:
-        click.echo("nothing is remembered of that time", err=True)
+        click.echo("no event is stored for that time", err=True)
     return status
 
 
 def lines(events: Sequence[dict[str, Any]], columns: int | None = None) -> Iterator[str]:
-    """Events as text, a line each, longer where the terminal is narrower."""
+    """Yield events as text, one line for each, or several on a narrow terminal."""
     for event in events:
-        said = event["text"] if event["text"].endswith("...") else event["text"].removesuffix(".")  # more may follow
-        text = f"{utc(event['at'])}  {event['kind']:<13}  {said}"
+        sentence = (
+            event["text"] if event["text"].endswith("...") else event["text"].removesuffix(".")
+        )  # more may follow
+        text = f"{utc(event['at'])}  {event['kind']:<13}  {sentence}"
         if event.get("reason"):
             text += f"; reason: {event['reason']}"
         if event.get("by"):
@@ -131,22 +133,22 @@ def _moment(option: str, text: str | None, now: float, after: float | None = Non
 
 
 def _written(state_dir: Path, gpu: str | None, silent: NoDaemon) -> list[dict[str, Any]]:
-    """Events of the file in the state directory. Raises `silent` where it cannot be read either."""
-    import msgspec  # noqa: PLC0415 - usage and help need none of it
+    """Return the events of the file in the state directory. Raises `silent` if it cannot be read either."""
+    import msgspec  # noqa: PLC0415 - usage and help do not need it
 
     try:
         events, unreadable = recollect(state_dir)
     except OSError:
         raise silent from None
-    click.echo(f"{silent.format_message()}; this is what {state_dir / FILE} has", err=True)
+    click.echo(f"{silent.format_message()}; these events are from {state_dir / FILE}", err=True)
     if unreadable:
         click.echo(lost_lines(unreadable), err=True)
     if gpu is not None:
-        seen = {
+        gpus = {
             event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in events if event.uuid
         }
         try:
-            wanted = named(gpu, tuple(seen.values()))
+            wanted = named(gpu, tuple(gpus.values()))
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
         events = [event for event in events if wanted is not None and event.uuid == wanted.uuid]

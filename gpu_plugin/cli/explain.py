@@ -1,4 +1,4 @@
-"""`gpu-plugin explain`: why each GPU is in its state, since when, and what would change it."""
+"""`gpu-plugin explain`: prints the reasons of each GPU's state, their start, and the recovery."""
 
 import time
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
 @click.command(
     "explain",
     help="Why a GPU is in its state, since when, and what would clear it; those that are unfit come first.",
-    epilog="Healthy or Unhealthy is what the kubelet hears: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
+    epilog="Healthy or Unhealthy is the GPU's state for the kubelet: FATAL is Unhealthy; DEGRADED (worth a look), APP (an "
     "application's own error) and OK (nothing) are Healthy, and pods still get the GPU, unless it says why it is "
     "withheld: an MPS daemon that is down, or a CDI specification that is not written, say. Exit status 1 where a GPU that was "
     "asked for is Unhealthy or missing.",
@@ -35,7 +35,7 @@ _GRAVITY = ("FATAL", "DEGRADED", "APP", "OK")
 @gpus_option
 @output_options
 def command(state_dir: Path, gpu: str | None, output: str) -> int:
-    """Prints what the daemon says of its GPUs."""
+    """Print the daemon's report of its GPUs."""
     reply = ask(state_dir, "explain", gpu)
     if output in ("json", "yaml"):
         click.echo(structured(reply, output))
@@ -45,13 +45,13 @@ def command(state_dir: Path, gpu: str | None, output: str) -> int:
         now, columns = time.time(), width()
         ranked = sorted(displayable(reply["gpus"]), key=_rank)
         blocks = ["\n".join(lines(each, now, columns)) for each in ranked if _remarked(each)]
-        sound = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not _remarked(each))
-        click.echo("\n\n".join([*blocks, *([sound] if sound else [])]))
+        others = "\n".join("\n".join(lines(each, now, columns)) for each in ranked if not _remarked(each))
+        click.echo("\n\n".join([*blocks, *([others] if others else [])]))
     return PROBLEM_FOUND if any(each["health"] != "Healthy" for each in reply["gpus"]) else SUCCESS
 
 
 def lines(gpu: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
-    """One GPU's state as text; `now` is Unix time in seconds, `columns` how wide a line may be."""
+    """Yield a GPU's state as text; `now` is Unix time in seconds, `columns` the greatest width of a line."""
     is_degraded = (gpu["health"], gpu["verdict"]) == ("Healthy", "DEGRADED")
     verdict = "" if gpu["verdict"] == "OK" else f", {'degraded' if is_degraded else gpu['verdict']}"
     index = "" if gpu["index"] is None else f" {gpu['index']}"  # a missing GPU has none
@@ -82,11 +82,11 @@ def _details(gpu: dict[str, Any], now: float) -> Iterator[str]:
 
 
 def _remarked(gpu: dict[str, Any]) -> bool:
-    """Whether there are several lines about it."""
+    """Return True if there is more than one line about the GPU."""
     return bool(gpu["signals"] or gpu.get("notices"))
 
 
 def _rank(gpu: dict[str, Any]) -> tuple[bool, int]:
-    """Its place: unfit ones first, then the worse the earlier; a verdict of another version's comes last."""
+    """Return the sort key: unfit GPUs first, then worse verdicts first; an unknown verdict of another version comes last."""
     verdict = gpu["verdict"]
     return gpu["health"] == "Healthy", _GRAVITY.index(verdict) if verdict in _GRAVITY else len(_GRAVITY)

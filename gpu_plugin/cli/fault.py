@@ -1,4 +1,4 @@
-"""`gpu-plugin fault`: makes a GPU of a running simulated node fail, or heals it."""
+"""`gpu-plugin fault`: makes a GPU of a running simulated node fail, or repairs it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from gpu_plugin.cli.running_daemon import ask, state_dir_option
 from gpu_plugin.devices.gpu_names import HOW
 
 _NODE_FLAGS = ("reboot", "init-error")
-"""Flags that are about the whole node."""
+"""Flags that concern the whole node."""
 
 _FLAGS: dict[str, dict[str, Any]] = {
     "xid": {"type": int, "help": "Raise this Xid, from 1 to 999."},
@@ -53,7 +53,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
                 "system-reboot",
             ]
         ),
-        "help": "What the driver asks for; none also keeps later Xids from changing it.",
+        "help": "The driver's request; none also keeps later Xids from changing it.",
     },
     "nvlink-down": {"type": int, "metavar": "LINK", "help": "Take this NVLink down."},
     "nvlink-up": {"type": int, "metavar": "LINK", "help": "Undo --nvlink-down of this link."},
@@ -65,14 +65,14 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "topology": {
         "type": click.Choice(["readable", "unreadable", "unknown"]),
-        "help": "Whether NVML tells its place on PCIe; unknown: nor does sysfs. Seen when links are read next.",
+        "help": "Whether NVML reports its place on PCIe; unknown: nor does sysfs. Takes effect when links are read next.",
     },
     "pcie-width": {"type": int, "metavar": "N", "help": "Use N lanes of the PCIe link."},
     "pcie-replays": {"type": int, "metavar": "N", "help": "Add N replays on the PCIe link."},
     "pcie-fatal-errors": {"type": int, "metavar": "N", "help": "Add N fatal errors on the PCIe link."},
     "lost": {"help": "Fall off the bus."},
     "vanish": {"help": "Vanish: the driver is unbound from the GPU."},
-    "return": {"help": "Undo --vanish; seen when the driver is opened next."},
+    "return": {"help": "Undo --vanish; takes effect when the driver is opened next."},
     "hang": {"type": float, "metavar": "SECONDS", "help": "Block every driver call for this long."},
     "slow": {"type": float, "metavar": "SECONDS", "help": "Make every driver call take this long."},
     "error": {
@@ -91,10 +91,10 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "init-error": {
         "type": int,
         "metavar": "CODE",
-        "help": "Refuse whoever opens the driver with this nvmlReturn_t, such as 999. Needs no --gpu.",
+        "help": "Fail each opening of the driver with this nvmlReturn_t, such as 999. Needs no --gpu.",
     },
 }
-"""What can be asked for, by flag; without a type or a metavar there is nothing to say with it."""
+"""Faults by flag. A flag without a type or a metavar takes no value."""
 
 _NUMBERS = ("event", "clocks-event-reasons")
 """Flags whose value may be written as 0x40."""
@@ -126,7 +126,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 def command(
     state_dir: Path, gpu: str | None, instance: str | None, times: int | None, **faults: float | str | bool | None
 ) -> None:
-    """Sends one fault to the daemon and prints what was done."""
+    """Send a fault to the daemon and print the result."""
     asked: dict[str, object] = {name: given for name in _FLAGS if (given := faults[name.replace("-", "_")]) is not None}
     if len(asked) != 1:
         flags = ", ".join(f"--{name}" for name in _FLAGS)
@@ -145,7 +145,7 @@ def command(
         asked["times"] = times
     if gpu is None and name not in _NODE_FLAGS:
         raise click.UsageError("--gpu is missing: which GPU, by its index, its uuid or its PCI bus id")
-    real = click.ClickException("the daemon runs on real GPUs: only one with --simulate takes faults")
+    real = click.ClickException("the daemon runs on real GPUs: only a daemon with --simulate accepts faults")
     click.echo(ask(state_dir, "fault", gpu, asked, unknown_verb=real)["done"])
 
 

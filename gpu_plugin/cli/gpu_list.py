@@ -1,4 +1,4 @@
-"""How an operator lists hardware on a command line: indices, ranges, uuids, bus ids, `all`; and how many of each."""
+"""Lists of hardware on a command line: indices, ranges, uuids, bus ids, `all`; with a number of replicas for each."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gpu_plugin.placement.views.report import Offered
 
 ALL = "all"
 
-_SPAN = re.compile(r"([0-9]{1,18}:)?([0-9]{1,18})-([0-9]{1,18})")  # of GPUs, or of the MIG devices of one
+_SPAN = re.compile(r"([0-9]{1,18}:)?([0-9]{1,18})-([0-9]{1,18})")  # of GPUs, or of the MIG devices of a GPU
 _INDEX = re.compile(r"[0-9]+(:[0-9]+)?")
 _COUNTED = re.compile(r"(.*):([0-9]{1,18})")
 _ID = re.compile(f"(.+){REPLICA}([0-9]+)")
@@ -23,30 +23,30 @@ _UUID = re.compile(r"(gpu|mig)(-.*)?", re.IGNORECASE)
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """How much of a piece of hardware is meant: `count` of its replicas, those with these ids, or (neither) all there is."""
+    """The selected part of a GPU or MIG device: `count` of its replicas, the replicas with these ids, or (neither) all."""
 
     count: int | None = None
     ids: tuple[str, ...] = ()
 
     def of(self, ids: Sequence[str]) -> tuple[str, ...]:
-        """The ids that are meant, out of those given; the last ones for a count, since the first ones are given out first."""
+        """Return the selected ids of these. A count selects the last ids, since the first ids are given out first."""
         if self.ids:
-            return tuple(one for one in ids if one in self.ids)
+            return tuple(each for each in ids if each in self.ids)
         return tuple(ids if self.count is None else ids[max(0, len(ids) - self.count) :])
 
     def left_of(self, ids: Sequence[str]) -> tuple[str, ...]:
-        """What is left of these ids without those that are meant, the first ones where it is a count."""
+        """Return the ids that are not selected. Here a count selects the first ids."""
         if self.ids:
-            return tuple(one for one in ids if one not in self.ids)
+            return tuple(each for each in ids if each not in self.ids)
         return () if self.count is None else tuple(ids[self.count :])
 
     def __str__(self) -> str:
-        """The amount in words."""
+        """Return the amount in words."""
         return "without a number" if self.count is None else f"as {self.count}"
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """What there is to be named: `offered` of the GPUs of a node, and `whose` it is, `this node` or a resource's name."""
+    """The hardware that a list can name: `offered` on the GPUs of a node. `whose` is `this node` or a resource's name."""
 
     offered: Sequence[Offered]
     gpus: Sequence[Gpu]
@@ -54,15 +54,15 @@ class Hardware(msgspec.Struct, frozen=True):
 
 
 def amounts(option: str, given: Sequence[str], hardware: Hardware) -> dict[int, Amount]:
-    """What was given to an option: how much is meant of which hardware, by its place, ascending.
+    """Return the selected amounts of an option's value, by the place of the hardware, ascending.
 
     Args:
-        option: its name, for sentences.
-        given: texts such as `0,2-5`, `GPU-6f1c`, `1b:00.0`, `0-1:3`, `MIG-...` or `GPU-...::2`; `all` stands for everything.
-        hardware: what there is.
+        option: its name, for messages.
+        given: texts such as `0,2-5`, `GPU-6f1c`, `1b:00.0`, `0-1:3`, `MIG-...` or `GPU-...::2`; `all` names all hardware.
+        hardware: the hardware that can be named.
 
     Raises:
-        UsageError: no such hardware, or more than one piece is meant, or it is given twice with different counts.
+        UsageError: a name fits no hardware or several, or hardware is named twice with different counts.
     """
     found: dict[int, Amount] = {}
     try:
@@ -82,7 +82,7 @@ def amounts(option: str, given: Sequence[str], hardware: Hardware) -> dict[int, 
 
 
 def _meant(item: str, hardware: Hardware) -> dict[int, Amount]:
-    """The amount of each piece of hardware that one item of a list names, by its place."""
+    """Return the amounts that an item of a list names, by the place of the hardware."""
     offered = hardware.offered
     if match := _ID.fullmatch(item):
         places = _named(match[1], hardware)
@@ -98,13 +98,13 @@ def _meant(item: str, hardware: Hardware) -> dict[int, Amount]:
             raise ValueError(
                 f"{item}: counts go with replicas, and {offered[at].name} is given out once, with no MIG device here"
             )
-        if int(match[2]) > len(offered[at].ids):  # type: ignore[index] # there is a match where there are places
+        if int(match[2]) > len(offered[at].ids):  # type: ignore[index] # the loop has places only if there is a match
             raise ValueError(f"{item}: {offered[at].name} has {counted(len(offered[at].ids), 'replica')}")
     return dict.fromkeys(places, amount)
 
 
 def _is_mig_index(item: str, hardware: Sequence[Offered]) -> bool:
-    """Whether 0:3 is MIG device 3 of GPU 0, and not three replicas of GPU 0."""
+    """Return True if 0:3 is MIG device 3 of GPU 0, and not three replicas of GPU 0."""
     gpu, colon, _ = item.partition(":")
     partitioned = any(":" in each.index for each in hardware)
     return bool(partitioned and colon and _INDEX.fullmatch(item) and not any(each.index == gpu for each in hardware))
@@ -112,21 +112,21 @@ def _is_mig_index(item: str, hardware: Sequence[Offered]) -> bool:
 
 def _no_id(piece: Offered, uuid: str) -> str:
     if not piece.shared:
-        return f"{piece.name} is given out once, so that its only id is {piece.visible_id}"
+        return f"{piece.name} is given out once, so its only id is {piece.visible_id}"
     if uuid != piece.visible_id:
         return f"an id has the whole uuid, {piece.visible_id}"
     return f"{piece.name} has {counted(len(piece.ids), 'replica')}, numbered from 0"
 
 
 def _named(name: str, hardware: Hardware) -> list[int]:
-    """The places of the hardware of this name."""
+    """Return the places of the hardware with this name. Raises ValueError."""
     if name == ALL:
         return list(range(len(hardware.offered)))
     if match := _SPAN.fullmatch(name):
         gpu, first, last = match[1] or "", int(match[2]), int(match[3])
         if first > last:
             raise ValueError(f"{name}: a range begins with the lower index")
-        last = min(last, first + len(hardware.offered))  # one of them is missing then, and is said
+        last = min(last, first + len(hardware.offered))  # the first missing index raises an error
         indices = [f"{gpu}{index}" for index in range(first, last + 1)]
         return [at for index in indices for at in _one(index, hardware)]
     return _one(name, hardware)
@@ -137,7 +137,7 @@ def _one(name: str, hardware: Hardware) -> list[int]:
     if _INDEX.fullmatch(name):
         found = [at for at, each in offered if each.index == name]
         kind = "index"
-        if not found:  # a partitioned GPU stands for all of its MIG devices
+        if not found:  # the index of a partitioned GPU names all of its MIG devices
             return [at for at, each in offered if each.index.partition(":")[0] == name] or _of_gpu(name, hardware)
     else:
         found = [at for at, each in offered if name and each.visible_id.lower().startswith(name.lower())]
@@ -150,14 +150,14 @@ def _one(name: str, hardware: Hardware) -> list[int]:
 
 
 def _of_gpu(name: str, hardware: Hardware) -> list[int]:
-    """The places of all hardware of the GPU of this name."""
+    """Return the places of all hardware of the GPU with this name."""
     gpu = named(name, hardware.gpus)
     found = [at for at, each in enumerate(hardware.offered) if gpu is not None and each.gpu == gpu.uuid]
     return found or _none(name, hardware)
 
 
 def _none(name: str, hardware: Hardware) -> list[int]:
-    """Raises ValueError: there is no such hardware, or the name is none."""
+    """Raise ValueError: no hardware has this name, or the text is not a name."""
     gpus = sorted({int(each.index) for each in hardware.offered if each.index.isdecimal()})
     migs = [each.index for each in hardware.offered if ":" in each.index]
     there = [called(gpus)] if gpus else []

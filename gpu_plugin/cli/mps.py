@@ -42,7 +42,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
         settings = settings_from(flags, os.environ)
         if mount_shm and not settings.mps_root:
             raise ConfigError("--mount-shm: needs --mps-root")
-        from gpu_plugin.telemetry import logs  # noqa: PLC0415 - usage and help need none of it
+        from gpu_plugin.telemetry import logs  # noqa: PLC0415 - usage and help do not need it
 
         logs.configure(settings.log_format, settings.log_level)
         if mount_shm:
@@ -66,7 +66,7 @@ def command(mps_control_binary: str | None, mount_shm: bool, **given: object) ->
 
 
 def _control(settings: Settings, binary: str | None) -> Sequence[str]:
-    """The control program with the arguments that it always gets. Raises MpsError where there is none."""
+    """Return the control program with its constant arguments. Raises MpsError if it is not found."""
     from gpu_plugin.mps import control_program  # noqa: PLC0415
 
     if binary:

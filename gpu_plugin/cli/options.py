@@ -1,4 +1,4 @@
-"""The options that `run` and its companions take, and the settings that a command line asks for with them."""
+"""The options of `run` and of verbs that take the same, and the settings made of them."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,15 +19,15 @@ from gpu_plugin.runtime.regular_file import open_file
 
 
 def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file: str | Path | None = None) -> Settings:
-    """Settings from the command line, the environment and a file.
+    """Return the settings from the command line, the environment and a file.
 
     Args:
         flags: values by option name, as `given_flags` returns them.
         environ: environment variables.
-        file: the config file; None: the one that flags and environment name, if any.
+        file: the config file; None: the file that flags and environment name, if any.
 
     Raises:
-        ConfigError: a file that cannot be read, or a value that cannot be, with the place it stands at.
+        ConfigError: the file cannot be read, or a value is invalid; the error has its place.
     """
     name = file or chosen(flags, environ)
     content = read_document(name, "--config-file ") if name else None
@@ -35,21 +35,21 @@ def settings_from(flags: Mapping[str, object], environ: Mapping[str, str], file:
 
 
 def settings_without_file(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
-    """Settings from the command line and the environment alone, whatever file they name. Raises ConfigError."""
+    """Return the settings from the command line and the environment, without the file that they name. Raises ConfigError."""
     without = {name: value for name, value in flags.items() if name != "config_file"}
     return resolve(without, {name: value for name, value in environ.items() if name != "CONFIG_FILE"})
 
 
 def read_document(file: str | Path, named_by: str = "") -> Document:
-    """What a config file says: a regular file or /dev/null, since a pipe could keep a reader waiting for ever.
+    """Return the content of a config file. It must be a regular file or /dev/null, because a pipe could block for ever.
 
-    Raises ConfigError where it cannot be read (the fault begins with `named_by`) or is no YAML.
+    Raises ConfigError if it cannot be read (the fault begins with `named_by`) or is not YAML.
     """
     return document.parse(read_written(file, named_by), str(file))
 
 
 def read_written(file: str | Path, named_by: str = "") -> bytes:
-    """As much of a config file as tells that it is too long. Raises ConfigError where it cannot be read, as `read_document`."""
+    """Read a config file, up to a byte more than its greatest length. Raises ConfigError if it cannot be read."""
     try:
         with open_file(file, null=True) as stream:
             return stream.read(document.MAX_BYTES + 1)
@@ -59,7 +59,7 @@ def read_written(file: str | Path, named_by: str = "") -> bytes:
 
 
 def given_flags(given: Mapping[str, object]) -> dict[str, object]:
-    """Click's values as `settings_from` takes them: None for a flag that was not given, repeated ones joined by commas."""
+    """Return click's values for `settings_from`: None for a missing flag, repeated values joined by commas."""
     return {
         name: (",".join(value) if value else None) if isinstance(value, tuple) else value
         for name, value in given.items()
@@ -67,7 +67,7 @@ def given_flags(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def seconds(option: str, written: str, low: float, high: float) -> float:
-    """The duration that an option was given. Raises UsageError for what is none, or not between these seconds."""
+    """Return the value of an option in seconds. Raises UsageError if it is not a duration between `low` and `high` seconds."""
     try:
         return values.duration(low, high)(written)
     except ValueError as error:
@@ -75,7 +75,7 @@ def seconds(option: str, written: str, low: float, high: float) -> float:
 
 
 def refusal(error: ConfigError) -> click.UsageError:
-    """What a verb ends with whose configuration is refused: every fault of it, a line each."""
+    """Return the error for a verb whose configuration is invalid, with a line for each fault."""
     faults = [" ".join(str(each).split()) for each in error.faults or (error,)]
     return click.UsageError("\n".join(faults))
 
@@ -86,16 +86,16 @@ _DURATION = re.compile(r"\d+(ms|s|m|h)")
 class Grouped(click.Command):
     """A command whose help has the options of `run` under headings, and its own under Options.
 
-    It takes long options behind one dash, as Go's flag package and so NVIDIA's plugin do: -mig-strategy=single.
+    It accepts long options with a single dash, as Go's flag package in NVIDIA's plugin does: -mig-strategy=single.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses them, each as if it had two dashes."""
+        """Parse the arguments, after adding the second dash of long options."""
         names = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
         return super().parse_args(ctx, with_two_dashes(args, names))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes them."""
+        """Write the options."""
         records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
         headings = {option.name: option.heading for option in OPTIONS}
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*HEADINGS, "Options")}
@@ -108,7 +108,7 @@ class Grouped(click.Command):
 
 
 def with_two_dashes(args: Sequence[str], names: Collection[str]) -> list[str]:
-    """Arguments, where -name and -name=value have two dashes if --name is among `names`; none after --."""
+    """Return the arguments with two dashes for -name and -name=value if --name is in `names`; arguments after -- unchanged."""
     end = args.index("--") if "--" in args else len(args)
     long = [
         f"-{arg}" if arg.startswith("-") and f"-{arg.partition('=')[0]}" in names and arg not in names else arg
@@ -118,7 +118,7 @@ def with_two_dashes(args: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def with_options(command: Callable[..., Any], *, hidden: bool = False) -> Callable[..., Any]:
-    """Gives a command every flag of `settings.OPTIONS`; without a word in its help where they are `hidden`."""
+    """Give a command every flag of `settings.OPTIONS`. `hidden` flags are not in its help."""
     for option in reversed(OPTIONS):
         if option.flags:
             command = _flag(option, hidden=hidden)(command)

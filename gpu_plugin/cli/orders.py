@@ -1,4 +1,4 @@
-"""`gpu-plugin cordon`, `uncordon`, `release` and `resume`: what an operator orders of the running daemon."""
+"""`gpu-plugin cordon`, `uncordon`, `release` and `resume`: an operator's orders to the running daemon."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from gpu_plugin.cli.running_daemon import ask, gpu_option, gpus_option, reason_o
 
 
 def _order(verb: str, gpu_or_all: Callable[..., Any], text: str, epilog: str) -> click.Command:
-    """A command that sends the order and prints what was done."""
+    """Return a command that sends the order and prints the result."""
 
     @click.command(verb, help=text, epilog=epilog)
     @state_dir_option
@@ -27,30 +27,30 @@ _CORDON = _order(
     "cordon",
     gpu_option,
     "Hold a GPU back: no new pod gets it, pods that have it keep it.",
-    "Stays in force until gpu-plugin uncordon, across restarts of the daemon and of the node. Exit status 1 where that could "
-    "not be written down: the GPU is held back all the same, until the daemon restarts.",
+    "Stays in force until gpu-plugin uncordon, across restarts of the daemon and of the node. Exit status 1 if the cordon could "
+    "not be stored: the GPU is held back nevertheless, until the daemon restarts.",
 )
 _UNCORDON = _order(
     "uncordon",
     gpu_option,
-    "Lift the cordon of a GPU. Where it has none, nothing changes.",
-    "With --override what happened to the GPU is forgotten, and what still reads badly is no more than DEGRADED until "
-    "that is over. A GPU that cannot be served at all, such as one that is lost, stays Unhealthy in any case.",
+    "Lift the cordon of a GPU. Without a cordon, nothing changes.",
+    "With --override, past events of the GPU no longer count, and readings that are still bad are no more than DEGRADED until "
+    "they are good. A GPU that cannot be served at all, such as a lost GPU, stays Unhealthy in any case.",
 )
 _RELEASE = _order(
     "release",
     gpus_option,
     "Release a GPU, or all: it is held back from new pods and its NVML handles are dropped, so that it can be "
-    "reset or, where all are released, the driver be replaced. Prints once the handles are dropped.",
-    "Stays in force until gpu-plugin resume, across restarts of the daemon; a reboot ends it. Exit status 1 where the driver "
-    "does not drop them: the GPU is held back all the same.",
+    "reset or, if all are released, the driver can be replaced. Prints once the handles are dropped.",
+    "Stays in force until gpu-plugin resume, across restarts of the daemon; a reboot ends it. Exit status 1 if the driver "
+    "does not drop them: the GPU is held back nevertheless.",
 )
 _RESUME = _order(
     "resume",
     gpus_option,
-    "Take a released GPU back, or all of them. It is healthy after a good look, unless something else is held against it.",
+    "Take a released GPU back, or all of them. It is healthy after a good look, unless it has another fault.",
     "If the driver does not work yet, the daemon keeps trying without another command.",
 )
-_OVERRIDE = click.option("--override", is_flag=True, help="Also clear what is held against the GPU.")
+_OVERRIDE = click.option("--override", is_flag=True, help="Also clear the GPU's faults.")
 
 COMMANDS = {"cordon": _CORDON, "uncordon": _OVERRIDE(_UNCORDON), "release": _RELEASE, "resume": _RESUME}

@@ -23,16 +23,16 @@ SUCCESS = 0
 PROBLEM_FOUND = 1  # something is Unhealthy, was refused or could not be done
 USAGE = 2
 NO_DAEMON = 3
-NO_OUTPUT = 4  # the output could not be written; what was asked for is done all the same
+NO_OUTPUT = 4  # the output could not be written, although the command succeeded
 
 TIMES = frozenset({"at", "since", "started"})
-"""Keys whose numbers are Unix times: they are shown as RFC 3339 has it."""
+"""Keys whose numbers are Unix times, which are printed in the format of RFC 3339."""
 
 _COLOURS = {"Healthy": "green", "Unhealthy": "red", "degraded": "yellow", "attention": "yellow"}
 
 
 def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a verb `--output`, and `--json` as the short way to say `--output json`; both arrive as `output`."""
+    """Give a verb `--output`, and `--json` as the short form of `--output json`. Both are passed as `output`."""
 
     @functools.wraps(function)
     def merged(*arguments: Any, as_json: bool, output: str, **given: Any) -> Any:
@@ -52,10 +52,10 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def structured(data: object, output: str) -> str:
-    """The data as JSON or YAML, with times as text."""
+    """Return the data as JSON or YAML, with times as text."""
     data = _with_times(data)
     if output == "yaml":
-        import yaml  # noqa: PLC0415 - paid for only by those who ask for it
+        import yaml  # noqa: PLC0415 - only this format needs it
 
         text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
         return text.rstrip("\n")
@@ -63,7 +63,7 @@ def structured(data: object, output: str) -> str:
 
 
 def _with_times(data: object, key: str = "") -> object:
-    """The same data with Unix times as RFC 3339 has them; `key` is the one that it stands under."""
+    """Return the data with Unix times in the format of RFC 3339; `key` is the key of the data."""
     if isinstance(data, Mapping):
         return {name: _with_times(value, name) for name, value in data.items()}
     if isinstance(data, list | tuple):
@@ -74,12 +74,12 @@ def _with_times(data: object, key: str = "") -> object:
 
 
 def width() -> int | None:
-    """Columns of the terminal; None where standard output is none, and lines stay as long as they are."""
+    """Return the columns of the terminal, or None if standard output is not a terminal, so that lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def wrapped(text: str, indent: str = "", columns: int | None = None) -> Iterator[str]:
-    """The lines of a text, broken between words to fit, all but the first after `indent`."""
+    """Yield the lines of a text, wrapped between words, with `indent` before all lines but the first."""
     if columns is None or len(text) <= columns:
         yield text
         return
@@ -89,11 +89,11 @@ def wrapped(text: str, indent: str = "", columns: int | None = None) -> Iterator
 
 
 NARROWEST = 5
-"""Characters that are left of a cell of a column that is cut."""
+"""The least width of a column that is cut."""
 
 
 def table(rows: list[list[str]], columns: int | None = None, cut_first: Sequence[int] = ()) -> list[str]:
-    """Rows in columns as wide as they need be, two blanks apart; where the terminal ends, lines are cut.
+    """Return rows in aligned columns with two blanks between them. Lines are cut at the end of the terminal.
 
     Before that, the columns `cut_first` are narrowed, in their order, down to `NARROWEST`.
     """
@@ -109,7 +109,7 @@ def table(rows: list[list[str]], columns: int | None = None, cut_first: Sequence
 
 
 def displayable(data: Any) -> Any:
-    """Data with each text in it as a terminal may show it."""
+    """Return the data with each text made safe for a terminal."""
     if isinstance(data, str):
         return printable(data)
     if isinstance(data, Mapping):
@@ -120,13 +120,13 @@ def displayable(data: Any) -> Any:
 
 
 def coloured(text: str, word: str) -> str:
-    """The text in the colour of a state, where standard output is a terminal and NO_COLOR is not set."""
+    """Return the text in the colour of a state if standard output is a terminal and NO_COLOR is not set."""
     plain = os.environ.get("NO_COLOR") or word not in _COLOURS or not sys.stdout.isatty()
     return text if plain else click.style(text, fg=_COLOURS[word])
 
 
 class _LossyDescriptor(io.RawIOBase):
-    """A descriptor that takes all it is given: what it cannot write is dropped, and why is kept."""
+    """A descriptor whose writes never fail: it drops data that it cannot write, and keeps the first error in `failed`."""
 
     def __init__(self, descriptor: int, closed: OSError | None = None) -> None:
         self._descriptor = descriptor
@@ -156,16 +156,16 @@ class _LossyDescriptor(io.RawIOBase):
 
 @contextlib.contextmanager
 def lossy_output() -> Iterator[Callable[[], str]]:
-    """Standard output and error for the time of a command: a full disk or a reader that has left ends no command halfway.
+    """Replace standard output and error, so that a full disk or a reader that has left does not abort a command.
 
-    Gives what says, in a sentence, that output was lost which somebody wanted; empty where a reader simply left, as `head` does.
+    Yield a function that returns a sentence if output was lost; empty if only the reader left, as `head` does.
     """
     out, err = _lossy(sys.stdout), _lossy(sys.stderr)
 
     def lost() -> str:
         if out is None or out.failed is None or out.failed.errno == errno.EPIPE:
             return ""
-        return f"the output could not be written: {out.failed.strerror}; what was asked for is done all the same"
+        return f"the output could not be written: {out.failed.strerror}; the command itself has completed"
 
     with contextlib.ExitStack() as stack:
         for raw, redirect in ((out, contextlib.redirect_stdout), (err, contextlib.redirect_stderr)):
@@ -178,8 +178,8 @@ def lossy_output() -> Iterator[Callable[[], str]]:
 
 
 def _lossy(stream: TextIO | None) -> _LossyDescriptor | None:
-    """What takes the place of a stream; None for something that stands in for it already, and is no file."""
-    if stream is None:  # closed by whoever started us; its number may be that of another file by now
+    """Return the replacement of a stream; None if the stream is already replaced by an object that is not a file."""
+    if stream is None:  # the parent process closed it; its descriptor may be of another file by now
         return _LossyDescriptor(-1, OSError(errno.EBADF, os.strerror(errno.EBADF)))
     try:
         stream.flush()
@@ -189,6 +189,6 @@ def _lossy(stream: TextIO | None) -> _LossyDescriptor | None:
 
 
 def reader_left() -> bool:
-    """Whether whoever read standard output has left, so that a command that repeats itself may end."""
+    """Return True if the reader of standard output has left, so that a command that repeats itself may end."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return isinstance(raw, _LossyDescriptor) and raw.failed is not None

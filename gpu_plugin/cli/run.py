@@ -17,11 +17,11 @@ _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 
 _LARGE = 300_000
-"""Bytes from which on a block is given back to the system when it is freed. More than what asyncio reads into (256 KiB), which
-would otherwise be mapped again for each request."""
+"""Bytes from which on a freed block is returned to the system. It is more than asyncio's read buffer (256 KiB), which would
+otherwise be mapped again for each request."""
 
 _SLACK = 1024 * 1024
-"""Bytes at the end of the heap that are kept: less than that is not worth a system call for each request."""
+"""Free bytes at the end of the heap that are kept, to save a system call for each request."""
 
 
 @click.command(name="run", cls=Grouped)
@@ -40,12 +40,12 @@ def command(**given: object) -> int:
     flags = given_flags(given)
     try:
         settings = settings_from(flags, os.environ)
-        gc.disable()  # modules are no garbage, and looking for some among them takes 30 ms of the start
-        from gpu_plugin.daemon import process as daemon  # noqa: PLC0415 - usage and help need none of it
+        gc.disable()  # modules are no garbage, and scanning them takes 30 ms of the start
+        from gpu_plugin.daemon import process as daemon  # noqa: PLC0415 - usage and help do not need it
         from gpu_plugin.telemetry import logs  # noqa: PLC0415
         from gpu_plugin.telemetry.stacks import logged_on  # noqa: PLC0415
 
-        gc.freeze()  # nor does a later look go through them again, 20 ms in which nothing is answered
+        gc.freeze()  # later collections leave them out, too: a scan would block the event loop for 20 ms
         gc.enable()
         logs.configure(settings.log_format, settings.log_level)
         with logged_on(signal.SIGUSR2):
@@ -55,10 +55,10 @@ def command(**given: object) -> int:
 
 
 def keep_small(environ: Mapping[str, str]) -> None:
-    """Has threads share one heap, and large blocks given back: 3 MiB less with 8 GPUs, whose threads would have a heap each.
+    """Have all threads use the same heap, and free large blocks to the system. This saves 3 MiB with 8 GPUs and their threads.
 
-    Only one thread at a time runs Python, so nothing waits for the shared heap. Left alone where the environment says how the
-    allocator is to behave (mallopt(3)), and where the C library has none of this.
+    Only one thread at a time runs Python, so no thread waits for the shared heap. Nothing is changed if the environment
+    configures the allocator (mallopt(3)), or if the C library does not have mallopt.
     """
     if "GLIBC_TUNABLES" in environ or any(name.startswith("MALLOC_") for name in environ):
         return

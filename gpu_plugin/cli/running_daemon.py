@@ -1,4 +1,4 @@
-"""What verbs share that talk to the running daemon: how it is found, how a GPU or a time is named, what a refusal looks like."""
+"""Options and requests of the verbs that talk to the running daemon, and their errors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from gpu_plugin.runtime import control
 
 state_dir_option = click.option(
     "--state-dir",
-    type=click.Path(path_type=Path, readable=False),  # whoever may not look is told so by `control`
+    type=click.Path(path_type=Path, readable=False),  # `control` reports missing permissions
     metavar="DIR",
     envvar="STATE_DIR",
     default=Path(STATE_DIR),
@@ -29,7 +29,7 @@ reason_option = click.option(
 
 
 class NoDaemon(click.ClickException):
-    """No daemon answers."""
+    """No daemon answers, or the daemon does not know the verb."""
 
     exit_code = 3
 
@@ -43,12 +43,12 @@ def ask(
     unknown_verb: click.ClickException | None = None,
     hint: str = "",
 ) -> dict[str, Any]:
-    """The daemon's reply about one GPU, or about all (None). `hint` ends the sentence where it does not answer, or refuses.
+    """Return the daemon's reply about a GPU, or about all GPUs (None). `hint` ends the message if it does not answer or refuses.
 
     Raises:
-        NoDaemon: none answers, or one that does not know the verb; of such a one `unknown_verb` where it is given.
-        UsageError: what is asked cannot be, such as a GPU that the node does not have.
-        ClickException: it refuses, with its sentence.
+        NoDaemon: no daemon answers, or it does not know the verb (then `unknown_verb` if it is given).
+        UsageError: the request is invalid, such as for a GPU that the node does not have.
+        ClickException: the daemon refuses; the message is its reason.
     """
     asked = dict(fields or {})
     if gpu is not None:

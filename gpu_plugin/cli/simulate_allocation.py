@@ -68,36 +68,36 @@ def command(
     policy: str | None,
     as_json: bool,  # noqa: FBT001 - click hands it over so
 ) -> None:
-    """Prints the choice."""
+    """Print the choice."""
     if size < 1:
-        raise click.UsageError(f"--size: {size}: a container asks for at least one")
+        raise click.UsageError(f"--size: {size}: a container asks for at least one device")
     if available and taken:
-        raise click.UsageError("--taken: what is taken says what is free: leave out --available")
+        raise click.UsageError("--taken: this option already determines the free devices: leave out --available")
     if policy is not None and policy not in ALLOCATION_POLICIES:
-        raise click.UsageError(f"--policy: {policy!r} is none of {', '.join(ALLOCATION_POLICIES)}")
+        raise click.UsageError(f"--policy: {policy!r} is unknown; there are {', '.join(ALLOCATION_POLICIES)}")
     if resource is not None and simulate is not None:
-        raise click.UsageError("--resource: a simulated node serves none: leave it out, or ask the running daemon")
-    what = (
+        raise click.UsageError("--resource: a simulated node serves no resource: leave out --resource or --simulate")
+    offer = (
         simulated(simulate, replicas, policy) if simulate is not None else served(state_dir, resource, replicas, policy)
     )
-    answer = answer_to(what, request(what, available, taken, must, size))
+    answer = answer_to(offer, request(offer, available, taken, must, size))
     if policy is not None and not answer.shared:
         raise click.UsageError("--policy goes with --replicas: whole GPUs are chosen by their links")
     named = bool(available)
     shown = (
-        json.dumps(_json(what, answer, named=named), indent=2)
+        json.dumps(_json(offer, answer, named=named), indent=2)
         if as_json
-        else "\n".join(_text(what, answer, named=named))
+        else "\n".join(_text(offer, answer, named=named))
     )
     click.echo(shown)
 
 
-def _json(what: Served, answer: Answer, *, named: bool) -> Mapping[str, object]:
-    """The answer for programs."""
-    hardware, asked = what.resource.hardware, answer.asked
-    data: dict[str, object] = {"resource": what.resource.name} if what.live else {}
+def _json(offer: Served, answer: Answer, *, named: bool) -> Mapping[str, object]:
+    """Return the answer for programs."""
+    hardware, asked = offer.resource.hardware, answer.asked
+    data: dict[str, object] = {"resource": offer.resource.name} if offer.live else {}
     if answer.shared:
-        data["policy"] = what.resource.policy
+        data["policy"] = offer.resource.policy
     replicas = {len(hardware[at].ids) if hardware[at].shared else 0 for at in asked.available}
     if len(replicas) == 1 and (count := replicas.pop()):
         data["replicas"] = count
@@ -113,8 +113,11 @@ def _json(what: Served, answer: Answer, *, named: bool) -> Mapping[str, object]:
     )
     data["runner_up"] = _choice_json(answer, answer.runner_up) if answer.runner_up else None
     data["why"] = answer.why
-    if what.live:
-        for name, entries in (("left_out", [] if named else what.left_out), ("not_offered", answer.not_offered(what))):
+    if offer.live:
+        for name, entries in (
+            ("left_out", [] if named else offer.left_out),
+            ("not_offered", answer.not_offered(offer)),
+        ):
             data[name] = [{"index": _index(each), "uuid": each.visible_id, "reason": each.reason} for each in entries]
     return data
 
@@ -131,23 +134,23 @@ def _index(each: Offered) -> int | str:
     return int(each.index) if each.index.isdecimal() else each.index
 
 
-def _text(what: Served, answer: Answer, *, named: bool) -> Iterator[str]:
-    """The answer for people."""
+def _text(offer: Served, answer: Answer, *, named: bool) -> Iterator[str]:
+    """Yield the lines of the answer for people."""
     yield f"choice     {_gpus(answer, answer.gpus)}"
-    if what.live:
-        yield f"resource   {what.resource.name}"
+    if offer.live:
+        yield f"resource   {offer.resource.name}"
     if answer.shared:
-        yield f"policy     {what.resource.policy}"
+        yield f"policy     {offer.resource.policy}"
     else:
         yield f"how        {'exact' if answer.exact else 'not exact'}: {answer.how}"
         yield f"runner-up  {_gpus(answer, answer.runner_up) if answer.runner_up else 'none'}"
     yield f"why        {answer.why}"
-    if what.left_out and not named:
-        yield f"left out   {held_back_words(what.left_out)}"
-    if not_offered := answer.not_offered(what):
+    if offer.left_out and not named:
+        yield f"left out   {held_back_words(offer.left_out)}"
+    if not_offered := answer.not_offered(offer):
         yield f"note       the kubelet would not offer {held_back_words(not_offered)}"
     yield ""
-    yield from _devices(what.resource.hardware, answer)
+    yield from _devices(offer.resource.hardware, answer)
     if len(answer.gpus) > 1:
         yield ""
         yield from _pairs(answer.groups, answer.topology, answer.gpus)
@@ -159,7 +162,7 @@ def _gpus(answer: Answer, gpus: Sequence[int]) -> str:
 
 
 def _devices(hardware: Sequence[Offered], answer: Answer) -> Iterator[str]:
-    """A line for each piece of hardware that the container gets."""
+    """Yield a line for each GPU or MIG device that the container gets."""
     width = max(len(hardware[at].name) for at in answer.counts)
     for at, count in answer.counts.items():
         free = len(answer.asked.available[at])
@@ -168,7 +171,7 @@ def _devices(hardware: Sequence[Offered], answer: Answer) -> Iterator[str]:
 
 
 def _pairs(groups: LinkGroups, topology: Topology, gpus: Sequence[int]) -> Iterator[str]:
-    """A line for each pair of a choice: how it is linked, and its score."""
+    """Yield a line for each pair of a choice: its links, and its score."""
     pairs = [
         (f"{groups.gpus[a].index}-{groups.gpus[b].index}", word(groups.links[a][b]), str(topology.scores[a][b]))
         for a, b in combinations(gpus, 2)

@@ -1,4 +1,4 @@
-"""`gpu-plugin status`: what the running daemon serves, at one glance."""
+"""`gpu-plugin status`: prints an overview of the running daemon, its resources and its GPUs."""
 
 import sys
 import time
@@ -31,7 +31,7 @@ from gpu_plugin.runtime.printable import printable
 from gpu_plugin.telemetry.metrics.families import metrics
 
 _LABEL = 15
-"""Columns of what a line is about."""
+"""Columns of the label at the beginning of a line."""
 
 
 @click.command(
@@ -57,7 +57,7 @@ _LABEL = 15
     help="Show it again and again, every so often (2s), until interrupted, over restarts of the daemon, too.",
 )
 def command(state_dir: Path, output: str, as_metrics: bool, every: str | None) -> int:  # noqa: FBT001
-    """Prints the status."""
+    """Print the status."""
     if every is None:
         return _once(state_dir, output, as_metrics=as_metrics)
     pause = seconds("--watch", every, 0.1, 3600)
@@ -91,7 +91,7 @@ def _once(state_dir: Path, output: str, *, as_metrics: bool) -> int:
 
 
 def lines(status: dict[str, Any], now: float, columns: int | None = None) -> Iterator[str]:
-    """The status as text. `now` is Unix time in seconds; `columns` is how wide a line may be, None for as wide as it is."""
+    """Yield the status as text. `now` is Unix time in seconds; `columns` is the greatest width of a line, None for no limit."""
     for about, text in _facts(status, now):
         yield from wrapped(f"{about:<{_LABEL}}{text}", " " * _LABEL, columns)
     yield ""
@@ -163,7 +163,7 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
 
 
 def _registrations(kubelet: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A line for the kubelet, and one for each resource that it does not have."""
+    """Yield a line for the kubelet, and a line for each resource that is not registered."""
     if not kubelet["socket"]:
         yield "kubelet", "nothing is registered, because --kubelet-socket is empty"
         return
@@ -180,7 +180,7 @@ def _registrations(kubelet: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _resource(counts: dict[str, Any]) -> str:
-    """How many of a resource's devices are Healthy, which are not, and which are gone but still listed."""
+    """Return words for a resource's Healthy and Unhealthy devices, and for devices that are gone but still listed."""
     present = counts["devices"] - counts["retired"]
     text = f"{counts['healthy']} of {counted(present, 'device')} Healthy"
     if counts["sharing"]:
@@ -198,7 +198,7 @@ def _some(ids: list[str], count: int) -> str:
 
 
 def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
-    """A row for each GPU; below it why it is not well, what is withheld of it, and notices."""
+    """Yield a row for each GPU; below it the reasons why it is unfit or withheld, and notices."""
     head = ["GPU", "BUS ID", "MODEL", "STATE", "SINCE", "HELD BY"]
     rows = [head, *([*map(str, _cells(gpu))] for gpu in gpus)]
     held_by, since, model = head.index("HELD BY"), head.index("SINCE"), head.index("MODEL")
@@ -224,7 +224,9 @@ def _gpus(gpus: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     if any(gpu["holders"] is None for gpu in gpus):
         yield ""
         yield from wrapped(
-            "? The kubelet's PodResources service does not say which pods hold what; the log says why.", "  ", columns
+            "? The kubelet's PodResources service does not report the devices of pods; the log has the reason.",
+            "  ",
+            columns,
         )
 
 

@@ -1,4 +1,4 @@
-"""`gpu-plugin topology`: how a node's GPUs are linked, as text, JSON or a picture."""
+"""`gpu-plugin topology`: prints the links of a node's GPUs as text, JSON or a picture."""
 
 import json
 from collections.abc import Sequence
@@ -37,11 +37,9 @@ _MODE = 0o644
     help="Also draw the link groups into this SVG file; - for standard output, instead of the text.",
 )
 def command(simulate: str | None, state_dir: Path, as_scores: bool, as_json: bool, svg: str | None) -> None:  # noqa: FBT001
-    """Prints the topology, and writes the picture that is asked for."""
+    """Print the topology, and write the picture if one is requested."""
     if svg == "-" and (as_json or as_scores):
-        raise click.UsageError(
-            "--svg - takes standard output for itself: leave out --json and --scores, or name a file"
-        )
+        raise click.UsageError("--svg - writes to standard output: leave out --json and --scores, or name a file")
     if svg == "":
         raise click.UsageError("--svg: name the file, or - for standard output")
     if as_json and as_scores:
@@ -73,7 +71,7 @@ def _draw(groups: LinkGroups, topology: Topology, name: str, held_back: Sequence
         click.echo(drawn, nl=False)
         return
     try:
-        path = Path(file).resolve()  # what a link leads to is replaced, not the link
+        path = Path(file).resolve()  # replace the target of a link, not the link
         if path.exists() and not path.is_file():
             raise OSError("it exists and is not a regular file; name another one, or - for standard output")
         replace_file(path, drawn.encode(), _MODE)

@@ -1,4 +1,4 @@
-"""Where `topology` and `simulate-allocation` have a node's topology from: a simulated node, or the running daemon."""
+"""The topology for `topology` and `simulate-allocation`: of a simulated node, or from the running daemon."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +24,8 @@ simulate_option = click.option(
 
 
 def simulated_hardware(profile: str) -> "tuple[SimulatedDriver, SimulatedHost]":
-    """Driver and host of a simulated node that remembers nothing. Raises ConfigError where there is no such node."""
-    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - only who simulates needs it
+    """Return driver and host of a simulated node without stored state. Raises ConfigError for an unknown node."""
+    from gpu_plugin.simulation.driver import SimulatedDriver  # noqa: PLC0415 - only simulated nodes need it
     from gpu_plugin.simulation.hardware import SimulatedNode  # noqa: PLC0415
     from gpu_plugin.simulation.host import SimulatedHost  # noqa: PLC0415
     from gpu_plugin.simulation.profile import load  # noqa: PLC0415
@@ -35,7 +35,7 @@ def simulated_hardware(profile: str) -> "tuple[SimulatedDriver, SimulatedHost]":
 
 
 def simulated_node(profile: str) -> Node:
-    """A simulated node with its links. Raises UsageError where there is no such node."""
+    """Return a simulated node with its links. Raises UsageError for an unknown node."""
     try:
         driver, host = simulated_hardware(profile)
     except ConfigError as error:
@@ -51,10 +51,10 @@ def simulated_node(profile: str) -> Node:
 
 
 def daemons_node(state_dir: Path) -> tuple[Node, tuple[OfferedResource, ...]]:
-    """The node that the daemon of `state_dir` knows, and what is served of it.
+    """Return the node of the daemon of `state_dir`, and its resources.
 
     Raises:
-        ClickException: no daemon answers, it is of another version, or it knows no GPU.
+        ClickException: no daemon answers, it has another version, or it knows no GPU.
     """
     reply = ask(state_dir, "topology", hint=" (or name a simulated node with --simulate)")
     try:

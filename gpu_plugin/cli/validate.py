@@ -1,4 +1,4 @@
-"""`gpu-plugin validate`: config files judged without a node."""
+"""`gpu-plugin validate`: checks config files without a node."""
 
 import json
 import os
@@ -42,7 +42,7 @@ from gpu_plugin.kubelet.offer import require_functions
 )
 @with_hidden_options
 def command(files: tuple[str, ...], as_json: bool, schema: bool, heed_environment: bool, **given: object) -> int:  # noqa: FBT001
-    """Prints a verdict on each file; the exit status is 0 when all are valid."""
+    """Print a verdict on each file. The exit status is 0 if all are valid."""
     if schema:
         click.echo(json_schema.text(), nl=False)
         return 0
@@ -79,7 +79,7 @@ class _Verdict(NamedTuple):
 
 
 def _judge(file: str, flags: Mapping[str, object], environ: Mapping[str, str]) -> _Verdict:
-    """A verdict on a file with these flags and variables, or on those alone where there is none."""
+    """Return the verdict on a file with these flags and variables, or on these alone without a file."""
     document = Document({})
     name = file or "flags and environment"
     try:
@@ -105,13 +105,13 @@ def _by_line(faults: Iterable[Fault]) -> list[Fault]:
 
 
 def _without_effect(document: Document) -> list[Fault]:
-    """Keys of the file that have no effect here."""
+    """Return the keys of the file that have no effect in this plugin."""
     reason = "read by gpu-feature-discovery, not by this plugin"
     return [document.fault(place, reason) for place in FOREIGN if at(document.content, place) is not None]
 
 
 def _unknown_resources(settings: Settings, document: Document) -> list[Fault]:
-    """Resources to be shared that no node has devices of, such as nvidia.com/gpus."""
+    """Return faults for shared resources that no node can have, such as nvidia.com/gpus."""
     known = {f"{DOMAIN}/gpu", *(pattern.name for pattern in (*settings.gpu_names, *settings.mig_names))}
     found = []
     for section in SECTIONS:
@@ -127,8 +127,8 @@ def _unknown_resources(settings: Settings, document: Document) -> list[Fault]:
 
 
 def _as_json(verdict: _Verdict) -> dict[str, object]:
-    told = {
+    lists = {
         key: [{"line": each.line, "path": each.path, "reason": each.reason} for each in faults]
         for key, faults in (("faults", verdict.faults), ("warnings", verdict.warnings))
     }
-    return {"file": verdict.file, "valid": not verdict.faults, **told, "config": verdict.config}
+    return {"file": verdict.file, "valid": not verdict.faults, **lists, "config": verdict.config}

@@ -204,7 +204,7 @@ def _shown_by(latch: AnyLatch) -> str:
     marks = latch.recovery.marks
     if marks.counting:
         return (
-            "; without persistence mode the driver's counters restart whenever nobody has the GPU open, and prove no "
+            "; without persistence mode the driver's counters restart whenever no process has the GPU open, and prove no "
             "reset: a reboot or a new binding of the driver does, or an override"
         )
     if marks.counting is None:

@@ -48,7 +48,7 @@ class Proof(StrEnum):
 
 
 RESET = "reset the GPU when no pod has it"
-REBOOT = "drain the node and reboot it; where the GPU does not come back, have it serviced"
+REBOOT = "drain the node and reboot it; if the GPU does not come back, have it serviced"
 """Advice that leads to the proofs of these names."""
 
 Moment = Annotated[float, msgspec.Meta(title="Unix time in seconds")]

@@ -44,11 +44,11 @@ _RECOVERIES: Mapping[Proof, Mapping[str, str]] = {
 """Advice for the immediate actions of NVIDIA's catalogue that lead to a proof; `{gpu}` is replaced by the GPU's uuid."""
 
 _PASSING: Mapping[str, str] = {
-    "CHECK_UVM": "look at the kernel's log for what the unified memory driver says",
+    "CHECK_UVM": "look at the kernel's log for messages of the unified memory driver",
     "CONTACT_SUPPORT": f"if it comes again, {_VENDOR}",
     "RESTART_APP": "restart the application",
     "WORKFLOW_XID_45": "look for the error before it; without one, a process ended or was killed, or see the signal fabric",
-    "XID_154": "do what the driver's recovery action asks for, which the kernel's log has as well",
+    "XID_154": "carry out the driver's recovery action, which the kernel's log has as well",
 }
 """Advice for the immediate actions of faults that end by themselves."""
 

@@ -143,7 +143,7 @@ ROWS = (
         "never",
         "RESTART_APP",
         repeats=True,
-        note="a reset where it repeats",
+        note="reset the GPU if it repeats",
     ),
     XidRow((43,), "GPU stopped processing", "app", "application", "never", "IGNORE", repeats=True),
     XidRow((60,), "security engine video exception", "app", "application", "never", "RESTART_APP", repeats=True),
@@ -169,7 +169,7 @@ ROWS = (
         "never",
         "RESTART_APP",
         escalate=Escalation("degraded", 3, HOUR),
-        note="where it repeats, suspect the PCIe link",
+        note="if it repeats, suspect the PCIe link",
     ),
     XidRow(
         (80,),
@@ -179,7 +179,7 @@ ROWS = (
         "never",
         "RESTART_APP",
         escalate=Escalation("degraded", 3, HOUR),
-        note="where it repeats, suspect the PCIe link",
+        note="if it repeats, suspect the PCIe link",
     ),
     # Counted or ignored, without a need to act
     XidRow(
@@ -220,7 +220,7 @@ ROWS = (
         silent="degraded",
         whole_gpu=True,
         look=True,
-        note="the signal recovery-action judges what the driver asks for",
+        note="the signal recovery-action judges the driver's request",
     ),
     # Memory
     XidRow(
@@ -231,8 +231,8 @@ ROWS = (
         "R565",
         "WORKFLOW_XID_48",
         brings=WithOtherXid((94,), "degraded", 5),
-        note="contained where a 94 comes with it; "
-        "where the SRAM threshold is passed or remapping failed, the part is to be replaced",
+        note="contained if a 94 comes with it; "
+        "if the SRAM threshold is passed or remapping failed, the part must be replaced",
     ),
     XidRow(
         (63,),
@@ -251,7 +251,7 @@ ROWS = (
         "R565",
         "RESET_GPU",
         whole_gpu=True,
-        note="where the failure stays after a reset, the part is to be replaced",
+        note="if the failure stays after a reset, the part must be replaced",
     ),
     XidRow((92,), "high single-bit ECC error rate", "degraded", "quiet", "never", "IGNORE"),
     XidRow(
@@ -285,7 +285,7 @@ ROWS = (
         "reset",
         "never",
         whole_gpu=True,
-        note="where a reset does not help, have it serviced",
+        note="if a reset does not help, have it serviced",
     ),
     # Details of Xid 48: the kind of memory. No source says that Xid 94 contains these errors, so they last until a reset.
     XidRow((171,), "uncorrectable DRAM error", "fatal", "reset", "never", note="detail of 48"),
@@ -341,7 +341,7 @@ ROWS = (
         "CONTACT_SUPPORT",
         brings=WithOtherXid((31,), "fatal", 5, later=True),
         whole_gpu=True,
-        source="SC '25: page faults of whatever runs follow four of five",
+        source="SC '25: page faults of running applications follow four of five",
     ),
     XidRow(
         (123,),

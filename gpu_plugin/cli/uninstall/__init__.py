@@ -1,4 +1,4 @@
-"""`gpu-plugin uninstall`: deletes DaemonSets and has their nodes cleaned up."""
+"""`gpu-plugin uninstall`: deletes DaemonSets and cleans up their nodes."""
 
 import os
 from pathlib import Path
@@ -36,8 +36,8 @@ from gpu_plugin.config.errors import ConfigError
 def command(
     namespace: str, daemonsets: tuple[str, ...], helm_release: str | None, timeout: str, kubeconfig: str
 ) -> int:
-    """Prints each step. Nodes that were not reached are no failure: they must not keep anybody from uninstalling."""
-    from gpu_plugin.cli.uninstall.nodes import Progress, clean  # noqa: PLC0415 - 60 ms that usage, help and `cleanup` do without
+    """Print each step. Nodes that were not reached are no failure, because they must not prevent uninstalling."""
+    from gpu_plugin.cli.uninstall.nodes import Progress, clean  # noqa: PLC0415 - takes 60 ms; usage, help and `cleanup` do not need it
     from gpu_plugin.cli.uninstall.template import ForeignDaemonSetError, HelmRelease  # noqa: PLC0415
     from gpu_plugin.cluster.connection import UnreachableError, connect, require_client  # noqa: PLC0415
     from gpu_plugin.cluster.daemonset import DaemonSets  # noqa: PLC0415
@@ -67,7 +67,7 @@ def command(
         if done < nodes:
             click.echo(
                 f"{named}: {nodes - done} of {nodes} nodes were not cleaned up within {timeout}: run gpu-plugin cleanup on them, "
-                "or leave what is there; it does no harm",
+                "or leave their files, which do no harm",
                 err=True,
             )
 
@@ -78,7 +78,7 @@ def command(
             for name in dict.fromkeys(daemonsets):
                 work.start_soon(clean_up, name)
         if signals.stopped_by:
-            failed.append("broken off")
+            failed.append("interrupted by a signal")
 
     try:
         require_client("uninstall", "")
@@ -95,7 +95,7 @@ def command(
 
 
 def _owner() -> dict[str, object] | None:
-    """The Job that we are run by, where its environment says so: what it makes is not to outlive it."""
+    """Return a reference to the Job that runs this process, if the environment names it, so that it owns its DaemonSet."""
     name, uid = os.environ.get("JOB_NAME"), os.environ.get("JOB_UID")
     if not name or not uid:
         return None

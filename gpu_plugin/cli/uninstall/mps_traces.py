@@ -1,4 +1,4 @@
-"""The files that `gpu-plugin mps` leaves on a node, and their removal. Every call blocks for as long as the disk does."""
+"""The files that `gpu-plugin mps` leaves on a node, and their removal. Every call blocks as long as the disk does."""
 
 import ctypes
 import os
@@ -56,7 +56,7 @@ def _remove_domain(directory: Path) -> bool:
 
 
 def _resources(root: Path) -> list[Path]:
-    """The directories of resources, ROOT/DOMAIN/NAME. Each has a pipe directory and contains only a supervisor's files."""
+    """Return the directories of resources, ROOT/DOMAIN/NAME. Each has a pipe directory, and only a supervisor's files."""
     found = []
     for domain in _directories(root):
         if "." in domain.name:

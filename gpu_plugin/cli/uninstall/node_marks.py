@@ -1,4 +1,4 @@
-"""What the plugin wrote on its Node and outlives it: condition, taint, labels; and their removal."""
+"""The marks of the plugin on its Node, which outlive the plugin: condition, taint, labels; and their removal."""
 
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,20 +16,20 @@ from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
 
 PATIENCE = 15.0
-"""Seconds for all of it: who uninstalls waits."""
+"""Seconds for the removal of all marks."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """What is on a Node, empty for one whose name is not known; the command that takes it back, and what asks the API for it."""
+    """A mark on a Node (empty if its name is not known), the command that removes it, and the request to the API."""
 
     node: str
-    what: str
+    name: str
     command: str
-    take: Callable[[NodeApi], Awaitable[object]]
+    remove: Callable[[NodeApi], Awaitable[object]]
 
 
 def take_back(state_dir: Path, node_name: str, kubeconfig: str) -> list[str]:
-    """Takes back what is remembered in the state directory. Blocks. Returns a sentence for each thing, gone or still there."""
+    """Remove the marks that the state directory lists. Return a sentence for each mark, removed or not. Blocks."""
     state = StateDirectory(state_dir)
     written = state.read(OWN_MARKS_FILE, OwnMarks) or OwnMarks()
     applied = state.read(LABELS_FILE, Applied) or Applied()
@@ -44,10 +44,10 @@ def take_back(state_dir: Path, node_name: str, kubeconfig: str) -> list[str]:
         marks.append(_Mark(node_name, f"the taint {TAINT}", command, lambda api: api.set_taint(TAINT, "")))
     if applied.labels:
         marks.append(_Mark(applied.node, "the labels", applied.removal, lambda api: api.apply_labels({})))
-    return anyio.run(_taken, marks, kubeconfig) if marks else []
+    return anyio.run(_remove, marks, kubeconfig) if marks else []
 
 
-async def _taken(marks: Sequence[_Mark], kubeconfig: str) -> list[str]:
+async def _remove(marks: Sequence[_Mark], kubeconfig: str) -> list[str]:
     why = [f"the Kubernetes API did not answer within {PATIENCE:g} s"] * len(marks)
     with anyio.move_on_after(PATIENCE):
         for at, mark in enumerate(marks):
@@ -55,14 +55,14 @@ async def _taken(marks: Sequence[_Mark], kubeconfig: str) -> list[str]:
                 require_client("reporting to the cluster", "")
                 if not mark.node:
                     raise ConfigError("the Node's name is not known: set --node-name (NODE_NAME)")
-                await mark.take(NodeApi(mark.node, kubeconfig))
+                await mark.remove(NodeApi(mark.node, kubeconfig))
             except (UnreachableError, ConfigError) as error:
                 why[at] = str(error)
             else:
                 why[at] = ""
     return [
-        f"node {mark.node or 'NODE'}: {mark.what}: not taken back: {each}; run: {mark.command}"
+        f"node {mark.node or 'NODE'}: {mark.name}: not taken back: {each}; run: {mark.command}"
         if each
-        else f"node {mark.node}: {mark.what}: taken back"
+        else f"node {mark.node}: {mark.name}: taken back"
         for mark, each in zip(marks, why, strict=True)
     ]

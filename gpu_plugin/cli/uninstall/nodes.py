@@ -1,4 +1,4 @@
-"""Deletes a DaemonSet and has its nodes cleaned up by the pods of another one, which is deleted in the end."""
+"""Delete a DaemonSet, and clean up its nodes by the pods of another DaemonSet, which is deleted in the end."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from gpu_plugin.cluster.daemonset import DaemonSets
 from gpu_plugin.config.words import are, counted
 
 POLL_INTERVAL = 1.0
-"""Seconds between two looks at how far it is."""
+"""Seconds between two reads of the progress."""
 
 END_TIMEOUT = 30.0
 """Seconds for the end of all pods."""
@@ -37,16 +37,17 @@ async def clean(
     owner: Mapping[str, Any] | None = None,
     release: template.HelmRelease | None = None,
 ) -> tuple[int, int]:
-    """Uninstalls the DaemonSet of this name, and gives how many of its nodes were cleaned up, and how many there are.
+    """Uninstall the DaemonSet of this name. Return the number of nodes that were cleaned up, and the number of all its nodes.
 
-    `progress` prints each step. It takes up to `timeout` seconds, and `END_TIMEOUT` more. What cleans up is made before the
-    DaemonSet is deleted, and waits on each node for its pod to end: an attempt that was killed is gone on with by the next. One
-    that is cancelled, or fails, puts the DaemonSet back. An API server that fails in between is asked again. With `release`,
-    nothing is changed unless Helm installed the DaemonSet as that release.
+    `progress` prints each step. It takes up to `timeout` seconds, and up to `END_TIMEOUT` more. The DaemonSet that cleans up
+    is created before the other is deleted, and its pods wait on each node for the other's pod to end: if the process is killed,
+    the next attempt continues. If it is cancelled or fails, it restores the DaemonSet. Failed reads from the API server are
+    repeated. With `release`, nothing is changed unless Helm installed the DaemonSet as that release.
 
     Raises:
-        UnreachableError: the DaemonSet could not be read, followed by another one, or deleted.
-        ForeignDaemonSetError: it does not run gpu-plugin, or what is to clean up has the name of another; nothing was changed.
+        UnreachableError: the DaemonSet could not be read or deleted, or the one that cleans up could not be created.
+        ForeignDaemonSetError: it does not run gpu-plugin, or a foreign DaemonSet has the name of the one that cleans up; nothing
+            was changed.
     """
     cleaner = template.cleanup_name(name)
     found, left = await daemonsets.read(name), await daemonsets.read(cleaner)
@@ -70,14 +71,14 @@ async def clean(
     try:
         if cleaning is not None:
             await daemonsets.create(cleaning)
-            deleted = True  # or about to be
+            deleted = True  # set before the request, which may fail after the deletion
             await daemonsets.delete(name)
         progress.say(f"deleted; cleaning up {counted(done[1], 'node')}")
         with anyio.move_on_after(timeout):
             while True:
                 now = await _read(daemonsets, cleaner, progress)
                 if now is None:
-                    progress.say(f"{cleaner} was deleted meanwhile")
+                    progress.say(f"{cleaner} was deleted by another program")
                     break
                 seen = template.progress(now)
                 if seen is not None and seen != done:
@@ -99,12 +100,12 @@ async def clean(
 
 
 async def _gone(daemonsets: DaemonSets, name: str, progress: Progress) -> None:
-    while await _read(daemonsets, name, progress) is not None:  # noqa: ASYNC110 - what ends it is elsewhere
+    while await _read(daemonsets, name, progress) is not None:  # noqa: ASYNC110 - the API server has no event for it
         await anyio.sleep(POLL_INTERVAL)
 
 
 async def _read(daemonsets: DaemonSets, name: str, progress: Progress) -> Mapping[str, Any] | None:
-    """The DaemonSet, asked for until there is an answer."""
+    """Read the DaemonSet, and repeat that until there is an answer."""
     while True:
         try:
             return await daemonsets.read(name)

@@ -1,4 +1,4 @@
-"""The DaemonSet whose pods clean nodes up after those of another one. Pure."""
+"""The DaemonSet whose pods clean up nodes after the pods of another DaemonSet. Pure."""
 
 import posixpath
 from collections.abc import Mapping
@@ -10,34 +10,34 @@ import msgspec
 from gpu_plugin.config.places import STATE_DIR
 
 Object = Mapping[str, Any]
-"""A Kubernetes object, or a part of one, as JSON gives it."""
+"""A Kubernetes object, or a part of it, in the form of JSON."""
 
 CLEANUP = "cleanup"
 """The verb, and the name of the init container that runs it."""
 
 PARENT = "/gpu-plugin-parent"
-"""Where the directory is mounted that holds the one to be removed."""
+"""The mount point of the parent of the directory to remove."""
 
 _KEPT = ("image", "imagePullPolicy", "resources")
-"""What the container that only stays has of the daemon's."""
+"""Fields of the daemon's container that the container with --stay keeps."""
 
 _KEPT_FOR_CLEANUP = (*_KEPT, "securityContext", "env", "envFrom")
 
 _NOT_KEPT_OF_A_POD = ("hostNetwork", "hostPID")
-"""What the pods that clean up do without."""
+"""Fields of the daemon's pods that the pods that clean up do not have."""
 
 LABEL = "gpu-plugin/cleanup"
-"""The label that selects them."""
+"""The label that selects the pods that clean up."""
 
 _RELEASE_NAME, _RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
-"""Annotations of every object that Helm installs, hooks aside (helm.sh/helm, pkg/action/validate.go)."""
+"""Annotations of every object that Helm installs, except hooks (helm.sh/helm, pkg/action/validate.go)."""
 
 _NO_RIGHTS = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
-"""The security context of the container that only stays."""
+"""The security context of the container with --stay."""
 
 
 class ForeignDaemonSetError(ValueError):
-    """The DaemonSet does not run gpu-plugin in a way that could be changed; the text says what is missing."""
+    """The DaemonSet does not run gpu-plugin in a known way; the text names the missing part."""
 
 
 class HelmRelease(msgspec.Struct, frozen=True):
@@ -47,18 +47,18 @@ class HelmRelease(msgspec.Struct, frozen=True):
     name: str
 
     def installed(self, daemonset: Object) -> bool:
-        """Whether Helm installed the DaemonSet as this release, or it cleans up after such a DaemonSet."""
+        """Return True if Helm installed the DaemonSet as this release, or if it cleans up after such a DaemonSet."""
         return _helms(daemonset) == {_RELEASE_NAME: self.name, _RELEASE_NAMESPACE: self.namespace}
 
 
 def _helms(daemonset: Object) -> dict[str, str]:
-    """Helm's own annotations of a DaemonSet."""
+    """Return Helm's own annotations of a DaemonSet."""
     annotations = daemonset["metadata"].get("annotations") or {}
     return {key: annotations[key] for key in (_RELEASE_NAME, _RELEASE_NAMESPACE) if key in annotations}
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """A verb whose pods leave something in one directory of the node: how that is named, and how it is cleaned up."""
+    """A verb whose pods leave files in a directory of the node: the names of the directory, and the way to clean it up."""
 
     verb: str
     flag: str
@@ -68,29 +68,29 @@ class _Kind(msgspec.Struct, frozen=True):
     cleaning: tuple[str, ...] = ()
     propagation: str = ""
     reports: bool = False
-    """Whether it writes to the Kubernetes API what is to be taken back, where the pod has a token for that."""
+    """True if the verb writes to the Kubernetes API, so that the cleanup needs the pod's token."""
 
 
 _KINDS = (
     _Kind("run", "--state-dir", "STATE_DIR", STATE_DIR, reports=True),
-    # The shared memory is unmounted on the node, too.
+    # With Bidirectional, the shared memory is unmounted on the node, too
     _Kind("mps", "--mps-root", "MPS_ROOT", "", "/mps", ("--mps",), "Bidirectional"),
 )
 
 
 def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[str, Any]:
-    """A DaemonSet for the same nodes whose pods clean up after those of the given one, and then stay.
+    """Return a DaemonSet for the same nodes whose pods clean up after the pods of the given DaemonSet, and then stay.
 
     The container of `gpu-plugin run` or `gpu-plugin mps` becomes an init container of the same image, environment, rights and
-    volumes that runs `gpu-plugin cleanup` with the same arguments. A pod is Ready once that has succeeded. Where the directory
-    that is to go is a host path, the one that holds it is mounted in its place: only so can it be removed itself.
+    volumes that runs `gpu-plugin cleanup` with the same arguments. A pod is Ready once that has succeeded. If the directory to
+    remove is a host path, its parent is mounted instead, because a mount point itself cannot be removed.
 
     Args:
-        daemonset: the one that is to be uninstalled; it is not changed, so that whoever keeps it need not mend it.
-        owner: a reference to the object with which the new one goes, or None.
+        daemonset: the DaemonSet to uninstall; it is not changed.
+        owner: a reference to the object whose deletion deletes the new DaemonSet, or None.
 
     Raises:
-        ForeignDaemonSetError: none of its containers runs `gpu-plugin run` or `gpu-plugin mps`.
+        ForeignDaemonSetError: no container runs `gpu-plugin run` or `gpu-plugin mps`.
     """
     metadata, spec = daemonset["metadata"], daemonset.get("spec", {})
     pod = spec.get("template", {}).get("spec", {})
@@ -110,7 +110,7 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
     labels = {LABEL: name}
     made = {"name": name, "namespace": metadata["namespace"], "labels": {**(metadata.get("labels") or {}), **labels}}
     if helms := _helms(daemonset):
-        made["annotations"] = helms  # by which the next attempt of a Helm release knows that this is of its own
+        made["annotations"] = helms  # so that the next attempt for this Helm release recognizes it
     dressed = spec.get("template", {}).get("metadata") or {}
     selected = (spec.get("selector") or {}).get("matchLabels") or {}
     more_labels = {key: value for key, value in (dressed.get("labels") or {}).items() if key not in selected}
@@ -136,12 +136,12 @@ def cleanup_daemonset(daemonset: Object, owner: Object | None = None) -> dict[st
 
 
 def cleanup_name(name: str) -> str:
-    """What the DaemonSet is called that cleans up after the one of this name; short enough for a label."""
+    """Return the name of the DaemonSet that cleans up after the DaemonSet of this name; short enough for a label."""
     return f"{name[: 63 - len(CLEANUP) - 1].rstrip('-._')}-{CLEANUP}"
 
 
 def restored(daemonset: Object) -> dict[str, Any]:
-    """The DaemonSet as it can be made again: without what the API server added to it."""
+    """Return the DaemonSet for creating it again, without the fields that the API server added."""
     metadata = {
         key: value
         for key, value in daemonset["metadata"].items()
@@ -151,13 +151,13 @@ def restored(daemonset: Object) -> dict[str, Any]:
 
 
 def made_here(daemonset: Object) -> bool:
-    """Whether a DaemonSet is one of `cleanup_daemonset`."""
+    """Return True if `cleanup_daemonset` made the DaemonSet."""
     metadata = daemonset["metadata"]
     return bool((metadata.get("labels") or {}).get(LABEL) == metadata["name"])
 
 
 def _daemon(daemonset: Object, pod: Object) -> tuple[Object, _Kind]:
-    """The container that runs one of our verbs: by a command that names us, or, in our image, as first argument."""
+    """Return the container that runs a verb of this plugin: after the program's name or, in the chart, as first argument."""
     labelled = (daemonset["metadata"].get("labels") or {}).get("app.kubernetes.io/component") in _COMPONENTS
     for container in pod.get("containers") or []:
         words = _words(container)
@@ -173,10 +173,10 @@ def _daemon(daemonset: Object, pod: Object) -> tuple[Object, _Kind]:
 
 
 _COMPONENTS = ("device-plugin", "mps-control-daemon")
-"""Values of that label in the chart and in deploy/."""
+"""Values of the label app.kubernetes.io/component in the chart and in deploy/."""
 
 _PROGRAMS = ("gpu-plugin", "gpu_plugin")
-"""What comes before a verb: the command, and the module."""
+"""The word before a verb: the command, or the module."""
 
 
 def _words(container: Object) -> list[str]:
@@ -184,7 +184,7 @@ def _words(container: Object) -> list[str]:
 
 
 def _directory(container: Object, kind: _Kind) -> str:
-    """The directory that is to go, as arguments, environment or the default name it."""
+    """Return the directory to remove, as arguments, environment or the default name it."""
     words = _words(container)
     for at, word in enumerate(words):
         if word == kind.flag and at + 1 < len(words):
@@ -196,7 +196,7 @@ def _directory(container: Object, kind: _Kind) -> str:
 
 
 def _needed(pod: Object, container: Object, kind: _Kind) -> tuple[list[Object], list[Object]]:
-    """Volumes and mounts for cleaning up: none through which the kubelet makes the directory of the other kind again."""
+    """Return volumes and mounts for cleaning up, without the directory of the other kind, which the kubelet would create."""
     others = {place for other in _KINDS if other != kind for place in _places(container, other)}
     mounts = [
         each for each in container.get("volumeMounts") or [] if posixpath.normpath(each["mountPath"]) not in others
@@ -206,16 +206,17 @@ def _needed(pod: Object, container: Object, kind: _Kind) -> tuple[list[Object], 
 
 
 def _places(container: Object, kind: _Kind) -> set[str]:
-    """Where the directory that is to go may be mounted."""
+    """Return the paths at which the directory to remove may be mounted."""
     return {posixpath.normpath(place) for place in (_directory(container, kind), kind.mounted_at) if place}
 
 
 def _with_parent(
     volumes: list[Object], mounts: list[Object], container: Object, kind: _Kind
 ) -> tuple[list[Object], list[Object], list[str]]:
-    """Volumes and mounts with the parent of the directory in its place, and the argument that says where it is then.
+    """Return volumes and mounts with the parent of the directory in its place, and an argument with its new path.
 
-    Without that argument and as they were where it is no host path or lies in the node's root, which nobody should be given.
+    They are unchanged, without that argument, if the directory is not a host path, or if its parent is the node's root, which
+    no pod should get.
     """
     places = _places(container, kind)
     mount = next((each for each in mounts if posixpath.normpath(each["mountPath"]) in places), None)
@@ -236,7 +237,7 @@ def _with_parent(
 
 
 def progress(daemonset: Object) -> tuple[int, int] | None:
-    """How many nodes are clean and how many there are; None while its controller has not seen the DaemonSet."""
+    """Return the numbers of clean nodes and of all nodes; None until the controller has processed the DaemonSet."""
     status = daemonset.get("status") or {}
     if int(status.get("observedGeneration", 0)) < int(daemonset.get("metadata", {}).get("generation", 1)):
         return None

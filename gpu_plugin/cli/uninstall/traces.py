@@ -1,4 +1,4 @@
-"""The files that `gpu-plugin run` leaves on a node, and their removal. Every call blocks for as long as the disk does."""
+"""The files that `gpu-plugin run` leaves on a node, and their removal. Every call blocks as long as the disk does."""
 
 import errno
 import os
@@ -71,14 +71,14 @@ def remove_traces(
 
 
 def running(state_dir: Path, socket_dir: Path) -> str:
-    """A sentence about the daemon that runs with these directories, empty without such a daemon."""
+    """Return a sentence about the daemon that runs with these directories, empty without such a daemon."""
     with _locked(state_dir, socket_dir) as why:
         return why
 
 
 @contextmanager
 def _locked(state_dir: Path, socket_dir: Path) -> Iterator[str]:
-    """Hold a daemon's locks. If a daemon runs, give a sentence about it instead."""
+    """Hold a daemon's locks and yield an empty text. If a daemon runs, yield a sentence about it."""
     lock = NodeLock(state_dir, socket_dir, __version__)
     try:
         if control.answers(state_dir):
@@ -125,14 +125,14 @@ def _remove_labels(state_dir: Path, features_dir: Path, done: Removal) -> bool:
         except OSError as error:
             again = f"; {memory} stays, so that running this again finds it" if written.remembers(file.path) else ""
             done.left.append(f"{file.path}: {error.strerror or error}{again}")
-    remembered = bool(written.directories())
-    if remembered:
+    must_keep = bool(written.directories())
+    if must_keep:
         written.keep()
-    return remembered
+    return must_keep
 
 
 def _state(state_dir: Path) -> list[Path]:
-    """The files and directories of ours in the state directory."""
+    """Return the files and directories of this plugin in the state directory."""
     names = (*FILES, *SIMULATED_FILES)
     ours = [f"{name}{end}" for name in (*names, control.SOCKET) for end in ("", *CORRUPT)]
     try:
@@ -146,7 +146,7 @@ def _state(state_dir: Path) -> list[Path]:
 
 
 def _reason(error: OSError, path: Path) -> str:
-    """Why a path remains, with the name of the file in it that caused the error, which may be relative to any directory."""
+    """Return the reason why a path remains, with the file in it that caused the error, which may be relative."""
     inner = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
     why = error.strerror or str(error)
     return f"{why} ({inner})" if inner and inner != str(path) else why
@@ -175,6 +175,6 @@ def remove_empty(directory: Path, kept: Collection[Path] = ()) -> bool:
         names = sorted(set(os.listdir(directory)) - {path.name for path in kept})  # noqa: PTH208 - names alone
         if names:
             shown = f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-            raise OSError(errno.ENOTEMPTY, f"holds what is not this plugin's: {shown}") from None
+            raise OSError(errno.ENOTEMPTY, f"contains files that are not this plugin's: {shown}") from None
         return False
     return True

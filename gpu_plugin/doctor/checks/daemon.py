@@ -7,9 +7,9 @@ from gpu_plugin.doctor.facts import Facts
 from gpu_plugin.mps.remedies import TO_DO
 
 _HANGS = (
-    "the daemon hangs, and every pod that asks for a GPU waits for it: send it SIGUSR2 and it logs where it stands (the unit: "
-    "systemctl kill -s USR2 gpu-plugin), unless it is stopped (state T in `ps -eo pid,stat,comm`); keep its log, then delete its "
-    "pod or systemctl restart gpu-plugin. If `state-directory` hangs, too, repair that first"
+    "the daemon hangs, and every pod that asks for a GPU waits for it: send it SIGUSR2 and it logs its tasks and threads (the "
+    "unit: systemctl kill -s USR2 gpu-plugin), unless it is stopped (state T in `ps -eo pid,stat,comm`); keep its log, then "
+    "delete its pod or systemctl restart gpu-plugin. If `state-directory` hangs, too, repair that first"
 )
 
 _KILLED = (

@@ -10,7 +10,7 @@ from gpu_plugin.health.signal import Context, SignalKind, signal
 @signal(
     "events",
     SignalKind.READING,
-    "look at the log of the plugin and of the kernel; reload the driver where it stays so",
+    "look at the log of the plugin and of the kernel; reload the driver if this continues",
     sees=(EventDelivery, XidEvent, DriverEvent),
     clears="the wait for the driver's events working again",
 )

@@ -40,7 +40,7 @@ def cooled(case: Case) -> str:
     """Return words for people about the readings that close the latch."""
     cool = (_relative(case.facts.margins.slowdown) or 0) + ABOVE
     seconds = case.policy.temperature_recovery
-    unfit = f" ({seconds:g} s where it was FATAL)" if seconds != COOL_SECONDS else ""
+    unfit = f" ({seconds:g} s if it was FATAL)" if seconds != COOL_SECONDS else ""
     return f"{cool} °C or more to its T.Limit, at every look for {COOL_SECONDS:g} s{unfit}"
 
 

@@ -36,9 +36,9 @@ _ASKS: Mapping[int, str] = {
 _ADVICE: Mapping[int, str] = {
     RecoveryAction.GPU_RESET: RESET,
     RecoveryAction.NODE_REBOOT: REBOOT,
-    RecoveryAction.DRAIN_P2P: "let its pods end: no new one gets it meanwhile",
+    RecoveryAction.DRAIN_P2P: "let its pods end; new pods do not get it until then",
     RecoveryAction.DRAIN_AND_RESET: f"let its pods end; {RESET}",
-    RecoveryAction.RECOVER_IMEX_DOMAIN: "look at IMEX on this node and on those that it shares memory with, and at its log",
+    RecoveryAction.RECOVER_IMEX_DOMAIN: "look at IMEX and its log on this node and on the nodes that it shares memory with",
     RecoveryAction.BUS_RESET: "drain the node and reset the GPU's bus, or reboot the node",
     RecoveryAction.SYSTEM_REBOOT: "drain the nodes of the system and reboot all of it",
 }
@@ -108,7 +108,7 @@ def asks(action: int | None, ctx: Context) -> bool:
 
 def words(action: int) -> str:
     """Return words for people about the action of this number."""
-    return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which is none of those known here'}"
+    return f"the driver asks {_ASKS.get(action) or f'for recovery action {action}, which this version does not know'}"
 
 
 def _grade(action: int) -> Verdict:

@@ -46,8 +46,8 @@ def test_the_strategy_of_pods_changes_nothing_not_even_auto(cdi):
     [
         (["--root", "/no/such/node"], 1, "/no/such/node/proc/driver/nvidia/gpus: No such file"),
         (["--simulate", "no-such"], 2, "no simulated node is called 'no-such'"),
-        (["--simulate", "h200", "--class", "gpus"], 2, "'gpus' is none of gpu, imex-channel"),
-        (["--simulate", "h200", "--class", "gds"], 1, "nothing of class gds"),
+        (["--simulate", "h200", "--class", "gpus"], 2, "'gpus' is unknown; there are gpu, imex-channel"),
+        (["--simulate", "h200", "--class", "gds"], 1, "no device of class gds"),
         (["--simulate", "h200", "--format", "toml"], 2, "toml"),
         (["--simulate", "h200", "--output", "/proc/none"], 1, "--output: /proc/none: No such file"),
         (["--simulate", "h200", "--output", "/dev/null"], 1, "--output: /dev/null: Not a directory"),
@@ -262,7 +262,7 @@ def test_what_generate_leaves_out_is_said_as_the_daemon_says_it(cdi, tmp_path):
     assert "--gds-enabled is set and there is no device node /dev/nvidia-fs*" in error
     assert "'99' on the list of GPUs to include is none of this node's GPUs" in error
     assert "no runtime can use them" in error
-    assert cdi("generate", "--simulate", "t4-4", "--class", "gds")[2].endswith("or --gds-enabled does not ask for it\n")
+    assert cdi("generate", "--simulate", "t4-4", "--class", "gds")[2].endswith("or --gds-enabled does not enable it\n")
 
 
 def test_an_invalid_specification_is_neither_printed_nor_written(cdi, tmp_path, monkeypatch):

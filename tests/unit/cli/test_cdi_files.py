@@ -135,7 +135,7 @@ def test_links_are_followed_within_the_root(cdi, root, tmp_path):
     (root / "etc/cdi/a.json").symlink_to(tmp_path / "outside.json")
     status, text, error = cdi("list", "--root", root)
     assert (status, text) == (1, "")
-    assert error == f"{root}/etc/cdi/a.json: it is a link that leads to nothing below {root}\n"
+    assert error == f"{root}/etc/cdi/a.json: it is a link without a target below {root}\n"
     (root / "opt").mkdir()
     (root / "opt/a.json").write_text(spec("y"))
     (root / "etc/cdi/a.json").unlink()
@@ -171,7 +171,11 @@ def test_a_simulated_nodes_specifications(cdi, verb):
     [
         (["--simulate", "no-such"], 2, "no simulated node is called 'no-such'"),
         (["--simulate", "h200", "--root", "/dev"], 1, "the driver root /dev has no libcuda.so"),
-        (["--simulate", "h200", "--cdi-dir", "/etc"], 2, "--simulate makes specifications, and --cdi-dir names others"),
+        (
+            ["--simulate", "h200", "--cdi-dir", "/etc"],
+            2,
+            "--simulate makes specifications, and --cdi-dir names other files",
+        ),
         (["--root", "/no/such/node"], 2, "--root: /no/such/node: there is no such directory"),
         (["--root", "/dev", "--cdi-dir", "/cdi"], 2, "--cdi-dir: /dev/cdi: there is no such directory"),
     ],
@@ -186,7 +190,7 @@ def test_what_cannot_be_is_one_line(cdi, verb, arguments, status, words):
 def test_a_file_and_a_simulated_node_are_too_much(cdi, root):
     status, _, error = cdi("validate", root, "--simulate", "h200")
     assert status == 2
-    assert "--simulate makes specifications, and FILE names others" in error
+    assert "--simulate makes specifications, and FILE names other files" in error
 
 
 def test_a_root_without_specifications_is_said(cdi, root):

@@ -245,5 +245,5 @@ def test_help_says_what_it_is_for(capsys):
     assert main(["doctor", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "--timeout" in shown
-    assert "Exit status 0 where nothing failed" in shown
+    assert "Exit status 0 if nothing failed" in shown
     assert "--mig-strategy" not in shown  # those of `run` are in its own help

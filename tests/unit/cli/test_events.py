@@ -144,7 +144,7 @@ def test_without_a_daemon_the_file_is_read(capsys, tmp_path, gpu, shown):
     status, out, err = run(capsys, "--state-dir", str(tmp_path), *which)
     assert (status, len(out)) == (3, shown)
     assert f"no daemon answers at {tmp_path}" in err
-    assert f"this is what {tmp_path / FILE} has" in err
+    assert f"these events are from {tmp_path / FILE}" in err
 
 
 def test_without_a_daemon_and_a_file_there_is_no_answer(capsys, tmp_path):

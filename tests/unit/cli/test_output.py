@@ -18,7 +18,7 @@ def test_a_full_disk_is_a_sentence_and_an_exit_status_of_its_own():
         done = subprocess.run([*GPU_PLUGIN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 4
     assert done.stderr == (
-        "gpu-plugin: the output could not be written: No space left on device; what was asked for is done all the same\n"
+        "gpu-plugin: the output could not be written: No space left on device; the command itself has completed\n"
     )
 
 
@@ -37,7 +37,7 @@ def test_output_that_was_closed_before_is_lost_and_no_trace(tmp_path, verb, stat
     command = ["sh", "-c", '"$@" >&-', "sh", *GPU_PLUGIN, verb]
     done = subprocess.run(command, capture_output=True, check=False, env=environ, stdin=subprocess.DEVNULL)
     assert done.returncode == status
-    assert done.stderr.endswith(b"could not be written: Bad file descriptor; what was asked for is done all the same\n")
+    assert done.stderr.endswith(b"could not be written: Bad file descriptor; the command itself has completed\n")
 
 
 @pytest.mark.parametrize("how", ['"$@" 2>/dev/full', '"$@" 2>&-'])

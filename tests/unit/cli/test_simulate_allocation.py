@@ -146,14 +146,14 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--size", "0"], "--size: 0: a container asks for at least one"),
-        (["--size", "-1"], "--size: -1: a container asks for at least one"),
+        (["--size", "0"], "--size: 0: a container asks for at least one device"),
+        (["--size", "-1"], "--size: -1: a container asks for at least one device"),
         (["--size", "9"], "--size: 9 GPUs are asked for, and 8 are available"),
         (["--size", "2", "--available", "3"], "--size: 2 GPUs are asked for, and 1 is available"),
         (["--size", "1", "--available", ""], "--size: 1 GPU is asked for, and 0 are available"),
-        (["--size", "2", "--available", "0-2", "--must", "3,1"], "--must: not among what is available: GPU 3"),
-        (["--size", "2", "--taken", "2", "--must", "2-3"], "--must: not among what is available: GPU 2"),
-        (["--size", "1", "--must", "0,1"], "--must: 2 GPUs must be had, and --size asks for 1"),
+        (["--size", "2", "--available", "0-2", "--must", "3,1"], "--must: not available: GPU 3"),
+        (["--size", "2", "--taken", "2", "--must", "2-3"], "--must: not available: GPU 2"),
+        (["--size", "1", "--must", "0,1"], "--must: 2 GPUs are required, and --size asks for 1"),
         (["--size", "1", "--must", "8"], "--must: 8: nothing there has this index; this node has GPUs 0-7"),
         (["--size", "1", "--available", "6-9"], "--available: 8: nothing there has this index; this node has GPUs 0-7"),
         (["--size", "1", "--available", "0-99999999"], "--available: 8: nothing there has this index"),
@@ -179,12 +179,18 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
         ),
         (
             ["--size", "1", "--must", f"{FIRST}::1"],
-            f"{FIRST}::1: GPU 0 is given out once, so that its only id is {FIRST}",
+            f"{FIRST}::1: GPU 0 is given out once, so its only id is {FIRST}",
         ),
-        (["--size", "1", "--available", "0", "--taken", "1"], "--taken: what is taken says what is free: leave out"),
+        (
+            ["--size", "1", "--available", "0", "--taken", "1"],
+            "--taken: this option already determines the free devices: leave out",
+        ),
         (["--size", "1", "--policy", "packed"], "--policy goes with --replicas"),
-        (["--size", "1", "--resource", "nvidia.com/gpu"], "--resource: a simulated node serves none"),
-        (["--size", "1", "--replicas", "4", "--policy", "pack"], "--policy: 'pack' is none of distributed, packed"),
+        (["--size", "1", "--resource", "nvidia.com/gpu"], "--resource: a simulated node serves no resource"),
+        (
+            ["--size", "1", "--replicas", "4", "--policy", "pack"],
+            "--policy: 'pack' is unknown; there are distributed, packed",
+        ),
         (["--size", "1", "--replicas", "4", "--available", "0:5"], "0:5: GPU 0 has 4 replicas"),
         (
             ["--size", "1", "--replicas", "4", "--available", "0-2:2,1:3"],
@@ -218,7 +224,7 @@ def test_more_than_sixteen_gpus_are_a_bounded_search_that_says_so(run, told, tmp
             ["--size", "3", "--replicas", "4", "--available", "0:1", "--must", "0:2"],
             "--must: 2 replicas of GPU 0, of which 1 is available",
         ),
-        (["--size", "1", "--replicas", "4", "--must", "0:2"], "--must: 2 replicas must be had, and --size asks for 1"),
+        (["--size", "1", "--replicas", "4", "--must", "0:2"], "--must: 2 replicas are required, and --size asks for 1"),
         ([], "Missing option '--size'"),
     ],
 )
@@ -352,7 +358,7 @@ class TestRunningDaemon:
         assert [(each["index"], each["reason"]) for each in answer["left_out"]][:2] == [(2, "cordoned"), (3, "Xid 79")]
         assert f"5 GPUs are asked for, and 4 are available; left out: {left}" in ask("--size", 5)[2]
         assert asked("--size", 2, "--taken", "5")["available"] == [0, 1, 6]
-        missing = "--must: not among what is available: GPU 0, GPU 3 (Xid 79)\n"
+        missing = "--must: not available: GPU 0, GPU 3 (Xid 79)\n"
         assert ask("--size", 2, "--taken", "0", "--must", "0,3")[2].endswith(missing)
 
     def test_what_is_unfit_may_be_named_which_is_noted(self, serves, ask, asked):

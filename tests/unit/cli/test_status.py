@@ -198,7 +198,7 @@ def test_a_kubelet_that_is_not_to_be_told_is_nothing_wrong(monkeypatch):
 def test_pods_that_are_not_known_are_not_none(monkeypatch):
     shown = told(health={**STATUS["health"], "gpus": [gpu(0, holders=None)]})
     assert shown[-3].endswith("  ?")
-    assert "does not say which pods hold what" in shown[-1]
+    assert "does not report the devices of pods" in shown[-1]
 
 
 def test_the_device_list_strategy_is_told_with_the_reason_of_a_choice():

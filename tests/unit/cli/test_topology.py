@@ -165,8 +165,8 @@ def test_a_file_that_cannot_be_written_is_a_sentence_and_leaves_nothing(run, tmp
     [
         (["--simulate", "dgx1-v10"], "no simulated node is called 'dgx1-v10'. Did you mean dgx1-v100?"),
         (["--simulate", "/no/such.yaml"], "--simulate: /no/such.yaml: No such file or directory"),
-        (["--simulate", "t4-4", "--svg", "-", "--json"], "--svg - takes standard output for itself"),
-        (["--simulate", "t4-4", "--svg", "-", "--scores"], "--svg - takes standard output for itself"),
+        (["--simulate", "t4-4", "--svg", "-", "--json"], "--svg - writes to standard output"),
+        (["--simulate", "t4-4", "--svg", "-", "--scores"], "--svg - writes to standard output"),
         (["--simulate", "t4-4", "--svg", ""], "--svg: name the file, or - for standard output"),
         (["--simulate", "t4-4", "--scores", "--json"], "--json has the scores"),
     ],

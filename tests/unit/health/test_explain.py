@@ -39,7 +39,7 @@ BACK = (
     "without persistence mode, in an answer to another process than the one that lost it"
 )
 NO_PERSISTENCE = (
-    "without persistence mode the driver's counters restart whenever nobody has the GPU open, and prove no reset: "
+    "without persistence mode the driver's counters restart whenever no process has the GPU open, and prove no reset: "
     "a reboot or a new binding of the driver does, or an override"
 )
 NO_COUNTER = "this GPU shows no reset in a counter: a reboot or a new binding of the driver proves it, or an override"
@@ -278,7 +278,7 @@ def test_a_margin_that_must_be_regained_is_named_in_numbers():
     policy, part = replace(UNGUARDED, temperature_recovery=300), Facts(margins=Thresholds(shutdown=-8, slowdown=-2))
     latch = Latch(LEVEL, FATAL, "words", 1.0)
     words = clears(Case(LatchKey("margin"), latch, policy, A, 2.0, part))
-    assert words == f"3 °C or more to its T.Limit, at every look for 120 s (300 s where it was FATAL){VOUCH}"
+    assert words == f"3 °C or more to its T.Limit, at every look for 120 s (300 s if it was FATAL){VOUCH}"
 
 
 def test_a_lost_gpu_that_answers_again_waits_for_good_looks():

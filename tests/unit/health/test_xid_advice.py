@@ -86,7 +86,7 @@ def test_what_is_advised_is_what_clears_it(said):
         (
             167,
             FATAL,
-            "drain the node and reboot it; where the GPU does not come back, have it serviced",
+            "drain the node and reboot it; if the GPU does not come back, have it serviced",
         ),
         (
             BEYOND,

@@ -373,7 +373,7 @@ async def test_the_fault_command_sends_one_fault(tmp_path, capsys):
 async def test_the_fault_command_against_real_gpus(tmp_path, capsys):
     async with server.serve(tmp_path, {"echo": echo}):
         assert await to_thread.run_sync(lambda: fault(tmp_path, "--gpu", "0", "--lost")) == 1
-    assert "only one with --simulate takes faults" in capsys.readouterr().err
+    assert "only a daemon with --simulate accepts faults" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_daemon_that_another_program_runs_keeps_its_directory(root):
         done = remove_mps_traces(root)
     assert done.left == [
         f"{foreign}: an MPS control daemon is running there: stop it first",
-        f"{root}: holds what is not this plugin's: nvidia.com",
+        f"{root}: contains files that are not this plugin's: nvidia.com",
     ]
     assert not (root / "nvidia.com" / "gpu").exists()
     assert foreign.is_dir()
@@ -97,8 +97,8 @@ def test_what_is_no_resources_stays(root, tmp_path):
     (root / "shm" / "of-a-client").write_text("")
     done = remove_mps_traces(root)
     assert done.left == [
-        f"{root / 'shm'}: holds what is not this plugin's: of-a-client",
-        f"{root}: holds what is not this plugin's: home, notes, nvidia.com, shm",
+        f"{root / 'shm'}: contains files that are not this plugin's: of-a-client",
+        f"{root}: contains files that are not this plugin's: home, notes, nvidia.com, shm",
     ]
     assert not (root / "nvidia.com" / "gpu").exists()
     assert (outside / "pipe").is_dir()
@@ -117,7 +117,7 @@ def test_a_domain_that_stays_keeps_no_resource_from_being_told_as_removed(root, 
     assert str(root / "nvidia.com" / "gpu") in done.removed
     assert done.left == [
         f"{root / 'nvidia.com'}: Device or resource busy",
-        f"{root}: holds what is not this plugin's: nvidia.com",
+        f"{root}: contains files that are not this plugin's: nvidia.com",
     ]
 
 

@@ -297,7 +297,7 @@ def test_an_attempt_that_is_told_to_stop_puts_the_daemonset_back(tmp_path):
         assert api.objects["plugin"]["spec"] == found["spec"]
     assert running.returncode == 1
     assert "interrupted: the DaemonSet is restored" in out
-    assert "broken off" in err
+    assert "interrupted by a signal" in err
 
 
 def test_an_attempt_without_the_rights_leaves_the_daemonset(uninstall):

@@ -155,7 +155,7 @@ def test_what_is_not_ours_stays_and_is_named(node):
     (state / "health.json").write_text("{}")
     done = remove_traces(state, cdi, sockets)
     assert done.removed == [str(state / "health.json")]
-    assert done.left == [f"{state}: holds what is not this plugin's: dev, notes.txt"]
+    assert done.left == [f"{state}: contains files that are not this plugin's: dev, notes.txt"]
     assert all(path.exists() for path in foreign)
 
 
@@ -295,4 +295,4 @@ def test_a_config_file_that_is_gone_keeps_nobody_from_cleaning_up(node, monkeypa
     assert main(["cleanup"]) == 0
     told = capsys.readouterr()
     assert f"{state}: removed" in told.out
-    assert "going by flags and environment only" in told.err
+    assert "using flags and environment only" in told.err
