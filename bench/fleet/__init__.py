@@ -1,1 +1,1 @@
-"""`python -m bench.fleet`: a fleet of GPUs whose true state is known, under several policies of what the kubelet is told."""
+"""`python -m bench.fleet`: simulates a fleet of GPUs whose true state is known, under several health policies."""

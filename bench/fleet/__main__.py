@@ -1,4 +1,4 @@
-"""`python -m bench.fleet`: simulates a fleet under our policy, NVIDIA's and Google's, and prints what each comes to."""
+"""`python -m bench.fleet`: simulates a fleet under our policy, NVIDIA's and Google's, and prints the results of each."""
 
 import argparse
 import json
@@ -22,11 +22,11 @@ MANY_DAYS, FEWER_DAYS = 1_000_000, 200_000
 """GPU-days of a run, and of each line of the sensitivity table."""
 
 YEAR = 365.0
-"""Days that a node is simulated for, at most."""
+"""The most days for which a node is simulated."""
 
 
 def world(seed: int, gpu_days: float, assumed: Assumed = ASSUMED) -> World:
-    """What every policy comes to in so many GPU-days of nodes, half of them of each part."""
+    """Return the results of every policy for this number of GPU-days. Half of the nodes have each GPU model."""
     nodes = max(len(Part), math.ceil(gpu_days / GPUS / YEAR))
     days = gpu_days / GPUS / nodes
     rollout = random.Random(seed).uniform(0, rates.ROLLOUT_DAYS)
@@ -40,7 +40,7 @@ def world(seed: int, gpu_days: float, assumed: Assumed = ASSUMED) -> World:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status."""
+    """Run the simulation and return the exit status."""
     asked = _arguments(arguments)
     if asked.sensitivity:
         days = asked.gpu_days or FEWER_DAYS
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _plain(tally: Tally) -> dict[str, object]:
-    """A tally as JSON has it: keys of several parts joined."""
+    """Convert a tally for JSON: join keys of several parts."""
     found = asdict(tally)
     for name in ("held_back", "held"):
         found[name] = {" after ".join(key): value for key, value in getattr(tally, name).items()}
@@ -73,7 +73,7 @@ def _plain(tally: Tally) -> dict[str, object]:
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.fleet",
-        description="What becomes of a fleet whose true state is known, under three policies of what the kubelet is told.",
+        description="Simulate a fleet whose true state is known, under several policies of the health that the kubelet gets.",
     )
     parser.add_argument(
         "--gpu-days",
@@ -82,11 +82,14 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, help="the first seed [%(default)s]")
     parser.add_argument(
-        "--seeds", type=_seeds, default=10, help="worlds that they are shared among, a seed each [%(default)s]"
+        "--seeds",
+        type=_seeds,
+        default=10,
+        help="number of worlds with these GPU-days in all, a seed each [%(default)s]",
     )
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument(
-        "--sensitivity", action="store_true", help="vary what is assumed, one thing at a time, and say which aims hold"
+        "--sensitivity", action="store_true", help="vary one assumption at a time, and print the aims that are not met"
     )
     return parser.parse_args(arguments)
 

@@ -1,8 +1,8 @@
-"""What each incident does: to the truth, to what the driver says, and what ends it.
+"""The kinds of incidents: their effects on the GPU and on the driver's reports, and their ends.
 
-Xids and the recovery that the driver asks for are those of NVIDIA's catalogue of Xid errors
-(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) and of its GPU memory error management
-(https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/); shares without a source are assumed, as `rates` says of its own.
+Xids and requested recoveries are from NVIDIA's catalogue of Xid errors
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) and from its GPU memory error management
+(https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/). Shares without a source are assumed, as in `rates`.
 """
 
 import math
@@ -17,20 +17,20 @@ from gpu_plugin.health.observation import Fault
 
 
 class Truth(IntEnum):
-    """What a GPU really is."""
+    """The true state of a GPU."""
 
     SOUND = 0
     WORKS = 1
-    """Something is wrong with it, but pods run on it and compute what they should."""
+    """The GPU has a fault, but pods run on it with correct results."""
     BROKEN = 2
-    """Pods fail on it, or compute nonsense."""
+    """Pods fail on the GPU, or compute wrong results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """An Xid: `after` so many seconds of what causes it, with a `chance`, told up to `lines` times within `spread` seconds.
+    """An Xid, raised `after` seconds with the probability `chance`, and reported up to `lines` times within `spread` seconds.
 
-    `breaks`: it comes where the incident breaks the GPU, and not otherwise.
+    `breaks`: the Xid is raised only if the incident breaks the GPU.
     """
 
     xid: int
@@ -43,16 +43,26 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An incident of this name.
+    """A kind of incident.
 
-    `broken` is the share of incidents that break the GPU; in the others it is as `otherwise`. `begins` are the Xids of the
-    beginning, `pods` those of each pod that runs on it while it is broken; they come anew after `repeats` (mean seconds) with
-    the chance `recurs`. `looks` is what a look at it brings instead of readings, in the share `unseen` of those; `reading`
-    what of a sample is otherwise. `resets` and `reboots` are the shares that a reset of the GPU, and a reboot of the node,
-    mends; replacing the part mends all. `lasts` are the seconds (least, most) after which it is over by itself.
-    `counts` are the counters of a look that grow as it begins, each time it comes anew, and with each pod that meets it, each by
-    a number between two, small ones and great ones alike (log-uniform). `action` is what the driver asks for while it is broken,
-    where it can tell. `silent`: nobody notices that pods fail.
+    Attributes:
+        name: its name.
+        broken: the share of incidents that break the GPU.
+        otherwise: the GPU's true state in the other incidents.
+        begins: the Xids at the beginning. They are repeated with the probability `recurs`.
+        pods: the Xids of each pod that runs on the GPU while it is broken.
+        recurs: the probability that the incident recurs, each time.
+        repeats: the mean seconds until it recurs.
+        looks: the fault of each look, in a share of the incidents.
+        unseen: this share. If `broken` is above 0, it is a share of the incidents that break the GPU.
+        reading: the values of a sample that the incident changes.
+        counts: the counters that increase at the beginning, at each recurrence, and with each pod on the GPU, by a random number
+            between two limits (log-uniform).
+        resets: the share of incidents that a reset of the GPU ends. Replacing the GPU ends all incidents.
+        reboots: the share of incidents that a reboot of the node ends.
+        lasts: the seconds (least, most) after which it ends by itself; None if it does not.
+        action: the recovery that the driver requests while the GPU is broken, if the driver reports recovery actions.
+        silent: whether the pods' failures are not noticed.
     """
 
     name: str
@@ -76,13 +86,13 @@ class Kind:
 _RESET = RecoveryAction.GPU_RESET
 
 CRC_PASSING, CRC_FAILING = (1.0, 300.0), (10.0, 3000.0)
-"""CRC errors of a link that meets an error: of one that mends itself, and of one that does not. No study says; assumed, and taken
-to overlap, since an error that is found is sent again either way."""
+"""CRC errors of a link with an error: of a link that recovers by itself, and of a failing link. No study has them, so they are
+assumed. The ranges overlap, since a detected error causes a retransmission in both cases."""
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        # 99 % of these leave the GPU in an error state that takes a reboot (delta-v1); NVML calls often hang
+        # 99 % of these leave the GPU in an error state that needs a reboot (delta-v1); NVML calls often hang
         Kind(
             "gsp-timeout",
             broken=0.99,
@@ -94,7 +104,7 @@ KINDS: Mapping[str, Kind] = {
             reboots=0.95,
             action=_RESET,
         ),
-        # page faults follow 82 to 88 % of them (delta-v1, delta), for 95 % within 5.8 s; the others are taken to do no harm
+        # page faults follow 82 to 88 % of them (delta-v1, delta), for 95 % within 5.8 s; the others are assumed to be harmless
         Kind(
             "pmu-spi",
             broken=0.85,
@@ -103,7 +113,7 @@ KINDS: Mapping[str, Kind] = {
             resets=0.5,
             reboots=0.9,
         ),
-        # 95 % are told for no longer than 1.2 s, 66 % come again (delta-v1); each link at fault has a line of its own
+        # 95 % are reported for no longer than 1.2 s, 66 % recur (delta-v1); each failing link has its own line
         Kind(
             "nvlink-transient",
             broken=0.0,
@@ -112,7 +122,7 @@ KINDS: Mapping[str, Kind] = {
             counts={"nvlink_crc_errors": CRC_PASSING},
             lasts=(60, 3600),
         ),
-        # pods of one GPU do not meet the link: 30 % have several (delta-v1)
+        # pods with one GPU do not use the link: 30 % have several GPUs (delta-v1)
         Kind(
             "nvlink-down",
             begins=(Emission(74, lines=4, spread=1.2), Emission(45, 0.5, 1)),
@@ -135,7 +145,7 @@ KINDS: Mapping[str, Kind] = {
             reboots=0.9,
             action=_RESET,
         ),
-        # the process that met it is ended; a row is remapped at the next reset. 32 of 130 came with an Xid 48 (delta-v1)
+        # the process with the error is ended; a row is remapped at the next reset. 32 of 130 had an Xid 48 (delta-v1)
         Kind(
             "ecc-contained",
             broken=0.0,
@@ -169,7 +179,7 @@ KINDS: Mapping[str, Kind] = {
             reboots=0.9,
             action=_RESET,
         ),
-        # one in ten without an Xid: the kernel's log alone has a line
+        # one in ten has no Xid: only the kernel's log has a line
         Kind("off-the-bus", begins=(Emission(79, 0.9),), looks=Fault.LOST, reboots=RECOVERABLE),
         Kind(
             "engine-hang",
@@ -188,7 +198,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind("unanswering", looks=Fault.ERROR, resets=0.8 * RECOVERABLE, reboots=RECOVERABLE),
         Kind("silent-corruption", silent=True),
-        # hot where pods run on it, cool where none does: near the shutdown, or at the slowdown, which holds it there
+        # hot while pods run on the GPU: near the shutdown threshold, or at the slowdown threshold, which limits the temperature
         Kind("overheating", broken=0.5, reading={"temperature": "hot"}),
         Kind(
             "pcie-lanes",
@@ -199,7 +209,7 @@ KINDS: Mapping[str, Kind] = {
             counts={"pcie_replays": (1.0, 1000.0)},
             reboots=0.5,
         ),
-        # what a noisy link sends again arrives in the end
+        # retransmissions of a noisy link succeed
         Kind(
             "pcie-noise",
             broken=0.0,
@@ -208,7 +218,7 @@ KINDS: Mapping[str, Kind] = {
             counts={"pcie_replays": (1.0, 1000.0)},
             lasts=(600, 86400),
         ),
-        # the GPU answers still, and one in ten is at work: no Xid tells of it
+        # the GPU still answers, and one in ten still works; there is no Xid
         Kind(
             "pcie-fatal",
             broken=0.9,
@@ -223,20 +233,20 @@ KINDS: Mapping[str, Kind] = {
         Kind("hot-room", broken=0.0, reading={"temperature": "hot"}, lasts=(3600, 4 * 3600)),
     )
 }
-"""By name. `nvml-hang` is one in three of the glitches."""
+"""The kinds of incidents by name. One in three glitches is a `nvml-hang`."""
 
 APPLICATION_XIDS = ((31, 0.5), (13, 0.25), (43, 0.25))
-"""What a failing application raises, and in which share; the first is what studies count, the others are assumed."""
+"""The Xids of failing applications and their shares. Studies count only the first; the others are assumed."""
 
 OTHER_XIDS = (8, 32, 44, 66, 68, 69, 39)
-"""Others of the catalogue that are an application's (RESTART_APP) or nobody's fault (IGNORE)."""
+"""Other Xids of the catalogue that are an application's fault (RESTART_APP) or no fault (IGNORE)."""
 
 
 @dataclass(slots=True)
 class Incident:
-    """One incident on one GPU. What chance decides of it is drawn as it begins, and is the same under every policy.
+    """One incident on one GPU. Its random values are drawn at its beginning, and are the same under every policy.
 
-    The driver asks for `action` from `action_at` (seconds of the virtual clock) on.
+    The driver requests `action` from `action_at` (seconds of the virtual clock) on.
     """
 
     kind: Kind
@@ -250,19 +260,19 @@ class Incident:
     action_at: float = 0.0
 
     def counted(self) -> dict[str, int]:
-        """By how much each counter grows this time."""
+        """Return the increase of each counter for this occurrence."""
         return {
             name: round(math.exp(self.dice.uniform(math.log(least), math.log(most))))
             for name, (least, most) in self.kind.counts.items()
         }
 
     def action_now(self, now: float) -> RecoveryAction:
-        """The recovery action that the driver asks for at this time."""
+        """Return the recovery action that the driver requests at this time."""
         return self.action if now >= self.action_at else RecoveryAction.NONE
 
     @classmethod
     def begun(cls, kind: Kind, now: float, number: int, dice: random.Random) -> "Incident":
-        """One that begins `now`, in seconds."""
+        """Return an incident that begins `now`, in seconds."""
         truth = Truth.BROKEN if dice.random() < kind.broken else kind.otherwise
         answers = dice.random() >= kind.unseen or (kind.broken > 0 and truth is not Truth.BROKEN)
         looks = Fault.NONE if answers else kind.looks

@@ -1,4 +1,4 @@
-"""A GPU as it really is, and what its driver says of it."""
+"""The true state of a GPU, and the driver's reports about it."""
 
 import math
 import random
@@ -14,16 +14,16 @@ from gpu_plugin.devices.nvml_h import FabricState, FabricSummary
 from gpu_plugin.health.observation import Fabric, Facts, Fault, Sample
 
 WATTS = 350
-"""What a GPU draws on average, which is how fast its energy counter grows."""
+"""The mean power of a GPU in watts, by which its energy counter increases."""
 
 LINKS = {Part.A100: 12, Part.H100: 18}
-"""NVLinks of the parts."""
+"""The number of NVLinks of each GPU model."""
 
 FACTS = {
     Part.A100: Facts(Thresholds(92, 89, 95, 85), contains_errors=True, nvswitch=True, says_action=False),
     Part.H100: Facts(Thresholds(95, 89, 95, 87), contains_errors=True, nvswitch=True, says_action=True),
 }
-"""What the plugin knows of each part: thresholds as they are recorded of such GPUs."""
+"""The plugin's facts about each GPU model, with recorded thresholds of such GPUs."""
 
 _JOINED = Fabric(FabricState.COMPLETED, 0, 0, FabricSummary.HEALTHY)
 _JOINING = Fabric(FabricState.IN_PROGRESS)
@@ -35,9 +35,9 @@ _WORDS = {Fault.LOST: "GPU is lost", Fault.HUNG: "no answer for 5 s", Fault.ERRO
 class Hardware:
     """One GPU. Times are seconds of the virtual clock.
 
-    `counting` is `Sample.counting` of the plugin's process; `energy_stays`: a reset of the GPU alone leaves its energy counter;
-    `counts_recoveries`: the driver counts failed recoveries of NVLinks. `heat_below` and `heat_spread` are those of
-    `rates.Assumed`. `counts` are the counters of links and of the bus.
+    `counting` is `Sample.counting` of the plugin's process. `energy_stays`: a reset of only the GPU does not change its energy
+    counter. `counts_recoveries`: the driver counts failed recoveries of NVLinks. `heat_below` and `heat_spread` are the same as
+    in `rates.Assumed`. `counts` are the counters of links and of the bus.
     """
 
     part: Part
@@ -53,42 +53,42 @@ class Hardware:
     binding: int = 1
     last: str = ""
     number: int = 0
-    """The kind and the number of the incident that touched it last."""
+    """The kind and the number of the GPU's last incident."""
 
     @property
     def truth(self) -> Truth:
-        """What it really is now."""
+        """The true state of the GPU now."""
         return max((incident.truth for incident in self.incidents), default=Truth.SOUND)
 
     @property
     def cause(self) -> tuple[str, int]:
-        """The kind and the number of what is wrong with it, the worst, then the latest; of what was last, where nothing is."""
+        """The kind and the number of the worst present incident, of equals the latest; without an incident, of the last one."""
         worst = max(reversed(self.incidents), key=lambda incident: incident.truth, default=None)
         return (worst.kind.name, worst.number) if worst else (self.last, self.number)
 
     @property
     def lost(self) -> bool:
-        """Whether the driver has lost it."""
+        """Whether the driver has lost the GPU."""
         return any(incident.looks is Fault.LOST for incident in self.incidents)
 
     @property
     def unreachable(self) -> bool:
-        """Whether the driver does not describe it, and not for a moment only."""
+        """Whether the driver cannot describe the GPU, and this does not end by itself."""
         return any(incident.looks is not Fault.NONE and incident.ends == math.inf for incident in self.incidents)
 
     @property
     def gone(self) -> bool:
-        """Whether the driver has lost it or hangs on it, so that it cannot be reset alone."""
+        """Whether the driver has lost the GPU or hangs on it, so that only the whole node can be reset."""
         return any(incident.looks in (Fault.LOST, Fault.HUNG) for incident in self.incidents)
 
     @property
     def silent(self) -> bool:
-        """Whether it is broken in no way that pods notice."""
+        """Whether it is broken only in ways that pods do not notice."""
         broken = [incident for incident in self.incidents if incident.truth is Truth.BROKEN]
         return bool(broken) and all(incident.kind.silent for incident in broken)
 
     def strike(self, incident: Incident) -> None:
-        """An incident begins."""
+        """Begin an incident."""
         self.incidents.append(incident)
         self.last, self.number = incident.kind.name, incident.number
         errors = incident.kind.reading.get("ecc_uncorrected", 0)
@@ -96,16 +96,16 @@ class Hardware:
         self.ecc += errors
 
     def count(self, incident: Incident) -> None:
-        """An incident shows in the counters."""
+        """Increase the counters of an incident."""
         for name, errors in incident.counted().items():
             self.counts[name] = self.counts.get(name, 0) + errors
 
     def pass_by(self, now: float) -> None:
-        """What ends by itself has ended."""
+        """Remove the incidents that have ended by themselves."""
         self.incidents = [incident for incident in self.incidents if incident.ends > now]
 
     def reset(self, now: float) -> None:
-        """The GPU alone is reset: impossible while it is lost."""
+        """Reset only the GPU. This is impossible while it is lost."""
         if self.lost:
             return
         self._mend("reset", now)
@@ -113,30 +113,30 @@ class Hardware:
             self.counted_since = now
 
     def reboot(self, now: float) -> None:
-        """The node is booted anew."""
+        """Reboot the node."""
         self._mend("reboot", now)
         self.binding += 1
         self.counted_since = now
 
     def replaced(self, now: float) -> None:
-        """Another one is in its place."""
+        """Replace the GPU by another."""
         self._mend("replace", now)
         self.binding += 1
         self.counted_since = now
 
-    def forgotten(self, now: float) -> None:
-        """Nobody had the driver open and there is no persistence mode: its counters begin anew."""
+    def restart_counters(self, now: float) -> None:
+        """Restart the counters, since no program had the driver open and persistence mode is off."""
         self.counted_since, self.ecc, self.counts = now, 0, {}
 
     def _mend(self, how: str, now: float) -> None:
         self.incidents = [incident for incident in self.incidents if not incident.mends[how]]
         for incident in self.incidents:
-            incident.action = type(incident.action)(0)  # asked for again where it shows again
+            incident.action = type(incident.action)(0)  # requested again if the incident shows again
         self.ecc, self.counts = 0, {}
         self.pass_by(now)
 
     def sample(self, now: float, *, loaded: bool) -> Sample:
-        """What a look brings; `loaded`: pods run on it."""
+        """Return the result of a look. `loaded`: pods run on the GPU."""
         for incident in self.incidents:
             if incident.looks is not Fault.NONE:
                 return Sample(fault=incident.looks, detail=_WORDS[incident.looks])
@@ -178,7 +178,7 @@ class Hardware:
         return msgspec.structs.replace(seen, **changes) if changes else seen
 
     def _temperature(self, incident: Incident, now: float) -> int:
-        """The reading of a GPU that this incident makes hot. The same at the same time under every policy."""
+        """Return the temperature of a GPU that this incident makes hot. It is the same at the same time under every policy."""
         limits = FACTS[self.part].thresholds
         assert limits.shutdown is not None
         assert limits.slowdown is not None

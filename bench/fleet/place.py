@@ -1,4 +1,4 @@
-"""A GPU in its place in a node: how it stands since when, and what of it is taken down in the accounts."""
+"""A GPU's place in a node: its present state since some time, and the accounting of its hours."""
 
 from dataclasses import dataclass, field
 
@@ -11,16 +11,26 @@ from bench.fleet.tally import Tally
 
 @dataclass(slots=True)
 class Place:
-    """A GPU in its place. Times are in seconds.
+    """A GPU's place in a node. Times are in seconds.
 
-    `truth`, `offered`, `why` it is not, and the `cause` of it (a kind of incident, and its number) are those since `since`.
-
-    The plugin: `watched` since something happened to it; `looked` at last; `moved` is when anything changed; `look` is the
-    number of the next look, 0 where none is to come.
-    Operators: the next `step` of a repair, and when the last one was taken (`stepped`); `awaited` where somebody will come for
-    an Unhealthy GPU, `complained` where somebody will for pods that fail on it, which are `trying`. `times` is how often
-    chance had a say in what on account of which incident. `told` is what has been counted of which incident: what held its
-    GPU back, "" for that it was handed out.
+    Attributes:
+        hardware: the GPU.
+        since: the time since which `truth`, `offered`, `why` and `cause` have not changed.
+        truth: the true state of the GPU.
+        offered: whether the kubelet may give it to pods.
+        why: the reason if it is not offered.
+        cause: the kind and the number of the incident.
+        watched: whether the plugin watches it, which begins with its first event.
+        looked: the time of the last look.
+        moved: the time of the last change.
+        look: the number of the next look; 0 if no look is planned.
+        step: the next step of a repair.
+        stepped: the time of the last step.
+        awaited: whether an operator will come because it is Unhealthy.
+        complained: whether an operator will come because pods fail on it.
+        trying: whether pods are started on it.
+        times: the number of random values that were drawn for each purpose and incident.
+        counted: what has been counted for which incident: the signal that held the GPU back, or "" for handed out.
     """
 
     hardware: Hardware
@@ -39,10 +49,10 @@ class Place:
     complained: bool = False
     trying: bool = False
     times: dict[str, int] = field(default_factory=dict)
-    told: set[tuple[str, int]] = field(default_factory=set)
+    counted: set[tuple[str, int]] = field(default_factory=set)
 
     def account(self, tally: Tally, now: float) -> None:
-        """Takes down the time since the last account, as it stood in it."""
+        """Add the time since the last call to the tally."""
         hours, self.since = (now - self.since) / HOUR, now
         if hours <= 0:
             return
@@ -61,6 +71,6 @@ class Place:
             tally.turned_away += hours * rates.UTILISATION / rates.POD_HOURS
 
     def _first(self, what: str, number: int) -> bool:
-        known = (what, number) in self.told
-        self.told.add((what, number))
+        known = (what, number) in self.counted
+        self.counted.add((what, number))
         return not known

@@ -1,4 +1,4 @@
-"""What happens to a node by itself: drawn beforehand, so that it is the same under every policy."""
+"""The events of a node, drawn before the simulation, so that they are the same under every policy."""
 
 import random
 from bisect import insort
@@ -12,33 +12,33 @@ from bench.fleet.rates import APPLICATIONS, ASSUMED, NODE_RATES, Assumed, Part, 
 GPUS = 8
 """GPUs of a node."""
 
-_MOST = 100_000  # incidents of a kind on one GPU, by far
+_MOST = 100_000  # more than the number of incidents of a kind on one GPU
 
 DAY, HOUR = 86400.0, 3600.0
 """Seconds."""
 
 
 class What(StrEnum):
-    """What happens."""
+    """The kind of an event."""
 
     INCIDENT = "incident"
-    """One of `faults.KINDS` strikes a GPU."""
+    """An incident of `faults.KINDS` on a GPU."""
     APPLICATION = "application"
-    """A pod fails by its own fault, on a GPU with nothing wrong with it on that account."""
+    """A pod fails by its own fault, independent of the GPU's state."""
     RESTART = "restart"
-    """The plugin's process ends and begins again."""
+    """The plugin's process is restarted."""
     REBOOT = "reboot"
-    """The node is booted anew, for no reason of its GPUs'."""
+    """The node is rebooted for a reason other than its GPUs."""
     RESET = "reset"
-    """Somebody resets a GPU that nothing is the matter with."""
+    """An operator resets a GPU without a fault."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Happening:
-    """Something that happens at `at`, in seconds, to a GPU by its position, or to all the node.
+    """An event at the time `at`, in seconds, of a GPU by its position, or of the whole node.
 
-    `name` is the kind of an incident, or who the pod of an application belongs to; `xids` are those that it raises;
-    `number` tells incidents of a node apart; `down` is for how many seconds the plugin does not run.
+    `name` is the kind of an incident, or the owner of an application's pod. `xids` are the Xids that it raises. `number`
+    identifies the incident in the node. `down` is the number of seconds for which the plugin does not run.
     """
 
     at: float
@@ -52,7 +52,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """A node for `days`, what happens to it, in order, and what is `assumed`. `seed` is what further chances are drawn from."""
+    """A node for `days`, its events in order, and the assumptions. `seed` is for further random values."""
 
     seed: str
     part: Part
@@ -64,9 +64,9 @@ class NodePlan:
 
 
 def drawn(seed: str, part: Part, days: float, rollout: float = 0.0, assumed: Assumed = ASSUMED) -> NodePlan:
-    """The plan of a node by published rates; `rollout` is the day of the first one of all nodes, from 0.
+    """Draw the plan of a node by published rates. `rollout` is the day of the first rollout to all nodes, from 0.
 
-    Each kind of incident has dice of its own: where one is assumed to be otherwise, the others stay as they are.
+    Each kind of incident has its own random numbers, so that a changed assumption about one kind does not change the others.
     """
     dice = random.Random(seed)
     found: list[Happening] = []
@@ -107,7 +107,7 @@ def drawn(seed: str, part: Part, days: float, rollout: float = 0.0, assumed: Ass
 
 
 def _times(dice: random.Random, a_day: float, days: float) -> list[float]:
-    """When something happens that happens so often a day, by chance: seconds."""
+    """Return the random times, in seconds, of an event with this mean number a day."""
     found: list[float] = []
     at = 0.0
     while a_day > 0:
@@ -119,10 +119,11 @@ def _times(dice: random.Random, a_day: float, days: float) -> list[float]:
 
 
 def _job(dice: random.Random, at: float, gpu: int, others: float) -> list[tuple[float, int, str, tuple[int, ...]]]:
-    """The pods of a Job that fails by its own fault: when, on which GPU of the node, under which name, with which Xids.
+    """Draw the pods of a Job that fails by its own fault: for each its time, its GPU of the node, its name and its Xids.
 
-    Each one comes after twice the time (`kubernetes`); half of them on the same GPU, a quarter on others of this node, the
-    rest on other nodes, whose own jobs stand for them. `others` is the share of jobs with one of `faults.OTHER_XIDS`.
+    The pause before each pod is twice the former (`kubernetes`). Half of the pods are on the same GPU, a quarter on other GPUs of
+    this node. The rest would be on other nodes, and is left out, since those nodes have their own jobs. `others` is the share of
+    jobs with an Xid of `faults.OTHER_XIDS`.
     """
     again = 1 - 1 / rates.TRIES_A_JOB
     owner = f"team-{dice.randrange(20)}/train-{dice.randrange(10**6)}"
@@ -141,5 +142,5 @@ def _job(dice: random.Random, at: float, gpu: int, others: float) -> list[tuple[
             found.append((at, place, f"{owner}-{name}", xids))
         if tries == 7 or dice.random() >= again:
             return found
-        at += dice.uniform(30, 600) + pause  # it runs for a while before it fails
+        at += dice.uniform(30, 600) + pause  # the pod runs for some time before it fails
         pause, tries = min(2 * pause, 360.0), tries + 1

@@ -1,4 +1,4 @@
-"""What is told to the kubelet of each GPU of one node, by three rules. A policy is asked for nothing but `offered`."""
+"""The policies: which GPUs of a node are Healthy for the kubelet. The simulation accounts only the result of `offered`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,31 +12,36 @@ from gpu_plugin.health.policy import HealthPolicy, XidPolicy
 from gpu_plugin.health.xid_table import XID_TABLE
 
 NVIDIA_SKIPS = frozenset({13, 31, 43, 45, 68, 109})
-"""Xids that NVIDIA's plugin v0.20.0 takes for an application's (internal/rm/health.go); any other is held against the GPU."""
+"""Xids that NVIDIA's plugin v0.20.0 counts as an application's (internal/rm/health.go). Any other Xid makes the GPU Unhealthy."""
 
 GOOGLE_HEEDS = frozenset({48})
-"""Xids that Google's plugin (container-engine-accelerators) heeds where XID_CONFIG names no more."""
+"""Xids that make a GPU Unhealthy in Google's plugin (container-engine-accelerators) without XID_CONFIG."""
 
 GOOGLE_CONFIGURED = frozenset({48, 63, 64, 79, 119, 120, 123, 140})
-"""Those that the same plugin calls critical (`monitorCriticalXid` in its health_check, for a condition of the node), all of them
-heeded by XID_CONFIG: Google's documentation names no list of its own."""
+"""Xids that the same plugin calls critical (`monitorCriticalXid` in its health_check, for a condition of the node), all set by
+XID_CONFIG. Google's documentation has no list of its own."""
 
 TWIN_SECONDS, TWIN_AT_PEACE = 900.0, 20.0
-"""For how long the verdicts after a restart are compared with those of a process that was not restarted, and where nothing
-but applications' errors stood against the GPU."""
+"""Seconds for which the verdicts after a restart are compared with a process that was not restarted, and the same if the GPU had
+no fault other than applications' errors."""
 
 
 WORSE_SECONDS = 2 * 3600.0
-"""For how much longer a verdict may be worse than it would have been: what closes a latch is gathered anew, an hour at most."""
+"""Further seconds for which a verdict may be worse, since the proof that closes a latch restarts, and takes an hour at most."""
 
 
 @dataclass(slots=True)
 class Restarts:
-    """What restarts of the plugin did to verdicts: how many GPUs went through one, and how many verdicts it changed, by what.
+    """The effects of restarts of the plugin on verdicts.
 
-    `standing` are those of them against which something stood, DEGRADED or worse. A verdict is changed where it is better than
-    that of the process that was not restarted, at any look, or worse at the end of the comparison. `longer` are those where it
-    was worse for some looks and the same in the end: what closes a latch was gathered anew.
+    A verdict counts as changed if it is better than in a process that was not restarted, at any look, or worse at the end of the
+    comparison.
+
+    Attributes:
+        gpus: the number of restarts, counted for each GPU.
+        standing: the number of restarts of GPUs with a fault that was DEGRADED or worse.
+        longer: the number of verdicts that were worse for some looks and the same in the end, since the proof restarted.
+        changed: the number of changed verdicts, by description.
     """
 
     gpus: int = 0
@@ -45,69 +50,69 @@ class Restarts:
     changed: dict[str, int] = field(default_factory=dict)
 
     def change(self, what: str) -> None:
-        """Counts one that changed."""
+        """Count a changed verdict."""
         self.changed[what] = self.changed.get(what, 0) + 1
 
     @property
     def total(self) -> int:
-        """How many verdicts restarts changed."""
+        """The number of changed verdicts."""
         return sum(self.changed.values())
 
 
 class Policy(Protocol):
-    """The plugin of one node, by the positions of its GPUs; `now` is in seconds. `looks`: it looks at GPUs by itself."""
+    """The plugin of one node. GPUs are positions, `now` is in seconds. `looks`: whether the plugin checks GPUs by itself."""
 
     looks: bool
     restarts: Restarts
 
     def watch(self, gpu: int, facts: Facts) -> None:
-        """Begins to watch a GPU."""
+        """Begin to watch a GPU."""
 
     def see(self, gpu: int, seen: Observation, now: float) -> None:
-        """Takes in an observation."""
+        """Process an observation."""
 
     def lost(self, gpu: int) -> None:
-        """The wait for the driver's events says that a GPU is lost."""
+        """The wait for the driver's events reports that a GPU is lost."""
 
     def restart(self, unreachable: frozenset[int], now: float, *, killed: bool) -> None:
-        """The plugin ends or is `killed`, and begins again; the driver cannot describe these GPUs."""
+        """Restart the plugin, which ends or is `killed`. The driver cannot describe the `unreachable` GPUs."""
 
     def restart_one(self, gpu: int, now: float, *, killed: bool) -> None:
-        """A restart as far as one GPU knows of it, which changes nothing if restarts change nothing."""
+        """Restart the plugin for only one GPU, to find effects of restarts."""
 
     def reboot(self, unreachable: frozenset[int], absent: frozenset[int], now: float) -> None:
-        """The node was booted anew; the driver cannot describe some GPUs, and has not found others at all."""
+        """Reboot the node. The driver cannot describe the `unreachable` GPUs, and does not find the `absent` GPUs."""
 
     def replace(self, gpu: int, facts: Facts) -> None:
-        """Another GPU, with a name of its own, is in this place."""
+        """Put another GPU, with another uuid, in this place."""
 
     def vouch(self, gpu: int) -> None:
-        """An operator's word that a GPU is fit, where the plugin knows of such a thing."""
+        """Process an operator's statement that a GPU is fit, if the plugin supports it."""
 
     def offered(self, gpu: int) -> bool:
-        """Whether the kubelet may hand it out."""
+        """Whether the kubelet may give the GPU to pods."""
         ...
 
     def why(self, gpu: int) -> str:
-        """What holds it back, for the report."""
+        """Return the reason why the GPU is not offered, for the report."""
         ...
 
     def open(self, gpu: int) -> bool:
-        """Whether more looks may change anything."""
+        """Whether more looks may change the verdict."""
         ...
 
     def curious(self, gpu: int) -> bool:
-        """Whether a look within a second is asked for."""
+        """Whether the plugin wants the next look within a second."""
         ...
 
 
 @dataclass(slots=True)
 class Marking:
-    """NVIDIA's and Google's: an Xid that counts marks its GPU Unhealthy until the process ends.
+    """The policy of NVIDIA's and Google's plugins: an Xid that counts makes its GPU Unhealthy until the process ends.
 
-    `heeds` are the Xids that count, None for all but `skips`. `all_at_loss`: an error of the event wait, which a lost GPU
-    brings for all, marks every GPU of the node, and a process that begins with a GPU that the driver cannot describe offers
-    none. What is not found after a boot is not offered by anyone.
+    `heeds` are the Xids that count; None for all except `skips`. `all_at_loss`: an error of the wait for events, which a lost GPU
+    causes, makes every GPU of the node Unhealthy, and a process that starts with a GPU that the driver cannot describe offers no
+    GPU. No policy offers a GPU that is not found after a boot.
     """
 
     skips: frozenset[int] = frozenset()
@@ -119,10 +124,10 @@ class Marking:
     marked: dict[int, str] = field(default_factory=dict)
 
     def watch(self, gpu: int, facts: Facts) -> None:
-        """It has all of them at once."""
+        """Do nothing: the policy watches all GPUs from the start."""
 
     def see(self, gpu: int, seen: Observation, now: float) -> None:
-        """Marks it for an Xid that counts."""
+        """Mark the GPU for an Xid that counts."""
         del now
         if isinstance(seen, XidEvent) and (
             seen.xid in self.heeds if self.heeds is not None else seen.xid not in self.skips
@@ -130,17 +135,17 @@ class Marking:
             self.marked.setdefault(gpu, f"xid {seen.xid}")
 
     def lost(self, gpu: int) -> None:
-        """Marks all, where it is of that kind."""
+        """Mark all GPUs under `all_at_loss`."""
         del gpu
         if self.all_at_loss:
             for each in range(self.gpus):
                 self.marked.setdefault(each, "lost neighbour")
 
     def restart_one(self, gpu: int, now: float, *, killed: bool) -> None:
-        """It has no such thing: it forgets all GPUs at once."""
+        """Do nothing: a restart always concerns all GPUs."""
 
     def restart(self, unreachable: frozenset[int], now: float, *, killed: bool) -> None:
-        """Forgets everything."""
+        """Remove all marks."""
         del now, killed
         before = set(self.marked)
         self.restarts.standing += len(before)
@@ -150,33 +155,33 @@ class Marking:
             self.restarts.change("marks")
 
     def reboot(self, unreachable: frozenset[int], absent: frozenset[int], now: float) -> None:
-        """Forgets everything, as after any boot."""
+        """Remove all marks, and mark the absent GPUs."""
         del now
         self._begin(unreachable, absent)
 
     def replace(self, gpu: int, facts: Facts) -> None:
-        """Another one has no mark."""
+        """Remove the mark of the former GPU."""
         del facts
         self.marked.pop(gpu, None)
 
     def vouch(self, gpu: int) -> None:
-        """It knows of no such thing."""
+        """Do nothing: the plugin does not support it."""
 
     def offered(self, gpu: int) -> bool:
-        """Whether it has no mark."""
+        """Whether the GPU has no mark."""
         return gpu not in self.marked
 
     def why(self, gpu: int) -> str:
-        """The mark."""
+        """Return the mark."""
         return self.marked.get(gpu, "")
 
     def open(self, gpu: int) -> bool:
-        """Never: it does not look."""
+        """Return False, since the plugin does not look at GPUs."""
         del gpu
         return False
 
     def curious(self, gpu: int) -> bool:
-        """Never."""
+        """Return False, since the plugin does not look at GPUs."""
         del gpu
         return False
 
@@ -187,18 +192,22 @@ class Marking:
 
 
 def nvidia(gpus: int) -> Marking:
-    """NVIDIA's plugin v0.20.0 with default settings."""
+    """Return the policy of NVIDIA's plugin v0.20.0 with default settings."""
     return Marking(skips=NVIDIA_SKIPS, all_at_loss=True, gpus=gpus)
 
 
 def google(gpus: int, heeds: frozenset[int] = GOOGLE_HEEDS) -> Marking:
-    """Google's plugin, by default with default settings."""
+    """Return the policy of Google's plugin. The default of `heeds` is the plugin's default."""
     return Marking(heeds=heeds, gpus=gpus)
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A GPU of ours: its ledger; the one of the process that was not restarted, as long as they are compared; what is on disk."""
+    """A GPU under our policy.
+
+    `ledger` is its ledger, `twin` the ledger of the process that was not restarted, during a comparison, and `written` the
+    evidence on disk.
+    """
 
     uuid: str
     ledger: HealthLedger
@@ -211,7 +220,7 @@ class _Watched:
 
 
 class Ours:
-    """The ledger of this project with the shipped table and default settings; a restart replays what was written down."""
+    """This project's ledger with the shipped table and default settings. A restart replays the written evidence."""
 
     looks = True
 
@@ -223,13 +232,13 @@ class Ours:
         self._replaced = 0
 
     def watch(self, gpu: int, facts: Facts) -> None:
-        """Begins a ledger for it; GPUs are told apart by ledgers, as none's observations reach another."""
+        """Make a ledger for the GPU. Each GPU has its own ledger, since observations of one GPU do not affect another."""
         if gpu not in self._gpus:
             uuid = f"GPU-{gpu}-{self._replaced}"
             self._gpus[gpu] = _Watched(uuid, self._ledger(uuid, facts), facts)
 
     def see(self, gpu: int, seen: Observation, now: float) -> None:
-        """Takes in an observation, the process that was not restarted likewise."""
+        """Process an observation, also in the process that was not restarted."""
         known = self._gpus[gpu]
         known.ledger.observe(known.uuid, seen, now)
         if known.ledger.revision != known.revision:
@@ -239,16 +248,16 @@ class Ours:
             self._compare(known, now)
 
     def lost(self, gpu: int) -> None:
-        """The next look says so."""
+        """Do nothing: the next look finds it."""
 
     def restart(self, unreachable: frozenset[int], now: float, *, killed: bool) -> None:
-        """Each GPU's evidence is written down and read by another process; of one that was killed, as of the last news."""
+        """Replay each GPU's evidence in a new process; if the process was `killed`, the evidence of the last change."""
         del unreachable
         for gpu in self._gpus:
             self.restart_one(gpu, now, killed=killed)
 
     def restart_one(self, gpu: int, now: float, *, killed: bool) -> None:
-        """The same for one GPU alone, whose ledger is no other GPU's business."""
+        """Replay the evidence of one GPU, whose ledger is independent of other GPUs."""
         known = self._gpus[gpu]
         stood = known.ledger.verdict(known.uuid) > Verdict.APP
         self.restarts.gpus += 1
@@ -265,7 +274,7 @@ class Ours:
             self._changed(known, before, after)
 
     def reboot(self, unreachable: frozenset[int], absent: frozenset[int], now: float) -> None:
-        """Nothing of another boot is believed."""
+        """Discard the evidence of the former boot."""
         del unreachable, absent, now
         self._boot += 1
         for known in self._gpus.values():
@@ -274,25 +283,25 @@ class Ours:
             known.revision, known.written = 0, ()
 
     def replace(self, gpu: int, facts: Facts) -> None:
-        """Another GPU is judged afresh."""
+        """Make a new ledger for the new GPU."""
         self._replaced += 1
         self._gpus.pop(gpu, None)
         self.watch(gpu, facts)
 
     def vouch(self, gpu: int) -> None:
-        """Forgets events, makes the least of what is still read."""
+        """Override the GPU's faults: discard past events, and lower faults that can still be read."""
         known = self._gpus[gpu]
         known.ledger.override(known.uuid)
         known.revision, known.written = known.ledger.revision, known.ledger.evidence()
         known.twin = None
 
     def offered(self, gpu: int) -> bool:
-        """Whether nothing FATAL stands."""
+        """Whether no fault is FATAL."""
         known = self._gpus.get(gpu)
         return known is None or known.ledger.verdict(known.uuid) is not Verdict.FATAL
 
     def why(self, gpu: int) -> str:
-        """The signals that are FATAL, with their Xids."""
+        """Return the FATAL signals with their Xids."""
         known = self._gpus[gpu]
         fatal = {
             f"{key.signal} {key.part}".strip()
@@ -302,14 +311,14 @@ class Ours:
         return ", ".join(sorted(fatal - {"first-look"})) or "first-look"
 
     def open(self, gpu: int) -> bool:
-        """Whether anything but an application's error stands against it, or a process is still compared with another."""
+        """Whether the GPU has a fault other than an application's error, or two processes are still compared."""
         known = self._gpus.get(gpu)
         if known is None:
             return False
         return known.twin is not None or known.ledger.verdict(known.uuid) > Verdict.APP
 
     def curious(self, gpu: int) -> bool:
-        """Whether evidence is being gathered."""
+        """Whether the ledger is gathering evidence."""
         known = self._gpus.get(gpu)
         return known is not None and known.ledger.suspicious(known.uuid)
 
@@ -336,12 +345,12 @@ class Ours:
 
 
 def default_policy() -> HealthPolicy:
-    """The shipped table and every default."""
+    """Return the policy with the shipped table and all defaults."""
     return HealthPolicy(XidPolicy(XID_TABLE))
 
 
 def _judged(ledger: HealthLedger, uuid: str) -> Verdict:
-    """The verdict but for what every process begins with, to have seen a good look itself; OK where none is to be told."""
+    """Return the verdict without the signal `first-look`, which every process begins with; OK if it is APP or better."""
     found = max(
         (verdict for key, _, verdict in ledger.standing(uuid) if key.signal != "first-look"), default=Verdict.OK
     )
@@ -349,7 +358,7 @@ def _judged(ledger: HealthLedger, uuid: str) -> Verdict:
 
 
 def _standing(ledger: HealthLedger | None, uuid: str) -> dict[str, Verdict]:
-    """The verdict of each signal, named with its Xid."""
+    """Return the verdict of each signal, by its name and its Xid."""
     if ledger is None:
         return {}
     return {
@@ -365,11 +374,11 @@ POLICIES: Mapping[str, str] = {
     "google": "Google, Xid 48",
     "google-8": "Google, eight Xids",
 }
-"""By name, what the report calls them."""
+"""The policies by name, with their names in the report."""
 
 
 def policy_for(name: str, gpus: int, settings: HealthPolicy) -> Policy:
-    """A policy for one node."""
+    """Return a policy for one node."""
     if name == "ours":
         return Ours(settings)
     if name == "nvidia":

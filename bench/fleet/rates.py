@@ -1,6 +1,6 @@
-"""How often what goes wrong: published counts, what was derived of them, and what is assumed because no study says.
+"""The rates of incidents: published counts, rates derived from them, and assumptions if no study has a rate.
 
-A rate is of incidents a GPU-day. What an incident does is in `faults`.
+A rate is the number of incidents in a GPU-day. `faults` has the effects of incidents.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from enum import StrEnum
 
 
 class Part(StrEnum):
-    """What the nodes have: 8 GPUs of one part, joined by NVSwitches. Half of the nodes have the one, half the other."""
+    """The GPU model of a node with 8 GPUs that are joined by NVSwitches. Half of the nodes have each model."""
 
     A100 = "A100"
-    """A driver that does not tell which recovery a GPU needs, as most in the studies of this part did not."""
+    """Its driver does not report the recovery action, like most drivers in the studies of this model."""
     H100 = "H100"
-    """A driver that tells (NVML field 230)."""
+    """Its driver reports the recovery action (NVML field 230)."""
 
 
 SOURCES: Mapping[str, str] = {
@@ -30,14 +30,14 @@ SOURCES: Mapping[str, str] = {
     "minder": "Minder: Faulty Machine Detection, arXiv:2411.01791, shares of faults; read in published notes on it",
     "dcgm": "NVIDIA's words on DCGM's fields: failed recoveries of NVLinks are counted from NVLink 5 on, not on A100 and H100",
     "kubernetes": "Kubernetes' documentation: a Job's backoffLimit of 6, restarts after 10 s doubled up to 5 min",
-    "assumed": "no study found that says; see the text beside it",
+    "assumed": "no study with this rate was found; see the text of the rate",
 }
-"""By the names that rates refer to."""
+"""The sources by the names that rates refer to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Incidents a GPU-day on each part, where they are from (names of `SOURCES`), and how they were derived."""
+    """The incidents in a GPU-day on each GPU model, the sources (names of `SOURCES`), and how the rate was derived."""
 
     a100: float
     h100: float
@@ -45,7 +45,7 @@ class Rate:
     derived: str
 
     def on(self, part: Part) -> float:
-        """The rate on a part."""
+        """Return the rate on a GPU model."""
         return self.a100 if part is Part.A100 else self.h100
 
 
@@ -53,10 +53,10 @@ _A100_DAYS, _H100_DAYS, _LLAMA_DAYS = 448 * 895, 608 * 146, 16_384 * 54
 """GPU-days of the studies: 400,960; 88,768; 884,736."""
 
 _FAULTY = 148 / _LLAMA_DAYS
-"""Interruptions by a faulty GPU. The study does not say by what, so the shares are assumed (`Assumed.faulty`)."""
+"""Interruptions by a faulty GPU. The study does not have the kinds of faults, so their shares are assumed (`Assumed.faulty`)."""
 
 _ECC_A100, _ECC_H100 = 24 / 283_271, 24 / 88_768
-"""Uncorrectable memory errors, of the mean hours between them on a GPU."""
+"""Uncorrectable memory errors, from the mean hours between two errors on a GPU."""
 
 _REMAP_FAILURES = 8 / _H100_DAYS
 
@@ -64,7 +64,7 @@ _LINKS_A100 = 1_922 * (1 - 0.66) / _A100_DAYS
 """Incidents on NVLinks: 66 % of the errors follow another on the same GPU (the study's first version)."""
 
 _PCIE = 8.6 / 25.7
-"""Faults of PCIe links for one of memory (`minder`)."""
+"""The number of faults of PCIe links for each fault of memory (`minder`)."""
 
 FAULTY: Mapping[str, float] = {
     "nvlink-down": 0.15,
@@ -75,29 +75,37 @@ FAULTY: Mapping[str, float] = {
     "wedged": 0.10,
     "unanswering": 0.10,
 }
-"""How faulty GPUs fail. A100 has its links' faults by their own errors."""
+"""The kinds of faults of faulty GPUs. On A100, the rates of link faults are derived from link errors instead."""
 
 LINKS: Mapping[str, float] = {"nvlink-transient": 0.80, "nvlink-down": 0.15, "nvlink-flapping": 0.05}
-"""What becomes of the incidents on A100's NVLinks: they pass, the link stays down, or it fails again and again."""
+"""The outcomes of incidents on A100's NVLinks: they pass, the link stays down, or it fails again and again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What no study says, as far as the policies may differ by it: `sensitivity` varies it.
+    """The assumptions that no study has and that may affect the comparison of policies. `sensitivity` varies them.
 
-    `faulty` and `links` are shares that add up to 1. `gsp_errors` are the errors of one incident of the GSP. `often` multiplies
-    the rates of these incidents. `kinds` are changes to incidents, by their names and by the names of `faults.Kind`'s fields.
-    `operator_hours` are the median hours until an operator acts on an Unhealthy GPU, `complaint_hours` until one acts since pods
-    fail on a GPU that is Healthy, `test_seconds` what a test after a repair takes, `diagnosed` the share of broken GPUs that it
-    finds. `try_hours` lie between pods that begin on a GPU on which every pod fails. `energy_stays` is the share of nodes where
-    resetting one GPU does not set its energy counter back, but only reloading the driver; `without_persistence` that of those
-    whose counters begin anew where the plugin was the last to have the driver open. `restart_days` lie between the plugin's
-    restarts by chance. `others` is the share of failing applications whose Xid is another than the usual ones.
-    `counts_recoveries`: the driver counts failed recoveries of NVLinks, as it does from NVLink 5 on (`dcgm`).
-
-    `action_seconds` is the mean delay between the start of an incident and the recovery action that the driver reports for it
-    (NVML field 230, and Xid 154). A GPU that heat breaks runs `heat_below` °C below its shutdown threshold. Readings of any hot
-    GPU vary around its temperature by `heat_spread` °C (standard deviation).
+    Attributes:
+        faulty: the shares of the kinds of faulty GPUs. They add up to 1.
+        links: the shares of the outcomes of link incidents. They add up to 1.
+        gsp_errors: the number of errors in an incident of the GSP.
+        often: factors for the rates of incidents, by name.
+        kinds: changes to incidents, by their names and by the names of `faults.Kind`'s fields.
+        operator_hours: the median hours until an operator acts on an Unhealthy GPU.
+        complaint_hours: the median hours until an operator acts because pods fail on a Healthy GPU.
+        test_seconds: the length of a test after a repair.
+        diagnosed: the share of broken GPUs that the test finds.
+        try_hours: the mean hours between two pods on a GPU on which every pod fails.
+        energy_stays: the share of nodes on which a reload of the driver sets the energy counter back, and a reset of a GPU does
+            not.
+        without_persistence: the share of nodes whose counters restart if the plugin was the last program to close the driver.
+        restart_days: the mean days between two random restarts of the plugin.
+        others: the share of failing applications with an unusual Xid.
+        counts_recoveries: whether the driver counts failed recoveries of NVLinks, which it does from NVLink 5 on (`dcgm`).
+        action_seconds: the mean delay between the start of an incident and the driver's recovery action (NVML field 230, Xid
+            154).
+        heat_below: a GPU that heat breaks runs this number of °C below its shutdown threshold.
+        heat_spread: the standard deviation of a hot GPU's readings in °C.
     """
 
     faulty: Mapping[str, float] = field(default_factory=lambda: FAULTY)
@@ -124,7 +132,7 @@ ASSUMED = Assumed()
 
 
 def incidents(assumed: Assumed = ASSUMED) -> dict[str, Rate]:
-    """Incidents a GPU-day, by their names."""
+    """Return the rates of incidents by their names."""
     faulty, links = assumed.faulty, assumed.links
     found = {
         "gsp-timeout": Rate(
@@ -209,10 +217,10 @@ NODE_RATES: Mapping[str, Rate] = {
     "fabric-down": Rate(0.0, 1e-4, ("assumed",), "a node-day, all GPUs of it at once: its fabric is not ready"),
     "hot-room": Rate(1e-4, 1e-4, ("assumed",), "a node-day, all GPUs of it at once: the cooling fails for hours"),
 }
-"""By the name of the incident, a node-day."""
+"""The rates of incidents of a whole node, in a node-day, by name."""
 
 TRIES_A_JOB = 3.0
-"""How many pods of a job that fails by itself are begun, on average (assumed; a Job begins up to 7, `kubernetes`)."""
+"""The mean number of pods of a job that fails by its own fault (assumed; a Job starts up to 7, `kubernetes`)."""
 
 APPLICATIONS = Rate(
     2 * 8_863 / _A100_DAYS / TRIES_A_JOB,
@@ -224,22 +232,22 @@ APPLICATIONS = Rate(
 """Jobs whose every pod fails by its own fault."""
 
 UTILISATION = 0.8
-"""Share of the time for which pods run on a GPU that is offered (`rsc`: above 80 %)."""
+"""The share of the time for which pods run on an offered GPU (`rsc`: above 80 %)."""
 POD_HOURS = 2.0
-"""Hours of a pod, on average (assumed)."""
+"""The mean hours of a pod (assumed)."""
 OPERATOR_SPREAD = 1.0
-"""Spread of the logarithm of hours until somebody acts (assumed; `delta` has up to 23 h for an operator)."""
+"""The spread of the logarithm of hours until an operator acts (assumed; `delta` has up to 23 h)."""
 SILENT_HOURS = 14 * 24.0
-"""Median hours until an operator acts since pods compute nonsense (assumed)."""
+"""The median hours until an operator acts because pods compute wrong results (assumed)."""
 CORRUPTION_FOUND = 0.7
-"""Share of the GPUs that corrupt data which a test finds (`byterobust`)."""
+"""The share of data-corrupting GPUs that a test finds (`byterobust`)."""
 
 RECOVERABLE = 19.5 / (19.5 + 41.5)
-"""Share of faulty GPUs that come back without being replaced (`crusoe`: 19.5 % recoverable, 41.5 % replaced)."""
+"""The share of faulty GPUs that recover without a replacement (`crusoe`: 19.5 % recoverable, 41.5 % replaced)."""
 
 ROLLOUT_DAYS, DOWN_SECONDS = 30.0, (2.0, 30.0)
-"""Days between rollouts of the plugin everywhere, and for how many seconds a restart has it down (assumed)."""
+"""Days between rollouts of the plugin to all nodes, and the length of a restart in seconds (assumed)."""
 REBOOT_DAYS, IDLE_RESET_DAYS = 60.0, 500.0
-"""Days between reboots of a sound node, and resets of a sound GPU, for other reasons (assumed)."""
+"""Days between reboots of a sound node, and between resets of a sound GPU, for other reasons (assumed)."""
 IDLE = 1 - UTILISATION
-"""Share of the time for which nobody but the plugin has the driver open."""
+"""The share of the time for which only the plugin has the driver open."""

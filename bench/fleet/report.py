@@ -1,4 +1,4 @@
-"""What the policies came to, as tables and as a verdict on the aims. Pure."""
+"""The results of the policies as tables, and the aims that they meet. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from bench.table import aligned
 OURS = next(iter(POLICIES))
 
 SHOWN = 0.05
-"""Hours below which an item of what remains is added up with the others of its kind."""
+"""Items with fewer hours are summed up in one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What every policy came to in the world of one seed."""
+    """The results of every policy in the world of one seed."""
 
     seed: int
     tallies: Mapping[str, Tally]
 
 
 def together(worlds: Sequence[World]) -> dict[str, Tally]:
-    """All worlds in one."""
+    """Return the sums over all worlds."""
     found = {name: Tally() for name in POLICIES}
     for world in worlds:
         for name, tally in world.tallies.items():
@@ -32,7 +32,7 @@ def together(worlds: Sequence[World]) -> dict[str, Tally]:
 
 
 def missed(tallies: Mapping[str, Tally]) -> list[str]:
-    """The aims that are not met, each in words; none where all are."""
+    """Return a text for each aim that is not met."""
     ours, words = tallies[OURS], []
     for name, title in POLICIES.items():
         if name == OURS:
@@ -50,12 +50,12 @@ def missed(tallies: Mapping[str, Tally]) -> list[str]:
 
 
 def total(hours: Mapping[object, float] | Mapping[str, float] | Mapping[tuple[str, str], float]) -> float:
-    """The sum of an account."""
+    """Return the sum of all hours."""
     return sum(hours.values())
 
 
 def render(worlds: Sequence[World]) -> str:
-    """The tables of all worlds together, what remains of ours, and whether the aims are met."""
+    """Return the tables of all worlds together, the remaining hours of our policy, and the aims that are met."""
     tallies = together(worlds)
     days = tallies[OURS].hours / 24
     seeds = ", ".join(str(world.seed) for world in worlds)

@@ -1,4 +1,4 @@
-"""What is assumed, varied one thing at a time, and which of the aims hold then. Pure."""
+"""Variations of one assumption at a time, and the aims that are met then. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ def _links(passing: float, down: float, failing: float) -> Assumed:
 
 
 def _faulty(**shares: float) -> Assumed:
-    """These shares of the faulty GPUs, by names with underscores; all others give or take in proportion."""
+    """Set these shares of the faulty GPUs, by names with underscores. All other shares change in proportion."""
     given = {name.replace("_", "-"): share for name, share in shares.items()}
     rest = sum(share for name, share in FAULTY.items() if name not in given)
     left = 1 - sum(given.values())
@@ -80,14 +80,14 @@ VARIED: tuple[Variation, ...] = (
     ("restarts every 15 days, not 30", replace(ASSUMED, restart_days=15.0)),
     ("restarts every 60 days", replace(ASSUMED, restart_days=60.0)),
 )
-"""What the assumptions are changed to, and in words what is changed."""
+"""A description of each variation, and its assumptions."""
 
-FLIPS = """Hours that broken GPUs were handed out (out) and that working ones were held back (back). Results that are wrong in
-silence are left out: they are the same under every policy. The last column names the policies that this project is not below."""
+FLIPS = """Hours in which broken GPUs were handed out (out) and working GPUs were held back (back). Silent wrong results are left
+out, since they are the same under every policy. The last column names the policies with fewer hours than this project."""
 
 
 def headed() -> str:
-    """The head of the table."""
+    """Return the head of the table."""
     names = "".join(f"{name:>18}" for name in POLICIES)
     return (
         f"{'':<{_WIDE + 4}}{names}\n{'assumed':<{_WIDE + 4}}" + f"{'out':>10}{'back':>8}" * len(POLICIES) + "  not met"
@@ -95,21 +95,21 @@ def headed() -> str:
 
 
 def line(words: str, tallies: Mapping[str, Tally]) -> str:
-    """The results of one variation."""
-    figures = "".join(f"{_told(tally):>10,.0f}{total(tally.held_back):>8,.0f}" for tally in tallies.values())
+    """Return the row of one variation."""
+    figures = "".join(f"{_reported(tally):>10,.0f}{total(tally.held_back):>8,.0f}" for tally in tallies.values())
     return f"{words:<{_WIDE + 4}}{figures}  {', '.join(not_met(tallies)) or '-'}"
 
 
 def not_met(tallies: Mapping[str, Tally]) -> list[str]:
-    """The aims that are not met, in short."""
+    """Return short names of the aims that are not met."""
     ours, found = tallies[OURS], []
     for name, tally in tallies.items():
         if name != OURS:
-            found += [f"out {name}"] * (_told(ours) >= _told(tally))
+            found += [f"out {name}"] * (_reported(ours) >= _reported(tally))
             found += [f"back {name}"] * (total(ours.held_back) >= total(tally.held_back))
     return found + [f"{sum(ours.changed.values())} changed"] * bool(ours.changed)
 
 
-def _told(tally: Tally) -> float:
-    """Hours handed out, but for what no driver tells of."""
+def _reported(tally: Tally) -> float:
+    """Return the hours handed out, without incidents that no driver reports."""
     return total(tally.handed_out) - tally.handed_out.get("silent-corruption", 0.0)

@@ -1,19 +1,25 @@
-"""What a policy comes to. Pure."""
+"""The results of a policy. Pure."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of a policy, in GPU-hours and pods.
+    """The results of a policy, in GPU-hours and numbers of pods.
 
-    `handed_out` are the hours in which a broken GPU was Healthy, by the kind of incident, `handed` how many of these were.
-    `held_back` are those in which one that works was Unhealthy, by what held it back and the kind of what was last the matter
-    with it, `held` how often; those of `first_look` alone are counted apart. `lost` are pods that began on a broken GPU,
-    `turned_away` those that a GPU which works would have had. `broken` are the hours that GPUs were broken in all.
-
-    `incidents` are how many there were, and `steps` what operators did. `restarts`, `standing`, `longer` and `changed` are those
-    of `policies.Restarts`.
+    Attributes:
+        hours: all GPU-hours.
+        broken: the hours in which GPUs were broken.
+        handed_out: the hours in which a broken GPU was Healthy, by kind of incident.
+        held_back: the hours in which a working GPU was Unhealthy, by the signal and the kind of the last incident.
+        handed: the number of incidents in `handed_out`.
+        held: the number of cases in `held_back`.
+        lost: the number of pods that started on a broken GPU.
+        turned_away: the number of pods that working GPUs could have had.
+        first_look: the hours in which only the missing first look held a GPU back. They are not in `held_back`.
+        incidents: the number of incidents by kind.
+        steps: the number of operators' steps.
+        restarts, standing, longer, changed: see `policies.Restarts`.
     """
 
     hours: float = 0.0
@@ -33,7 +39,7 @@ class Tally:
     changed: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: "Tally") -> None:
-        """Adds another node's."""
+        """Add the results of another node."""
         for name in self.__slots__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, dict):

@@ -1,7 +1,9 @@
-"""One node under one policy, on a virtual clock: hardware, pods, operators, and the plugin. Nothing here waits or measures time.
+"""Simulates one node under one policy on a virtual clock: hardware, pods, operators, and the plugin.
 
-Looks are simulated where something can come of them: from a look before whatever happens until nothing is open any more,
-every second while the policy asks for that, else every 15 s, and ever more seldom the longer nothing changed.
+It neither waits nor measures time.
+
+Looks are simulated only if they may have an effect: from a look before an event until no fault is open any more. They are one
+second apart while the policy wants this, else 15 s, and increasingly rare the longer the GPU does not change.
 """
 
 import heapq
@@ -20,20 +22,21 @@ from bench.fleet.tally import Tally
 from gpu_plugin.health.observation import ApplicationError, Fault, Order, XidEvent
 
 POLL, SOON, SLOWER = 15.0, 1.0, 0.25
-"""Seconds between looks, between those asked for, and the share of the time since anything changed that there is at least."""
+"""Seconds between two looks, seconds between looks that the policy wants soon, and the least pause as a share of the time since
+the last change."""
 
 CALM = 20.0
-"""Seconds without anything open after which there are no more looks."""
+"""Seconds without an open fault after which there are no more looks."""
 
 
 _SOMEBODYS = (31, 13, 43, 8, 32, 39, 69)
-"""Xids for which the plugin asks who held the GPU."""
+"""Xids for which the plugin determines the pods that held the GPU."""
 
 _STEPS = ("reset", "reboot", "replace")
 
 
 def simulate(plan: NodePlan, policy: Policy) -> Tally:
-    """What came of the policy on this node."""
+    """Return the results of the policy on this node."""
     node = _Node(plan, policy)
     node.run()
     return node.tally
@@ -129,7 +132,7 @@ class _Node:
                 self._refresh(each)
 
     def _try_restart(self, gpu: int, dice: random.Random) -> None:
-        """A restart at any moment from a second to half a day later: those by chance seldom fall where something stands."""
+        """Plan a restart from a second to half a day later, since random restarts seldom occur during a fault."""
 
         def restarted() -> None:
             if self.now < self._down_until or not self._places[gpu].watched:
@@ -143,7 +146,7 @@ class _Node:
             self._at(self.now + math.exp(dice.uniform(0, math.log(DAY / 2))), restarted)
 
     def _ask(self, gpu: int, incident: Incident) -> None:
-        """The driver asks for the recovery that a broken GPU needs, and reports Xid 154: after a delay, where it can at all."""
+        """Make the driver request the recovery for a broken GPU after a delay, with Xid 154, if the driver supports it."""
         broken = incident.truth is Truth.BROKEN
         if not broken or incident.action or not incident.kind.action or not FACTS[self.plan.part].says_action:
             return
@@ -160,7 +163,7 @@ class _Node:
             self._at(self.now + emission.after + incident.dice.uniform(0, emission.spread), raised)
 
     def _recur(self, gpu: int, incident: Incident) -> None:
-        """The same comes again, as long as chance has it."""
+        """Repeat the incident at random."""
         if incident.dice.random() >= incident.kind.recurs:
             return
 
@@ -185,7 +188,7 @@ class _Node:
         self._touch(gpu)
 
     def _xid(self, gpu: int, xid: int, pod: str) -> None:
-        """An Xid, of which a plugin that is down learns nothing."""
+        """Raise an Xid. It is lost while the plugin is down."""
         if self.now < self._down_until:
             return
         self.policy.see(gpu, XidEvent(xid), self.now)
@@ -197,7 +200,7 @@ class _Node:
     # Looks
 
     def _stir(self, gpu: int) -> None:
-        """Something is about to happen: what the last look before it saw is made good for."""
+        """Make the last look before an event, which was not simulated yet."""
         place = self._places[gpu]
         if not self.policy.looks:
             return
@@ -212,7 +215,7 @@ class _Node:
         self._touch(gpu)
 
     def _touch(self, gpu: int) -> None:
-        """Looks begin again at once."""
+        """Resume looks at once."""
         place = self._places[gpu]
         if self.policy.looks and place.watched:
             place.moved = self.now
@@ -247,7 +250,7 @@ class _Node:
     # Accounts, pods, operators
 
     def _refresh(self, gpu: int) -> None:
-        """Takes down what changed, and sets going what follows from it."""
+        """Record changes of the GPU's state, and start their consequences."""
         place = self._places[gpu]
         truth, offered = place.hardware.truth, self.policy.offered(gpu)
         if offered == place.offered and truth is place.truth:
@@ -265,19 +268,19 @@ class _Node:
             self._suffer(gpu)
 
     def _in_hours(self, gpu: int, who: str, median: float, action: Callable[[], None]) -> None:
-        """Somebody's delay: for the first, second... one on account of an incident the same under every policy."""
+        """Run an action after a random delay. The n-th delay for an incident is the same under every policy."""
         dice = self._of_incident(gpu, who)
         self._at(self.now + HOUR * median * dice.lognormvariate(0, rates.OPERATOR_SPREAD), action)
 
     def _of_incident(self, gpu: int, what: str) -> random.Random:
-        """What chance has for the first, second... such thing on account of what is the matter with a GPU."""
+        """Return random numbers for the n-th action of this kind for the GPU's present incident."""
         place = self._places[gpu]
         key = f"{gpu}/{place.hardware.cause[1]}/{what}"
         place.times[key] = place.times.get(key, 0) + 1
         return random.Random(f"{self.plan.seed}/{key}/{place.times[key]}")
 
     def _suffer(self, gpu: int) -> None:
-        """Pods begin on a broken GPU, and somebody complains in the end."""
+        """Start pods on a broken GPU, and plan a user's complaint."""
         place = self._places[gpu]
         if not place.complained:
             place.complained = True
@@ -313,7 +316,7 @@ class _Node:
         self._at(self.now + wait, begins)
 
     def _answered(self, gpu: int) -> None:
-        """An operator comes for an Unhealthy GPU; for one that is Healthy by then there is nothing to do."""
+        """An operator comes because of an Unhealthy GPU, and repairs it if it is still Unhealthy."""
         place = self._places[gpu]
         place.awaited = False
         if not place.offered:
@@ -326,11 +329,11 @@ class _Node:
             self._repair(gpu)
 
     def _repair(self, gpu: int) -> None:
-        """An operator resets the GPU, reboots the node where that is not it, and has the part replaced where nothing helps.
+        """Simulate an operator's repair of a GPU: a reset; if that does not help, a reboot; if that does not help, a replacement.
 
-        After each step the GPU is tested. What passes is to be offered: where the plugin holds it back still, the operator
-        vouches for it, or restarts a plugin that has no such verb. What does not pass goes on to the next step. A GPU that
-        is broken although it passed begins one step later the next time within a week.
+        After each step the GPU is tested. If the GPU passes and the plugin still holds it back, the operator overrides the
+        plugin, or restarts a plugin without an override. If the GPU fails the test, the next step follows. If the GPU is broken
+        although it passed, the next repair within a week begins one step later.
         """
         place = self._places[gpu]
         if self.now - place.stepped > 7 * DAY:
@@ -347,7 +350,7 @@ class _Node:
         self._at(self.now + self.plan.assumed.test_seconds, lambda: self._tested(gpu))
 
     def _take(self, gpu: int, step: int) -> None:
-        """One step."""
+        """Do one step of a repair."""
         place = self._places[gpu]
         self.tally.steps[_STEPS[step]] = self.tally.steps.get(_STEPS[step], 0) + 1
         if step == 0:
@@ -364,7 +367,7 @@ class _Node:
             self._touch(gpu)
 
     def _tested(self, gpu: int) -> None:
-        """The GPU passed the operator's test; another that began to fail meanwhile is another matter."""
+        """The GPU passed the operator's test, so it must be offered. Check all GPUs of the node for further repairs."""
         if self.now < self._down_until:
             self._at(self._down_until + 1, lambda: self._tested(gpu))
             return
@@ -379,7 +382,7 @@ class _Node:
             self._follow_up(each)
 
     def _follow_up(self, gpu: int) -> None:
-        """What is still Unhealthy after a repair is come back for; what is broken still makes pods fail."""
+        """Plan the next repair of a GPU that is still Unhealthy, and the failures of pods on a GPU that is still broken."""
         place = self._places[gpu]
         if not place.offered and not place.awaited:
             place.awaited = True
@@ -388,7 +391,7 @@ class _Node:
             self._suffer(gpu)
 
     def _reset(self, gpu: int) -> None:
-        """As docs/health.md has it: released, reset, resumed."""
+        """Release, reset and resume the GPU, as in docs/health.md."""
         place = self._places[gpu]
         self._stir(gpu)
         if self.policy.looks:
@@ -416,7 +419,7 @@ class _Node:
         dice = random.Random(f"{self.plan.seed}/opening/{self._opening}")
         for place in self._places:
             if not self.plan.persistence and dice.random() < rates.IDLE:
-                place.hardware.forgotten(self.now)
+                place.hardware.restart_counters(self.now)
             place.hardware.counting = self._counting()
         self.policy.restart(self._unreachable(), self.now, killed=dice.random() < 0.5)
         self._down_until = self.now
@@ -426,7 +429,7 @@ class _Node:
         return frozenset(gpu for gpu, place in enumerate(self._places) if place.hardware.unreachable)
 
     def _begin(self) -> None:
-        """The plugin's first look at every GPU, before the kubelet hears of any."""
+        """Make the plugin's first look at every GPU, before the kubelet gets the list."""
         for gpu, place in enumerate(self._places):
             if place.watched:
                 self._look_now(gpu)
