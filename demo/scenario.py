@@ -66,7 +66,7 @@ class Timeline:
         self._out.flush()
 
     def step(self, what: str, text: str, took: float | None = None, colour: str = "") -> None:
-        """Print an event that just happened: its name `what`, its description `text`, and its duration `took` in seconds."""
+        """Print an event that just happened: its name, its description `text`, and its duration `took` in seconds."""
         self.steps += 1
         duration = "" if took is None else milliseconds(took)
         first, *more = text.split("\n")

@@ -37,8 +37,8 @@ def test_the_gpu_of_another_pod_cannot_be_opened(cluster: Cluster) -> None:
     mine, other = cluster.pods.run("mine", gpus=1), cluster.pods.run("other", gpus=1)
     (own,), (foreign,) = cluster.pods.gpu_numbers(mine), cluster.pods.gpu_numbers(other)
     device = cluster.pods.devices(other)[f"nvidia{foreign}"]
-    # Root in a container may create any device file, but the device cgroup prevents the open. No driver is
-    # behind a simulated GPU, so that opening the pod's own gives another error, or none.
+    # Root in a container may create any device file, but the device cgroup prevents the open. A simulated GPU has no driver, so
+    # the open of the pod's own GPU fails with another error, or succeeds.
     attempt = (
         f"mknod /tmp/foreign c {os.major(device)} {os.minor(device)}; "
         f"for each in /dev/nvidia{own} /tmp/foreign; do echo $(: 2>&1 < $each); done"

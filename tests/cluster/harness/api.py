@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Object = dict[str, Any]
-"""A Kubernetes object as JSON gives it."""
+"""A Kubernetes object as decoded JSON."""
 
 
 class ApiError(Exception):

@@ -22,7 +22,7 @@ NETWORK = "gpu-plugin-e2e"
 POD_SUBNET = "10.253.0.0/16"
 SERVICE_SUBNET = "10.254.0.0/24"
 SERVICE_ADDRESS = "10.254.0.1"
-"""The first address of the range, which the API server gives to the service `kubernetes`."""
+"""The first address of the range. The API server assigns it to the service `kubernetes`."""
 CGROUP = "gpu-plugin-e2e"
 
 MARK = "GPU_PLUGIN_E2E"

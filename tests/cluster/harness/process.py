@@ -36,7 +36,7 @@ class Piece(ABC):
         """Program and arguments."""
 
     def prepare(self) -> None:  # noqa: B027 - most pieces read nothing
-        """Write what the process reads at its start."""
+        """Write the files that the process reads at its start."""
 
     def environment(self) -> dict[str, str]:
         """Environment variables in addition to the variables of every process."""
