@@ -1,1 +1,1 @@
-"""The daemon under a real kubelet, API server, scheduler and container runtime on this machine."""
+"""Tests of the daemon with a real kubelet, API server, scheduler and container runtime on this machine."""

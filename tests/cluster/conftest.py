@@ -1,4 +1,4 @@
-"""One cluster for the whole session, put in order again after each test."""
+"""One cluster for the whole session. A fixture restores it after each test."""
 
 import os
 import signal
@@ -25,13 +25,13 @@ from .harness.sweep import LeftoverError
 from .harness.wait import DeadlineError
 
 TEST_TIMEOUT = 180
-"""Seconds for one test without its fixtures; every wait inside has its own, shorter deadline."""
+"""Time limit in seconds for one test without its fixtures. Every wait in a test has a shorter deadline."""
 
 PLUGIN = Path(os.environ.get("E2E_PLUGIN") or Path(sys.executable).parent / "gpu-plugin")
 
 
 def obstacle() -> str:
-    """Why there can be no cluster on this machine; empty if there can."""
+    """Return the reason why a cluster cannot run on this machine; empty if it can."""
     if not sys.platform.startswith("linux"):
         return f"a kubelet needs Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
@@ -77,7 +77,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def _end_in_order() -> Iterator[None]:
-    """SIGTERM ends the session as Ctrl-C does: through the teardown of every fixture."""
+    """End the session on SIGTERM as on Ctrl-C, with the teardown of every fixture."""
 
     def end(number: int, frame: FrameType | None) -> None:
         del frame
@@ -99,7 +99,7 @@ def _running_cluster(_end_in_order: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(_running_cluster: Cluster) -> Iterator[Cluster]:
-    """The running cluster: healthy, with no pod; whatever the test breaks is put in order after it."""
+    """The running cluster, healthy and without pods. It is repaired after the test."""
     cluster = _running_cluster
     log_begins = cluster.plugin.log_size()
     yield cluster
@@ -111,7 +111,7 @@ def cluster(_running_cluster: Cluster) -> Iterator[Cluster]:
     cluster.plugin.heal_all()
     if cluster.plugin.altered:
         cluster.plugin.restart_as_usual()
-    cluster.forget_former_resources()
+    cluster.remove_former_resources()
     cluster.wait_usual()
     log = cluster.plugin.log_since(log_begins)
     if "Traceback" in log:
@@ -121,7 +121,7 @@ def cluster(_running_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def image(_running_cluster: Cluster) -> str:
-    """The plugin's image in containerd: tag 1 of this version, tag 2 of the next."""
+    """Import the plugin's image into containerd: tag 1 has this version, tag 2 the next version."""
     for tag, version in IMAGES:
         _running_cluster.containerd.import_archive(found(partial(image_build.find, tag, version)))
     return IMAGE
@@ -129,11 +129,11 @@ def image(_running_cluster: Cluster) -> str:
 
 @pytest.fixture
 def release(cluster: Cluster, image: str) -> Iterator[Release]:
-    """The chart, to be installed on the cluster's node, on which no other plugin runs meanwhile."""
+    """A release of the chart, for the test to install. No other plugin runs on the cluster's node during the test."""
     del image
     made = Release(cluster, found(partial(binaries.find_tool, "helm")))
     cluster.plugin.stop()
-    cluster.wait_allocatable(0)  # else a pod is sent here for GPUs that nobody serves
+    cluster.wait_allocatable(0)  # otherwise the scheduler could assign a pod whose GPUs no plugin serves
     cluster.label_node(PRESENT, "true")
     yield made
     made.uninstall()
@@ -144,7 +144,7 @@ def release(cluster: Cluster, image: str) -> Iterator[Release]:
 
 @pytest.fixture(scope="session")
 def numbers(_running_cluster: Cluster) -> dict[str, int]:
-    """GPU number by device id, as pods of one GPU each see them: the N of their /dev/nvidiaN."""
+    """The GPU number of each device id, found with pods of one GPU: the N of their /dev/nvidiaN."""
     pods = _running_cluster.pods
     names = [f"number-{count}" for count in range(GPUS)]
     for name in names:

@@ -1,4 +1,4 @@
-"""What a container finds of the GPUs that the kubelet gave it, and only of those."""
+"""A container has access to the GPUs that the kubelet gave it, and to no other GPUs."""
 
 import os
 
@@ -37,8 +37,8 @@ def test_the_gpu_of_another_pod_cannot_be_opened(cluster: Cluster) -> None:
     mine, other = cluster.pods.run("mine", gpus=1), cluster.pods.run("other", gpus=1)
     (own,), (foreign,) = cluster.pods.gpu_numbers(mine), cluster.pods.gpu_numbers(other)
     device = cluster.pods.devices(other)[f"nvidia{foreign}"]
-    # Root in a container may make any device file; the device cgroup is what keeps it from opening one. No driver stands
-    # behind a simulated GPU, so that opening the pod's own gives another error, or none.
+    # Root in a container may create any device file, but the device cgroup prevents the open. A simulated GPU has no driver, so
+    # the open of the pod's own GPU fails with another error, or succeeds.
     attempt = (
         f"mknod /tmp/foreign c {os.major(device)} {os.minor(device)}; "
         f"for each in /dev/nvidia{own} /tmp/foreign; do echo $(: 2>&1 < $each); done"
@@ -55,7 +55,7 @@ def test_all_gpus_in_one_pod(cluster: Cluster, numbers: dict[str, int]) -> None:
 
 
 def test_gpus_of_one_pod_lie_close_together(cluster: Cluster) -> None:
-    # The simulated node has GPUs 0 to 3 on one NUMA node and 4 to 7 on the other, and the kubelet left to itself picks
+    # The simulated node has GPUs 0 to 3 on one NUMA node and 4 to 7 on the other, and the kubelet without a plugin's advice picks
     # at random.
     for count in (2, 4, 2):
         pod = cluster.pods.run(f"close-{len(cluster.pods.all())}", gpus=count)

@@ -1,4 +1,4 @@
-"""What one node costs the API server in an hour, by the API server's own count: docs/scale.md has the figures."""
+"""Measure the requests of one node to the API server in an hour with the server's metrics. docs/scale.md has the results."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 KUBELET_REPORTS = 300.0
-"""Seconds between two node statuses where nothing changes (nodeStatusReportFrequency, 5 minutes by default)."""
+"""Seconds between two node statuses without a change (nodeStatusReportFrequency, 5 minutes by default)."""
 
 GPUS = tuple(
     Gpu(f"GPU-{number:08x}-0000-0000-0000-000000000000", number, pci_bus_id=f"00000000:{number:02X}:00.0")
@@ -62,7 +62,7 @@ SEEN = Sample(asked=frozenset())
 SHARED = "nvidia.com/gpu"
 PODS_PATH = "/api/v1/namespaces/default/pods"
 OF_THE_NODE = BURST + int(HOUR / PER) + 1
-"""Events of the Node in an hour at most."""
+"""The largest number of Events of the Node in an hour."""
 
 PATIENCE = (
     (answers, "ANSWER_TIMEOUT"),
@@ -70,7 +70,7 @@ PATIENCE = (
     (node_metadata, "ANSWER_TIMEOUT"),
     (keeper, "PATIENCE"),
 )
-"""What waits for somebody who does not live on our clock."""
+"""Timeouts of code that waits for the API server, which does not use the virtual clock."""
 
 EVERYTHING = {
     "node_events": True,
@@ -83,7 +83,7 @@ EVERYTHING = {
 
 
 class Ends(NodeMetadata):
-    """A watch that the API server ends in time: it cannot know of our clock."""
+    """A watch that ends at its timeout on the virtual clock, which the API server does not have."""
 
     async def _watch(self, client: "httpx2.AsyncClient", seconds: int) -> None:
         with anyio.move_on_after(seconds):
@@ -91,7 +91,7 @@ class Ends(NodeMetadata):
 
 
 async def ask(client: "httpx2.AsyncClient", request: answers.Request) -> bytes:
-    """As the plugin's own, but the clock waits for the answer: else the server would be a slow one."""
+    """Send a request as the plugin does. The virtual clock stops until the response: otherwise the server would seem slow."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, HurriedLoop)
     with loop.unhurried():
@@ -100,7 +100,7 @@ async def ask(client: "httpx2.AsyncClient", request: answers.Request) -> bytes:
 
 @dataclass
 class Cost:
-    """What an hour took: requests by verb and resource, and bytes on the wire, TLS included."""
+    """The cost of an hour: requests by verb and resource, and bytes on the wire, including TLS."""
 
     requests: Counter[str]
     connections: int
@@ -114,7 +114,7 @@ class Cost:
 
 
 def counts(cluster: Cluster) -> Counter[str]:
-    """Requests about nodes and Events by verb and resource, as the API server counts them."""
+    """Return the API server's counts of requests for nodes and Events by verb and resource."""
     found: Counter[str] = Counter()
     for line in cluster.api.raw("GET", "/metrics").splitlines():
         if line.startswith("apiserver_request_total{"):
@@ -127,7 +127,7 @@ def counts(cluster: Cluster) -> Counter[str]:
 
 @contextmanager
 def alone(cluster: Cluster) -> Iterator[None]:
-    """Nobody but us asks the API server about nodes."""
+    """Stop all other clients that request nodes from the API server inside the context."""
     pieces = [cluster.plugin, cluster.kubelet, cluster.scheduler, cluster.controller_manager]
     for piece in pieces:
         piece.stop()
@@ -139,19 +139,19 @@ def alone(cluster: Cluster) -> Iterator[None]:
 
 
 def report(cluster: Cluster, number: int) -> None:
-    """A node status that differs from the one before, as the kubelet's do."""
+    """Write a node status that differs from the former status, as the kubelet does."""
     status = {"conditions": [{"type": "Beat", "status": "True", "reason": f"Report{number}"}]}
     cluster.api.raw("PATCH", f"{NODE_PATH}/status", {"status": status}, "application/strategic-merge-patch+json")
 
 
 @dataclass(frozen=True)
 class Pods:
-    """Who holds the GPUs: `number` pods share each of them."""
+    """The pods that hold the GPUs: `number` pods share each GPU."""
 
     number: int = 0
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """The uuid of a GPU, and the name of a pod that has a share of it."""
+        """Yield the uuid of a GPU and the name of a pod for each share of each GPU."""
         for gpu in GPUS:
             for share in range(self.number):
                 yield gpu.uuid, f"share-{gpu.index}-{share}"
@@ -167,7 +167,7 @@ class Pods:
 
     @contextmanager
     def made(self, cluster: Cluster) -> Iterator[None]:
-        """They are there, and are never scheduled: the API server is asked about them."""
+        """Create the pods, since the plugin requests them from the API server. They are never scheduled."""
         spec = {
             "schedulingGates": [{"name": "example.com/never"}],
             "automountServiceAccountToken": False,
@@ -189,7 +189,7 @@ def measure(
     hour: Callable[[Settings], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Cost:
-    """What `hour` asks the API server under the settings `asked`, which is run on a clock that runs ahead."""
+    """Run `hour` with the settings `asked` on a virtual clock, and return the cost of its requests to the API server."""
     content = json.loads(cluster.plugin_kubeconfig.read_text())
     server = content["clusters"][0]["cluster"]
     with CountingProxy(int(server["server"].rpartition(":")[2])) as proxy, monkeypatch.context() as patched:
@@ -216,7 +216,7 @@ def measure_reporting(
     monkeypatch: pytest.MonkeyPatch,
     pods: Pods = Pods(),
 ) -> Cost:
-    """An hour of one node that reports all there is; `happens` is called every 10 s with the seconds that have passed."""
+    """Run an hour of a node with all reports. `happens` is called every 10 s with the seconds since the start."""
     reports = 0
 
     async def hour(settings: Settings) -> None:
@@ -234,7 +234,7 @@ def measure_reporting(
         inventory.found(GPUS)
 
         async def written(_: float) -> None:
-            """The journal takes no time here."""
+            """Return True at once: the journal takes no time here."""
 
         ends = Ends(NODE, settings.kubeconfig)
         reporting = ClusterReporting(
@@ -269,13 +269,13 @@ def measure_reporting(
 
     with pods.made(cluster):
         cost = measure(cluster, directory, EVERYTHING, hour, monkeypatch)
-    cost.requests["PATCH nodes/status"] -= reports  # the kubelet's, in whose place we are
+    cost.requests["PATCH nodes/status"] -= reports  # the requests of the kubelet, which this test replaces
     cost.requests += Counter()
     return cost
 
 
 def flapping(health: HealthWatch, at: int) -> None:
-    """Each GPU comes and goes, one change every 10 s."""
+    """Remove and return each GPU in turn, with one change every 10 s."""
     gpu = GPUS[at // 10 % len(GPUS)]
     if at // 10 // len(GPUS) % 2 == 0:
         health.observe(gpu.uuid, XidEvent(79))

@@ -1,4 +1,4 @@
-"""`--device-list-strategy auto` beside a real kubelet and containerd: what it chooses, and pods that are given their GPUs so."""
+"""`--device-list-strategy auto` with a real kubelet and containerd: the chosen strategy, and pods that get GPUs with it."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from .harness.plugin import GPUS
 
 @pytest.fixture
 def left_to_the_node(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster, whose directory stands for its node's root: links in it lead to the files from where a node has them."""
+    """The cluster, whose directory serves as the node's root: links at a node's usual paths lead to the cluster's files."""
     root = cluster.layout.root
     links = {
         root / "var/lib/kubelet": cluster.layout.kubelet,
@@ -34,7 +34,7 @@ def test_a_pod_is_given_its_gpu_by_the_strategy_that_the_node_speaks_for(left_to
         f"--driver-root-ctr-path={layout.root}",
         f"--cdi-dir={layout.cdi}",
         "--cdi-remove-on-exit",
-        "--pass-device-specs=false",  # device nodes come by CDI alone
+        "--pass-device-specs=false",  # device nodes come only from CDI
     )
     plugin.restart()
     left_to_the_node.wait_allocatable(GPUS)
@@ -46,7 +46,7 @@ def test_a_pod_is_given_its_gpu_by_the_strategy_that_the_node_speaks_for(left_to
     assert left_to_the_node.pods.environment(pod)["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert len(left_to_the_node.pods.gpu_numbers(pod)) == 2
 
-    # containerd would not look there: the next start of the daemon goes by the variable.
+    # containerd would not read that directory. The next start of the daemon uses the variable.
     plugin.extra = (*plugin.extra, f"--cdi-dir={layout.root}/elsewhere")
     plugin.restart()
     left_to_the_node.wait_allocatable(GPUS)

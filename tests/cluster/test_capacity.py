@@ -1,4 +1,4 @@
-"""What the node offers, and what becomes of a pod that asks for more."""
+"""The node's capacity, and a pod that requests more GPUs."""
 
 from .harness.cluster import Cluster
 from .harness.plugin import GPUS

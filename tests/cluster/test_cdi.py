@@ -1,4 +1,4 @@
-"""Pods that are given their GPUs by CDI name, through the kubelet and containerd, with NVIDIA's real user-space driver."""
+"""Pods that get their GPUs by CDI name, with the kubelet, containerd and NVIDIA's real user-space driver."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ AS_BUILT = {RESOURCE: 2, LARGE: 1, SMALL: 1}
 
 @pytest.fixture(params=["cdi-cri", "cdi-annotations"])
 def by_name(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
-    """The cluster with a daemon that tells the runtime of GPUs by CDI name, and Debian's files of the driver on its node."""
+    """The cluster with a daemon that returns GPUs by CDI name, and with Debian's driver files on its node."""
     found(archive.unpacked)
     root, system = archive.debian_root(tmp_path / "driver"), found(archive.debian_system)
     write_directory(tmp_path / "image.tar", IMAGE, system)
@@ -49,7 +49,7 @@ def by_name(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) ->
 
 
 def look(cluster: Cluster, pod: Pod) -> dict[str, Any]:
-    """What the pod's container sees."""
+    """Run LOOK in the pod's container and return its result."""
     seen: dict[str, Any] = json.loads(cluster.pods.execute(pod, "/usr/bin/python3", "-c", LOOK))
     return seen
 
@@ -66,7 +66,7 @@ def test_pods_have_a_working_user_space_and_a_repartition_takes_nothing_from_the
     assert "/dev/nvidia1" not in before["whole"]["nodes"]
     assert len([path for path in before["held"]["nodes"] if "/nvidia-caps/" in path]) == 2
 
-    # The other slice goes, two new ones come; the large one is the same instance as before.
+    # One slice is removed and two slices are added. The large slice is the same instance as before.
     spec = by_name.layout.cdi / SPEC
     written = json.loads(spec.read_text())
     by_name.plugin.fault(1, "--mig=3g.20gb,1g.5gb,1g.5gb")
@@ -79,7 +79,7 @@ def test_pods_have_a_working_user_space_and_a_repartition_takes_nothing_from_the
         assert (now.running, now.restarts, now.container_id) == (True, 0, pod.container_id)
         assert look(by_name, pod) == before[pod.name]
 
-    # A container that begins again is given the same by the kubelet's memory and the specification as it is now.
+    # A restarted container gets the same devices: the kubelet uses its stored answer, and the runtime the present specification.
     by_name.pods.signal(held, signal.SIGKILL)
 
     def again() -> Pod:

@@ -1,4 +1,4 @@
-"""The API server takes whatever the chart renders: its own rules, which no schema has."""
+"""The API server accepts all objects of the chart: it has rules that no schema contains."""
 
 import json
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ PATHS: Mapping[str, str] = {
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 }
 STRANGE = {"PodMonitor", "PrometheusRule"}
-"""Kinds that this API server does not have."""
+"""Kinds that the cluster's API server does not have."""
 
 DRY = "?dryRun=All&fieldValidation=Strict"
 
 
 @pytest.fixture
 def rendered() -> list[Object]:
-    """Every object that the matrix of values gives, each once."""
+    """Return the objects of all combinations of values, without duplicates."""
     helm = Helm(found(partial(binaries.find_tool, "helm")))
     return [json.loads(text) for text in {json.dumps(each) for values in MATRIX for each in helm.objects(values)}]
 
@@ -63,6 +63,6 @@ def test_the_api_server_takes_what_the_chart_renders(cluster: Cluster, rendered:
 
 
 def _admissible(each: Object) -> dict[str, Any]:
-    """A pod with classes that exist: what admission asks of the cluster says nothing of the chart."""
+    """Return the object without its RuntimeClass, which the cluster does not have."""
     spec = {key: value for key, value in each.get("spec", {}).items() if key != "runtimeClassName"}
     return dict(each) | ({"spec": spec} if each["kind"] == "Pod" else {})

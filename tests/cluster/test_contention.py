@@ -1,4 +1,4 @@
-"""Many more pods than GPUs at once: each gets one, and no GPU is ever held by two."""
+"""Many more pods than GPUs at the same time: each pod gets a GPU, and no two pods ever hold the same GPU."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SHELL = 'echo "begin $NVIDIA_VISIBLE_DEVICES"; sleep 1; echo end'
 
 @dataclass(frozen=True, order=True)
 class Hold:
-    """One pod's time on one GPU, as the container itself told it."""
+    """The time that a pod held a GPU, as logged by its container."""
 
     begin: datetime
     end: datetime

@@ -1,4 +1,4 @@
-"""From NVIDIA's chart to this one, as docs/migration.md says, while pods use GPUs that NVIDIA's plugin gave them.
+"""Migration from NVIDIA's chart, as described in docs/migration.md, while pods use GPUs of NVIDIA's plugin.
 
 `nvidia_chart` has the objects, labels, selectors, paths and the socket of NVIDIA's chart 0.20.0. Its pods run a stand-in for
 NVIDIA's plugin.
@@ -24,7 +24,7 @@ NVIDIAS_SOCKET = DEVICE_PLUGINS / "nvidia-gpu.sock"
 
 @pytest.fixture
 def tenants(cluster: Cluster, release: Release, numbers: dict[str, int]) -> Iterator[list[Pod]]:
-    """Three running pods with four of the node's GPUs, by the stand-in for NVIDIA's plugin, which serves."""
+    """Three running pods that got four of the node's GPUs from the stand-in for NVIDIA's plugin, which still serves."""
     values = {
         "image": {"repository": IMAGE, "tag": "1", "pullPolicy": "Never"},
         "gpus": sorted(numbers),
@@ -60,7 +60,7 @@ def test_upgrade_of_the_same_release_and_back(cluster: Cluster, release: Release
 
 
 def has_taken_over(cluster: Cluster, release: Release, tenants: list[Pod]) -> None:
-    """This plugin serves all GPUs, the tenants go on, and nothing of NVIDIA's release is left."""
+    """Check that this plugin serves all GPUs, the tenants still run, and NVIDIA's release has no objects."""
 
     def nothing_is_left() -> None:
         left = release.kubectl(
@@ -78,7 +78,7 @@ def has_taken_over(cluster: Cluster, release: Release, tenants: list[Pod]) -> No
 
 
 def each_gpu_is_held_once(cluster: Cluster, tenants: list[Pod]) -> None:
-    """New pods get exactly the GPUs that no tenant holds, and a further pod gets none; then the new pods are deleted."""
+    """Check that new pods get exactly the GPUs that no tenant holds, and that one more pod gets no GPU. Delete the new pods."""
     held = [device for pod in tenants for device in pod.device_health]
     names = [f"new-{number}" for number in range(GPUS - len(held))]
     new = [cluster.pods.run(name, gpus=1) for name in names]

@@ -1,4 +1,4 @@
-"""A GPU that fails under a pod: what the node offers then, and what the pod's status says."""
+"""A GPU fails while a pod holds it: the node's allocatable GPUs, and the health in the pod's status."""
 
 import pytest
 
@@ -88,15 +88,15 @@ def test_a_fatal_xid_under_a_pod_outlives_a_kill_of_the_plugin_and_ends_with_a_r
     stays(lambda: offers_at_most(cluster, GPUS - 1), "the GPU is not offered", seconds=4)
     cluster.wait_allocatable(GPUS - 1)
     wait_health(cluster, "hit", {device_id: "Unhealthy"})
-    told = cluster.plugin.explain(number)
-    assert (told["uuid"], told["health"], told["verdict"]) == (device_id, "Unhealthy", "FATAL")
-    assert any("48" in signal["detail"] for signal in told["signals"])
+    explained = cluster.plugin.explain(number)
+    assert (explained["uuid"], explained["health"], explained["verdict"]) == (device_id, "Unhealthy", "FATAL")
+    assert any("48" in signal["detail"] for signal in explained["signals"])
 
     cluster.plugin.fault(number, "--reset")
     cluster.wait_allocatable(GPUS)
     wait_health(cluster, "hit", {device_id: "Healthy"})
-    told = cluster.plugin.explain(number)  # errors of applications in the last ten minutes may still be told of
-    assert (told["health"], [each for each in told["signals"] if each["verdict"] != "APP"]) == ("Healthy", [])
+    explained = cluster.plugin.explain(number)  # may contain errors of applications in the last ten minutes
+    assert (explained["health"], [each for each in explained["signals"] if each["verdict"] != "APP"]) == ("Healthy", [])
     cluster.pods.delete("hit")
     assert device_id in cluster.pods.run("next", gpus=GPUS).device_health
 

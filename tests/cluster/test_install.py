@@ -1,4 +1,4 @@
-"""The chart on a real cluster: installed, used, upgraded, rolled back and uninstalled, with the image from this checkout."""
+"""The chart on a real cluster, with the image of this checkout: install, use, upgrade, rollback and uninstall."""
 
 import json
 import threading
@@ -26,11 +26,11 @@ from .harness.wait import expect, wait_until
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 INSTALL_TO_POD = 15.0
-"""Seconds from `helm install` to the first GPU pod running, with the images there; how long it takes is printed."""
+"""Limit in seconds from `helm install` to the first running GPU pod, with present images. The test prints the time."""
 
 
 def ready(release: Release) -> Pod:
-    """The plugin's pod, once it is Ready."""
+    """Wait until the plugin's pod is Ready, and return it."""
 
     def condition() -> Pod:
         pod = release.pod()
@@ -42,7 +42,7 @@ def ready(release: Release) -> Pod:
 
 
 def proc_status(cluster: Cluster, pod: Pod) -> dict[str, str]:
-    """/proc/PID/status of a container's first process."""
+    """Return /proc/PID/status of a container's first process."""
     pid = (cluster.layout.tasks / pod.container_id / "init.pid").read_text()
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -70,7 +70,7 @@ def test_install_use_and_uninstall(cluster: Cluster, release: Release, capsys: p
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     spec = plugin.content["spec"]
     assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
-    assert not any(volume.get("projected") for volume in spec["volumes"])  # it has no business with the API
+    assert not any(volume.get("projected") for volume in spec["volumes"])  # the pod does not use the API
     assert {volume["hostPath"]["path"] for volume in spec["volumes"]} == {
         str(DEVICE_PLUGINS),
         str(cluster.layout.pod_resources.parent),
@@ -137,7 +137,7 @@ def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Rel
     assert second.uid != first.uid
     assert second.content["spec"]["containers"][0]["image"] == f"{IMAGE}:2"
     assert release.gpu_plugin("--version").strip() == f"gpu-plugin {NEXT}"
-    cluster.wait_allocatable(GPUS - 1)  # what was held against a GPU outlives the pod
+    cluster.wait_allocatable(GPUS - 1)  # the evidence against a GPU outlives the plugin's pod
     undisturbed()
 
     configs = {
@@ -148,10 +148,10 @@ def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Rel
     third = ready(release)
     cluster.wait_allocatable(GPUS - 1)
     release.label_node(LABEL, "shared")
-    cluster.wait_offers({RESOURCE: 2 * (GPUS - 1 - len(pods))})  # what pods hold whole is not shared besides
+    cluster.wait_offers({RESOURCE: 2 * (GPUS - 1 - len(pods))})  # GPUs that pods hold as whole GPUs are not shared
     release.label_node(LABEL, None)
     cluster.wait_allocatable(GPUS - 1)
-    assert ready(release).uid == third.uid  # followed by the running process
+    assert ready(release).uid == third.uid  # the running process applies the label
     undisturbed()
 
     release.helm("rollback", NAME, "1", "--wait")
@@ -163,7 +163,7 @@ def test_upgrade_and_roll_back_under_running_pods(cluster: Cluster, release: Rel
 
 
 class Capacity(threading.Thread):
-    """Requests the kubelet's healthy GPUs all the time, and notes for how long it had none."""
+    """Requests the kubelet's healthy GPUs continuously, and measures for how long it had no healthy GPU."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(daemon=True)
@@ -171,9 +171,9 @@ class Capacity(threading.Thread):
         self._over = threading.Event()
         self.answers = 0
         self.empty = 0
-        """The number of answers without a GPU."""
+        """Number of answers without a GPU."""
         self.longest_gap = 0.0
-        """Seconds from the last request with a GPU in the answer to the first such answer after it: the gap is no longer."""
+        """Upper bound of the gap: seconds from the last request whose answer had a GPU to the next answer with a GPU."""
 
     def run(self) -> None:
         anyio.run(self._ask)
@@ -184,7 +184,7 @@ class Capacity(threading.Thread):
             asked = time.monotonic()
             try:
                 healthy = await pod_resources.allocatable(self._socket)
-            except CallError:  # more requests than the kubelet answers in a second
+            except CallError:  # the kubelet answers fewer requests in a second
                 continue
             self.answers += 1
             if healthy.get(RESOURCE):
@@ -197,7 +197,7 @@ class Capacity(threading.Thread):
             await anyio.sleep(0.012)
 
     def stop(self) -> None:
-        """Stop, and wait for the last answer."""
+        """Stop and wait for the last answer."""
         self._over.set()
         self.join()
 
@@ -221,7 +221,9 @@ def test_every_pod_starts_during_an_upgrade(
         if len(pods) - len(ended) < GPUS:
             cluster.pods.create(f"short-{created}", gpus=1, shell="true")
             created += 1
-        time.sleep(0.25)  # more pods at a time starve two processors, and the gap shows this rather than the takeover
+        time.sleep(
+            0.25
+        )  # more pods at a time overload two processors, and the gap would measure the load, not the takeover
     capacity.stop()
     pods = cluster.pods.all()
     refused = [f"{pod}: {pod.content['status'].get('message')}" for pod in pods if pod.phase == "Failed"]
@@ -260,7 +262,7 @@ NVIDIAS_VALUES: dict[str, Any] = {
     "cdi": {"nvidiaHookPath": None, "featureFlags": None},
     "updateStrategy": {"type": "RollingUpdate"},
 }  # fmt: skip
-"""A values file as an operator of NVIDIA's chart has it."""
+"""An operator's values file for NVIDIA's chart."""
 
 
 def test_nvidias_values_file_is_taken_under_running_pods(cluster: Cluster, release: Release) -> None:
@@ -282,13 +284,13 @@ def test_an_uninstall_that_fails_is_undone_by_a_rollback(cluster: Cluster, relea
     release.install()
     serving = ready(release)
     release.helm("upgrade", NAME, str(CHART), "--reset-then-reuse-values", "--set", "image.tag=nowhere", "--wait=false")
-    # Its hook needs the image that is nowhere.
+    # The hook of the uninstall needs an image that does not exist.
     with pytest.raises(PieceError, match="gpus-gpu-plugin-uninstall not ready"):
         release.helm("uninstall", NAME, "--timeout", "10s")
     with pytest.raises(PieceError, match="no deployed releases"):
         release.upgrade()
     release.helm("rollback", NAME, "1", "--wait")
-    assert ready(release).uid == serving.uid  # it served all the time beside the pod without an image
+    assert ready(release).uid == serving.uid  # the former pod served all the time, also while the new pod had no image
     cluster.wait_allocatable(GPUS)
     assert not any(name in release.left_in_the_api() for name in ("uninstall", "cleanup"))
 
@@ -340,7 +342,7 @@ VIOLATIONS = (
     *("allowPrivilegeEscalation != false", "unrestricted capabilities", "restricted volume types"),
     *("runAsNonRoot != true", "runAsUser=0"),
 )
-"""How pod security admission names what it forbids (k8s.io/pod-security-admission, policy/check_*.go)."""
+"""The names of the checks of pod security admission (k8s.io/pod-security-admission, policy/check_*.go)."""
 
 
 @pytest.mark.parametrize(
@@ -366,7 +368,7 @@ def test_pod_security_forbids_the_plugins_pod_what_the_documentation_says(
 
 @contextmanager
 def namespace(cluster: Cluster, level: str) -> Iterator[str]:
-    """A namespace that enforces a level of pod security; it has a service account, without which it takes no pod."""
+    """Create a namespace that enforces a level of pod security, with the service account that pods need."""
     name = f"level-{level}"
     labels = {"pod-security.kubernetes.io/enforce": level}
     cluster.api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
@@ -377,7 +379,7 @@ def namespace(cluster: Cluster, level: str) -> Iterator[str]:
 
 
 def _bare(pod: Pod) -> dict[str, Any]:
-    """A pod's specification without what the cluster added to it."""
+    """Return a pod's specification without the fields that the cluster added."""
     added = (
         "nodeName",
         "serviceAccount",

@@ -1,6 +1,6 @@
-"""What the real kubelet tells and writes down of its pods, and when: the rules that the stand-in kubelet copies.
+"""When the real kubelet lists and stores the devices of its pods. The stand-in kubelet follows the same rules.
 
-Their twins on the stand-in are in tests/unit/demo/stand_in_kubelet/test_checkpoint.py, with a table of both.
+tests/unit/demo/stand_in_kubelet/test_checkpoint.py has the same tests for the stand-in, and a table of both.
 """
 
 import base64
@@ -26,12 +26,12 @@ from .test_mig import AS_BUILT, MIDDLE, SIMULATED_NODE, VARIED
 
 
 def listed(cluster: Cluster) -> frozenset[tuple[str, str]]:
-    """What PodResources says that pods hold. Raises CallError."""
+    """Return the (resource, device id) pairs that pods hold according to PodResources. Raises CallError."""
     return anyio.run(partial(pod_resources.allocated, cluster.layout.pod_resources, 5.0))
 
 
 def named(pod: Pod) -> set[str]:
-    """Device ids that the checkpoint has for a pod."""
+    """Return the device ids of a pod in the checkpoint."""
     entries, _ = checkpoint.read(DEVICE_PLUGINS)
     return {identifier for (_, identifier), uids in entries.items() if pod.uid in uids}
 
@@ -52,7 +52,9 @@ def test_the_checkpoint_keeps_a_pod_that_has_ended_until_a_list_comes(cluster: C
     pod = cluster.pods.run("holder", gpus=1)
     held = named(pod)
     cluster.pods.delete("holder")
-    assert not {identifier for _, identifier in listed(cluster)} & held  # asked, the kubelet lets go of it
+    assert (
+        not {identifier for _, identifier in listed(cluster)} & held
+    )  # the request makes the kubelet free the pod's devices
     stays(lambda: expect(holds=named(pod) == held, seen=named(pod)), "the file is as it was", seconds=3)
     cluster.plugin.fault(0, "--xid=79")
     wait_until(lambda: expect(holds=not named(pod), seen=named(pod)), "the list has the file written", within=20)
@@ -93,12 +95,12 @@ def test_pod_resources_answers_before_the_device_manager_listens_and_knows_no_de
 
     def answered() -> frozenset[tuple[str, str]]:
         try:
-            said = listed(cluster)
+            pods = listed(cluster)
         except CallError as error:
             expect(holds=False, seen=error)
             raise
         assert identity(DEVICE_PLUGINS / KUBELET_SOCKET) in (dead, None), "kubelet.sock was there first"
-        return said
+        return pods
 
     assert wait_until(answered, "PodResources answers", within=30, every=0.005) == frozenset()
     assert named(pod) == set(pod.device_health)
@@ -137,7 +139,7 @@ def test_a_kubelet_that_starts_anew_gives_no_gpu_away_of_which_a_pod_has_a_slice
 
 
 def run_init_holder(sliced: Cluster) -> Pod:
-    """A running pod whose plain init container was given a slice, which PodResources never lists."""
+    """Start a pod whose plain init container got a slice, which PodResources never lists, and return the pod."""
     pod = sliced.pods.create("init", gpus=0)
     body: dict[str, Any] = {key: pod.content[key] for key in ("apiVersion", "kind", "spec")}
     sliced.pods.delete("init")
@@ -165,7 +167,7 @@ def run_init_holder(sliced: Cluster) -> Pod:
 
 
 def test_what_a_plain_init_container_had_comes_back_when_its_pod_has_ended(sliced: Cluster) -> None:
-    """PodResources never lists it, and the kubelet writes that it is free only when it is sent a list."""
+    """PodResources never lists the device, and the kubelet removes it from the checkpoint only when it receives a list."""
     run_init_holder(sliced)
     sliced.plugin.fault(VARIED, "--mig=none")
     offered = AS_BUILT[RESOURCE]
@@ -182,7 +184,7 @@ def test_what_a_plain_init_container_had_comes_back_when_its_pod_has_ended(slice
 
 
 def test_an_unchanged_list_has_the_checkpoint_written_and_changes_no_figure(sliced: Cluster) -> None:
-    """While something waits for the end of a pod, the plugin sends its list again, every ten seconds at most."""
+    """While a device waits for the end of a pod, the plugin sends its list again, at most every ten seconds."""
     holder = run_init_holder(sliced)
     sliced.plugin.fault(VARIED, "--mig=none")
     offered = AS_BUILT[RESOURCE]
@@ -201,7 +203,7 @@ def test_an_unchanged_list_has_the_checkpoint_written_and_changes_no_figure(slic
     assert len(named(holder)) == 1
 
 
-# Restarts that the kubelet's own tests have (test/e2e_node/device_plugin_test.go).
+# Restarts as in the kubelet's own tests (test/e2e_node/device_plugin_test.go).
 
 
 def test_a_container_and_then_the_kubelet_restart_and_the_pod_keeps_its_gpus(cluster: Cluster) -> None:
@@ -244,7 +246,7 @@ def test_what_a_pod_had_that_is_deleted_while_the_kubelet_is_away_is_free_after(
     cluster.api.delete(f"{PATH}/gone", grace=0)
     cluster.kubelet.start()
     cluster.wait_allocatable(GPUS)
-    # A pod of the first list that a kubelet gets is admitted before it frees anything (kubelet.go, syncLoopIteration: AddSource).
+    # The kubelet admits the pods of its first list before it frees devices (kubelet.go, syncLoopIteration: AddSource).
     cluster.pods.run("without", gpus=0)
     cluster.pods.run("next", gpus=GPUS)
 
@@ -253,7 +255,7 @@ def test_after_a_reboot_a_pod_fails_that_comes_before_the_plugin_has_registered(
     pod = cluster.pods.run("early", gpus=1, restart="Always")
     cluster.plugin.stop()
     cluster.kubelet.stop()
-    cluster.pods.signal(pod, signal.SIGKILL)  # no container outlives a reboot
+    cluster.pods.signal(pod, signal.SIGKILL)  # containers do not outlive a reboot
     cluster.kubelet.start()
 
     def failed() -> None:

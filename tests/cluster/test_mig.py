@@ -12,7 +12,7 @@ SIMULATED_NODE = "a100-mig-mixed"
 
 
 def slices(profile: str) -> str:
-    """The resource name of a MIG profile."""
+    """Return the resource name of a MIG profile."""
     return f"nvidia.com/mig-{profile}"
 
 
@@ -20,7 +20,7 @@ LARGE, MIDDLE, SMALL, MEDIA = (slices(profile) for profile in ("3g.20gb", "2g.10
 PARTS = {slices("1c.3g.20gb"): 1, slices("2c.3g.20gb"): 1}
 WHOLE, HALF = slices("7g.40gb"), slices("4g.20gb")
 
-# GPUs 0 to 3 are whole, 4 is seven small ones, 5 two large ones, 6 one each of the four kinds, 7 a large one and two parts.
+# GPUs 0 to 3 are whole. GPU 4 has seven small slices, 5 two large, 6 one of each of the four kinds, 7 one large and two parts.
 AS_BUILT = {RESOURCE: 4, LARGE: 4, MIDDLE: 1, SMALL: 8, MEDIA: 1, **PARTS}
 VARIED, PARTED = 6, 7
 
@@ -38,7 +38,7 @@ def sliced(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def wait_capacity(cluster: Cluster, resource: str, count: int) -> None:
-    """Wait until so many devices of a resource are listed, healthy or not."""
+    """Wait until `count` devices of a resource are listed, healthy or not."""
 
     def listed() -> None:
         resources = cluster.node_resources()
@@ -53,7 +53,7 @@ def test_a_container_has_its_slice_and_the_capabilities_of_it(sliced: Cluster) -
     assert device_id.startswith("MIG-")
     assert sliced.pods.environment(pod)["NVIDIA_VISIBLE_DEVICES"] == device_id
     assert sliced.pods.gpu_numbers(pod) == {VARIED}
-    # One for the GPU instance, one for the compute instance.
+    # one capability for the GPU instance and one for the compute instance
     assert len(sliced.pods.execute(pod, "find", "/dev/nvidia-caps", "-type", "c").split()) == 2
 
 
@@ -79,12 +79,12 @@ def test_the_gpu_of_a_running_pod_is_cut_anew(sliced: Cluster) -> None:
     offered = {RESOURCE: 4, LARGE: 3, SMALL: 10, HALF: 1, **PARTS}
     sliced.wait_offers(offered, within=15)
 
-    def told() -> None:
+    def reported() -> None:
         health = sliced.pods.get("holder").device_health
         expect(holds=health == {device_id: "Unhealthy"}, seen=health)
 
-    wait_until(told, "the pod's status says that its slice is gone", within=20)
-    # Nobody held that one: it goes in its time, and what the pod holds must not go with it.
+    wait_until(reported, "the pod's status shows that its slice is gone", within=20)
+    # No pod held that slice, so it leaves the list. The pod's slice must stay listed.
     wait_capacity(sliced, MEDIA, 0)
     assert sliced.node_resources()[MIDDLE] == (1, 0)
     after = sliced.pods.get("holder")
@@ -105,7 +105,7 @@ def test_a_slice_that_is_gone_stays_listed_for_its_pod_over_restarts(sliced: Clu
     sliced.kubelet.start()
     sliced.plugin.start()
 
-    # A kubelet that has just started knows of no device but those that the daemon lists.
+    # A restarted kubelet has only the devices that the daemon lists.
     wait_capacity(sliced, MIDDLE, 1)
     sliced.wait_offers({RESOURCE: 4, LARGE: 3, SMALL: 7, WHOLE: 1, **PARTS})
     after = sliced.pods.get("holder")

@@ -1,4 +1,4 @@
-"""Resources under names of the operator's choice, and a change of them in the config file of a running daemon."""
+"""Resource names that the operator chooses, and a change of a name in the config file of a running daemon."""
 
 from .harness.cluster import Cluster
 from .harness.plugin import GPUS, RESOURCE
@@ -7,7 +7,7 @@ FIRST, SECOND = "example.com/h100", "nvidia.com/h100"
 
 
 def named(name: str) -> str:
-    """A config file that counts the node's GPUs under another name."""
+    """Return a config file that offers the node's GPUs under another resource name."""
     return f"""\
 version: v1
 resources:
@@ -26,7 +26,7 @@ def test_a_renamed_resource_serves_pods_and_is_renamed_again_while_the_daemon_ru
     assert set(cluster.pods.environment(pod)["NVIDIA_VISIBLE_DEVICES"].split(",")) == set(pod.device_health)
 
     cluster.plugin.rewrite(named(SECOND))
-    # The pod keeps its GPUs, so that these are not offered under the new name before it has ended.
+    # The pod keeps its GPUs, so they are not offered under the new name before the pod has ended.
     cluster.wait_offers({SECOND: GPUS - 2})
     later = cluster.pods.run("later", gpus=GPUS - 2, resource=SECOND)
     assert not set(later.device_health) & set(pod.device_health)

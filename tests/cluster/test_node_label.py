@@ -1,4 +1,4 @@
-"""The node's label chooses the daemon's config file, through the API server."""
+"""The node's label, which the daemon reads from the API server, selects the config file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ sharing:
 
 @pytest.fixture
 def labelled(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with a daemon that follows the node's label."""
+    """The cluster with a daemon that uses the node's label."""
     directory: Path = cluster.layout.plugin_configs / "by-label"
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in CONFIGS.items():
@@ -53,7 +53,7 @@ def test_the_label_switches_the_config_and_an_unknown_value_changes_nothing(labe
     log_begins = labelled.plugin.log_size()
     labelled.label_node(LABEL, "no-such-config")
 
-    def said() -> None:
+    def logged() -> None:
         log = labelled.plugin.log_since(log_begins)
         expect(holds="no-such-config" in log, seen=f"the daemon's log: {log}")
 
@@ -61,7 +61,7 @@ def test_the_label_switches_the_config_and_an_unknown_value_changes_nothing(labe
         resources = labelled.node_resources()
         expect(holds=resources[RESOURCE][1] == ALL_SHARED, seen=resources)
 
-    wait_until(said, "the daemon says that there is no such config", within=15)
+    wait_until(logged, "the daemon logs that the config does not exist", within=15)
     stays(unchanged, "the last good config is in force", seconds=3)
 
     labelled.label_node(LABEL, None)
@@ -75,7 +75,7 @@ def test_a_pod_keeps_its_share_of_a_gpu_that_is_no_longer_shared(labelled: Clust
     pod = labelled.pods.run("tenant", gpus=1)
 
     labelled.label_node(LABEL, None)
-    # Its GPU is nobody else's before the pod has ended.
+    # No other pod gets its GPU before the pod has ended.
     labelled.wait_offers({RESOURCE: GPUS - 1}, within=15)
     assert labelled.pods.get("tenant").container_id == pod.container_id
     assert labelled.pods.get("tenant").running

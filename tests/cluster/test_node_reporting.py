@@ -1,4 +1,4 @@
-"""What the daemon tells the API server of its GPUs, and what the Node tells it: with the rights that docs/security.md has."""
+"""The daemon's reports to the API server, and its reads of the Node, with the rights in docs/security.md."""
 
 import json
 import re
@@ -34,7 +34,7 @@ Rule = Mapping[str, Sequence[str]]
 
 
 def in_a_thread(run: Callable[..., Any], *args: Any, **more: Any) -> None:
-    """Runs an event loop where there is none: the tests' own thread may count as one."""
+    """Run an event loop in a new thread, since the test's thread may already have an event loop."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(run, *args, **more).result()
 
@@ -52,7 +52,7 @@ FOLLOW = rule("nodes", "get", "watch")
 
 @contextmanager
 def granted(cluster: Cluster, *rules: Rule, namespace: str = "", to: Rule | None = None) -> Iterator[None]:
-    """The daemon's user (or `to`) has these rights, and no others but to look at its own node."""
+    """Grant the daemon's user (or `to`) these rights. Its only other right is to read its own node."""
     scope, kind = (f"namespaces/{namespace}/", "Role") if namespace else ("", "ClusterRole")
     plural = kind.lower() + "s"
     name = "reporting"
@@ -75,7 +75,7 @@ def granted(cluster: Cluster, *rules: Rule, namespace: str = "", to: Rule | None
 
 @pytest.fixture(autouse=True)
 def _nothing_left(cluster: Cluster) -> Iterator[None]:
-    """No test finds the condition of another: its daemon ends before it can remove it."""
+    """Remove the test's condition from the Node after the test: the daemon may end before it can do so."""
     yield
     content = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "status": {"conditions": []}}
     applied = f"{NODE_PATH}/status?fieldManager=gpu-plugin-condition&force=true"
@@ -83,7 +83,7 @@ def _nothing_left(cluster: Cluster) -> Iterator[None]:
 
 
 def begin(cluster: Cluster, flags: str) -> None:
-    """The daemon with these flags in its config file."""
+    """Restart the daemon with these flags in its config file."""
     cluster.plugin.extra = (f"--node-name={NODE}", f"--kubeconfig={cluster.plugin_kubeconfig}")
     cluster.plugin.config = f"version: v1\nflags: {{{flags}}}\n"
     cluster.plugin.restart()
@@ -255,8 +255,8 @@ def test_what_could_not_be_written_is_written_once_the_api_server_is_back(cluste
             cluster.plugin.fault(SICK, FALLEN)
 
             def complains() -> None:
-                told = cluster.plugin.status()["cluster"]
-                expect(holds=len(told["trouble"]) == 2 and told["events"]["waiting"] > 0, seen=told)
+                report = cluster.plugin.status()["cluster"]
+                expect(holds=len(report["trouble"]) == 2 and report["events"]["waiting"] > 0, seen=report)
 
             wait_until(complains, "status says what is not written", within=30)
         finally:
@@ -277,11 +277,11 @@ def test_without_rights_it_is_said_once_and_gpus_are_served(cluster: Cluster) ->
     cluster.plugin.fault(SICK, FALLEN)
     cluster.wait_offers({RESOURCE: GPUS - 1})
 
-    def said() -> None:
+    def logged() -> None:
         log = cluster.plugin.log_since(log_begins)
         expect(holds="create and patch of events" in log and "patch of nodes/status" in log, seen=log[-2000:])
 
-    wait_until(said, "the log says which rights are missing", within=30)
+    wait_until(logged, "the log lists the missing rights", within=30)
     warnings = [
         line
         for line in cluster.plugin.log_since(log_begins).splitlines()
@@ -372,7 +372,7 @@ def test_the_policy_of_the_security_page_keeps_a_pod_to_its_own_node(cluster: Cl
         except UnreachableError as error:
             expect(holds="changes its own node only" in str(error), seen=error)
         else:
-            raise NotYet("the policy is not in force yet")
+            raise NotYet("the policy is not applied yet")
 
     admission = "/apis/admissionregistration.k8s.io/v1"
     plurals = {

@@ -1,4 +1,4 @@
-"""Which GPUs pods get on a node whose GPUs are not all linked alike."""
+"""The choice of GPUs for pods on a node whose GPUs have different links."""
 
 import random
 from collections.abc import Iterator
@@ -20,24 +20,24 @@ from .harness.pods import Pod
 from .harness.wait import expect, wait_until
 
 SIMULATED_NODE = "dgx1-v100"
-"""A hybrid cube mesh, GPUs 0 to 3 on one socket: 0 has two NVLinks to 3 and to 4, one to 1 and to 2, and none to the rest."""
+"""A hybrid cube mesh with GPUs 0 to 3 on one socket. GPU 0 has two NVLinks to 3 and to 4, one to 1 and to 2, and no others."""
 
 SIZES = [1] * 6 + [2] * 8 + [4] * 6
-"""How many GPUs each of twenty pods asks for."""
+"""The number of GPUs of each of twenty pods."""
 
 SEED = 224
-"""Of the order in which these pods come and go: one that often leaves GPUs free of which the first are not the best."""
+"""The seed for the order of these pods. With this order, the first free GPUs are often not the best GPUs."""
 
 
 @cache
 def placement() -> Placement:
-    """The node as it is without faults, probed as the daemon does and ready for choices."""
+    """Return the placement for the node without faults, probed as the daemon does."""
     return Placement.of(Topology.of(simulated_node(SIMULATED_NODE)))
 
 
 @pytest.fixture
 def meshed(cluster: Cluster) -> Cluster:
-    """The cluster with a daemon that serves that node."""
+    """The cluster with a daemon that serves the hybrid cube mesh."""
     cluster.plugin.simulate = SIMULATED_NODE
     cluster.plugin.restart()
     cluster.wait_allocatable(GPUS)
@@ -45,7 +45,7 @@ def meshed(cluster: Cluster) -> Cluster:
 
 
 def held(cluster: Cluster, pod: Pod) -> set[int]:
-    """The numbers of the GPUs that a pod's container was given."""
+    """Return the numbers of the GPUs in a pod's container."""
     position = placement().topology.position
     return {position[uuid] for uuid in cluster.pods.environment(pod)["NVIDIA_VISIBLE_DEVICES"].split(",")}
 
@@ -70,14 +70,14 @@ def test_twenty_pods_that_come_and_go_get_the_best_of_what_is_free(meshed: Clust
 
         name = f"pod-{number:02}"
         running[name] = held(meshed, meshed.pods.run(name, gpus=size))
-        told = f"{name} holds {sorted(running[name])} of {free}, which score {topology.score(running[name])}"
-        assert running[name] == set(best), f"{told}; {best} score {topology.score(best)}"
+        holding = f"{name} holds {sorted(running[name])} of {free}, which score {topology.score(running[name])}"
+        assert running[name] == set(best), f"{holding}; {best} score {topology.score(best)}"
         not_the_first += topology.score(free[:size]) < topology.score(best)
-    assert not_the_first > len(SIZES) // 2  # else the order of pods would have asked too little
+    assert not_the_first > len(SIZES) // 2  # otherwise the order of pods would be too easy
 
 
 def leave_free(cluster: Cluster, *gpus: int) -> None:
-    """Has pods of one GPU each hold all the others."""
+    """Start pods of one GPU each, so that only these GPUs stay free."""
     names = [f"holder-{count}" for count in range(GPUS)]
     for name in names:
         cluster.pods.create(name, gpus=1)
@@ -87,7 +87,7 @@ def leave_free(cluster: Cluster, *gpus: int) -> None:
 
 
 def given(cluster: Cluster, size: int) -> set[int]:
-    """The GPUs that a pod gets now, which it lets go of again."""
+    """Start a pod, delete it, and return the GPUs that it got."""
     pod = cluster.pods.run("asking", gpus=size)
     gpus = held(cluster, pod)
     cluster.pods.delete(pod.name)
@@ -95,7 +95,7 @@ def given(cluster: Cluster, size: int) -> set[int]:
 
 
 def switch_links(cluster: Cluster, one: int, other: int, *, up: bool) -> None:
-    """Takes all NVLinks from one GPU to another down, or up again, and waits until the daemon has seen it."""
+    """Take all NVLinks from one GPU to another down, or up again, and wait until the daemon reports the change."""
     node = profile.load(SIMULATED_NODE)
     links = [link for link, far_end in enumerate(node.remotes[one]) if far_end == node.gpus[other].pci_bus_id]
     for link in links:
@@ -113,14 +113,14 @@ def test_gpus_are_not_paired_for_nvlinks_that_are_down(meshed: Cluster) -> None:
     assert given(meshed, 2) == {0, 3}
     switch_links(meshed, 0, 3, up=False)
     assert given(meshed, 2) == {0, 1}
-    meshed.wait_allocatable(GPUS)  # it costs the GPUs nothing else
+    meshed.wait_allocatable(GPUS)  # the GPUs are otherwise unchanged
     switch_links(meshed, 0, 3, up=True)
     assert given(meshed, 2) == {0, 3}
 
 
 @contextmanager
 def topology_manager(cluster: Cluster, policy: str) -> Iterator[None]:
-    """Inside, the kubelet's topology manager has this policy."""
+    """Run the kubelet with this policy of the topology manager inside the context."""
     usual = cluster.kubelet.topology_manager_policy
     cluster.kubelet.topology_manager_policy = policy
     try:
@@ -140,5 +140,5 @@ def test_the_best_pair_on_the_numa_node_that_the_topology_manager_chose(meshed: 
     leave_free(meshed, 0, 1, 3, 4)
     assert given(meshed, 2) == {0, 4}
     with topology_manager(meshed, "best-effort"):
-        # 0, 1 and 3 are on one NUMA node: the kubelet lets the daemon choose among these alone.
+        # 0, 1 and 3 are on one NUMA node: the kubelet offers only these GPUs to the daemon.
         assert given(meshed, 2) == {1, 3}

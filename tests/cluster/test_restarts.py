@@ -1,4 +1,4 @@
-"""Restarts of the kubelet and of the plugin, in any order: running pods keep their GPUs, and new pods get theirs."""
+"""Restarts of the kubelet and of the plugin, in any order: running pods keep their GPUs, and new pods get GPUs."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""GPUs that several pods share by time-slicing, on their own and beside GPUs that belong to one pod each."""
+"""GPUs that several pods share by time-slicing, alone and together with GPUs that are not shared."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ sharing:
 
 
 def run_all(cluster: Cluster, names: list[str], resource: str) -> list[Pod]:
-    """Pods of one device each, once all of them run at the same time."""
+    """Create pods of one device each, wait until all run at the same time, and return them."""
     for name in names:
         cluster.pods.create(name, gpus=1, resource=resource)
     return [cluster.pods.wait_running(name, within=90) for name in names]
@@ -68,7 +68,7 @@ def test_four_replicas_of_each_gpu_hold_four_pods_each_and_no_more(cluster: Clus
 
 
 def visible_before(pod: Pod) -> str:
-    """The GPU that a pod had, by the id that its status told of."""
+    """Return the GPU that a pod had, from the device id in the pod's status."""
     (device_id,) = pod.device_health
     return device_id.partition("::")[0]
 

@@ -1,4 +1,4 @@
-"""A new daemon takes the node over from the daemon that serves, on the real kubelet, and either is killed at each step."""
+"""A new daemon takes the node over from the serving daemon, on the real kubelet. Each daemon is killed at each step."""
 
 import time
 from collections.abc import Iterator

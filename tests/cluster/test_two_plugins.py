@@ -1,4 +1,4 @@
-"""Another plugin registers our resource and ends, on the real kubelet: twins of the stand-in kubelet's tests."""
+"""Another plugin registers this plugin's resource and ends, on the real kubelet. The stand-in kubelet has the same tests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +16,14 @@ from .harness.plugin import GPUS
 from .harness.wait import expect, wait_until
 
 PROMOTES = binaries.kubernetes_version() >= "1.37"
-"""Whether the kubelet sends requests to the older plugin again after the newer one has ended."""
+"""True if the kubelet sends requests to the older plugin again after the newer plugin has ended."""
 
 PLAIN = "test.example/device"
-"""A resource of small plugins, beside the resource of our daemon."""
+"""A resource of small plugins. The daemon does not serve it."""
 
 
 class Plugins:
-    """Small plugins of the resource PLAIN on the real kubelet, each on a socket of its own."""
+    """Small plugins of the resource PLAIN on the real kubelet, each with its own socket."""
 
     def __init__(self, cluster: Cluster, portal: BlockingPortal) -> None:
         self._cluster = cluster
@@ -31,7 +31,7 @@ class Plugins:
         self._made: list[FakePlugin] = []
 
     def start(self, endpoint: str, *ids: str) -> FakePlugin:
-        """A plugin that has registered these devices, and whose list the kubelet has."""
+        """Start a plugin with these devices, register it, wait until the kubelet has its list, and return it."""
         made = FakePlugin(DEVICE_PLUGINS, endpoint, PLAIN, healthy(*ids))
         self._made.append(made)
         self._portal.call(made.serve)
@@ -40,7 +40,7 @@ class Plugins:
         return made
 
     def register(self, plugin: FakePlugin) -> None:
-        """Register a plugin that serves."""
+        """Register a serving plugin."""
         self._portal.call(plugin.register)
 
     def send(self, plugin: FakePlugin, *ids: str) -> None:
@@ -88,7 +88,7 @@ def plugins(cluster: Cluster) -> Iterator[Plugins]:
 
 @contextmanager
 def another_plugin(*ids: str) -> Iterator[FakePlugin]:
-    """Another plugin that serves our resource with these devices."""
+    """Another plugin that serves the daemon's resource with these devices."""
     other = FakePlugin(DEVICE_PLUGINS, "other.sock", devices=healthy(*ids))
     with start_blocking_portal() as portal:
         portal.call(other.serve)
@@ -108,7 +108,7 @@ def test_pods_start_after_a_plugin_with_other_devices_has_ended(cluster: Cluster
         assert set(served.device_health) < {"other-0", "other-1"}
     cluster.pods.delete("served")
     if PROMOTES:
-        cluster.wait_allocatable(2)  # the kubelet keeps the list of the plugin that has ended
+        cluster.wait_allocatable(2)  # the kubelet keeps the ended plugin's list
         cluster.pods.create("refused", gpus=1)
 
         def refused() -> None:
@@ -144,7 +144,7 @@ def test_the_end_of_the_middle_one_of_three_plugins(cluster: Cluster, plugins: P
         assert newest.dropped == 1
         return
     cluster.pods.run("pod", gpus=1, resource=PLAIN)
-    assert oldest.called("allocate") + newest.called("allocate") == [{"x"}]  # the kubelet asks either
+    assert oldest.called("allocate") + newest.called("allocate") == [{"x"}]  # the kubelet may call either plugin
     assert (oldest.dropped, newest.dropped) == (0, 0)
 
 
@@ -158,7 +158,7 @@ def test_a_plugin_that_registers_the_same_socket_twice(cluster: Cluster, plugins
     with pytest.raises(GRPCError, match="device plugin already connected"):
         plugins.register(plugin)
     plugins.end(plugin)
-    with pytest.raises(GRPCError, match="device plugin already connected"):  # though the plugin has ended
+    with pytest.raises(GRPCError, match="device plugin already connected"):  # although the plugin has ended
         plugins.start("same.sock", "x")
     cluster.kubelet.restart()
     again = plugins.start("same.sock", "x")

@@ -1,4 +1,4 @@
-"""An event loop whose clock runs ahead while nothing happens, and a proxy that counts what passes on the wire."""
+"""An event loop with a virtual clock that advances fast while nothing happens, and a proxy that counts bytes on the wire."""
 
 import asyncio
 import selectors
@@ -10,14 +10,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 QUIET, STEP = 0.015, 2.0
-"""Seconds of silence after which the clock goes ahead, and by how many at most: an hour takes half a minute. What waits for a
-thread or for a watch to begin sees so many seconds go by for each moment that it takes; its patience must be longer."""
+"""After QUIET seconds without an event, the clock advances by at most STEP seconds, so that an hour takes half a minute. While
+code waits for a thread or for the start of a watch, the virtual clock advances much more than the real time. Its timeouts must
+therefore be longer."""
 
 
 class HurriedSelector(selectors.DefaultSelector):
-    """Waits for a moment where it is asked to wait for long, and counts the rest as waited.
+    """Waits only a moment in place of a long timeout, and adds the rest to the virtual clock.
 
-    While anything is `awaited`, such as an answer, it waits as others do.
+    While `awaited` is not 0, for example during a request, it waits in real time.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class HurriedLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def unhurried(self) -> Iterator[None]:
-        """The clock does not run ahead meanwhile."""
+        """Keep the virtual clock at real speed inside the context."""
         self._hurried.awaited += 1
         try:
             yield
@@ -57,12 +58,12 @@ class HurriedLoop(asyncio.SelectorEventLoop):
 
 
 class CountingProxy:
-    """Passes TCP connections on to one port of 127.0.0.1, in threads of its own. A context manager.
+    """Forwards TCP connections to a port of 127.0.0.1, in its own threads. A context manager.
 
     Attributes:
-        port: where it listens.
-        connections: how many there were.
-        sent, received: bytes to and from the server, TLS included.
+        port: the port on which it listens.
+        connections: number of connections.
+        sent, received: bytes to and from the server, including TLS.
     """
 
     def __init__(self, to: int) -> None:
@@ -81,7 +82,7 @@ class CountingProxy:
         self._listening.close()
 
     def counted(self) -> Mapping[str, int]:
-        """Everything that was counted so far."""
+        """Return the counts until now."""
         with self._lock:
             return {"connections": self.connections, "sent": self.sent, "received": self.received}
 

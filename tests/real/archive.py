@@ -1,9 +1,9 @@
-"""NVIDIA's driver user space as Debian packages it, unpacked into a directory: nothing is installed on this machine.
+"""Download and unpack Debian's packages of NVIDIA's driver user space. They are not installed on this machine.
 
-The packages are in the archive's components contrib and non-free, which a machine need not have enabled: apt is given
-lists, a cache and sources of its own, made of the archives that the machine's apt knows already. What was fetched lies in
-`${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-nvidia`, so that only a machine's first run pays (12 MB, a few seconds): `install`
-fetches, and the tests only read.
+The packages are in the archive's components contrib and non-free, which a machine need not have enabled. apt therefore gets
+separate lists, a separate cache and separate sources, made from the machine's sources. `install` downloads into
+`${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-nvidia`, so that only a machine's first run downloads (12 MB, a few seconds). The tests
+only read.
 """
 
 import fcntl
@@ -36,47 +36,47 @@ PACKAGES = (
     "nvidia-smi",
     "nvidia-vulkan-icd",
 )
-"""What a CDI specification names, and the MPS daemons; the large ones (nvvm, GSP firmware, graphics) are left out."""
+"""Packages with the files of a CDI specification and the MPS daemons, without large packages (nvvm, GSP firmware, graphics)."""
 
 SYSTEM = ("dash", "libpython3-stdlib", "python3-minimal")
-"""What containers run: a Python with ctypes, and a shell, with what they need of it."""
+"""Packages for containers: a Python with ctypes, a shell, and their dependencies."""
 
 BUILD_SYSTEM = (*SYSTEM, "ca-certificates", "coreutils", "python3-venv", "sed")
-"""What an image is built on: a shell and its commands, and virtual environments with pip."""
+"""Packages for the build of an image: a shell and its commands, and virtual environments with pip."""
 
 RUN_SYSTEM = ("base-files", "ca-certificates", "libpython3-stdlib", "python3-minimal")
-"""What an image runs on, as in a distroless image: a Python, without a shell and without pip."""
+"""Packages of the image's base, as in a distroless image: a Python, without a shell and without pip."""
 
 _NEEDED = re.compile(
     r"base-files|ca-certificates|coreutils|dash|gcc-\d+-base|sed|zlib1g|(?:lib)?python3.*"
     r"|lib(?:acl1|attr1|bz2-1\.0|c6|crypt1|expat1|ffi\d+|gcc-s1|gmp10|lzma5|pcre2-8-0|selinux1|ssl\d.*)"
 )
-"""Of all that these packages depend on, what a running Python loads: not dpkg, Perl, or what only maintainers' scripts call."""
+"""The dependencies that a running Python loads: not dpkg, Perl, or packages that only maintainers' scripts call."""
 
 MULTIARCH = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
-"""Debian's directory of libraries by its word for the processor."""
+"""Debian's library directory by Debian's name of the processor."""
 
 
 def unpacked() -> Path:
-    """A directory with the unpacked packages, as they lie below the root of a Debian machine. Raises MissingError."""
+    """Return a directory with the unpacked packages, laid out as below a Debian machine's root. Raises MissingError."""
     return _found(_place("driver", PACKAGES))
 
 
 def debian_system(packages: Sequence[str] = SYSTEM) -> Path:
-    """The root of a small Debian system, unpacked and never configured: no ldconfig has run there. Raises MissingError."""
+    """Return the root of a small Debian system that is unpacked and not configured: ldconfig did not run. Raises MissingError."""
     return _found(_place("debian", packages))
 
 
 def system_name(packages: Sequence[str]) -> str:
-    """The name of such a system, by its packages, whether it was fetched or not."""
+    """Return the name of a system with these packages, which need not be downloaded."""
     return _place("debian", packages).name
 
 
 def install(say: Callable[[str], None]) -> None:
-    """Fetches the driver and all systems where they are missing.
+    """Download the driver and all systems that are missing.
 
     Raises:
-        MissingError: this is no Debian, its archive has none of it, or cannot be reached.
+        MissingError: the machine is not Debian, or its archive is unreachable or does not have the packages.
     """
     if absent := [name for name in ("apt-get", "dpkg", "dpkg-deb") if shutil.which(name) is None]:
         raise MissingError(f"NVIDIA's libraries come from Debian's archive, and there is no {absent[0]} here")
@@ -118,20 +118,20 @@ def _said(error: Exception) -> str:
 
 
 def multiarch() -> str:
-    """This machine's directory of libraries, such as x86_64-linux-gnu."""
+    """Return the name of this machine's library directory, such as x86_64-linux-gnu."""
     return MULTIARCH[_run("dpkg", "--print-architecture").strip()]
 
 
 def version(root: Path) -> str:
-    """The driver version of the unpacked libraries, such as 535.309.01."""
+    """Return the driver version of the unpacked libraries, such as 535.309.01."""
     (library,) = (root / "usr/lib" / multiarch() / "nvidia/current").glob("libcuda.so.*.*")
     return library.name.removeprefix("libcuda.so.")
 
 
 def debian_root(root: Path) -> Path:
-    """A driver root as Debian lays it out, made at `root`: nvidia/current, and the links of its alternatives.
+    """Create a driver root with Debian's layout at `root`: nvidia/current, and the links of its alternatives.
 
-    The links are those that the packages' own scripts ask update-alternatives for: absolute ones, through etc/alternatives.
+    The links are the links that the packages' scripts create with update-alternatives: absolute links through etc/alternatives.
     """
     shutil.copytree(unpacked(), root, symlinks=True)
     libraries = root / "usr/lib" / multiarch()
@@ -148,7 +148,7 @@ def debian_root(root: Path) -> Path:
 
 
 def installer_root(root: Path) -> Path:
-    """A driver root as NVIDIA's .run installer leaves it on a distribution with usr/lib64: files, and links beside them."""
+    """Create a driver root like NVIDIA's .run installer on a distribution with usr/lib64: files and links in one directory."""
     libraries = root / "usr/lib64"
     libraries.mkdir(parents=True)
     for name in _names(unpacked() / "usr/lib" / multiarch() / "nvidia/current"):
@@ -170,7 +170,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _slave(name: str) -> bool:
-    """Whether Debian's alternatives have a link for it: those that end in one number, and the unversioned libcuda.so."""
+    """Return True if Debian's alternatives have a link of this name: the name ends with one number, or is libcuda.so."""
     return name == "libcuda.so" or name.rpartition(".so.")[2].isdecimal()
 
 
@@ -184,7 +184,7 @@ def _fetch(root: Path, packages: Sequence[str], options: Sequence[str]) -> None:
             packages = _with_what_they_need(packages, options)
         _run("apt-get", *options, "download", *packages, directory=downloads)
         tree = at / "tree"
-        if system:  # as every system has it that is newer than the packages' own paths
+        if system:  # as on every system that is newer than the paths in the packages
             for directory in ("bin", "lib", "lib64", "sbin"):
                 (tree / "usr" / directory).mkdir(parents=True)
                 (tree / directory).symlink_to(f"usr/{directory}")
@@ -198,17 +198,17 @@ def _fetch(root: Path, packages: Sequence[str], options: Sequence[str]) -> None:
 
 
 def _with_what_they_need(packages: Sequence[str], options: Sequence[str]) -> Sequence[str]:
-    said = _run("apt-cache", *options, "depends", "--recurse", "--important", *packages)
-    names = {line for line in said.splitlines() if not line.startswith((" ", "<"))}
+    output = _run("apt-cache", *options, "depends", "--recurse", "--important", *packages)
+    names = {line for line in output.splitlines() if not line.startswith((" ", "<"))}
     return sorted(name for name in names if _NEEDED.fullmatch(name))
 
 
 def _private_apt(at: Path) -> Sequence[str]:
-    """Options that keep apt to lists, cache and sources below `at`, the latter with every component of Debian's archives."""
+    """Return options that make apt use lists, cache and sources below `at`, with all components of Debian's archives."""
     listed = _run(
         "apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT) $(LABEL)", "Created-By: Packages"
     )
-    # The label may be of several words (Debian, Debian-Security); other archives than Debian's have none of this.
+    # The label may have several words (Debian, Debian-Security). Other archives do not have these components.
     found = {
         tuple(fields[:2])
         for fields in map(str.split, listed.splitlines())

@@ -1,4 +1,4 @@
-"""A real browser without a window: Chromium, driven through its own driver. Nothing is downloaded by the tool that drives it."""
+"""A real browser without a window: Chromium, controlled through chromedriver. Selenium downloads nothing."""
 
 import base64
 import json
@@ -28,17 +28,17 @@ FLAGS = (
 )
 
 WITHIN = 30.0
-"""Seconds in which the page must show what it should, on a machine that is busy with other things."""
+"""Seconds in which the page must show the expected content, also on a busy machine."""
 
 
 PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
 
 AXE = "axe-core@4.10.3"
-"""Rules for accessible pages, of npm's registry."""
+"""The npm package with rules for accessible pages."""
 
 
 def find() -> tuple[str, str]:
-    """Where the browser and its driver are. Raises MissingError."""
+    """Return the paths of the browser and its driver. Raises MissingError."""
     browser, driver = map(shutil.which, ("chromium", "chromedriver"))
     if browser is None or driver is None:
         raise binaries.MissingError("not on this machine: chromium with chromedriver")
@@ -46,7 +46,7 @@ def find() -> tuple[str, str]:
 
 
 def install(say: Callable[[str], None]) -> tuple[str, str]:
-    """The same, installed where they are missing. Raises MissingError."""
+    """Install the browser and its driver if they are missing, and return their paths. Raises MissingError."""
     try:
         return find()
     except binaries.MissingError:
@@ -56,7 +56,7 @@ def install(say: Callable[[str], None]) -> tuple[str, str]:
 
 
 def find_axe() -> Path:
-    """The source of axe-core. Raises MissingError where it was not fetched yet."""
+    """Return the source of axe-core. Raises MissingError if it was not downloaded yet."""
     source = _axe_directory() / "node_modules/axe-core/axe.min.js"
     if not source.is_file():
         raise binaries.MissingError(f"not on this machine: {AXE}")
@@ -64,7 +64,7 @@ def find_axe() -> Path:
 
 
 def install_axe(say: Callable[[str], None]) -> Path:
-    """The same, fetched with npm where it is missing. Raises MissingError where that fails."""
+    """Download axe-core with npm if it is missing. Raises MissingError if that fails."""
     with binaries.locked_cache():
         if not _axe_directory().is_dir():
             say(f"fetching {AXE}")
@@ -77,7 +77,7 @@ def _axe_directory() -> Path:
 
 
 class Browser:
-    """One window. What blocks runs on a thread, so that the event loop of the test goes on."""
+    """A browser window. Blocking calls run on a thread, so that the test's event loop continues."""
 
     def __init__(self, programs: tuple[str, str], profile: Path) -> None:
         options = webdriver.ChromeOptions()
@@ -91,7 +91,7 @@ class Browser:
         self._driver.quit()
 
     async def open(self, url: str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
-        """Shows a page in a window so wide and high, with colours as the viewer prefers them."""
+        """Show a page in a window of this width and height (pixels), for a viewer who prefers this colour scheme."""
 
         def opened() -> None:
             self._driver.get("about:blank")
@@ -105,46 +105,46 @@ class Browser:
         await anyio.to_thread.run_sync(opened)
 
     async def run(self, script: str, *arguments: object) -> Any:
-        """What a script gives in the page."""
+        """Run a script in the page and return its result."""
         return await anyio.to_thread.run_sync(lambda: self._driver.execute_script(script, *arguments))
 
     async def command(self, name: str, **arguments: object) -> Mapping[str, Any]:
-        """The answer to a command of the DevTools protocol."""
-        told = await anyio.to_thread.run_sync(lambda: self._driver.execute_cdp_cmd(name, arguments))
-        assert isinstance(told, dict)
-        return told
+        """Send a command of the DevTools protocol and return the answer."""
+        result = await anyio.to_thread.run_sync(lambda: self._driver.execute_cdp_cmd(name, arguments))
+        assert isinstance(result, dict)
+        return result
 
     async def press(self, *keys: str) -> None:
-        """Presses keys, one after the other, wherever the focus is."""
+        """Press keys, one after the other, in the element with the focus."""
         actions = webdriver.ActionChains(self._driver)
         for key in keys:
             actions.send_keys(key)
         await anyio.to_thread.run_sync(actions.perform)
 
     async def until(self, script: str, met: Callable[[Any], bool] = bool) -> Any:
-        """What a script gives once that is as it should be."""
+        """Run a script until `met` returns True for its result, and return the result."""
         last: object = None
         with anyio.move_on_after(WITHIN):
             while True:
                 try:
                     if met(last := await self.run(script)):
                         return last
-                except WebDriverException as error:  # the page is being replaced
+                except WebDriverException as error:  # the browser is loading another page
                     last = error
                 await anyio.sleep(0.05)
-        raise AssertionError(f"{script} never gave what it should; the last time: {last!r}")
+        raise AssertionError(f"{script} did not return the expected result in time; the last result: {last!r}")
 
     async def picture(self, file: Path) -> None:
-        """Writes the whole page down as it is seen."""
+        """Write a picture of the whole page to a file."""
         height = await self.run("return document.documentElement.scrollHeight")
         width = await self.run("return innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        told = await self.command("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        file.write_bytes(base64.b64decode(told["data"]))
+        result = await self.command("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        file.write_bytes(base64.b64decode(result["data"]))
 
     def logs(self) -> tuple[Sequence[str], Sequence[str]]:
-        """What the console complained of, and which addresses were asked for, since the last time."""
-        said = [entry["message"] for entry in self._driver.get_log("browser")]
+        """Return the console's messages and the requested addresses since the last call."""
+        messages = [entry["message"] for entry in self._driver.get_log("browser")]
         events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
         asked = [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
-        return said, asked
+        return messages, asked

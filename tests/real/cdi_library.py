@@ -1,4 +1,4 @@
-"""A program around the library with which container runtimes read CDI specifications: `cdi_judge`, built once for its sources."""
+"""The program `cdi_judge`, which uses the CDI library of container runtimes. It is built once for each state of its sources."""
 
 import hashlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent / "cdi_judge"
 
 
 def find() -> Path:
-    """The program. Raises MissingError where it was not built yet."""
+    """Return the path of the program. Raises MissingError if it was not built yet."""
     program = _directory() / "cdi-judge"
     if not program.is_file():
         raise binaries.MissingError("not on this machine: the library of container runtimes for CDI")
@@ -18,7 +18,7 @@ def find() -> Path:
 
 
 def install(say: Callable[[str], None]) -> Path:
-    """The same, built where it is missing. Raises MissingError where that fails."""
+    """Build the program if it is missing, and return its path. Raises MissingError if that fails."""
     with binaries.locked_cache():
         if not _directory().is_dir():
             say("building the library of container runtimes for CDI")

@@ -1,4 +1,4 @@
-"""What needs NVIDIA's real driver libraries, skipped with one sentence where they cannot be had."""
+"""Fixtures with NVIDIA's real driver libraries and with podman. If they are missing, the test is skipped with a sentence."""
 
 import os
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from tests.real.podman import SPECS, Podman, find
 
 @pytest.fixture(scope="session")
 def nvidia() -> Path:
-    """The unpacked packages (see `archive`)."""
+    """The directory of the unpacked packages (see `archive`)."""
     return found(archive.unpacked)
 
 
 @pytest.fixture(scope="session")
 def podman(nvidia: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    """Podman with a small Debian image in which ldconfig never ran."""
+    """Podman with a small Debian image in which ldconfig did not run."""
     del nvidia
     if os.geteuid() != 0:
         cannot("containers with device nodes need root")

@@ -1,7 +1,7 @@
-"""A hostile container: a process in a mount namespace of its own, with the MPS directories mounted as Allocate says.
+"""A hostile container: a process in a new mount namespace, with the MPS directories mounted as in the answer of Allocate.
 
-Run as `hostile.py SPECIFICATION DEED ARGUMENT...`. It mounts, becomes the user of the specification, does the deed, and prints
-a line with the result. A lasting deed ends when its standard input does.
+Run it as `hostile.py SPECIFICATION DEED ARGUMENT...`. It mounts the directories, switches to the user of the specification,
+runs the deed, and prints a line with the result. A lasting deed ends when its standard input is closed.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ class Container:
         self._started: list[subprocess.Popen[str]] = []
 
     def do(self, deed: str, *arguments: str) -> str:
-        """The result of a deed that ends by itself."""
+        """Run a deed that ends by itself and return its result."""
         process = self.start(deed, *arguments)
         return process.communicate(timeout=30)[0].strip()
 
@@ -72,7 +72,7 @@ class Container:
 
 
 def links(pipe: Path, victim: str) -> str:
-    """Replace each name of the daemon by a link to `victim` by all means. Return the attempts that succeeded."""
+    """Try all ways to replace each of the daemon's files by a link to `victim`. Return the attempts that succeeded."""
     done = []
     for name in (*NAMES, "new"):
         path = pipe / name
@@ -92,14 +92,14 @@ def links(pipe: Path, victim: str) -> str:
 
 
 def _write(path: Path) -> None:
-    """Write to a regular file; sockets and FIFOs are there to be written to."""
+    """Write to a regular file. Writes to sockets and FIFOs are allowed and not tried."""
     if not path.is_file():
         raise PermissionError
     os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
 
 
 def keep_linking(pipe: Path, victim: str) -> Iterable[str]:
-    """Replace the names by links again and again, faster than a daemon starts."""
+    """Replace the names by links repeatedly, faster than a daemon starts."""
     yield "linking"
     while True:
         for name in NAMES:
@@ -109,7 +109,7 @@ def keep_linking(pipe: Path, victim: str) -> Iterable[str]:
 
 
 def read_lock(pipe: Path) -> Iterable[str]:
-    """Hold a read lock of `control_lock`, where this user may read it."""
+    """Hold a read lock of `control_lock`, if this user may read the file."""
     try:
         descriptor = os.open(pipe / "control_lock", os.O_RDONLY)
         fcntl.lockf(descriptor, fcntl.LOCK_SH)  # blocks until the daemon ends
@@ -127,7 +127,7 @@ def silent(pipe: Path, name: str) -> Iterable[str]:
 
 
 def ask(pipe: Path, *commands: str) -> str:
-    """The answers of NVIDIA's program, run as this user."""
+    """Run NVIDIA's program as this user and return its answers."""
     done = subprocess.run(
         [f"{ROOT}/program"],
         input="".join(f"{command}\n" for command in commands),
@@ -147,7 +147,7 @@ def write_fifo(pipe: Path) -> str:
 
 
 def fill_fifo(pipe: Path) -> str:
-    """Write bytes that are no log record until the FIFO is full, which ends the daemon's reader of it first."""
+    """Write bytes that are not a log record. They end the daemon's reader of the FIFO, and then fill the FIFO."""
     descriptor = os.open(pipe / "log", os.O_WRONLY | os.O_NONBLOCK)
     full = 0
     while full < 100:  # attempts in a row: the daemon's reader has ended

@@ -1,9 +1,9 @@
-"""The project's image, built by podman from its Dockerfile on local replacements of the two public bases. Nothing is pulled.
+"""Build the project's image from its Dockerfile with podman, on local replacements of the two public bases. Nothing is pulled.
 
 Both bases consist of Debian's packages in the layout of the public images. The build base has its Python in /usr/local, pip's
 wheel and a shell, like python:3.13-slim-trixie. The other base has its Python in /usr and no shell, like
-gcr.io/distroless/python3-debian13:nonroot. Built images lie in `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, one archive for
-each state of the sources and each name: `install` builds, and the tests only read.
+gcr.io/distroless/python3-debian13:nonroot. Built images are in `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, one archive for
+each state of the sources and each name. `install` builds, and the tests only read.
 """
 
 import fcntl
@@ -31,7 +31,7 @@ SOURCES = (
     *("Dockerfile", ".dockerignore", "gpu_plugin", "requirements/build.lock", "requirements/run.lock"),
     *("pyproject.toml", "README.md", "LICENSE"),
 )
-"""The Dockerfile and all that it copies."""
+"""The Dockerfile and all files that it copies."""
 
 BUILD_BASE, BASE = "localhost/gpu-plugin-test/build-base:1", "localhost/gpu-plugin-test/base:1"
 
@@ -39,28 +39,28 @@ BASES = {BUILD_BASE: archive.BUILD_SYSTEM, BASE: archive.RUN_SYSTEM}
 """The packages of each base."""
 
 PYTHON_2 = "usr/share/python2/hello.py"
-"""A file of the base that no Python 3 compiles, as Debian's package git has some."""
+"""A file of the base that Python 3 cannot compile. Debian's package git has such files."""
 
 _PATH = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CONFIGURATIONS = {
     BUILD_BASE: (_PATH, "ENV LANG=C.UTF-8", 'CMD ["python3"]'),
     BASE: (_PATH, "ENV LANG=C.UTF-8", "USER 65532", "WORKDIR /home/nonroot", 'ENTRYPOINT ["/usr/bin/python3"]'),
 }
-"""The configuration of each base, as the public image has it."""
+"""The configuration of each base, as in the public image."""
 
 TAG = "localhost/gpu-plugin-test/gpu-plugin:1"
 
 SUCCESSOR, SUCCESSOR_VERSION = "localhost/gpu-plugin-test/gpu-plugin:2", "7.8.9"
-"""The image to upgrade to."""
+"""The image after an upgrade."""
 
 LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
-"""What `podman run` needs where the machine grants no more."""
+"""Options that `podman run` needs on a machine with restricted rights."""
 
 AGAIN = "localhost/gpu-plugin-test/again:1"
 """The image built a second time from the same sources and bases."""
 
 UNUSED_SECONDS = 24 * 3600
-"""An archive goes when no build and no test has used it for this long. Checkouts that are at work keep theirs, however many."""
+"""An archive is removed when no build and no test has used it for this time. The archives of active checkouts stay."""
 
 REVISION, CREATED = "0123456789abcdef0123456789abcdef01234567", "2024-02-29T12:00:00Z"
 """Labels of the test image."""
@@ -70,9 +70,9 @@ EPOCH = 1577836800
 
 
 def podman(storage: Path) -> list[str]:
-    """The start of a podman command whose images and containers lie below `storage`, with what works here.
+    """Return the start of a podman command that stores images and containers below `storage`, with options for this machine.
 
-    The storage driver overlay where the file system and the kernel have it, otherwise vfs, which copies all files for each layer.
+    The storage driver is overlay if the file system and the kernel support it, else vfs, which copies all files for each layer.
     """
     command = ["podman", f"--root={storage / 'storage'}", f"--runroot={storage / 'run'}"]
     command += ["--cgroup-manager=cgroupfs", f"--runtime={program('runc')}", "--log-level=error"]
@@ -82,14 +82,14 @@ def podman(storage: Path) -> list[str]:
 
 
 def run(command: Sequence[str], *, timeout: float = 600) -> str:
-    """The standard output of a command. Raises AssertionError with its messages if it fails."""
+    """Run a command and return its standard output. Raises AssertionError with its messages if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False, timeout=timeout)
     assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout
 
 
 def cleared(command: Sequence[str], storage: Path) -> None:
-    """Takes containers, images and mounts away, those of a build that failed half way too, so that `storage` can be removed."""
+    """Remove containers, images and mounts at the end, also after a failed build, so that `storage` can be removed."""
     run([*command, "rm", "--all", "--force", "--time=0"])
     run([*command, "rmi", "--all", "--force"])
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -98,32 +98,32 @@ def cleared(command: Sequence[str], storage: Path) -> None:
 
 
 def find(tag: str = TAG, version: str | None = None) -> Path:
-    """An OCI archive of the image as the checkout is now, called `tag` in it.
+    """Return the OCI archive of the image of the present checkout.
 
     Args:
-        tag: its name.
-        version: the version in the image, such as 0.1.1, to upgrade to. Its code is the checkout's,
-            but for `gpu_plugin.__version__`; its package metadata and bill of materials are those of the checkout too.
+        tag: the image's name in the archive.
+        version: the version in the image, such as 0.1.1, for tests of an upgrade. Its code, package metadata and bill of
+            materials are the checkout's, except for `gpu_plugin.__version__`.
 
     Raises:
-        MissingError: it was not built yet.
+        MissingError: the archive was not built yet.
     """
     place = _place(tag, version)
     try:
-        os.utime(place)  # the time of its last use, by which `install` keeps it
+        os.utime(place)  # sets the time of the last use, which `install` reads
     except FileNotFoundError:
         raise MissingError(f"not on this machine: the image {tag} of this checkout") from None
     return place
 
 
 def install(say: Callable[[str], None], tag: str = TAG, version: str | None = None) -> Path:
-    """The same, built where it is missing.
+    """Build the archive if it is missing, and return it.
 
-    A build takes about a minute, and asks the package index that pip on this machine asks. Another name or another version is
-    made of the same build within seconds, except `AGAIN`.
+    A build takes about a minute, and uses the package index of this machine's pip. An image with another name or version is
+    made from the same build within seconds, except `AGAIN`.
 
     Raises:
-        MissingError: this is no root, there is no podman or no base, or the build fails; the text says why.
+        MissingError: the user is not root, podman or a base is missing, or the build failed. The text has the reason.
     """
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def install(say: Callable[[str], None], tag: str = TAG, version: str | None = No
 
 def _install(place: Path, say: Callable[[str], None], tag: str, version: str | None) -> None:
     if os.geteuid() != 0:
-        raise MissingError("building an image needs root")
+        raise MissingError("the build of an image needs root")
     podman_module.find()
     bases = {name: archive.debian_system(packages) for name, packages in BASES.items()}
     first = _place(TAG, None)
@@ -189,9 +189,9 @@ def _files() -> Iterator[Path]:
 
 @contextmanager
 def _making(place: Path) -> Iterator[tuple[Path, Path, list[str]]]:
-    """Where to write an archive that then comes to `place`, a directory for files, and the start of a podman command there."""
-    making = place.with_name("image.tar.making")  # one at a time, by the lock
-    with tempfile.TemporaryDirectory(prefix="gpi-", dir="/tmp") as scratch:  # podman wants short paths
+    """Yield a path for an archive, a directory for files, and the start of a podman command. Move the archive to `place`."""
+    making = place.with_name("image.tar.making")  # the lock allows one build at a time
+    with tempfile.TemporaryDirectory(prefix="gpi-", dir="/tmp") as scratch:  # podman needs short paths
         at = Path(scratch)
         command = podman(at)
         try:
@@ -251,13 +251,13 @@ def _arguments() -> dict[str, str]:
 
 
 def tarred(system: Path, at: Path, more: Mapping[str, bytes] = {}, *, local_python: bool) -> Path:
-    """A root directory as `podman import` takes it, with the directories for mounts that an unpacked one lacks.
+    """Write an archive of a root directory for `podman import`, and add the directories for mounts that the root lacks.
 
     Args:
         system: the root directory.
         at: the archive to write.
-        more: files to add, by their paths without the first slash.
-        local_python: whether its Python is moved from /usr to /usr/local.
+        more: additional files by their paths without the first slash.
+        local_python: if True, move its Python from /usr to /usr/local.
     """
 
     def placed(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -282,10 +282,10 @@ _PYTHON = re.compile(r"^\./usr/((?:bin|lib)/python3)")
 
 
 def _index(at: Path) -> list[str]:
-    """Options by which pip in the build asks what this machine's pip asks: its settings as a secret, its files as volumes."""
-    said = run([sys.executable, "-m", "pip", "config", "list"])
-    settings = dict(line.partition("=")[::2] for line in said.splitlines() if "=" in line)
-    # `global.cert='...'`, `:env:.cert='...'`: what the environment says, last, wins
+    """Return options that give pip in the build the settings of this machine's pip as a secret, and its files as volumes."""
+    output = run([sys.executable, "-m", "pip", "config", "list"])
+    settings = dict(line.partition("=")[::2] for line in output.splitlines() if "=" in line)
+    # `global.cert='...'`, `:env:.cert='...'`: the value of the environment is last and wins
     plain = {key.rpartition(".")[2]: " ".join(shlex.split(value)) for key, value in settings.items()}
     options = []
     if certificate := plain.pop("cert", ""):
@@ -300,7 +300,7 @@ def _index(at: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Podman's: nothing of ours but how this machine reaches others, and how pip on it is set up."""
+    """Return podman's environment: this machine's variables for proxies and pip, HOME, LANG and PATH."""
     kept = {
         name: value
         for name, value in os.environ.items()

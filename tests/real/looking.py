@@ -1,4 +1,4 @@
-"""What a container sees of its GPUs, and the simulated node that it runs on."""
+"""A program that reports a container's GPUs and libraries, and the simulated node for it."""
 
 NODE = """\
 name: real-driver
@@ -10,7 +10,7 @@ dev: [/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools, /dev/nvidia-modese
 """
 
 NO_DEVICE, DRIVER_NOT_LOADED = 100, 9
-"""CUDA_ERROR_NO_DEVICE and NVML_ERROR_DRIVER_NOT_LOADED: a whole user space that misses nothing but the kernel's half."""
+"""CUDA_ERROR_NO_DEVICE and NVML_ERROR_DRIVER_NOT_LOADED: the user space is complete, and only the kernel driver is missing."""
 
 LOOK = """\
 import ctypes, json, os, stat

@@ -1,4 +1,4 @@
-"""Containers by podman and runc, given devices by their CDI names as a kubelet's runtime would."""
+"""Containers of podman and runc, which get devices by CDI name as from a kubelet's runtime."""
 
 import subprocess
 import tarfile
@@ -9,24 +9,24 @@ from tests.cluster.harness import binaries
 
 IMAGE = "localhost/gpu-plugin-test:1"
 
-# Where podman looks for specifications; in a mount namespace of its own another directory takes the place of the second.
+# The directories in which podman reads specifications. In a new mount namespace, a test mounts another directory over the second.
 SPECS = Path("/run/cdi")
 
 _IN_NAMESPACE = 'mount --bind "$1" /run/cdi && shift && exec "$@"'
 
 
 PACKAGES = {"podman": "podman", "runc": "runc", "unshare": "util-linux"}
-"""Debian's package of each program that is needed."""
+"""Debian's package of each needed program."""
 
 
 def find() -> None:
-    """Checks that podman and its companions are on this machine. Raises MissingError."""
+    """Check that podman and the other programs are on this machine. Raises MissingError."""
     if missing := _missing():
         raise binaries.MissingError(f"not on this machine: {', '.join(missing)}")
 
 
 def install(say: Callable[[str], None]) -> None:
-    """Installs them where they are missing. Raises MissingError."""
+    """Install the missing programs. Raises MissingError."""
     if missing := _missing():
         say(f"installing {', '.join(missing)}")
         binaries.install_packages([(PACKAGES[name],) for name in missing])
@@ -38,7 +38,7 @@ def _missing() -> list[str]:
 
 
 class Podman:
-    """One image of a small Debian system, and containers of it; all of it below `directory`."""
+    """An image of a small Debian system, and its containers. All files are below `directory`."""
 
     def __init__(self, directory: Path, system: Path) -> None:
         self._directory = directory
@@ -51,17 +51,17 @@ class Podman:
         self._podman("import", str(archive), IMAGE)
 
     def python(self, specs: Path, names: Sequence[str], code: str) -> str:
-        """What a Python program prints in a container that has these CDI devices, of specifications in `specs`."""
+        """Run a Python program in a container with these CDI devices of the specifications in `specs`. Return its output."""
         return self.run(specs, names, "python3", "-c", code)
 
     def run(self, specs: Path, names: Sequence[str], *command: str) -> str:
-        """What a program prints there. Raises AssertionError with what it complained of where it fails."""
+        """Run a program in a container and return its output. Raises AssertionError with its error output if it fails."""
         devices = [f"--device={name}" for name in names]
         limits = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
         return self._podman("run", "--rm", *limits, *devices, IMAGE, *command, specs=specs)
 
     def close(self) -> None:
-        """Takes the image away."""
+        """Remove the image."""
         self._podman("rmi", "--all", "--force")
 
     def _podman(self, *arguments: str, specs: Path | None = None) -> str:

@@ -1,14 +1,14 @@
-"""Starts a program in the sandbox that a systemd unit describes, on a machine whose first process is not systemd.
+"""Start a program in the sandbox of a systemd unit, on a machine whose first process is not systemd.
 
     python -m tests.real.sandbox UNIT DROP_IN... -- HOST_DIRECTORY:PATH... -- PROGRAM ARGUMENT...
 
-Obeyed of [Service], each as systemd.exec(5) describes it: CapabilityBoundingSet, NoNewPrivileges, ProtectSystem=strict with
-ReadWritePaths, StateDirectory and RuntimeDirectory, BindPaths, PrivateNetwork, PrivateIPC, RestrictAddressFamilies,
-MemoryDenyWriteExecute, SystemCallFilter with SystemCallErrorNumber, UMask. Cgroups (DevicePolicy, IPAddressDeny) and the
-rest are not; /tmp is read-only instead of private.
+Of [Service], it applies the following keys as described in systemd.exec(5): CapabilityBoundingSet, NoNewPrivileges,
+ProtectSystem=strict with ReadWritePaths, StateDirectory and RuntimeDirectory, BindPaths, PrivateNetwork, PrivateIPC,
+RestrictAddressFamilies, MemoryDenyWriteExecute, SystemCallFilter with SystemCallErrorNumber, UMask. It ignores cgroups
+(DevicePolicy, IPAddressDeny) and all other keys. /tmp is read-only instead of private.
 
-What the unit may write to is in this machine's own directories, so they are hidden in a mount namespace: /var/lib and /run
-are empty there, and each HOST_DIRECTORY lies at its PATH. /opt is this machine's.
+The unit may write to directories of this machine. A mount namespace hides them: /var/lib and /run are empty there, and each
+HOST_DIRECTORY is mounted at its PATH. /opt is this machine's /opt.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _MS_REC, _MS_PRIVATE, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 1 << 14, 1 << 
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
 _PROT_WRITE, _PROT_EXEC, _SHM_EXEC = 2, 4, 0o100000  # sys/mman.h, sys/shm.h
 _SCMP_ACT_ALLOW, _SCMP_ACT_ERRNO, _SCMP_CMP_MASKED_EQ = 0x7FFF0000, 0x00050000, 7  # seccomp.h of libseccomp
-_CAPABILITIES = {"CAP_SYS_ADMIN": 21}  # linux/capability.h, those that our units name
+_CAPABILITIES = {"CAP_SYS_ADMIN": 21}  # linux/capability.h: the capabilities in the units
 _FAMILIES = {"AF_UNIX": socket.AF_UNIX, "AF_INET": socket.AF_INET, "AF_INET6": socket.AF_INET6}
 _API_FILE_SYSTEMS = ("/dev", "/proc", "/sys")
 
@@ -35,10 +35,10 @@ Setting = Mapping[str, Sequence[str]]
 
 
 def settings(unit: Path, drop_ins: Sequence[Path] = ()) -> Setting:
-    """[Service] of a unit with its drop-ins: key to the words given to it in order, from the last empty assignment on.
+    """Return [Service] of a unit with its drop-ins: the words of each key in order, after its last empty assignment.
 
-    systemd.syntax(7): an empty assignment takes back what was said before. Single-valued keys (ProtectSystem) count by their
-    last word.
+    systemd.syntax(7): an empty assignment removes all former values. Of a key with a single value (ProtectSystem), the last word
+    is in force.
     """
     found: dict[str, list[str]] = {}
     for path in (unit, *drop_ins):
@@ -57,7 +57,7 @@ def settings(unit: Path, drop_ins: Sequence[Path] = ()) -> Setting:
 
 
 def system_calls(filters: Sequence[str]) -> set[str]:
-    """The system calls that the values of SystemCallFilter= leave, by the sets that this machine's systemd knows."""
+    """Return the system calls that the values of SystemCallFilter= allow, with the sets of this machine's systemd."""
     allowed = set(_set("@default"))  # always part of an allow-list
     for value in filters:
         calls = {call for word in value.removeprefix("~").split() for call in _set(word)}
@@ -69,8 +69,8 @@ def system_calls(filters: Sequence[str]) -> set[str]:
 def _set(name: str) -> frozenset[str]:
     if not name.startswith("@"):
         return frozenset((name,))
-    told = subprocess.run(["systemd-analyze", "syscall-filter", name], capture_output=True, text=True, check=True)
-    words = [word for line in told.stdout.splitlines()[1:] for word in [line.strip()] if word and word[0] != "#"]
+    listed = subprocess.run(["systemd-analyze", "syscall-filter", name], capture_output=True, text=True, check=True)
+    words = [word for line in listed.stdout.splitlines()[1:] for word in [line.strip()] if word and word[0] != "#"]
     return frozenset(call for word in words for call in _set(word))
 
 
@@ -79,20 +79,20 @@ def _said(unit: Setting, key: str, default: str = "") -> str:
 
 
 def enter(unit: Setting, places: Mapping[str, Path]) -> None:
-    """Puts this process into the unit's sandbox. There is no way back. `places`: path in the sandbox to directory here.
+    """Move this process into the unit's sandbox, permanently. `places` has the machine's directory for each path in the sandbox.
 
     Raises:
         OSError: the kernel refused a step.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     seccomp = ctypes.CDLL("libseccomp.so.2", use_errno=True)
-    calls = system_calls(unit.get("SystemCallFilter", ()))  # asked while programs can still be run
+    calls = system_calls(unit.get("SystemCallFilter", ()))  # read this while programs can still be started
     flags = _CLONE_NEWNS
     flags |= _CLONE_NEWNET if _said(unit, "PrivateNetwork") == "yes" else 0
     flags |= _CLONE_NEWIPC if _said(unit, "PrivateIPC") == "yes" else 0
     _check(libc.unshare(flags), "unshare")
     if _said(unit, "ProtectSystem") != "strict":
-        raise ValueError("only ProtectSystem=strict is known here")
+        raise ValueError("this sandbox supports only ProtectSystem=strict")
     writable = [*unit.get("ReadWritePaths", ())]
     writable += [f"/var/lib/{name}" for name in unit.get("StateDirectory", ())]
     writable += [f"/run/{name}" for name in unit.get("RuntimeDirectory", ())]
@@ -119,7 +119,7 @@ def _mounts(libc: ctypes.CDLL, places: Mapping[str, Path], writable: Sequence[st
     _mount(libc, "none", "/", "", _MS_REC | _MS_PRIVATE)
     for hidden in ("/var/lib", "/run"):
         _mount(libc, "tmpfs", hidden, "tmpfs", 0)
-        Path(hidden).chmod(0o755)  # as on a node; that of a new tmpfs is 1777
+        Path(hidden).chmod(0o755)  # the mode on a node; a new tmpfs has mode 1777
     for path, directory in held.items():
         Path(path).mkdir(parents=True, exist_ok=True)
         _mount(libc, f"/proc/self/fd/{directory}", path, "", _MS_BIND)
@@ -134,7 +134,7 @@ def _mounts(libc: ctypes.CDLL, places: Mapping[str, Path], writable: Sequence[st
 
 
 def _mounted() -> Iterator[tuple[str, int]]:
-    """Each mount point with the flags that a remount must name again, else the kernel refuses or drops them."""
+    """Return each mount point with the flags that a remount must repeat: otherwise the kernel refuses it or drops the flags."""
     known = {
         "nosuid": _MS_NOSUID,
         "nodev": _MS_NODEV,
@@ -156,7 +156,7 @@ def _mount(libc: ctypes.CDLL, source: str, target: str, kind: str, flags: int) -
 
 
 def _deny_families(seccomp: ctypes.CDLL, families: Sequence[int]) -> None:
-    """socket(2) of another family fails with EAFNOSUPPORT. Rules of one call are joined by "or", so each family has its own."""
+    """Make socket(2) of other families fail with EAFNOSUPPORT. Rules for a call are joined by "or", so each family has a rule."""
     filter_ = _filter(seccomp, _SCMP_ACT_ALLOW)
     number = seccomp.seccomp_syscall_resolve_name(b"socket")
     denied = [family for family in range(socket.AF_VSOCK + 10) if family not in families]
@@ -166,7 +166,7 @@ def _deny_families(seccomp: ctypes.CDLL, families: Sequence[int]) -> None:
 
 
 def _deny_writable_code(seccomp: ctypes.CDLL) -> None:
-    """No memory is both written and run, as systemd has it since 231 (systemd.exec(5), MemoryDenyWriteExecute)."""
+    """Forbid memory that is writable and executable, as systemd does since 231 (systemd.exec(5), MemoryDenyWriteExecute)."""
     filter_ = _filter(seccomp, _SCMP_ACT_ALLOW)
     both = _PROT_WRITE | _PROT_EXEC
     for name, argument, mask in (
@@ -203,7 +203,7 @@ class _Argument(ctypes.Structure):
 def _rule(
     seccomp: ctypes.CDLL, filter_: ctypes.c_void_p, action: int, number: int, where: tuple[int, int, int] | None = None
 ) -> None:
-    """`where`: the number of an argument, a mask, and what it must be under that mask for the rule to hold."""
+    """Add a rule. `where` has the number of an argument, a mask, and the masked value for which the rule holds."""
     conditions = () if where is None else (_Argument(where[0], _SCMP_CMP_MASKED_EQ, where[1], where[2]),)
     array = (_Argument * max(1, len(conditions)))(*conditions)
     code = seccomp.seccomp_rule_add_array(filter_, ctypes.c_uint32(action), number, len(conditions), array)

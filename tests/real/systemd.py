@@ -7,7 +7,7 @@ from tests.cluster.harness import binaries
 
 
 def find() -> str:
-    """Where systemd-analyze is. Raises MissingError."""
+    """Return the path of systemd-analyze. Raises MissingError."""
     found = shutil.which("systemd-analyze")
     if found is None:
         raise binaries.MissingError("not on this machine: systemd-analyze")
@@ -15,7 +15,7 @@ def find() -> str:
 
 
 def install(say: Callable[[str], None]) -> str:
-    """The same, installed where it is missing. Raises MissingError."""
+    """Install systemd-analyze if it is missing, and return its path. Raises MissingError."""
     if shutil.which("systemd-analyze") is None:
         say("installing systemd")
         binaries.install_packages([("systemd",), ("libseccomp2",)])

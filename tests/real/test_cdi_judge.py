@@ -1,4 +1,4 @@
-"""What the CDI library of container runtimes says of specifications, and what this project's own reader says of the same."""
+"""Compare the verdicts of container runtimes' CDI library and of this project's reader on the same specifications."""
 
 import copy
 import json
@@ -29,22 +29,22 @@ from tests.real import cdi_library
 
 @pytest.fixture(scope="module")
 def judge() -> Path:
-    """The program in `cdi_judge`."""
+    """The path of the program in `cdi_judge`."""
     return found(cdi_library.find)
 
 
 def judged(judge: Path, directory: Path, documents: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
-    """What is wrong with each document, empty where nothing is: for the library, for its JSON Schema, and for us."""
+    """Return the errors in each document according to the library, its JSON Schema and this project's readers; empty if valid."""
     files = {}
     for at, (name, content) in enumerate(documents.items()):
         file = directory / f"{at}.json"
         file.write_bytes(content)
         files[str(file)] = name
     command = [str(judge), *files]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
-    assert len(said) == len(documents)
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert len(lines) == len(documents)
     verdicts: dict[str, dict[str, str]] = {}
-    for verdict in map(json.loads, said):
+    for verdict in map(json.loads, lines):
         name = files[verdict.pop("file")]
         verdicts[name] = verdict | {"ours": ours(spec.from_json, documents[name]), "lax": ours(laxly, documents[name])}
     return verdicts
@@ -62,7 +62,7 @@ def ours(read: Callable[[bytes], spec.Spec], content: bytes) -> str:
 
 
 def drm(gpus: tuple[Gpu, ...], host: HostDevices) -> HostDevices:
-    """The host, with DRM nodes of its GPUs that only a group may open, and with nodes of all the other classes."""
+    """The host, with DRM nodes of its GPUs that only a group may open, and with nodes of all other classes."""
     nodes, of_gpus = dict(host.nodes), {}
     for at, gpu in enumerate(gpus):
         node = DeviceFile(226, at, 0o660, 44)
@@ -78,7 +78,7 @@ def with_graphics(gpu: Gpu) -> Gpu:
 
 
 def generated(directory: Path) -> Iterator[tuple[str, bytes]]:
-    """Every specification of every simulated node, by what it is of."""
+    """Yield every specification of every simulated node, with a name."""
     wanted = {
         "plain": CdiOptions(),
         "hook": CdiOptions(hook="/usr/bin/nvidia-ctk", classes=(GDRCOPY, GDS, MOFED), imex_channels=(0,)),
@@ -112,7 +112,7 @@ def test_every_specification_of_every_simulated_node_is_valid(judge, tmp_path):
     assert versions == {"0.3.0", "0.5.0", "0.7.0"}
     (tmp_path / "documents").mkdir()
     verdicts = judged(judge, tmp_path / "documents", documents)
-    assert {name: said for name, said in verdicts.items() if any(said.values())} == {}
+    assert {name: verdict for name, verdict in verdicts.items() if any(verdict.values())} == {}
 
 
 DOCUMENT: dict[str, Any] = {
@@ -156,7 +156,7 @@ DOCUMENT: dict[str, Any] = {
         }
     ],
 }
-"""One that has every field there is."""
+"""A specification with all fields."""
 
 VALUES: tuple[Any, ...] = (
     *(None, "", "x", "A=b", "=b", "/", "..", "a/b", "a\nb", "é", "none", "rwm", "b", "createRuntime", "v1.1.0"),
@@ -179,7 +179,7 @@ def at(content: Any, place: tuple[Any, ...]) -> Any:
 
 
 def changed() -> Iterator[tuple[str, dict[str, Any]]]:
-    """That document with one thing left out, doubled, added, or put in the place of another: by what was done."""
+    """Yield variants of DOCUMENT with one part removed, doubled, added or replaced. The name describes the change."""
     for place in places(DOCUMENT):
         title = ".".join(map(str, place))
         for value in VALUES:
@@ -209,35 +209,39 @@ STRICTER = {
     "expected 'int' <= 4095": "file modes beyond the permission bits are Go's own",
     "got 'null'": "the library takes null for a field that is left out, and its own schema refuses it",
 }
-"""Where we refuse what the library takes: the sentence, and why."""
+"""Documents that this project refuses and the library accepts: the error, and the reason."""
 
 STRICTER_THAN_RUNTIMES = {"got 'float'", "expected 'int' >= 0", "expected 'int' <= 4095"}
-"""The same of the reading that follows the library."""
+"""The same for the reader that follows the library."""
 
 ONLY_THE_SCHEMA = ("deviceNodes.0.uid = None", "deviceNodes.0.gid = None", "intelRdt = None")
-"""What the library takes and its schema refuses, null for what is left out; we go by the library, as runtimes do."""
+"""Null in place of a missing field: the library accepts it and its schema refuses it. This project follows the library."""
 
 
 def test_one_change_of_a_document_with_every_field_has_the_same_verdict(judge, tmp_path):
     documents = {"as it is": DOCUMENT, **dict(changed())}
     verdicts = judged(judge, tmp_path, {name: json.dumps(each).encode() for name, each in documents.items()})
     assert not any(verdicts["as it is"].values())
-    valid = [name for name, said in verdicts.items() if not said["library"] and not said["schema"]]
-    assert min(len(valid), len(verdicts) - len(valid)) > 200  # there is something to tell apart
-    taken = [name for name, said in verdicts.items() if said["library"] and not said["ours"]]
+    valid = [name for name, verdict in verdicts.items() if not verdict["library"] and not verdict["schema"]]
+    assert min(len(valid), len(verdicts) - len(valid)) > 200  # there are many valid and many invalid documents
+    taken = [name for name, verdict in verdicts.items() if verdict["library"] and not verdict["ours"]]
     assert taken == [], "we take what no runtime would"
-    assert [name for name, said in verdicts.items() if said["library"] and not said["lax"]] == []
-    refused = [said["lax"] for said in verdicts.values() if said["lax"] and not said["library"]]
+    assert [name for name, verdict in verdicts.items() if verdict["library"] and not verdict["lax"]] == []
+    refused = [verdict["lax"] for verdict in verdicts.values() if verdict["lax"] and not verdict["library"]]
     assert [why for why in refused if not any(sentence in why for sentence in STRICTER_THAN_RUNTIMES)] == []
-    by_us = {name: said["ours"] for name, said in verdicts.items() if said["ours"] and not said["library"]}
+    by_us = {name: verdict["ours"] for name, verdict in verdicts.items() if verdict["ours"] and not verdict["library"]}
     assert {name: why for name, why in by_us.items() if not any(sentence in why for sentence in STRICTER)} == {}
     assert {sentence for sentence in STRICTER if not any(sentence in why for why in by_us.values())} == set()
-    schema = [name for name, said in verdicts.items() if said["schema"] and not said["library"] and not said["ours"]]
+    schema = [
+        name
+        for name, verdict in verdicts.items()
+        if verdict["schema"] and not verdict["library"] and not verdict["ours"]
+    ]
     assert [name.removeprefix("devices.0.containerEdits.") for name in schema] == list(ONLY_THE_SCHEMA)
 
 
 def test_cache_monitoring_by_its_former_names_is_taken_though_the_newest_library_forgot_them(judge, tmp_path):
-    """Libraries before 1.1 know enableCMT and enableMBM, and specifications of theirs may lie on a node."""
+    """Libraries before 1.1 have enableCMT and enableMBM, and a node may have specifications with these fields."""
     document = copy.deepcopy(DOCUMENT)
     document["devices"][0]["containerEdits"]["intelRdt"] = {"enableCMT": True, "enableMBM": True}
     (verdict,) = judged(judge, tmp_path, {"": json.dumps(document).encode()}).values()

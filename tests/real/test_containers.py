@@ -1,4 +1,4 @@
-"""What a container gets, with NVIDIA's real user-space driver: exactly the kubelet's answer, and nothing else on the host."""
+"""A container gets exactly the contents of the kubelet's answer, with NVIDIA's real user-space driver."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.real.looking import DRIVER_NOT_LOADED, LOOK, NO_DEVICE, NODE
 
 @pytest.fixture(params=["debian", "installer"])
 def driver_root(request, nvidia, tmp_path) -> Path:
-    """A driver root with NVIDIA's libraries, as Debian lays it out and as the .run installer does."""
+    """A driver root with NVIDIA's libraries, with the layout of Debian and of the .run installer."""
     del nvidia
     make = archive.debian_root if request.param == "debian" else archive.installer_root
     return make(tmp_path / "driver")
@@ -78,7 +78,9 @@ async def test_containers_side_by_side_have_a_working_user_space_and_their_own_g
     assert len(own["one"]) == len(own["other"]) == 1
     assert own["one"] | own["other"] == whole
     assert own["large"].pop("/dev/nvidia1") == own["small"].pop("/dev/nvidia1") == [195, 1, "0o666"]
-    assert len(own["large"]) == len(own["small"]) == 2  # the GPU instance's and the compute instance's capability
+    assert (
+        len(own["large"]) == len(own["small"]) == 2
+    )  # the capabilities of the GPU instance and of the compute instance
     assert not own["large"].keys() & own["small"].keys()
     assert {path.rpartition("/")[0] for path in (*own["large"], *own["small"])} == {"/dev/nvidia-caps"}
 

@@ -1,4 +1,4 @@
-"""The image as a container runtime starts it: nothing to write to, no capabilities. And all files of its layers."""
+"""The image in a container without writable files and capabilities, and all files of its layers."""
 
 import dataclasses
 import json
@@ -34,13 +34,13 @@ PARTS = {
     "gpu-plugin and its dependencies": 9,
     "bytecode of both and of the standard library": 9,
 }
-"""The layers of the image: which one, and the MiB of its compressed form at most."""
+"""The layers of the image, and the largest size of their compressed form in MiB."""
 
 FORBIDDEN = re.compile(
     r"(ba|da|a|z|k|c|tc)?sh|busybox|perl.*|pip.*|easy_install|apt.*|dpkg.*|rpm|yum"
     r"|(g?cc|[cg]\+\+|cpp|ld|as|make)(-.*)?|su|sudo|mount|curl|wget"
 )
-"""Programs that are in no directory of programs."""
+"""Programs outside of the directories of programs."""
 
 INSTALLED = """
 import importlib.metadata, json, sys
@@ -85,12 +85,12 @@ print(json.dumps(len(names)))
 
 @dataclasses.dataclass
 class Containers:
-    """Podman with the one image."""
+    """Podman with the image."""
 
     command: list[str]
 
     def __call__(self, *arguments: str, options: tuple[str, ...] = ()) -> str:
-        """What the image's command prints, run as its default user under `HARDENED`."""
+        """Run the image's command as its default user with the options `HARDENED`, and return its output."""
         return image_build.run(
             [*self.command, "run", "--rm", *image_build.LIMITS, *HARDENED, *options, TAG, *arguments], timeout=60
         )
@@ -121,7 +121,7 @@ def containers(image: Path) -> Iterator[Containers]:
 
 @pytest.fixture(scope="session")
 def layers(image: Path) -> list[dict[str, tarfile.TarInfo]]:
-    """The files of each layer by their paths without the first slash; the first layer is the base."""
+    """The files of each layer by their paths without the first slash. The first layer is the base."""
     return [{_path(entry): entry for entry, _ in layer} for layer in _files(image)]
 
 
@@ -136,7 +136,7 @@ def _path(entry: tarfile.TarInfo) -> str:
 
 
 def _files(image: Path) -> Iterator[list[tuple[tarfile.TarInfo, bytes]]]:
-    """The entries of each layer with their contents."""
+    """Return the entries of each layer with their contents."""
     for layer in _document(image)[0]["layers"]:
         with (
             tarfile.open(image) as whole,
@@ -151,7 +151,7 @@ def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
 
 
 def _document(image: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The manifest and the configuration of an archive."""
+    """Return the manifest and the configuration of an archive."""
     with tarfile.open(image) as whole:
 
         def read(name: str) -> Any:
@@ -184,7 +184,7 @@ def test_it_says_what_it_is_and_runs_as_nobody_in_particular(image):
         "org.opencontainers.image.created": image_build.CREATED,
     }
     environment = dict(each.split("=", 1) for each in config["Env"])
-    assert "NVIDIA_VISIBLE_DEVICES" not in environment  # not every container of this image is to have every GPU
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment  # a container of this image must not get all GPUs by default
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
 
 
@@ -198,7 +198,7 @@ def test_nothing_is_setuid_and_the_added_files_are_roots_alone_to_write(layers, 
 
 
 OF_THE_BASE = "home/nonroot"
-"""The working directory of the base, which podman makes where an imported image lacks it."""
+"""The working directory of the base, which podman creates if an imported image lacks it."""
 
 
 def test_there_is_no_shell_no_compiler_no_pip_and_no_cache(layers):
@@ -215,9 +215,9 @@ def test_there_is_no_shell_no_compiler_no_pip_and_no_cache(layers):
 
 def test_nothing_of_how_it_was_built_is_in_it(image, added):
     manifest, configuration = _document(image)
-    said = json.dumps([manifest, configuration])
-    assert "PIP_" not in said
-    assert "secret" not in said
+    text = json.dumps([manifest, configuration])
+    assert "PIP_" not in text
+    assert "secret" not in text
     of_the_build = re.compile(
         rb"/run/secrets/(?:ca|pip)|[ '\"]/wheels|/opt/wheels|/source/(?:gpu_plugin|build|run)|pip\.conf"
     )
@@ -279,7 +279,7 @@ OF_NO_WHEEL = {
     r"usr/.*/__pycache__/.*": "bytecode of the standard library",
     r"etc/(hostname|hosts|resolv\.conf)": "empty files, on which a runtime mounts the files of the node",
 }
-"""Added files that are of no wheel, and their origin."""
+"""Added files that do not belong to a wheel, and their origin."""
 
 RECORDED = """
 import importlib.metadata, json, os
@@ -322,7 +322,7 @@ async def test_the_daemon_serves_a_kubelet_and_ends_at_once(containers, user, di
             os.chown(each, int(user.partition(":")[0]), -1)
         short_path.chmod(0o755)
         async with StandInKubelet(directory) as kubelet:
-            (directory / "kubelet.sock").chmod(0o777)  # whom it lets in is the kubelet's affair
+            (directory / "kubelet.sock").chmod(0o777)  # the kubelet decides which users may connect
             options = (*image_build.LIMITS, *HARDENED, f"--name={name}", f"--user={user}", "--env=PYTHONVERBOSE=1")
             mounts = (f"--volume={directory}:/var/lib/kubelet/device-plugins", f"--volume={state}:/var/lib/gpu-plugin")
             flags = ("--simulate=hgx-h100", "--cdi-dir=/tmp/cdi")
@@ -338,11 +338,11 @@ async def test_the_daemon_serves_a_kubelet_and_ends_at_once(containers, user, di
             assert time.perf_counter() - began < 2
             assert (await _podman(containers, "inspect", "--format={{.State.ExitCode}}", name)).strip() == "0"
         kubelet.check()
-        said = await anyio.to_thread.run_sync(_log, containers, name)
-        # The interpreter says "code object from FILE.py" of what it compiled, and quotes the name of bytecode that it read.
-        assert "code object from '/opt/gpu-plugin/lib" in said
-        assert re.findall(r"^# code object from (?!')\S+\.py$", said, re.MULTILINE) == []
-        assert re.findall(r"^# (?:wrote|could not create) .*$", said, re.MULTILINE) == []
+        text = await anyio.to_thread.run_sync(_log, containers, name)
+        # The interpreter logs "code object from FILE.py" for a file that it compiled, and quotes the name if it read bytecode.
+        assert "code object from '/opt/gpu-plugin/lib" in text
+        assert re.findall(r"^# code object from (?!')\S+\.py$", text, re.MULTILINE) == []
+        assert re.findall(r"^# (?:wrote|could not create) .*$", text, re.MULTILINE) == []
     finally:
         await _podman(containers, "rm", "--force", "--ignore", "--time=0", name)
 
@@ -359,7 +359,7 @@ def _log(containers: Containers, name: str) -> str:
 @pytest.mark.parametrize("processor", sorted(archive.MULTIARCH))
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 def test_there_are_wheels_by_hash_for_both_processors(image, python, processor, tmp_path):
-    del image  # where it could be built, the package index is there
+    del image  # the index is reachable, since the image was built
     machine = {"amd64": "x86_64", "arm64": "aarch64"}[processor]
     platforms = [f"--platform=manylinux{each}_{machine}" for each in ("2014", "_2_28", "_2_34")]
     command = [

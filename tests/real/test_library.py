@@ -1,4 +1,4 @@
-"""NVIDIA's own libnvidia-ml, where no driver is loaded: what it has, how it refuses, and that what we pass does it no harm."""
+"""NVIDIA's real libnvidia-ml without a loaded driver: its functions and errors, and calls with the plugin's arguments."""
 
 import ctypes
 import json
@@ -38,10 +38,10 @@ CALLS = {
     "event_set": (),
     "register_events": (HANDLE, 8, EVENTS),
 }
-"""What a GPU is asked in looks, with arguments that no library which is not open has any use for."""
+"""The calls of the port that read a GPU's state, with arguments. A library that is not initialized does not use them."""
 
 YOUNGER = {"margin_temperature", "unrepairable_memory"}
-"""Of them what a library of driver 535 has no function for."""
+"""The calls for which a library of driver 535 has no function."""
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_library_of_before_the_newer_question_for_the_temperature_has_the_olde
 
 
 def test_doctor_reports_a_driver_that_is_not_loaded_and_none_that_a_node_without_a_gpu_lacks(root: str) -> None:
-    """In a process that has loaded no other library."""
+    """Run in a process that has not loaded another library."""
     command = [sys.executable, "-m", "gpu_plugin", "doctor", "--driver-root-ctr-path", root, "-o", "json"]
     done = subprocess.run(command, check=False, capture_output=True, timeout=50)
     [library] = [each for each in json.loads(done.stdout)["findings"] if each["check"] == "driver-library"]

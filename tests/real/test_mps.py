@@ -1,4 +1,4 @@
-"""MPS with NVIDIA's own control daemon, which runs without a GPU; only its servers need one."""
+"""MPS with NVIDIA's real control daemon, which runs without a GPU. Only MPS servers need a GPU."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ DEVICES = 8 * REPLICAS
 
 
 class Real:
-    """NVIDIA's control program over one MPS root, and a daemon begun as the mps-control-daemon of its DaemonSet does."""
+    """NVIDIA's control program with an MPS root. It starts a daemon as the mps-control-daemon of NVIDIA's DaemonSet does."""
 
     def __init__(self, program: Path, root: Path) -> None:
         self.program, self.root = program, root
@@ -38,11 +38,11 @@ class Real:
         }
 
     def ask(self, *commands: str) -> list[str]:
-        """What the daemon answers to each."""
+        """Return the daemon's answer to each command."""
         return [self._ask(command) for command in commands]
 
     def _ask(self, command: str) -> str:
-        """Asks again where a question of the device plugin's came between: the daemon then refuses, or says nothing."""
+        """Send a command. Retry if a command of the device plugin came between: it is then refused, or the answer is empty."""
         until = time.monotonic() + PATIENCE
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -55,13 +55,13 @@ class Real:
                     check=False,
                     timeout=2,
                 )
-                said = done.stdout.strip()
-                if not done.returncode and (said or "percentage" not in command):
-                    return said
+                replies = done.stdout.strip()
+                if not done.returncode and (replies or "percentage" not in command):
+                    return replies
             assert time.monotonic() < until, f"{command!r} is not answered"
 
     def begin(self, how: str) -> subprocess.Popen[bytes]:
-        """The daemon, not told anything."""
+        """Start the daemon without sending a command."""
         for made in (self.pipe, self.log):
             made.mkdir(parents=True, exist_ok=True)
         return subprocess.Popen([self.program, how], env={**self.environ, "CUDA_VISIBLE_DEVICES": "0"})
@@ -77,7 +77,7 @@ class Real:
         (self.root / ".ready").touch()
 
     def pids(self) -> list[int]:
-        """The daemons that have this pipe directory in their environment, however they were begun; no clients."""
+        """Return the process ids of all daemons with this pipe directory in their environment, without clients."""
         wanted = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}\0".encode()
         return [
             int(process.name)
@@ -88,7 +88,7 @@ class Real:
         ]
 
     async def kill(self) -> None:
-        """Kills the daemon by its process id; its files stay."""
+        """Kill the daemon by its process id. Its files stay."""
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
         with anyio.fail_after(PATIENCE):
@@ -99,7 +99,7 @@ class Real:
 def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         return b""
 
 
@@ -121,7 +121,7 @@ def mps(directory, real):
 
 @pytest.fixture
 def plugin(directory, mps):
-    """Starts the device plugin, its control program found under the driver root unless that has none."""
+    """Start the device plugin, which uses the control program in the driver root if there is a program."""
     made = DaemonProcess(directory)
 
     def start(driver_root: Path) -> None:
@@ -201,7 +201,7 @@ async def test_a_real_daemon_with_other_limits_is_a_warning_and_serves_no_device
     await kubelet.wait_for(healthy(kubelet, DEVICES), timeout=PATIENCE)
     (daemon,) = real.pids()
     os.kill(daemon, signal.SIGSTOP)
-    (real.root / GPU / ".started").touch()  # asked at once, since its signs are others
+    (real.root / GPU / ".started").touch()  # the changed file makes the plugin check the daemon at once
     await log.said("has not answered 'get_default_active_thread_percentage' for 5 s", seconds=PATIENCE)
     await kubelet.wait_for(healthy(kubelet, 0), timeout=PATIENCE)
     os.kill(daemon, signal.SIGCONT)
@@ -229,15 +229,15 @@ async def test_the_stand_in_answers_as_the_real_daemon_does(real, directory):
     commands += [f"get_{threads}", f"get_{memory} 0"]
     commands += [line for limit in ("500M", "1500M") for line in (f"set_{memory} 0 {limit}", f"get_{memory} 0")]
     commands += ["bogus 3", "quit"]
-    said = []
+    replies = []
     for daemon in (real, stand_in):
         process = daemon.begin("-f")
         try:
-            said.append(daemon.ask(*commands))
+            replies.append(daemon.ask(*commands))
         finally:
             process.kill()
             process.wait()
-    assert said[0] == said[1]
+    assert replies[0] == replies[1]
 
 
 async def test_nvidias_daemon_is_told_all_its_limits_though_the_device_plugin_waits_for_it(

@@ -1,4 +1,4 @@
-"""Hostile containers and NVIDIA's own MPS daemon: users 0 and 1000, each with the mounts of Allocate."""
+"""Hostile containers and NVIDIA's real MPS daemon: users 0 and 1000, each with the mounts of Allocate's answer."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ SECRET = b"a file of the node\n"
 
 @pytest.fixture
 def program(nvidia, short_path):
-    """NVIDIA's program, where a user other than root can be given it."""
+    """NVIDIA's program, at a path that users other than root can read."""
     if os.geteuid() != 0:
         cannot("a mount namespace and another user need root")
     return Path(shutil.copy(nvidia / "usr/bin" / PROGRAM, short_path / PROGRAM))
@@ -84,7 +84,7 @@ def containers(program):
 
 
 async def serve(mps, program, kubelet, plugin: DaemonProcess):
-    """The daemons and the plugin. Returns what Allocate answers for one device."""
+    """Start the daemons and the plugin. Return the answer of Allocate for one device."""
     plugin.start("--config-file", str(mps.config), "--mps-root", str(mps.root))
     mps.run("--mps-control-binary", str(program))
     await kubelet.wait_for(healthy(kubelet, DEVICES), timeout=PATIENCE)
@@ -193,10 +193,10 @@ def _counted_since(node: Mps, before: Counts) -> bool:
 
 
 async def threads_of(container: Container) -> str:
-    """The share of threads that the daemon gives a client, as the container reads it.
+    """Return the share of threads that the daemon gives a client, as read in the container.
 
-    NVIDIA's daemon has one control connection. A client that asks while a probe has it is refused, or gets an empty answer, so
-    the client asks again.
+    NVIDIA's daemon has only one control connection. While a probe uses it, the daemon refuses a client's command or sends an
+    empty answer, so the client retries.
     """
     with anyio.fail_after(PATIENCE):
         while not (answer := await anyio.to_thread.run_sync(container.do, "ask", QUESTIONS[0])):
@@ -229,14 +229,14 @@ async def test_limits_that_a_container_lifts_are_restored(node, containers, capl
         container = containers(uid, mounts(node), f"/mps/{GPU}/pipe")
         for change in ("set_default_active_thread_percentage 100", "set_default_device_pinned_mem_limit 1 0M"):
             before = read_counts(node.root)[GPU]
-            with anyio.fail_after(PATIENCE):  # a change during a probe is refused, so the client sends it again
+            with anyio.fail_after(PATIENCE):  # the daemon refuses a change during a probe, so the client sends it again
                 while not _counted_since(node, before):
                     await anyio.to_thread.run_sync(container.do, "ask", change)
                     with anyio.move_on_after(2):
                         while not _counted_since(node, before):
                             await anyio.sleep(0.01)
         assert node.is_ready()
-        with anyio.fail_after(PATIENCE):  # a probe at the same time is refused, or answered nothing
+        with anyio.fail_after(PATIENCE):  # a probe at the same time is refused or gets an empty answer
             while await anyio.to_thread.run_sync(container.do, "ask", *QUESTIONS) != "25.0 19G 19G":
                 await anyio.sleep(0.05)
     assert "a client has changed the limits of its MPS daemon" in caplog.text

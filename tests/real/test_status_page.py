@@ -1,6 +1,6 @@
 """The status page in a real browser: the real daemon on a simulated node, under the stand-in kubelet.
 
-E2E_PICTURES names a directory for pictures of what was seen.
+If the environment variable E2E_PICTURES is set, pictures of the page are written to that directory.
 """
 
 import os
@@ -77,15 +77,15 @@ async def crowded(daemon: DaemonProcess, kubelet: StandInKubelet, port: int) -> 
 
 
 async def seen(browser: Browser, name: str) -> None:
-    """Keeps a picture, where somebody wants to look at it."""
+    """Write a picture of the page if E2E_PICTURES is set."""
     if folder := os.environ.get("E2E_PICTURES"):
         await browser.picture(Path(folder) / f"{name}.png")
 
 
 def clean(browser: Browser, url: str) -> None:
-    """The console has complained of nothing, and nobody else was asked for anything."""
-    said, asked = browser.logs()
-    assert said == []
+    """Check that the console has no messages, and that the page requested nothing from other addresses."""
+    messages, asked = browser.logs()
+    assert messages == []
     assert [address for address in asked if not address.startswith((url, "about:"))] == []
 
 
@@ -93,7 +93,7 @@ async def test_a_fault_is_seen_without_a_reload_and_what_one_was_doing_goes_on(b
     await serving(daemon, kubelet, port)
     await kubelet.admit("train-0", {GPU: 8})
     await browser.open(url)
-    await browser.until(HEADLINE, lambda told: told == "All 8 GPUs are Healthy")
+    await browser.until(HEADLINE, lambda result: result == "All 8 GPUs are Healthy")
     await browser.until(STATE, lambda state: state == "live")
     assert "No problems found" in await browser.run("return document.getElementById('complaints').textContent")
     await seen(browser, "well")
@@ -102,8 +102,8 @@ async def test_a_fault_is_seen_without_a_reload_and_what_one_was_doing_goes_on(b
         "one.querySelector('summary').focus()"
     )
     daemon.fault(3, xid=79)
-    await browser.until(HEADLINE, lambda told: told == "1 of 8 GPUs is Unhealthy")
-    told = await browser.run("return document.getElementById('complaints').innerText")
+    await browser.until(HEADLINE, lambda result: result == "1 of 8 GPUs is Unhealthy")
+    result = await browser.run("return document.getElementById('complaints').innerText")
     for words in (
         "GPU 3 is Unhealthy",
         "Xid 79",
@@ -112,14 +112,16 @@ async def test_a_fault_is_seen_without_a_reload_and_what_one_was_doing_goes_on(b
         "drain the node and reboot it",
         "default/train-0",
     ):
-        assert words in told
+        assert words in result
     assert await browser.run("return document.getElementById('announcement').textContent") == "1 of 8 GPUs is Unhealthy"
     assert await browser.run("return document.title") == "1 of 8 GPUs is Unhealthy - node-1"
     assert await browser.run("return window.marked") == 1
     assert await browser.run("return document.querySelector('#devices details').open")
     assert await browser.run("return document.activeElement.tagName") == "SUMMARY"
-    await browser.until("return document.querySelector('#events tbody').innerText", lambda told: "Xid 79" in told)
-    await browser.until("return document.querySelector('.age').textContent", lambda told: re.search(r"\d+ s ago", told))
+    await browser.until("return document.querySelector('#events tbody').innerText", lambda result: "Xid 79" in result)
+    await browser.until(
+        "return document.querySelector('.age').textContent", lambda result: re.search(r"\d+ s ago", result)
+    )
     assert await browser.until("return document.querySelector('.wide img').naturalWidth") > 100
     clean(browser, url)
 
@@ -137,12 +139,12 @@ async def test_after_a_restart_it_goes_on_and_meanwhile_it_calls_itself_stale(br
     assert "does not answer" in await browser.run("return document.getElementById('announcement').textContent")
     assert await browser.run("return document.getElementById('connection').innerText.includes('Stale')")
     await seen(browser, "stale")
-    browser.logs()  # that nobody answered is what the console complained of
+    browser.logs()  # discard the console's errors about the missing server
     daemon.start(*flags(port))
     await kubelet.wait_for(healthy(kubelet, 8), timeout=60)
     daemon.fault(2, xid=79)
     await browser.until(STATE, lambda state: state == "live")
-    await browser.until(HEADLINE, lambda told: told == "1 of 8 GPUs is Unhealthy")
+    await browser.until(HEADLINE, lambda result: result == "1 of 8 GPUs is Unhealthy")
     assert await browser.run("return window.marked") == 1
 
 
@@ -154,9 +156,9 @@ async def test_who_gets_no_stream_looks_again_every_few_seconds(browser, daemon,
         assert (await client.receive()).startswith(b"HTTP/1.1 200")
     await browser.open(url)
     words = "return document.getElementById('connection-state').textContent"
-    await browser.until(words, lambda told: told == "Updated every few seconds")
+    await browser.until(words, lambda result: result == "Updated every few seconds")
     daemon.fault(3, xid=79)
-    await browser.until(HEADLINE, lambda told: told == "1 of 8 GPUs is Unhealthy")
+    await browser.until(HEADLINE, lambda result: result == "1 of 8 GPUs is Unhealthy")
     for client in others:
         await client.aclose()
     await browser.until(STATE, lambda state: state == "live")
@@ -168,8 +170,8 @@ async def test_light_and_dark(browser, daemon, kubelet, port, url):
     for scheme in ("light", "dark"):
         await browser.open(url, scheme=scheme)
         await browser.until(STATE, lambda state: state == "live")
-        told = await browser.run("return getComputedStyle(document.body).backgroundColor")
-        paper[scheme] = sum(int(part) for part in re.findall(r"\d+", told)[:3])
+        result = await browser.run("return getComputedStyle(document.body).backgroundColor")
+        paper[scheme] = sum(int(part) for part in re.findall(r"\d+", result)[:3])
     assert paper["light"] > 600
     assert paper["dark"] < 120
 
@@ -181,14 +183,14 @@ async def test_all_of_it_is_within_reach_of_the_keyboard(browser, daemon, kubele
     reached = []
     for _ in range(40):
         await browser.press(TAB)
-        told = await browser.run(
+        result = await browser.run(
             "const one = document.activeElement, style = getComputedStyle(one);"
             "return [one.tagName, one.getAttribute('aria-label') || one.textContent.trim(), style.outlineStyle]"
         )
-        if told[0] == "BODY":
+        if result[0] == "BODY":
             break
-        assert told[2] != "none", f"the focus cannot be seen on {told}"
-        reached.append(told[1])
+        assert result[2] != "none", f"the focus cannot be seen on {result}"
+        reached.append(result[1])
     assert reached[:3] == ["Skip to the content", "Needs attention", "Node"]
     for name in ("GPU 0: 1 device", "GPU 7: 1 device", "Picture of the links", "As a table", "status.json"):
         assert any(each.startswith(name) for each in reached), f"{name} is not among {reached}"
@@ -200,10 +202,10 @@ async def test_all_of_it_is_within_reach_of_the_keyboard(browser, daemon, kubele
 
 
 async def names(browser: Browser) -> dict[str, list[str]]:
-    """What a screen reader is told: the names of what is there, by role."""
-    told = await browser.command("Accessibility.getFullAXTree")
+    """Return the names in the accessibility tree by role, as a screen reader gets them."""
+    result = await browser.command("Accessibility.getFullAXTree")
     found: dict[str, list[str]] = {}
-    for node in told["nodes"]:
+    for node in result["nodes"]:
         if not node.get("ignored"):
             found.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
     return found
@@ -214,30 +216,30 @@ async def test_what_a_screen_reader_is_told(browser, daemon, kubelet, port, url,
     await serving(daemon, kubelet, port)
     daemon.fault(3, xid=79)
     await browser.open(url, width=width)
-    await browser.until(HEADLINE, lambda told: told == "1 of 8 GPUs is Unhealthy")
-    told = await names(browser)
+    await browser.until(HEADLINE, lambda result: result == "1 of 8 GPUs is Unhealthy")
+    result = await names(browser)
     for role in ("banner", "main", "contentinfo", "status"):
-        assert len(told[role]) == 1
-    assert told["navigation"] == ["Sections"]
+        assert len(result[role]) == 1
+    assert result["navigation"] == ["Sections"]
     headings = ["Needs attention", "Node", "GPUs", "Pods", "Devices", "Links", "Events"]
-    assert [name for name in told["region"] if name in headings] == headings
-    assert {"GPUs of node node-1", *headings} <= set(told["heading"])
-    assert any("GPU 3 is Unhealthy" in name for name in told["heading"])
-    assert {"GPUs of this node", "Resources served to the kubelet"} <= set(told["table"])
-    assert {"GPU", "Health", "Temperature", "Power", "Memory", "Devices"} <= set(told["columnheader"])
-    assert len([name for name in told["rowheader"] if "NVIDIA H100" in name]) == 8
-    assert [name for name in told["image"] if "How the GPUs are linked" in name]
+    assert [name for name in result["region"] if name in headings] == headings
+    assert {"GPUs of node node-1", *headings} <= set(result["heading"])
+    assert any("GPU 3 is Unhealthy" in name for name in result["heading"])
+    assert {"GPUs of this node", "Resources served to the kubelet"} <= set(result["table"])
+    assert {"GPU", "Health", "Temperature", "Power", "Memory", "Devices"} <= set(result["columnheader"])
+    assert len([name for name in result["rowheader"] if "NVIDIA H100" in name]) == 8
+    assert [name for name in result["image"] if "How the GPUs are linked" in name]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (320, "light")])
 async def test_rules_for_accessible_pages(browser, daemon, kubelet, port, url, width, scheme, axe):
     await crowded(daemon, kubelet, port)
     await browser.open(url, width=width, scheme=scheme)
-    await browser.until(HEADLINE, lambda told: told.startswith("2 of 16 GPUs are Unhealthy"))
+    await browser.until(HEADLINE, lambda result: result.startswith("2 of 16 GPUs are Unhealthy"))
     await browser.run(axe)
     await browser.run("document.querySelectorAll('details').forEach((each, at) => { each.open = at < 3 })")
-    await browser.run("window.judged = null; axe.run().then((told) => { window.judged = told })")
-    judged = await browser.until("return window.judged", lambda told: told is not None)
+    await browser.run("window.judged = null; axe.run().then((result) => { window.judged = result })")
+    judged = await browser.until("return window.judged", lambda result: result is not None)
     assert [(each["id"], each["nodes"][0]["html"][:200]) for each in judged["violations"]] == []
     assert {"color-contrast", "region", "list", "image-alt"} <= {each["id"] for each in judged["passes"]}
 
@@ -252,10 +254,10 @@ def axe() -> str:
 async def test_448_devices_of_100_pods_are_legible(browser, daemon, kubelet, port, url, width):
     await crowded(daemon, kubelet, port)
     await browser.open(url, width=width, scheme="dark" if width == 320 else "light")
-    await browser.until(HEADLINE, lambda told: told == "2 of 16 GPUs are Unhealthy, 1 degraded")
+    await browser.until(HEADLINE, lambda result: result == "2 of 16 GPUs are Unhealthy, 1 degraded")
     drawn = "return [...document.querySelectorAll('.cells path:not(.cross)')].map((each) => each.getAttribute('d')).join('')"
-    await browser.until(drawn, lambda told: told.count("h8v8h-8z") == 448)
-    await browser.until("return document.getElementById('gpus').innerText", lambda told: "held" in told)
+    await browser.until(drawn, lambda result: result.count("h8v8h-8z") == 448)
+    await browser.until("return document.getElementById('gpus').innerText", lambda result: "held" in result)
     assert await browser.run("return document.documentElement.scrollWidth") <= width
     smallest = await browser.run(
         "return Math.min(...[...document.querySelectorAll('main *')].filter((each) => each.innerText)"
@@ -278,7 +280,7 @@ async def test_nothing_sticks_out_at_any_width(browser, daemon, kubelet, port, u
     await crowded(daemon, kubelet, port)
     for width in (1920, 1280, 1160, 1150, 800, 600, 320):
         await browser.open(url, width=width)
-        await browser.until(HEADLINE, lambda told: told == "2 of 16 GPUs are Unhealthy, 1 degraded")
+        await browser.until(HEADLINE, lambda result: result == "2 of 16 GPUs are Unhealthy, 1 degraded")
         await browser.run("document.querySelectorAll('details').forEach((each) => { each.open = true })")
         assert await browser.run("return document.documentElement.scrollWidth") <= width
         laid_out = await browser.run("return getComputedStyle(document.querySelector('#gpus tbody tr')).display")
@@ -293,11 +295,11 @@ async def test_without_scripts_it_is_as_it_was_when_it_was_loaded_and_says_so(br
     try:
         await browser.open(url)
         root = await browser.command("DOM.getDocument")
-        told = (await browser.command("DOM.getOuterHTML", nodeId=root["root"]["nodeId"]))["outerHTML"]
+        result = (await browser.command("DOM.getOuterHTML", nodeId=root["root"]["nodeId"]))["outerHTML"]
     finally:
         await browser.command("Emulation.setScriptExecutionDisabled", value=False)
     for words in ("1 of 8 GPUs is Unhealthy", "Xid 79", "This page does not update itself.", "reload the page"):
-        assert words in told
+        assert words in result
 
 
 async def test_names_of_pods_are_texts_and_scripts_of_others_never_run(browser, daemon, kubelet, port, url):
@@ -305,17 +307,17 @@ async def test_names_of_pods_are_texts_and_scripts_of_others_never_run(browser, 
     hostile = "<img src=x onerror=window.caught=1><script>window.caught=1</script>"
     await kubelet.admit(hostile, {GPU: 1})
     await browser.open(url)
-    await browser.until("return document.getElementById('gpus').innerText", lambda told: hostile in told)
+    await browser.until("return document.getElementById('gpus').innerText", lambda result: hostile in result)
     assert await browser.run("return document.querySelectorAll('#gpus img').length") == 0
     clean(browser, url)
     await browser.run(
         "const one = document.createElement('script'); one.textContent = 'window.caught = 1'; document.body.append(one);"
         "document.body.insertAdjacentHTML('beforeend', '<img src=none onerror=\"window.caught=1\">')"
     )
-    await anyio.sleep(0.3)  # the time in which such a script would run
+    await anyio.sleep(0.3)  # enough time for such a script to run
     assert await browser.run("return window.caught === undefined")
-    said, _ = browser.logs()
-    assert any("Content Security Policy" in line for line in said)
+    messages, _ = browser.logs()
+    assert any("Content Security Policy" in line for line in messages)
 
 
 async def test_before_the_daemon_has_a_configuration_the_page_says_what_it_waits_for(
@@ -338,8 +340,8 @@ async def test_before_the_daemon_has_a_configuration_the_page_says_what_it_waits
     await browser.open(url)
     await browser.until(STATE, lambda state: state == "live")
     assert await browser.run(HEADLINE) == "Nothing is served yet"
-    told: Any = await browser.run("return document.getElementById('complaints').innerText")
-    assert len(told) > 20
+    result: Any = await browser.run("return document.getElementById('complaints').innerText")
+    assert len(result) > 20
     await seen(browser, "waiting")
     clean(browser, url)
 

@@ -1,4 +1,4 @@
-"""The systemd units: what systemd says of them, and the daemon in their sandbox (`sandbox.py`) under the stand-in kubelet."""
+"""The systemd units: the checks of systemd, and the daemon in their sandbox (`sandbox.py`) with the stand-in kubelet."""
 
 import ctypes
 import json
@@ -31,7 +31,7 @@ UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 PLUGIN, MPS = UNITS / "gpu-plugin.service", UNITS / "gpu-plugin-mps.service"
 NETWORK, MIG = UNITS / "drop-ins" / "network.conf", UNITS / "drop-ins" / "mig.conf"
 EXPOSURE = {"plugin": 0.9, "plugin with drop-ins": 2.1, "mps": 5.3}
-"""What `systemd-analyze security` of systemd 252 gives, from 0 (shut in) to 10."""
+"""The exposure level of `systemd-analyze security`, systemd 252: from 0 (most restricted) to 10."""
 
 PROBE = """
 import json, mmap, os, socket
@@ -57,7 +57,7 @@ print(json.dumps({
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A file system root with the units, installed as the page says, and the programs that they name."""
+    """A file system root with the units, installed as in docs/systemd.md, and the units' programs."""
     system = tmp_path / "etc/systemd/system"
     (system / "gpu-plugin.service.d").mkdir(parents=True)
     for unit in (PLUGIN, MPS):
@@ -77,7 +77,7 @@ def _drop_in(root: Path, *files: Path) -> None:
 
 
 def _verify(root: Path, *units: str) -> subprocess.CompletedProcess[str]:
-    # What units are ordered after is not in that root, which only the recursive check would mind.
+    # The units in After= are not in that root. Only the recursive check would report that.
     command = [found(systemd.find), "verify", f"--root={root}", "--recursive-errors=no", "--man=no", *units]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -107,9 +107,9 @@ def test_a_key_that_systemd_does_not_know_would_be_told(root):
 def test_exposure_is_no_greater_than_measured(root, unit, drop_ins, bound):
     _drop_in(root, *drop_ins)
     command = [found(systemd.find), "security", "--offline=true", f"--root={root}", "--no-pager", unit.name]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    [line] = [line for line in told.splitlines() if "Overall exposure level" in line]
-    assert float(line.partition(": ")[2].split()[0]) <= bound, told
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    [line] = [line for line in output.splitlines() if "Overall exposure level" in line]
+    assert float(line.partition(": ")[2].split()[0]) <= bound, output
 
 
 def test_units_run_commands_and_variables_that_exist(capsys):
@@ -135,7 +135,7 @@ RUN = (sys.executable, "-m", "gpu_plugin", "run")
 
 
 class Sandboxed:
-    """Programs in the sandbox of gpu-plugin.service, with a directory of this machine in place of each that they may write."""
+    """Programs in the sandbox of gpu-plugin.service. A directory of this machine replaces each directory that they may write."""
 
     def __init__(self, root: Path) -> None:
         self.kubelet_root, self.state, self.cdi, self.mps = (root / name for name in ("kubelet", "state", "cdi", "mps"))
@@ -159,18 +159,18 @@ class Sandboxed:
         ]
 
     def start(self, drop_ins: Sequence[Path] = (), **environ: str) -> subprocess.Popen[bytes]:
-        """`gpu-plugin run` with no flag, as the unit has it."""
+        """Start `gpu-plugin run` without flags, as in the unit."""
         return self._run(self.command(*RUN, drop_ins=drop_ins), environ)
 
     def start_mps(self, **environ: str) -> subprocess.Popen[bytes]:
-        """`gpu-plugin mps` as its unit has it."""
+        """Start `gpu-plugin mps` as in its unit."""
         own = dict(word.split("=", 1) for word in sandbox.settings(MPS)["Environment"])
         return self._run(self.command(sys.executable, "-m", "gpu_plugin", "mps", unit=MPS), {**own, **environ})
 
     def start_outside(self, **environ: str) -> subprocess.Popen[bytes]:
-        """The same with this machine's rights."""
+        """Start `gpu-plugin run` outside of the sandbox."""
         own = {"DEVICE_PLUGIN_DIR": str(self.directory), "STATE_DIR": str(self.state), "CDI_DIR": str(self.cdi)}
-        # But for that of making device nodes: NVIDIA's library makes /dev/nvidiactl of this machine where it may.
+        # Drop the right to create device nodes: otherwise NVIDIA's library would create this machine's /dev/nvidiactl.
         return self._run(("setpriv", "--bounding-set=-mknod", "--inh-caps=-mknod", *RUN), {**own, **environ})
 
     def _run(self, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -181,14 +181,14 @@ class Sandboxed:
         return process
 
     def probe(self, *drop_ins: Path) -> Mapping[str, object]:
-        """What a program may do there."""
+        """Run PROBE in the sandbox and return its result: the rights of a program there."""
         paths = ("/etc", "/usr", "/opt", "/run", "/run/cdi", "/var/lib", "/var/lib/gpu-plugin", "/var/lib/kubelet")
         program = PROBE % ((*paths, "/var/lib/kubelet/device-plugins"),)
         command = self.command(sys.executable, "-c", program, drop_ins=drop_ins)
         done = subprocess.run(command, capture_output=True, text=True, cwd=UNITS.parents[1], check=False)
         assert done.returncode == 0, done.stderr
-        told: Mapping[str, object] = json.loads(done.stdout)
-        return told
+        output: Mapping[str, object] = json.loads(done.stdout)
+        return output
 
     def close(self) -> None:
         for process in self.processes:
@@ -283,7 +283,9 @@ async def test_the_daemon_does_its_work_in_the_sandbox(sandboxed, kubelet):
     assert {name.rpartition("=")[2] for name in allocation.response.cdi_devices} <= names
     assert len(allocation.response.cdi_devices) == 2
     for file in sandboxed.cdi.iterdir():
-        assert stat.S_IMODE(file.stat().st_mode) == 0o644  # runtimes of other users read them; the unit's umask is 0077
+        assert (
+            stat.S_IMODE(file.stat().st_mode) == 0o644
+        )  # other users' runtimes read the files, although the unit's umask is 0077
     await kubelet.restart()
     await kubelet.wait_for(healthy(kubelet, 7))
 
@@ -292,10 +294,10 @@ async def test_the_daemon_does_its_work_in_the_sandbox(sandboxed, kubelet):
     assert await anyio.to_thread.run_sync(process.wait) == 0
     assert time.perf_counter() - began < 2
     sandboxed.start(**settings)
-    await kubelet.wait_for(healthy(kubelet, 7), timeout=20)  # the state directory was written
-    told = sandboxed.log.read_text()
+    await kubelet.wait_for(healthy(kubelet, 7), timeout=20)  # the daemon wrote to the state directory
+    output = sandboxed.log.read_text()
     for trouble in ("Traceback", "not permitted", "ermission denied", "ead-only"):
-        lines = [line for line in told.splitlines() if trouble in line and "simulated device nodes" not in line]
+        lines = [line for line in output.splitlines() if trouble in line and "simulated device nodes" not in line]
         assert not lines
 
 
@@ -317,8 +319,8 @@ async def test_mps_daemons_of_their_unit_serve_the_plugin_of_its(sandboxed, kube
     await kubelet.wait_for(healthy(kubelet, 0), timeout=20)
     daemons = sandboxed.start_mps(**settings, MPS_CONTROL_BINARY=str(nvidia / "usr/bin" / PROGRAM))
     await kubelet.wait_for(healthy(kubelet, 16), timeout=30)
-    told = sandboxed.log.read_text()
-    assert "/dev/shm" not in told  # it is the MPS root's
+    output = sandboxed.log.read_text()
+    assert "/dev/shm" not in output  # it belongs to the MPS root
     daemons.terminate()
     assert await anyio.to_thread.run_sync(daemons.wait) == 0
     await kubelet.wait_for(healthy(kubelet, 0))
@@ -330,7 +332,7 @@ def _specs(directory: Path) -> list[Mapping[str, list[Mapping[str, str]]]]:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
 def test_nvidias_library_says_in_the_sandbox_what_it_says_outside(sandboxed, nvidia, inside):
-    """Its loading, its threads and its files are what the sandbox could be in the way of; without a GPU it goes no further."""
+    """The sandbox could block the library's load, threads and files. Without a GPU the library does nothing more."""
     environ = {"DRIVER_ROOT_CTR_PATH": str(nvidia), "NVIDIA_DRIVER_ROOT": str(nvidia), "FAIL_ON_INIT_ERROR": "true"}
     process = sandboxed.start(**environ) if inside else sandboxed.start_outside(**environ)
     assert process.wait() == 1

@@ -44,7 +44,7 @@ class ContainerResources(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class ContainerDevices(betterproto.Message):
     """
-    One entry for each device and NUMA node: the same id comes once for each node.
+    One entry for each device and NUMA node: a device with several nodes has several entries with the same id.
     """
 
     resource_name: str = betterproto.string_field(1)

@@ -1,5 +1,5 @@
-"""A real one-node Kubernetes cluster on this machine, made of host processes, for tests to drive and to break.
+"""A real Kubernetes cluster with one node for tests, made of processes of this machine.
 
-`Cluster` is the whole; each of its pieces (`etcd`, `apiserver`, `controller_manager`, `scheduler`, `containerd`,
-`kubelet`, `plugin`) can be started, stopped, killed and restarted by itself; `Cluster.api` asks the API server.
+`Cluster` is the whole cluster. Each of its processes (`etcd`, `apiserver`, `controller_manager`, `scheduler`, `containerd`,
+`kubelet`, `plugin`) can be started, stopped, killed and restarted separately. `Cluster.api` is a client of the API server.
 """

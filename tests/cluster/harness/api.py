@@ -1,4 +1,4 @@
-"""The Kubernetes API as the tests ask it: JSON over HTTPS with an administrator's token."""
+"""A client of the Kubernetes API for the tests: JSON over HTTPS with an administrator's token."""
 
 import http
 import http.client
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Object = dict[str, Any]
-"""A Kubernetes object as JSON gives it."""
+"""A Kubernetes object as decoded JSON."""
 
 
 class ApiError(Exception):
@@ -21,9 +21,9 @@ class ApiError(Exception):
 
 
 class Api:
-    """Questions to one API server on 127.0.0.1.
+    """A client of one API server on 127.0.0.1.
 
-    Every method raises `ApiError` for an error status, `OSError` or `http.client.HTTPException` where no server answers.
+    Every method raises `ApiError` for an error status, and `OSError` or `http.client.HTTPException` if no server answers.
     """
 
     def __init__(self, port: int, ca: Path, token: str) -> None:
@@ -32,9 +32,9 @@ class Api:
         self._token = token
 
     def raw(self, method: str, path: str, body: Object | None = None, content_type: str = "application/json") -> str:
-        """Send one request and give the text of the answer."""
+        """Send one request and return the text of the response."""
         context = ssl.create_default_context(cafile=str(self._ca))
-        # The server signs its own certificate anew in every run and leaves out an extension that Python 3.13 asks for.
+        # The server signs a new certificate in every run. The certificate lacks an extension that Python 3.13 requires.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         connection = http.client.HTTPSConnection("127.0.0.1", self._port, timeout=30, context=context)
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type}
@@ -62,7 +62,7 @@ class Api:
         return answer
 
     def delete(self, path: str, *, grace: int) -> None:
-        """Ask for the end of an object; of a pod, `grace` seconds after its containers were told to end."""
+        """Delete an object. The containers of a pod are killed `grace` seconds after SIGTERM."""
         self.raw("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": grace})
 
     def exists(self, path: str) -> bool:

@@ -1,7 +1,7 @@
-"""The programs that the cluster is made of, and those for the chart: where they are, and building what no distribution packages.
+"""Find, install and build the programs of the cluster and of the chart's tests.
 
-What is built lies in `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, in one directory for each version and source, which
-appears there whole or not at all; only a machine's first run pays.
+Programs without a distribution package are built into `${XDG_CACHE_HOME:-~/.cache}/gpu-plugin-e2e`, with one directory for each
+version and source. A directory appears there only after a complete build, so that only a machine's first run builds.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KUBERNETES_VERSIONS = ("1.37.2", "1.36.3")
-"""Versions of Kubernetes that the cluster can run, the newest first. Each has its Go module in `kubernetes/`."""
+"""Versions of Kubernetes that the cluster can run, newest first. Each has its Go module in `kubernetes/`."""
 CONTAINERD_VERSION = "v2.4.2"
-GO_OLDEST = (1, 21)  # the first that fetches the newer toolchain which a module asks for
+GO_OLDEST = (1, 21)  # the first version that downloads the newer toolchain that a module requires
 
 KUBERNETES_SOURCE = Path(__file__).parent / "kubernetes"
 KUBERNETES_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 CONTAINERD_PACKAGES = "github.com/containerd/containerd/v2/cmd"
 
-# Programs that judge and install the chart: by the name used here, the program, its Go package, and its version.
+# Programs that check and install the chart, by their name here: the program, its Go package, and its version.
 TOOLS = {
     "helm": ("helm", "helm.sh/helm/v4/cmd/helm", "v4.3.1"),
     "helm3": ("helm", "helm.sh/helm/v3/cmd/helm", "v3.22.0"),
@@ -46,7 +46,7 @@ SYSTEM_PATH = (
 CNI_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
 CNI_PLUGINS = ("bridge", "host-local")
 
-# Program, and the Debian and Ubuntu packages that may carry it, first the newer name.
+# The Debian and Ubuntu packages that may contain a program, newer name first.
 PACKAGES = {
     "etcd": ("etcd-server", "etcd"),
     "runc": ("runc",),
@@ -61,12 +61,12 @@ PACKAGES = {
 
 
 class MissingError(Exception):
-    """Something that tests need is not on this machine, or cannot be installed; the text says what and why."""
+    """A program that the tests need is not on this machine or cannot be installed. The text has its name and the reason."""
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """Where each program is."""
+    """The paths of the programs."""
 
     etcd: Path
     runc: Path
@@ -85,7 +85,7 @@ class Binaries:
 
 
 def kubernetes_version() -> str:
-    """The version that GPU_PLUGIN_KUBERNETES selects, by default the newest.
+    """Return the version that GPU_PLUGIN_KUBERNETES selects, by default the newest version.
 
     Raises:
         MissingError: the harness has no module for that version.
@@ -98,15 +98,15 @@ def kubernetes_version() -> str:
 
 
 def cache_directory() -> Path:
-    """Where built programs, and the logs of the last run, are kept."""
+    """Return the directory of the built programs and of the last run's logs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-plugin-e2e"
 
 
 def find() -> Binaries:
-    """All programs, as they are on this machine.
+    """Return the paths of all programs on this machine.
 
     Raises:
-        MissingError: with everything that is not there.
+        MissingError: with the names of all missing programs.
     """
     missing = [*_missing_packaged()]
     missing += [
@@ -121,13 +121,13 @@ def find() -> Binaries:
 
 
 def install(say: Callable[[str], None]) -> Binaries:
-    """Install and build what `find` misses, as root, through apt and Go.
+    """Install and build the programs that `find` does not find, as root, with apt and Go.
 
     Args:
-        say: told of each long step before it starts.
+        say: called with a text before each long step.
 
     Raises:
-        MissingError: something cannot be had; the text says what and why.
+        MissingError: a program cannot be installed. The text has its name and the reason.
     """
     if missing := _missing_packaged():
         say(f"installing {', '.join(missing)}")
@@ -145,10 +145,10 @@ def install(say: Callable[[str], None]) -> Binaries:
 
 
 def find_tool(name: str) -> Path:
-    """One of `TOOLS`, which need no cluster.
+    """Return the path of a program of `TOOLS`, which need no cluster.
 
     Raises:
-        MissingError: it has not been built yet.
+        MissingError: the program has not been built yet.
     """
     program = _tool_directory(name) / TOOLS[name][0]
     if not program.exists():
@@ -157,10 +157,10 @@ def find_tool(name: str) -> Path:
 
 
 def install_tool(name: str, say: Callable[[str], None]) -> Path:
-    """One of `TOOLS`, built where it is missing; `say` is told before that.
+    """Return the path of a program of `TOOLS`. If it is missing, call `say` with a text and build it.
 
     Raises:
-        MissingError: it cannot be built; the text says why.
+        MissingError: the program cannot be built. The text has the reason.
     """
     program, package, version = TOOLS[name]
     directory = _tool_directory(name)
@@ -173,7 +173,7 @@ def install_tool(name: str, say: Callable[[str], None]) -> Path:
 
 @contextlib.contextmanager
 def locked_cache() -> Iterator[Path]:
-    """The cache directory, made if need be, in which nobody else is building meanwhile; abandoned builds are gone."""
+    """Lock the cache directory and yield it, so that no other process builds in it. Removes abandoned builds."""
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / "lock"):
@@ -183,10 +183,10 @@ def locked_cache() -> Iterator[Path]:
 
 
 def go_build(directory: Path, source: Path, name: str) -> None:
-    """Builds the Go program whose module is at `source` into `directory`, which is not there yet. The caller locks the cache.
+    """Build the Go program of the module at `source` into `directory`, which does not exist. The caller locks the cache.
 
     Raises:
-        MissingError: there is no Go, or it fails.
+        MissingError: Go is not installed, or it failed.
     """
     _build(
         directory, lambda place: _go(_building("build", "-mod=readonly", "-o", str(place / name), "."), str(source), {})
@@ -194,10 +194,10 @@ def go_build(directory: Path, source: Path, name: str) -> None:
 
 
 def npm_install(directory: Path, packages: Sequence[str]) -> None:
-    """Installs packages of npm's registry below `directory`, which is not there yet. The caller locks the cache.
+    """Install packages of npm's registry in `directory`, which does not exist. The caller locks the cache.
 
     Raises:
-        MissingError: there is no npm, or it fails.
+        MissingError: npm is not installed, or it failed.
     """
 
     def installed(place: Path) -> None:
@@ -214,10 +214,10 @@ def npm_install(directory: Path, packages: Sequence[str]) -> None:
 
 
 def module_source(module: str, version: str, into: Path) -> Path:
-    """The source of a Go module, downloaded into `into`, which has no other use.
+    """Download the source of a Go module into the directory `into`, which has no other use.
 
     Raises:
-        MissingError: it cannot be had.
+        MissingError: the module cannot be downloaded.
     """
     environment = {"GOMODCACHE": str(into), "GOFLAGS": "-modcacherw"}
     return Path(json.loads(_go(["mod", "download", "-json", f"{module}@{version}"], str(into), environment))["Dir"])
@@ -237,7 +237,7 @@ def _missing_packaged() -> list[str]:
 
 
 def program(name: str) -> Path | None:
-    """Where a program is, also one in a directory for administrators."""
+    """Return the path of a program. Searches the directories for administrators, too."""
     found = shutil.which(name, path=os.pathsep.join(SYSTEM_PATH))
     return Path(found) if found else None
 
@@ -249,7 +249,7 @@ def _surely(name: str) -> Path:
 
 
 def _static(program: Path) -> bool:
-    """Whether a 64-bit ELF program names no dynamic loader (a program header of type 3), so that it runs by itself."""
+    """Return True if a 64-bit ELF program needs no dynamic loader (it has no program header of type 3)."""
     content = program.read_bytes()
     (table,), (size, count) = struct.unpack_from("<Q", content, 32), struct.unpack_from("<HH", content, 54)
     return 3 not in {struct.unpack_from("<I", content, table + size * each)[0] for each in range(count)}
@@ -276,18 +276,18 @@ def _containerd_directory() -> Path:
 
 
 def install_packages(alternatives: Iterable[tuple[str, ...]]) -> None:
-    """Installs Debian packages, of each tuple the first that apt knows.
+    """Install Debian packages: of each tuple, the first package that apt knows.
 
     Raises:
-        MissingError: there is no apt, or it fails.
+        MissingError: apt is not installed, or it failed.
     """
     if shutil.which("apt-get") is None:
         names = ", ".join(names[0] for names in alternatives)
-        raise MissingError(f"{names}: there is no apt-get here to install them with; install them by hand")
-    with locked_cache():  # apt-get update does not wait for another
+        raise MissingError(f"{names}: there is no apt-get on this machine; install them by hand")
+    with locked_cache():  # apt-get update does not wait for another apt-get
         _apt(["apt-get", "update"])
         packages = [_available(names) for names in alternatives]
-        # Another apt may be at work on a machine that has just booted.
+        # Wait for the lock: another apt may run on a machine that has just booted.
         _apt(["apt-get", "install", "--option=DPkg::Lock::Timeout=120", "--yes", "--no-install-recommends", *packages])
 
 
@@ -309,7 +309,7 @@ def _apt(command: list[str]) -> None:
 
 
 def _build(directory: Path, build: Callable[[Path], object]) -> None:
-    # Built beside its place and renamed into it: an interrupted build leaves nothing that looks finished.
+    # Build in a temporary directory, and rename it at the end: an interrupted build does not look complete.
     place = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
     build(place)
     place.chmod(0o755)
@@ -338,14 +338,14 @@ def _go_install(place: Path, *packages: str) -> None:
 
 
 def _building(verb: str, *arguments: str) -> list[str]:
-    # -p bounds memory as well as load: one compiler at a time for each core, about 1 GiB each at its largest.
+    # -p limits load and memory: one compiler for each core, with at most about 1 GiB each.
     # Without inlining (-l) a build takes a quarter less time.
     bounds = ("-p", str(os.cpu_count() or 1), "-gcflags=all=-l")
     return [verb, "-trimpath", "-buildvcs=false", *bounds, *arguments]
 
 
 def _go(arguments: list[str], directory: str, environment: dict[str, str]) -> str:
-    """Runs Go and gives its standard output. Raises MissingError where it fails."""
+    """Run Go and return its standard output. Raises MissingError if Go fails."""
     command = [_go_program(), *arguments]
     settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "auto", "GOWORK": "off"} | environment
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -355,27 +355,27 @@ def _go(arguments: list[str], directory: str, environment: dict[str, str]) -> st
         try:
             status = building.wait()
         finally:
-            # On the way out of an interrupted run: the compilers too, which Go starts in its own process group.
+            # If the run is interrupted, also kill the compilers, which Go starts in its process group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(building.pid, signal.SIGKILL)
         output.seek(0)
         errors.seek(0)
-        said = output.read()
+        text = output.read()
         if status:
-            raise MissingError(f"{' '.join(command)}: exit status {status}:\n{_last_lines(errors.read() or said)}")
-        return said
+            raise MissingError(f"{' '.join(command)}: exit status {status}:\n{_last_lines(errors.read() or text)}")
+        return text
 
 
 def _go_program() -> str:
     needed = f"Go {GO_OLDEST[0]}.{GO_OLDEST[1]} or newer on PATH or in /usr/local/go"
     found = shutil.which("go", path=os.pathsep.join((*SYSTEM_PATH, "/usr/local/go/bin")))
     if found is None:
-        raise MissingError(f"building what no distribution packages needs {needed}; there is none")
+        raise MissingError(f"the build of the programs without a package needs {needed}; Go is not installed")
     reported = subprocess.run([found, "version"], capture_output=True, text=True, check=False).stdout
     version = re.search(r"go(\d+)\.(\d+)", reported)
     if version is None or (int(version[1]), int(version[2])) < GO_OLDEST:
         raise MissingError(
-            f"building what no distribution packages needs {needed}; {found} is {reported.strip() or 'unknown'}"
+            f"the build of the programs without a package needs {needed}; {found} is {reported.strip() or 'unknown'}"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The one cgroup below which all containers of the cluster live, in cgroup v2 and in each hierarchy of v1."""
+"""The parent cgroup of all containers of the cluster, in cgroup v2 and in each hierarchy of v1."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from .wait import expect, wait_until
 _MOUNT = Path("/sys/fs/cgroup")
 
 GONE_WITHIN = 20.0
-"""Seconds that the kernel may take to let go of a cgroup whose processes were killed."""
+"""Longest time in seconds until the kernel allows the removal of a cgroup whose processes were killed."""
 
 
 def _tops() -> list[Path]:
@@ -19,31 +19,32 @@ def _tops() -> list[Path]:
 
 
 def create() -> None:
-    """Make the cgroup; the kubelet wants it to be there before it starts."""
+    """Create the cgroup. It must exist before the kubelet starts."""
     for top in _tops():
         top.mkdir(exist_ok=True)
         for setting in ("cpuset.cpus", "cpuset.mems"):
             # In v1 a new cpuset is empty, and no process can enter it.
             if (top / setting).exists() and (top.parent / "cpuset.cpus").exists():
                 (top / setting).write_text((top.parent / setting).read_text())
-        # Else all containers together have the weight of one process of the control plane, which is on no real node.
+        # With the default weight, all containers together would have the weight of one process of the control plane, unlike on
+        # a real node.
         for weight, value in (("cpu.shares", "8192"), ("cpu.weight", "800")):
             if (top / weight).exists():
                 (top / weight).write_text(value)
 
 
 def remove() -> None:
-    """Remove the cgroup and all below it.
+    """Remove the cgroup and all cgroups below it.
 
     Raises:
-        DeadlineError: something still runs there.
+        DeadlineError: a process still runs in a cgroup.
     """
 
     def gone() -> None:
         left = [top for top in _tops() if top.exists()]
         for top in left:
             for directory, _, _ in os.walk(top, topdown=False):
-                with contextlib.suppress(OSError):  # busy while the kernel still takes the killed processes apart
+                with contextlib.suppress(OSError):  # busy while the kernel still removes the killed processes
                     Path(directory).rmdir()
         expect(holds=not left, seen=", ".join(map(str, left)))
 

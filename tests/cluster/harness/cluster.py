@@ -1,4 +1,4 @@
-"""The whole cluster: its pieces, started in order and cleared away in the end."""
+"""The whole cluster: it starts its processes in order and removes them at the end."""
 
 import shutil
 from datetime import UTC, datetime
@@ -25,11 +25,11 @@ NODE_PATH = f"/api/v1/nodes/{NODE}"
 class Cluster:
     """One node with its control plane, as host processes on 127.0.0.1.
 
-    A context manager: all of it runs inside, and nothing of it is left after, however the inside ends.
+    A context manager: all processes run inside the context, and all are removed at its end, also after an exception.
     """
 
     def __init__(self, binaries: Binaries, plugin: Path) -> None:
-        """Describe the cluster; nothing is started yet.
+        """Describe the cluster without starting it.
 
         Args:
             binaries: the programs.
@@ -85,12 +85,12 @@ class Cluster:
 
     @property
     def plugin_kubeconfig(self) -> Path:
-        """A kubeconfig file, made anew, with which the daemon may read its own node."""
+        """A new kubeconfig file with which the daemon may read its own node."""
         return self._credentials.kubeconfig(PLUGIN_USER, self._credentials.plugin)
 
     @property
     def admin_kubeconfig(self) -> Path:
-        """A kubeconfig file of the administrator, made anew, for helm and kubectl."""
+        """A new kubeconfig file of the administrator, for helm and kubectl."""
         return self._credentials.kubeconfig("admin", self._credentials.admin)
 
     @property
@@ -99,21 +99,21 @@ class Cluster:
         return self._binaries.kubectl
 
     def label_node(self, label: str, value: str | None) -> None:
-        """Give the node a label, or take it away with None."""
+        """Set a label of the node, or remove it if `value` is None."""
         self.api.patch(NODE_PATH, {"metadata": {"labels": {label: value}}})
 
     def node_resources(self) -> dict[str, tuple[int, int]]:
-        """Capacity and allocatable by name of every extended resource, as a node status written after this call has them.
+        """Return (capacity, allocatable) by name of extended resource, from a node status that is written after this call.
 
         Raises:
-            DeadlineError: the kubelet writes no status, though it does so every second.
+            DeadlineError: the kubelet did not write a status in time, although it should write one every second.
         """
         asked = datetime.now(UTC)
 
         def fresh() -> dict[str, tuple[int, int]]:
             status = self.api.get(NODE_PATH)["status"]
             ready = next(each for each in status["conditions"] if each["type"] == "Ready")
-            # The time stamp has whole seconds only, rounded down: a later one is surely from after the call.
+            # The time stamp is rounded down to a second: a time stamp after the call's start is from after the call.
             expect(
                 holds=datetime.fromisoformat(ready["lastHeartbeatTime"]) > asked,
                 seen=f"the node status of {ready['lastHeartbeatTime']}",
@@ -125,14 +125,14 @@ class Cluster:
         return wait_until(fresh, "the kubelet writes a new node status", within=30)
 
     def node_gpus(self) -> tuple[int, int]:
-        """Capacity and allocatable of whole GPUs that are not shared; otherwise as `node_resources`."""
+        """Return (capacity, allocatable) of whole GPUs that are not shared, as `node_resources` does."""
         return self.node_resources().get(RESOURCE, (0, 0))
 
     def wait_offers(self, expected: dict[str, int], *, within: float = 30.0) -> None:
-        """Wait until a new node status has exactly these extended resources allocatable; any other is gone or at 0.
+        """Wait until a new node status has exactly these extended resources allocatable. Others are missing or 0.
 
         Raises:
-            DeadlineError: none does within `within` seconds.
+            DeadlineError: no node status had them within `within` seconds.
         """
 
         def offered() -> None:
@@ -143,10 +143,10 @@ class Cluster:
         wait_until(offered, f"allocatable is {expected}", within=within)
 
     def wait_allocatable(self, count: int, *, within: float = 30.0) -> None:
-        """Wait until a new node status offers exactly `count` GPUs.
+        """Wait until a new node status has exactly `count` allocatable GPUs.
 
         Raises:
-            DeadlineError: none does within `within` seconds.
+            DeadlineError: no node status had them within `within` seconds.
         """
 
         def offered() -> None:
@@ -156,35 +156,35 @@ class Cluster:
         wait_until(offered, f"{count} GPUs are allocatable", within=within)
 
     def start_apiserver(self) -> None:
-        """Start the API server after a kill, and wait until scheduler, controllers and kubelet follow it again.
+        """Start the API server after a kill, and wait until scheduler, controllers and kubelet are connected to it again.
 
-        The pause of a client between two connections doubles up to a minute (client-go's reflector, 30 s and as much jitter), so
-        a pod may wait that long for a scheduler that has not connected yet.
+        A client doubles its pause between two connections up to a minute (client-go's reflector: 30 s, and up to 30 s of jitter).
+        A pod may therefore wait for a minute until the scheduler is connected.
 
         Raises:
-            DeadlineError: a pod without a GPU does not start.
+            DeadlineError: a pod without a GPU did not start in time.
         """
         self.apiserver.start()
         self.pods.create("probe-of-the-control-plane", gpus=0)
         self.pods.wait_running("probe-of-the-control-plane", within=120)
         self.pods.delete("probe-of-the-control-plane")
 
-    def forget_former_resources(self) -> None:
-        """Take out of the node's status what other tests had served.
+    def remove_former_resources(self) -> None:
+        """Remove the resources of other tests from the node's status.
 
-        A kubelet whose checkpoint was damaged knows of no former resource, and counts as allocatable whatever capacity the
-        node's status still has (nodestatus/setters.go, MachineInfo). One that does know it lists it again, with none
-        allocatable.
+        A kubelet whose checkpoint was damaged has no record of former resources. It then reports the capacity that is still in
+        the node's status as allocatable (nodestatus/setters.go, MachineInfo). A kubelet with a record of the resource lists it
+        again, with 0 allocatable devices.
         """
         capacity = self.api.get(NODE_PATH)["status"]["capacity"]
         if former := dict.fromkeys(name for name in capacity if "/" in name and name != RESOURCE):
             self.api.patch(f"{NODE_PATH}/status", {"status": {"capacity": former, "allocatable": former}})
 
     def wait_usual(self) -> None:
-        """Wait until the node offers its whole GPUs again, and nothing is served or listed besides.
+        """Wait until the node offers all its whole GPUs, and the daemon has only one socket.
 
         Raises:
-            DeadlineError: something else still is after half a minute.
+            DeadlineError: this is not so after half a minute.
         """
 
         def usual() -> None:
@@ -195,7 +195,7 @@ class Cluster:
         wait_until(usual, "the node is as it was before the test", within=30)
 
     def log_tails(self, lines: int = 20) -> str:
-        """The end of every piece's log."""
+        """Return the end of each process's log."""
         return "\n".join(f"=== {piece.name} ===\n{piece.log_tail(lines)}" for piece in self.pieces)
 
     def _start(self) -> None:
@@ -246,5 +246,5 @@ class Cluster:
 
 
 def last_logs() -> Path:
-    """Where the logs of the last run's pieces are kept."""
+    """Return the directory with the logs of the last run."""
     return cache_directory() / "last-logs"

@@ -15,14 +15,14 @@ from .process import Piece, run
 from .wait import NotYet
 
 PLUGIN_USER = "gpu-plugin"
-"""As whom the daemon asks the API server."""
+"""The daemon's user at the API server."""
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Bearer tokens of one run, and the files that carry them."""
+    """Bearer tokens of one run, and the files that contain them."""
 
     layout: Layout
     ports: Ports
@@ -39,7 +39,7 @@ class Credentials:
         return self.layout.credentials / "service-account.key"
 
     def write(self) -> None:
-        """Write the token file and the service account key, for root's eyes only."""
+        """Write the token file and the service account key, readable only by root."""
         self.layout.credentials.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.token_file.write_text(
             f'{self.admin},admin,admin,"system:masters"\n'
@@ -49,7 +49,7 @@ class Credentials:
         run(["openssl", "genrsa", "-out", str(self.service_account_key), "2048"])
 
     def kubeconfig(self, user: str, token: str) -> Path:
-        """A kubeconfig file for one user; JSON, which every reader of YAML reads."""
+        """Write a kubeconfig file for one user and return its path. It is JSON, which is also YAML."""
         path = self.layout.credentials / f"{user}.kubeconfig"
         cluster = {"server": f"https://127.0.0.1:{self.ports.apiserver}", "certificate-authority": str(self.layout.ca)}
         content = {
@@ -111,12 +111,12 @@ class ApiServer(Piece):
             f"--token-auth-file={self._credentials.token_file}",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
-            "--allow-privileged=true",  # as every installer sets it
+            "--allow-privileged=true",  # the value that installers set
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             f"--service-cluster-ip-range={SERVICE_SUBNET}",
-            # Pods reach the server by `ServiceAddress`: its endpoints would be an address on which it does not listen.
+            # Pods reach the server through `ServiceAddress`: the server does not listen on the address in its endpoints.
             "--endpoint-reconciler-type=none",
         ]
 
@@ -130,7 +130,7 @@ class ApiServer(Piece):
 
 
 def grant_plugin(api: Api) -> None:
-    """Let the daemon's user read its own node, and nothing else."""
+    """Allow the daemon's user to read its own node and nothing else."""
     rule = {"apiGroups": [""], "resources": ["nodes"], "resourceNames": [NODE], "verbs": ["get", "list", "watch"]}
     api.create(f"{RBAC}/clusterroles", {"metadata": {"name": PLUGIN_USER}, "rules": [rule]})
     group = "rbac.authorization.k8s.io"
@@ -145,7 +145,7 @@ def grant_plugin(api: Api) -> None:
 
 
 class ControllerManager(Piece):
-    """With the API server's administrator token: what is judged here is the node, not the controllers' permissions."""
+    """It uses the administrator's token: the tests check the node, not the controllers' permissions."""
 
     name: ClassVar[str] = "kube-controller-manager"
 

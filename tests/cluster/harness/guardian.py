@@ -1,8 +1,8 @@
-"""Sees to it that nothing of the cluster outlives the process that started it, whatever way that one ends.
+"""Remove the cluster when the process that started it ends, also after a kill.
 
-`Guardian` takes the machine's one place for such a cluster and starts a small process that waits at the other end of a
-pipe. When the pipe closes, because its owner is done or dead, that process clears away what is left. The lock is shared
-with it, so a new run begins only after the clearing.
+`Guardian` takes a lock that only one cluster on the machine can have, and starts a small process that reads a pipe. When the pipe
+closes, because its owner has finished or is dead, that process removes the rest of the cluster. It shares the lock, so a new run
+begins only after that.
 """
 
 import fcntl
@@ -17,11 +17,11 @@ from .sweep import LeftoverError, sweep
 from .wait import DeadlineError, NotYet, wait_until
 
 LOCKED_WITHIN = 60.0
-"""Seconds to wait for another run, or for the clearing after one, to end."""
+"""Seconds to wait for the end of another run and of the removal of its cluster."""
 
 
 class OccupiedError(Exception):
-    """Another run of the cluster tests holds this machine."""
+    """Another run of the cluster tests has the lock."""
 
 
 class Guardian:
@@ -56,17 +56,17 @@ class Guardian:
             raise NotYet("held by another process") from error
 
     def release(self) -> None:
-        """Let the waiting process clear away what is left, wait for its end, and give the lock back.
+        """Let the waiting process remove the cluster, wait for its end, and release the lock.
 
         Raises:
-            LeftoverError: something is left all the same; the waiting process has said on standard error what.
+            LeftoverError: the removal was incomplete. The waiting process has written the details to standard error.
         """
         assert self._process.stdin is not None
         self._process.stdin.close()
         status = self._process.wait()
         self._lock.close()
         if status:
-            raise LeftoverError(f"clearing away after the cluster failed with exit status {status}, see above")
+            raise LeftoverError(f"the removal of the cluster failed with exit status {status}, see above")
 
 
 def _guard(layout: Layout) -> None:

@@ -1,6 +1,6 @@
-"""Images for the cluster, as OCI archives written here so that nothing is pulled or built: a static busybox above all.
+"""Write images for the cluster as OCI archives, so that no image is pulled or built. The main image is a static busybox.
 
-Layout of the archive: the OCI image specification's image-layout, one uncompressed layer, one manifest.
+The archive has the layout of the OCI image specification (image-layout), with one uncompressed layer and one manifest.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 def write_busybox(path: Path, *, busybox: Path) -> None:
     """Write the image of a statically linked busybox of this machine to `path`.
 
-    Its own command sleeps for ever, so that the same image serves as the sandbox (pause) container.
+    Its default command sleeps for ever, so that the image is also used for the sandbox (pause) container.
     """
     _write_archive(path, IMAGE, _layer(busybox.read_bytes(), run([str(busybox), "--list"]).split()))
 

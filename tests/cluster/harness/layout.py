@@ -1,7 +1,7 @@
-"""Where the cluster keeps its files, and the ports it listens on.
+"""The paths of the cluster's files, and the ports it listens on.
 
-The directory is always the same one, owned by root, so that a run can find and clear away what a killed run left
-behind. The device plugin directory is the one place outside it: no kubelet option moves that.
+The cluster always uses the same directory, owned by root, so that a run can find and remove the files of a killed run. Only the
+device plugin directory is outside: no option of the kubelet changes its path.
 """
 
 import socket
@@ -17,16 +17,16 @@ KUBELET_SOCKET = "kubelet.sock"
 NODE = "node-1"
 BRIDGE = "gpu-e2e0"
 SERVICE_BRIDGE = "gpu-e2e1"
-"""Without a port: it has the service's address and nothing else, since the CNI plugin wants its own for itself."""
+"""A bridge without ports, which has only the service's address. The CNI plugin needs its own bridge for itself."""
 NETWORK = "gpu-plugin-e2e"
 POD_SUBNET = "10.253.0.0/16"
 SERVICE_SUBNET = "10.254.0.0/24"
 SERVICE_ADDRESS = "10.254.0.1"
-"""The first address of the range, which the API server gives to the service `kubernetes`."""
+"""The first address of the range. The API server assigns it to the service `kubernetes`."""
 CGROUP = "gpu-plugin-e2e"
 
 MARK = "GPU_PLUGIN_E2E"
-"""Environment variable of every process of the cluster; how a later run recognises one as ours."""
+"""Environment variable of every process of the cluster, by which a later run recognises the processes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def logs(self) -> Path:
-        """One log file for each piece, kept over its restarts."""
+        """The directory with a log file for each process. A restart appends to the file."""
         return self.root / "logs"
 
     @property
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def ca(self) -> Path:
-        """The API server's own certificate chain, which it writes at its first start."""
+        """The API server's certificate chain, which the server writes at its first start."""
         return self.credentials / "apiserver.crt"
 
     @property
@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def pod_resources(self) -> Path:
-        """The socket on which the kubelet says which devices pods hold; it follows the kubelet's root."""
+        """The socket of the kubelet's PodResources service, below the kubelet's root directory."""
         return self.kubelet / "pod-resources" / "kubelet.sock"
 
     @property
@@ -82,7 +82,7 @@ class Layout:
 
     @property
     def tasks(self) -> Path:
-        """One bundle directory for each running container, made by containerd."""
+        """containerd's directory with a bundle for each running container."""
         return self.containerd_state / "io.containerd.runtime.v2.task" / "k8s.io"
 
     @property
@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def owns_device_plugins(self) -> Path:
-        """Present while the content of the device plugin directory is this cluster's."""
+        """A file that exists while the content of the device plugin directory belongs to this cluster."""
         return self.root / "owns-device-plugins"
 
     @property
@@ -106,7 +106,7 @@ class Layout:
 
     @property
     def cdi(self) -> Path:
-        """A directory in which containerd looks for CDI specifications besides its usual ones."""
+        """An additional directory in which containerd reads CDI specifications."""
         return self.root / "cdi"
 
     @property
@@ -117,7 +117,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Ports:
-    """TCP ports on 127.0.0.1, chosen once so that a restarted piece comes back where it was."""
+    """TCP ports on 127.0.0.1, chosen once, so that a restarted process uses the same port."""
 
     etcd_client: int
     etcd_peer: int
@@ -127,7 +127,7 @@ class Ports:
 
     @classmethod
     def free(cls) -> "Ports":
-        """Ports that nobody listens on now.
+        """Return ports without a listener.
 
         Raises:
             OSError: fewer than five are free.
@@ -140,7 +140,7 @@ class Ports:
 
 
 def _free_ports() -> Iterator[int]:
-    # Below the range that the kernel gives to outgoing connections, so that a piece finds its port free at a restart.
+    # Use ports below the kernel's range for outgoing connections, so that they are still free at a restart.
     for port in range(21000, 22000):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

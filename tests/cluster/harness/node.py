@@ -1,4 +1,4 @@
-"""The node's own pieces: containerd with the runc shim, a bridge network for pods, and the kubelet."""
+"""The processes of the node: containerd with the runc shim and a bridge network for pods, and the kubelet."""
 
 import json
 import secrets
@@ -13,7 +13,7 @@ from .layout import BRIDGE, CGROUP, DEVICE_PLUGINS, NETWORK, NODE, POD_SUBNET, S
 from .process import Piece, PieceError, run
 from .wait import NotYet
 
-# Everything that containerd would put in shared places of the machine is moved below the cluster's directory.
+# The configuration moves all files that containerd would write to shared places into the cluster's directory.
 CONTAINERD_CONFIG = """\
 version = 3
 root = "{layout.containerd}"
@@ -59,7 +59,7 @@ temp = "{layout.root}/tmp"
 
 
 class Containerd(Piece):
-    """containerd; its shims and containers outlive it, as they do on any node."""
+    """containerd. Its shims and containers outlive it, as on any node."""
 
     name: ClassVar[str] = "containerd"
 
@@ -96,26 +96,26 @@ class Containerd(Piece):
             raise NotYet(f"its CRI service is {state.get('cri', 'not there')}")
 
     def import_image(self) -> None:
-        """Make the image that every pod and sandbox runs, and give it to containerd."""
+        """Create the image of all pods and sandboxes, and import it into containerd."""
         archive = self.layout.root / "image.tar"
         write_busybox(archive, busybox=self._binaries.busybox)
         self.import_archive(archive)
 
     def import_archive(self, archive: Path) -> None:
-        """Give containerd an image (`image.write_directory`) for pods that name it."""
+        """Import an image (`image.write_directory`) into containerd."""
         self.ctr("images", "import", "--snapshotter", "overlayfs", str(archive))
 
     def execute(self, container_id: str, command: list[str]) -> str:
-        """Run a program inside a running container and give its standard output.
+        """Run a program inside a running container and return its standard output.
 
         Raises:
-            PieceError: there is no such container, or the program ended with a status other than 0.
+            PieceError: the container does not exist, or the program's exit status was not 0.
         """
         fifos = str(self.layout.root / "run" / "fifo")
         return self.ctr("tasks", "exec", "--exec-id", secrets.token_hex(8), "--fifo-dir", fifos, container_id, *command)
 
     def ctr(self, *arguments: str) -> str:
-        """Ask containerd through its own command line, in the kubelet's namespace."""
+        """Run containerd's command line (ctr) in the kubelet's namespace."""
         socket = str(self.layout.containerd_socket)
         return run([self._binaries.containerd("ctr"), "--address", socket, "--namespace", "k8s.io", *arguments])
 
@@ -125,8 +125,8 @@ class Containerd(Piece):
 
 
 def _network(layout: Layout) -> dict[str, object]:
-    # Pods reach the node, which asks their probes, and the API server by its service's address; no masquerading, and nothing
-    # outside is to be reached.
+    # Pods reach the node, which calls their probes, and the API server by its service's address. There is no masquerading, and
+    # no address outside is reachable.
     address = {
         "type": "host-local",
         "ranges": [[{"subnet": POD_SUBNET}]],
@@ -141,14 +141,14 @@ def _network(layout: Layout) -> dict[str, object]:
 
 
 def foreign_files(layout: Layout) -> str:
-    """Why no kubelet of ours may start: the one device plugin directory of the machine is in use. Empty if it may."""
+    """Return why no kubelet may start: the machine's only device plugin directory is in use. Empty if a kubelet may start."""
     if layout.owns_device_plugins.exists() or not DEVICE_PLUGINS.is_dir() or not any(DEVICE_PLUGINS.iterdir()):
         return ""
     return f"{DEVICE_PLUGINS} holds files of another kubelet or plugin; stop them and empty it: two cannot share it"
 
 
 class Kubelet(Piece):
-    """The kubelet, whose `topology_manager_policy` a test may change: it holds from the next start on."""
+    """The kubelet. A test may change its `topology_manager_policy`, which the next start applies."""
 
     name: ClassVar[str] = "kubelet"
 
@@ -175,7 +175,7 @@ class Kubelet(Piece):
             raise PieceError(strangers)
         self.layout.owns_device_plugins.touch()
         cgroups.create()
-        tunables.remember(self.layout)
+        tunables.save(self.layout)
         self._config.write_text(json.dumps(self._configuration(), indent=1))
 
     def check_ready(self) -> None:

@@ -1,4 +1,4 @@
-"""The device plugin daemon as one more host process, on a simulated node whose GPUs can be made to fail."""
+"""The device plugin daemon as a host process, on a simulated node. Tests can make its GPUs fail."""
 
 import json
 import shutil
@@ -14,10 +14,12 @@ GPUS = 8
 
 
 class Plugin(Piece):
-    """`gpu-plugin run`, always with the same state directory for the same simulated node.
+    """`gpu-plugin run`. The same simulated node always has the same state directory.
 
-    What one test wants different, from the next start on: `extra` arguments come after the usual ones; `simulate` is
-    another simulated node, a name or a file; `config` is the content of its config file, which `rewrite` changes later.
+    Attributes that a test may change, which the next start applies:
+        extra: arguments after the usual arguments.
+        simulate: another simulated node, a name or a file.
+        config: the content of the config file, which `rewrite` changes later.
     """
 
     name: ClassVar[str] = "gpu-plugin"
@@ -33,12 +35,12 @@ class Plugin(Piece):
 
     @property
     def state_dir(self) -> Path:
-        """The daemon's --state-dir: the simulated node, the health verdicts and what was listed."""
+        """The daemon's --state-dir, with the simulated node, the health verdicts and the listed devices."""
         return self.layout.plugin_states / Path(self.simulate).stem
 
     @property
     def altered(self) -> bool:
-        """Whether a test wanted something different."""
+        """True if a test changed the attributes."""
         return bool(self.extra or self.config) or self.simulate != SIMULATED_NODE
 
     def command(self) -> list[str]:
@@ -51,7 +53,7 @@ class Plugin(Piece):
             "--pass-device-specs",
             "--health-poll-interval=500ms",
             "--temperature-recovery=2s",
-            "--flap-guard=0s",  # one daemon for all tests: each GPU fails more often within an hour than a sound one does
+            "--flap-guard=0s",  # all tests use one daemon, so each GPU fails more often within an hour than a healthy GPU
             "--log-level=debug",
             *([f"--config-file={self._config_file}"] if self.config else []),
             *self.extra,
@@ -63,13 +65,13 @@ class Plugin(Piece):
             self.rewrite(self.config)
 
     def rewrite(self, config: str) -> None:
-        """Change the content of the config file under the running daemon, which is told nothing."""
+        """Change the content of the running daemon's config file without notifying the daemon."""
         self.config = config
         self._config_file.parent.mkdir(exist_ok=True)
         self._config_file.write_text(config)
 
     def restart_as_usual(self) -> None:
-        """Undo what the test wanted different, and forget what was listed meanwhile: no pod may be left."""
+        """Reset the attributes, remove the state directories and restart. No pod may hold a device then."""
         self.stop()
         shutil.rmtree(self.layout.plugin_states)
         self.extra, self.simulate, self.config = (), SIMULATED_NODE, ""
@@ -79,7 +81,7 @@ class Plugin(Piece):
         """Make GPU number `gpu` fail, as in `fault(3, "--xid=79")`.
 
         Raises:
-            PieceError: the command line refused.
+            PieceError: the command refused the fault.
         """
         self._faulty.add(gpu)
         self._simulate(gpu, *arguments)
@@ -95,25 +97,25 @@ class Plugin(Piece):
             self.heal(gpu)
 
     def operate(self, verb: str, gpu: int) -> None:
-        """`gpu-plugin cordon` or another verb about GPU number `gpu`."""
+        """Run `gpu-plugin cordon` or another verb on GPU number `gpu`."""
         run([str(self._program), verb, f"--state-dir={self.state_dir}", f"--gpu={gpu}"])
 
     def explain(self, gpu: int) -> dict[str, Any]:
-        """What `gpu-plugin explain --json` says of GPU number `gpu`."""
+        """Return the report of `gpu-plugin explain --json` on GPU number `gpu`."""
         command = [str(self._program), "explain", f"--state-dir={self.state_dir}", f"--gpu={gpu}", "--json"]
-        said = run(command, may_end_with=1)  # the GPU is Unhealthy
-        (told,) = json.loads(said)["gpus"]
-        return dict(told)
+        output = run(command, may_end_with=1)  # the GPU is Unhealthy
+        (gpu_report,) = json.loads(output)["gpus"]
+        return dict(gpu_report)
 
     def status(self) -> dict[str, Any]:
-        """What `gpu-plugin status --json` says."""
+        """Return the output of `gpu-plugin status --json`."""
         command = [str(self._program), "status", f"--state-dir={self.state_dir}", "--json"]
-        return dict(json.loads(run(command, may_end_with=1)))  # something is wrong, and said
+        return dict(json.loads(run(command, may_end_with=1)))  # the exit status if the node has problems
 
     def topology(self) -> dict[tuple[int, int], dict[str, Any]]:
-        """What `gpu-plugin topology --json` says of every pair of GPUs, by their numbers, the lower first."""
-        said = run([str(self._program), "topology", f"--state-dir={self.state_dir}", "--json"])
-        return {(link["a"], link["b"]): link for link in json.loads(said)["links"]}
+        """Return the links of `gpu-plugin topology --json` by pair of GPU numbers, the lower number first."""
+        output = run([str(self._program), "topology", f"--state-dir={self.state_dir}", "--json"])
+        return {(link["a"], link["b"]): link for link in json.loads(output)["links"]}
 
     @property
     def _config_file(self) -> Path:

@@ -1,4 +1,4 @@
-"""Pods of the default namespace: making them, waiting for them, and looking inside."""
+"""Pods of the default namespace: create them, wait for them, and inspect their containers."""
 
 import os
 import re
@@ -21,10 +21,10 @@ CONTAINER = "main"
 PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 FOREVER = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
-"""Shell words that do nothing until told to end, and end at once then."""
+"""A shell command that sleeps, and ends at once on SIGTERM."""
 
 GPU_DEVICE = re.compile(r"nvidia\d+")
-"""Name in /dev of a GPU, as against the devices that all GPUs share."""
+"""The name of a GPU's device node in /dev, which does not match the device nodes that all GPUs share."""
 
 GRACE = 2
 """Seconds between SIGTERM and SIGKILL for a container."""
@@ -32,14 +32,14 @@ GRACE = 2
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line that a container wrote, with the time at which the runtime read it."""
+    """A line that a container wrote, with the time at which the runtime read it."""
 
     when: datetime
     text: str
 
 
 class Pod:
-    """One pod as the API server gave it at one moment."""
+    """A pod as the API server returned it at one moment."""
 
     def __init__(self, content: Object) -> None:
         self.content = content
@@ -59,19 +59,19 @@ class Pod:
 
     @property
     def reason(self) -> str:
-        """Why the pod is in its phase, in the kubelet's words; often empty."""
+        """The kubelet's reason for the pod's phase; often empty."""
         status = self.content["status"]
         return f"{status.get('reason', '')} {status.get('message', '')}".strip()
 
     @property
     def status(self) -> dict[str, Any]:
-        """The container's status; empty before the kubelet has seen the pod."""
+        """The container's status; empty before the kubelet has received the pod."""
         statuses: list[dict[str, Any]] = self.content["status"].get("containerStatuses", [])
         return statuses[0] if statuses else {}
 
     @property
     def container_id(self) -> str:
-        """The runtime's id, empty before the container is made."""
+        """The runtime's id of the container; empty before the container is created."""
         return str(self.status.get("containerID", "")).removeprefix("containerd://")
 
     @property
@@ -84,7 +84,7 @@ class Pod:
 
     @property
     def device_health(self) -> dict[str, str]:
-        """Health by device id of what the kubelet gave to the container."""
+        """Health by device id of the devices that the kubelet gave to the container."""
         resources: list[dict[str, Any]] = self.status.get("allocatedResourcesStatus", [])
         entries = [entry for each in resources for entry in each.get("resources", [])]
         return {entry["resourceID"]: entry["health"] for entry in entries}
@@ -115,15 +115,15 @@ class Pods:
         restart: str = "Never",
         image: str = IMAGE,
     ) -> Pod:
-        """Make a pod of one container.
+        """Create a pod with one container.
 
         Args:
-            name: of the pod.
-            gpus: how many devices it asks for; 0 for none.
-            resource: of which resource.
-            shell: what its container runs.
+            name: the pod's name.
+            gpus: number of devices that it requests; may be 0.
+            resource: the resource of the devices.
+            shell: the command of its container.
             restart: the pod's restartPolicy: Never, OnFailure or Always.
-            image: one that containerd has.
+            image: an image that containerd has.
         """
         limits = {"limits": {resource: str(gpus)}} if gpus else {}
         container = {
@@ -160,16 +160,16 @@ class Pods:
         restart: str = "Never",
         image: str = IMAGE,
     ) -> Pod:
-        """Make a pod and wait until its container runs."""
+        """Create a pod and wait until its container runs."""
         self.create(name, gpus=gpus, resource=resource, shell=shell, restart=restart, image=image)
         return self.wait_running(name)
 
     def wait_running(self, name: str, *, within: float = 30.0) -> Pod:
-        """The pod, once its container runs.
+        """Wait until the pod's container runs, and return the pod.
 
         Raises:
-            DeadlineError: it does not after `within` seconds.
-            AssertionError: it has failed.
+            DeadlineError: the container did not run within `within` seconds.
+            AssertionError: the pod has failed.
         """
 
         def running() -> Pod:
@@ -181,10 +181,10 @@ class Pods:
         return wait_until(running, f"pod {name} runs", within=within)
 
     def delete(self, *names: str, within: float = 60.0) -> None:
-        """End pods and wait until the kubelet has let go of them and their devices.
+        """Delete pods and wait until the kubelet has removed them and freed their devices.
 
         Raises:
-            DeadlineError: one is still there after `within` seconds.
+            DeadlineError: a pod still exists after `within` seconds.
         """
         for name in names:
             try:
@@ -200,23 +200,23 @@ class Pods:
         wait_until(gone, f"pods {', '.join(names)} are gone", within=within)
 
     def delete_all(self) -> None:
-        """End every pod there is."""
+        """Delete all pods."""
         self.delete(*(pod.name for pod in self.all()))
 
     def events(self, name: str) -> list[str]:
-        """What was reported about a pod, as `Reason: message`."""
+        """Return the Events of a pod as `Reason: message`."""
         selector = f"fieldSelector=involvedObject.name={name}"
         events = self._api.get(f"/api/v1/namespaces/{NAMESPACE}/events?{selector}")["items"]
         return [f"{event['reason']}: {event['message']}" for event in events]
 
     def log(self, pod: Pod) -> list[LogLine]:
-        """What the container wrote, its restarts included."""
+        """Return the container's output, over all its restarts."""
         directory = self._layout.pod_logs / f"{NAMESPACE}_{pod.name}_{pod.uid}" / CONTAINER
         lines = [line for file in sorted(directory.glob("*.log")) for line in file.read_text().splitlines()]
         return [_log_line(line) for line in lines]
 
     def execute(self, pod: Pod, *command: str) -> str:
-        """Run a program inside the pod's container and give its standard output."""
+        """Run a program inside the pod's container and return its standard output."""
         return self._containerd.execute(pod.container_id, list(command))
 
     def signal(self, pod: Pod, number: signal.Signals) -> None:
@@ -224,12 +224,12 @@ class Pods:
         os.kill(int(self._process(pod).name), number)
 
     def environment(self, pod: Pod) -> dict[str, str]:
-        """The environment that the pod's first process was started with, read from outside the container."""
+        """Return the initial environment of the pod's first process, read from outside the container."""
         entries = (self._process(pod) / "environ").read_text().split("\0")
         return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
     def devices(self, pod: Pod) -> dict[str, int]:
-        """Device number by name of the character devices in the container's /dev named nvidia..., seen from outside."""
+        """Return the device numbers of the character devices /dev/nvidia* of the container by name, read from outside."""
         found = {}
         for path in (self._process(pod) / "root" / "dev").glob("nvidia*"):
             status = path.lstat()
@@ -238,14 +238,14 @@ class Pods:
         return found
 
     def gpu_numbers(self, pod: Pod) -> set[int]:
-        """N of each /dev/nvidiaN in the container."""
+        """Return N of each /dev/nvidiaN in the container."""
         return {int(name.removeprefix("nvidia")) for name in self.devices(pod) if GPU_DEVICE.fullmatch(name)}
 
     def _process(self, pod: Pod) -> Path:
-        """The container's first process in /proc, once it is the container's own program.
+        """Wait until the container's first process runs the container's program, and return its directory in /proc.
 
-        A container counts as running from the moment on at which runc is told to start it; it becomes the program a little later,
-        and has runc's environment until then.
+        A container counts as running when runc gets the command to start it. The process runs the program a little later, and
+        has runc's environment until then.
         """
         try:
             process = Path("/proc") / (self._layout.tasks / pod.container_id / "init.pid").read_text()
@@ -261,7 +261,7 @@ class Pods:
 
 
 def _log_line(line: str) -> LogLine:
-    # The CRI's log format: time, stream, F for a whole line or P for a part, text.
+    # Fields of the CRI's log format: time, stream, F for a whole line or P for a part, text.
     when, _, _, text = line.split(" ", 3)
     seconds, _, fraction = when.removesuffix("Z").partition(".")
     return LogLine(datetime.fromisoformat(f"{seconds}.{fraction[:6]:0<6}").replace(tzinfo=UTC), text)

@@ -1,4 +1,4 @@
-"""One process of the cluster: started, stopped, killed and restarted by its own process id."""
+"""A process of the cluster. It is started, stopped, killed and restarted by its process id."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from .wait import wait_until
 
 
 class PieceError(Exception):
-    """A process of the cluster ended by itself, or would not end; the text carries the end of its log."""
+    """A process of the cluster ended by itself, or did not end. The text contains the end of its log."""
 
 
 class Piece(ABC):
-    """A host process with a log of its own.
+    """A host process with its own log.
 
-    A subclass says its command line and when it counts as ready. `start` after `stop` or `kill` gives the same piece
-    again, on the same ports and files.
+    A subclass defines the command line, and when the process counts as ready. `start` after `stop` or `kill` starts the process
+    with the same ports and files.
     """
 
     name: ClassVar[str]
@@ -36,21 +36,21 @@ class Piece(ABC):
         """Program and arguments."""
 
     def prepare(self) -> None:  # noqa: B027 - most pieces read nothing
-        """Write what the process reads at its start."""
+        """Write the files that the process reads at its start."""
 
     def environment(self) -> dict[str, str]:
-        """Environment variables besides those that every piece gets."""
+        """Environment variables in addition to the variables of every process."""
         return {}
 
     def check_ready(self) -> None:  # noqa: B027 - some are ready once they run
-        """Raise `NotYet` while the running process does not do its job yet."""
+        """Raise `NotYet` until the running process is ready."""
 
     @property
     def pid(self) -> int:
         """Process id of the running process.
 
         Raises:
-            PieceError: it is not running.
+            PieceError: the process does not run.
         """
         if self._process is None or not self.running:
             raise PieceError(f"{self.name} is not running")
@@ -62,15 +62,15 @@ class Piece(ABC):
 
     @property
     def crashed(self) -> bool:
-        """Whether the process ended without having been told to."""
+        """True if the process ended by itself."""
         return self._process is not None and not self.running and not self._told_to_end
 
     def start(self, *, wait: bool = True) -> None:
-        """Start the process and, unless told otherwise, wait until it is ready.
+        """Start the process and, if `wait`, wait until it is ready.
 
         Raises:
-            PieceError: it is running already, or it ended before it was ready.
-            DeadlineError: it was not ready within `ready_within` seconds.
+            PieceError: the process already runs, or it ended before it was ready.
+            DeadlineError: the process was not ready within `ready_within` seconds.
         """
         if self.running:
             raise PieceError(f"{self.name} is running already; stop it first")
@@ -82,7 +82,7 @@ class Piece(ABC):
         with self._log.open("ab") as log:
             log.write(f"--- {' '.join(command)}\n".encode())
             log.flush()
-            # A session of its own, so that Ctrl-C at the terminal reaches the tests only and they end the rest in order.
+            # Use a new session, so that Ctrl-C at the terminal reaches only the tests, which stop the processes in order.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -96,11 +96,11 @@ class Piece(ABC):
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Wait until the process does its job.
+        """Wait until the process is ready.
 
         Raises:
-            PieceError: it ended instead.
-            DeadlineError: it was not ready within `ready_within` seconds.
+            PieceError: the process ended.
+            DeadlineError: the process was not ready within `ready_within` seconds.
         """
 
         def ready() -> None:
@@ -119,7 +119,7 @@ class Piece(ABC):
             The exit status, negative for a signal.
 
         Raises:
-            PieceError: it was not running, or had to be killed after `stops_within` seconds.
+            PieceError: the process did not run, or was killed after `stops_within` seconds.
         """
         pid = self.pid
         self._told_to_end = True
@@ -134,7 +134,7 @@ class Piece(ABC):
             ) from None
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end; nothing to do where the process is gone already."""
+        """Send SIGKILL and wait for the end, if the process runs."""
         if self._process is not None:
             self._told_to_end |= self.running
             self._process.kill()
@@ -146,17 +146,17 @@ class Piece(ABC):
         self.start()
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the log, over all starts of this run, long ones cut."""
+        """Return the last lines of the log, over all starts of this run. Long lines are cut."""
         if not self._log.exists():
             return "(no log)"
         return "\n".join(line[:400] for line in self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def log_size(self) -> int:
-        """Bytes in the log so far; where `log_since` begins to read."""
+        """Return the present size of the log in bytes, for `log_since`."""
         return self._log.stat().st_size if self._log.exists() else 0
 
     def log_since(self, position: int) -> str:
-        """What was logged after the log had `position` bytes."""
+        """Return the text that was logged after the log had `position` bytes."""
         with self._log.open("rb") as log:
             log.seek(position)
             return log.read().decode(errors="replace")
@@ -169,16 +169,16 @@ class Piece(ABC):
 def run(
     command: list[str], *, within: float = 60.0, environment: dict[str, str] | None = None, may_end_with: int = 0
 ) -> str:
-    """Run a short-lived program and give its standard output.
+    """Run a short-lived program and return its standard output.
 
     Args:
         command: program and arguments.
-        within: seconds it may take.
-        environment: in place of this process's own.
-        may_end_with: an exit status besides 0 that is no failure.
+        within: time limit in seconds.
+        environment: replaces this process's environment.
+        may_end_with: an exit status other than 0 that is not an error.
 
     Raises:
-        PieceError: it cannot be run, ended with another status than these, or took too long; with what it printed.
+        PieceError: the program could not be started, failed or took too long. The text contains its output.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within, env=environment, check=False)

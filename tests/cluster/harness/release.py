@@ -1,4 +1,4 @@
-"""The chart installed by helm, and the plugin's pod that it makes."""
+"""Installs the chart with helm, and inspects the plugin's pod."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ CHART = Path(__file__).parents[3] / "helm" / "gpu-plugin"
 IMAGE = "localhost/gpu-plugin-e2e/gpu-plugin"
 
 NEXT = "0.1.1"
-"""The version that is upgraded to."""
+"""The version after the upgrade."""
 
 IMAGES = ((f"{IMAGE}:1", None), (f"{IMAGE}:2", NEXT))
 """Names and versions of the images that are installed; None: the version of the checkout."""
@@ -29,17 +29,17 @@ PRESENT = "nvidia.com/gpu.present"
 NAME = "gpus"
 NAMESPACE = "gpu-system"
 PORT = 9480
-"""Of the chart's HTTP listener."""
+"""The port of the chart's HTTP listener."""
 
 KINDS = (
     *("daemonsets", "controllerrevisions", "jobs", "pods", "serviceaccounts", "configmaps", "secrets"),
     *("roles", "rolebindings", "clusterroles", "clusterrolebindings", "networkpolicies", "services"),
 )
-"""Every kind of object that the chart, helm or the controllers make."""
+"""Every kind of object that the chart, helm or the controllers create."""
 
 
 class Release:
-    """One release of the chart on the cluster's node, which serves a simulated one."""
+    """A release of the chart on the cluster's node. Its daemon serves a simulated node."""
 
     def __init__(self, cluster: Cluster, helm: Path) -> None:
         self._cluster = cluster
@@ -51,7 +51,7 @@ class Release:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What this machine and the simulated node need, and quick looks; all else is the chart's own."""
+        """Values for this machine and the simulated node, and short intervals. All other values are the chart's defaults."""
         layout = self._cluster.layout
         return {
             "image": {"repository": IMAGE, "tag": "1", "pullPolicy": "Never"},
@@ -65,38 +65,38 @@ class Release:
         }
 
     def helm(self, *arguments: str, within: float = 120.0) -> str:
-        """Run helm in the release's namespace and give what it prints."""
+        """Run helm in the release's namespace and return its output."""
         command = [str(self._helm), *arguments, f"--namespace={NAMESPACE}"]
         return run(command, within=within, environment=self._environment)
 
     def kubectl(self, *arguments: str) -> str:
-        """Run kubectl as an administrator and give what it prints."""
+        """Run kubectl as an administrator and return its output."""
         return run([str(self._cluster.kubectl), *arguments], environment=self._environment)
 
     def install(self, *values: dict[str, Any], wait: bool = True) -> None:
-        """`helm install` of the chart as it is in the checkout; later values win."""
+        """Run `helm install` with the chart of the checkout. Later values override earlier values."""
         self.helm(
             "install", NAME, str(CHART), "--create-namespace", *self._given(values), *(["--wait"] if wait else [])
         )
 
     def upgrade(self, *values: dict[str, Any]) -> None:
-        """`helm upgrade` with these values besides the usual ones and none of before."""
+        """Run `helm upgrade` with the usual values and these values, without values of an earlier command."""
         self.helm("upgrade", NAME, str(CHART), "--wait", *self._given(values))
 
     def uninstall(self) -> None:
-        """`helm uninstall` if there is a release, and its pods' end."""
+        """Run `helm uninstall` if the release exists, and wait until its pods have ended."""
         self.helm("uninstall", NAME, "--ignore-not-found", "--wait")
         wait_until(lambda: expect(holds=not self.pods(), seen=self.pods()), "the plugin's pods are gone", within=30)
 
     def rendered(self) -> Path:
-        """The chart as `helm template` renders it, hooks included."""
+        """Write the output of `helm template`, including hooks, to a file and return its path."""
         file = self._cluster.layout.root / "helm" / "rendered.yaml"
         values = self._given(())
         file.write_text(self.helm("template", NAME, str(CHART), *values))
         return file
 
     def left_in_the_api(self) -> str:
-        """Names of objects of this release that the API server still has; without those that it deletes already."""
+        """Return the names of this release's objects in the API server, without objects that are being deleted."""
         selectors = (f"app.kubernetes.io/instance={NAME}", f"name={NAME},owner=helm")
         return "".join(
             self.kubectl("get", ",".join(KINDS), "--all-namespaces", "--output=name", f"--selector={selector}")
@@ -104,12 +104,12 @@ class Release:
         )
 
     def pods(self) -> list[Pod]:
-        """The plugin's pods, those that end included."""
+        """Return the plugin's pods, including pods that are being deleted."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io%2Fcomponent%3Ddevice-plugin"
         return [Pod(content) for content in self._cluster.api.get(path)["items"]]
 
     def pod(self) -> Pod:
-        """The one plugin pod. Raises NotYet while there is none, or two."""
+        """Return the only plugin pod. Raises NotYet if there is no pod or more than one."""
         found = [pod for pod in self.pods() if "deletionTimestamp" not in pod.content["metadata"]]
         expect(holds=len(found) == 1, seen=[str(pod) for pod in found])
         return found[0]
@@ -119,7 +119,7 @@ class Release:
         return self._cluster.containerd.execute(self.pod().container_id, ["gpu-plugin", *arguments])
 
     def ask(self, path: str) -> tuple[int, str]:
-        """Status and body of the listener's answer. Raises NotYet where none comes."""
+        """Send a GET request to the listener and return the status and the body. Raises NotYet without a response."""
         address = self.pod().content["status"].get("podIP")
         try:
             with urllib.request.urlopen(f"http://{address}:{PORT}{path}", timeout=10) as answer:
@@ -130,7 +130,7 @@ class Release:
             raise NotYet(f"{address}: {error}") from error
 
     def shared_mount(self) -> Path:
-        """A directory from which a container's mounts reach the node, as / is on a node with systemd; the sweep unmounts it."""
+        """Return a directory with shared mount propagation, as / has on a node with systemd. The sweep unmounts it."""
         place = self._cluster.layout.root / "shared"
         place.mkdir(exist_ok=True)
         if not place.is_mount():
@@ -139,12 +139,12 @@ class Release:
         return place
 
     def log(self) -> str:
-        """What all plugin pods of the release wrote, those that are gone included as far as the kubelet kept it."""
+        """Return the logs of all plugin pods of the release, including former pods whose logs the kubelet kept."""
         files = self._cluster.layout.pod_logs.glob(f"{NAMESPACE}_*/*/*.log")
         return "\n".join(file.read_text(errors="replace") for file in sorted(files))
 
     def label_node(self, label: str, value: str | None) -> None:
-        """As `Cluster.label_node`."""
+        """See `Cluster.label_node`."""
         self._cluster.label_node(label, value)
 
     def _given(self, values: tuple[dict[str, Any], ...]) -> list[str]:

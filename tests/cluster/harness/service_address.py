@@ -1,4 +1,4 @@
-"""The address of the service `kubernetes`, through which pods reach the API server; there is no kube-proxy here."""
+"""The address of the service `kubernetes`, through which pods reach the API server. The cluster has no kube-proxy."""
 
 import socket
 from typing import ClassVar
@@ -10,7 +10,7 @@ from .wait import NotYet
 
 
 class ServiceAddress(Piece):
-    """Port 443 of the service's address, led on to the API server on 127.0.0.1."""
+    """Forwards port 443 of the service's address to the API server on 127.0.0.1."""
 
     name: ClassVar[str] = "service-address"
 
@@ -24,7 +24,7 @@ class ServiceAddress(Piece):
         return [str(self._socat), listen, f"TCP:127.0.0.1:{self._ports.apiserver}"]
 
     def prepare(self) -> None:
-        """Give this machine the address."""
+        """Add the address to this machine."""
         if not any(name == SERVICE_BRIDGE for _, name in socket.if_nameindex()):
             run(["ip", "link", "add", SERVICE_BRIDGE, "type", "bridge"])
             run(["ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", SERVICE_BRIDGE])

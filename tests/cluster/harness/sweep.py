@@ -1,8 +1,7 @@
-"""Clearing away all that a cluster leaves on the machine: processes, mounts, the bridge, cgroups, kernel settings
-and files.
+"""Remove everything that a cluster leaves on the machine: processes, mounts, the bridge, cgroups, kernel settings, files.
 
-Each thing is known as the cluster's by its own mark or place, never by a guess, and all of it is looked for anew, so
-that the same code ends a run in order and clears away after one that was killed.
+Each of these is recognised by its mark or its path, never by a guess, and is searched at each call. So the same code works at the
+end of a run and after a killed run.
 """
 
 import contextlib
@@ -17,21 +16,21 @@ from .process import run
 from .wait import DeadlineError, expect, wait_until
 
 ENDS_WITHIN = 20.0
-"""Seconds that killed processes may take to be gone."""
+"""Longest time in seconds until killed processes have ended."""
 
 _CNI_RESULTS = Path("/var/lib/cni/results")
 _LOG_LINKS = Path("/var/log/containers")
 
 
 class LeftoverError(Exception):
-    """Something of an earlier run cannot be cleared away; the text says what."""
+    """A remainder of an earlier run cannot be removed. The text describes it."""
 
 
 def sweep(layout: Layout) -> None:
-    """End every process of the cluster and remove everything it made.
+    """End all processes of the cluster and remove everything that they created.
 
     Raises:
-        LeftoverError: a process, mount or cgroup is still there.
+        LeftoverError: a process, mount or cgroup still exists.
         PieceError: a system tool failed.
     """
     try:
@@ -60,7 +59,7 @@ def _end_processes(layout: Layout) -> None:
 
 
 def _processes(layout: Layout) -> set[int]:
-    """Every process with the mark in its environment, all that descend from one, and all in a container's cgroup."""
+    """Return the processes with the mark in their environment, their descendants, and the processes in containers' cgroups."""
     mark = f"{MARK}={layout.root}".encode()
     parents: dict[int, int] = {}
     ours: set[int] = set()
@@ -72,12 +71,12 @@ def _processes(layout: Layout) -> set[int]:
             groups = (entry / "cgroup").read_text()
             environment = (entry / "environ").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # ended while being looked at
+            continue  # the process ended meanwhile
         except PermissionError:
-            environment = []  # refused even to root for some process; not for those that the cluster starts
+            environment = []  # some processes refuse this even to root, but not the cluster's processes
         state, parent = status.rpartition(")")[2].split()[:2]
         if state == "Z":
-            continue  # dead already; its parent's to collect
+            continue  # dead; its parent must collect it
         parents[int(entry.name)] = int(parent)
         if mark in environment or any(f":/{CGROUP}/" in line for line in groups.splitlines()):
             ours.add(int(entry.name))
@@ -94,7 +93,7 @@ def _unmount(layout: Layout) -> None:
 
 
 def _mounts(layout: Layout) -> list[str]:
-    """Mount points below the cluster's directory, outer before inner."""
+    """Return the mount points below the cluster's directory, outer mounts first."""
     points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
     return sorted(point for point in points if point.startswith(f"{layout.root}/"))
 

@@ -1,4 +1,4 @@
-"""Kernel settings that a kubelet changes on its machine at every start: remembered before, and put back after."""
+"""Save and restore the kernel settings that a kubelet changes at each start."""
 
 import json
 from pathlib import Path
@@ -16,15 +16,15 @@ _SETTINGS = (
 )
 
 
-def remember(layout: Layout) -> None:
-    """Write the settings down, unless that was done already since the last `restore`."""
+def save(layout: Layout) -> None:
+    """Save the settings to a file, unless they were saved since the last `restore`."""
     if not layout.tunables.exists():
         values = {name: (_SYSCTL / name).read_text() for name in _SETTINGS if (_SYSCTL / name).exists()}
         layout.tunables.write_text(json.dumps(values))
 
 
 def restore(layout: Layout) -> None:
-    """Put back what was written down, if anything was."""
+    """Restore the saved settings, if there are any."""
     if layout.tunables.exists():
         for name, value in json.loads(layout.tunables.read_text()).items():
             if (_SYSCTL / name).read_text() != value:

@@ -1,4 +1,4 @@
-"""Waiting for a condition by asking again and again until a deadline."""
+"""Wait for a condition by checking it repeatedly until a deadline."""
 
 import time
 from collections.abc import Callable
@@ -8,24 +8,24 @@ T = TypeVar("T")
 
 
 class NotYet(Exception):  # noqa: N818 - a message between two halves of a loop, not an error
-    """Raised by a condition that does not hold yet; its text says what was seen instead."""
+    """Raised by a condition that does not hold yet. The text is the present state."""
 
 
 class DeadlineError(AssertionError):
-    """A condition did not come true in time."""
+    """A condition did not become true in time."""
 
 
 def wait_until(condition: Callable[[], T], what: str, *, within: float, every: float = 0.1) -> T:
-    """What `condition` returns once it no longer raises `NotYet`.
+    """Call `condition` until it does not raise `NotYet`, and return its value.
 
     Args:
-        condition: asked at once, then again after each pause.
-        what: the condition in words, for the error.
-        within: seconds until the deadline. The condition is asked at least once.
-        every: seconds between two questions.
+        condition: called at once, and again after each pause.
+        what: a description of the condition, for the error.
+        within: seconds until the deadline. The condition is called at least once.
+        every: seconds between two calls.
 
     Raises:
-        DeadlineError: the deadline passed; the text carries what was seen last.
+        DeadlineError: the deadline passed. The text has the last state.
     """
     deadline = time.monotonic() + within
     while True:
@@ -38,22 +38,22 @@ def wait_until(condition: Callable[[], T], what: str, *, within: float, every: f
 
 
 def expect(*, holds: bool, seen: object) -> None:
-    """Raise `NotYet` with what was `seen` unless the condition `holds`."""
+    """Raise `NotYet` with the state `seen` unless the condition `holds`."""
     if not holds:
         raise NotYet(str(seen))
 
 
 def stays(condition: Callable[[], object], what: str, *, seconds: float, every: float = 0.2) -> None:
-    """Ask a condition again and again for a while and fail at the first time that it does not hold.
+    """Check for some time that a condition holds.
 
     Args:
-        condition: raises `NotYet` where it does not hold.
-        what: the condition in words, for the error.
-        seconds: how long it must hold.
-        every: seconds between two questions.
+        condition: raises `NotYet` if it does not hold.
+        what: a description of the condition, for the error.
+        seconds: the time for which the condition must hold.
+        every: seconds between two calls.
 
     Raises:
-        AssertionError: it did not hold once.
+        AssertionError: the condition did not hold at a call.
     """
     began = time.monotonic()
     while (elapsed := time.monotonic() - began) < seconds:
