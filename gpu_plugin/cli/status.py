@@ -115,7 +115,7 @@ def _facts(status: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     if status["waiting"]:
         yield "", coloured(f"WAITING: {status['waiting']}", "Unhealthy")
     if daemon["log_lines_dropped"]:
-        yield "", f"{daemon['log_lines_dropped']} log lines were dropped, since standard error did not take them"
+        yield "", f"{daemon['log_lines_dropped']} log lines were dropped: they could not be written to standard error"
     state = status.get("state") or {}
     if state.get("trouble"):
         yield "", coloured(f"NOT WRITTEN DOWN: {state['directory']}: {state['trouble']}", "Unhealthy")

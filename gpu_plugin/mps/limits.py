@@ -25,8 +25,8 @@ def differences(daemon: MpsDaemon, answer: str) -> str:
     """
     threads = threads_in(answer)
     if threads is None or not same_threads(threads, daemon.threads):
-        shown = f"{threads:.1f}" if threads is not None else answer or "nothing"
-        return f"it gives each client {shown!r} % of the threads, not {daemon.threads:g}"
+        shown = f"{threads:.1f} %" if threads is not None else repr(answer or "nothing")
+        return f"it gives each client {shown} of the threads, not {daemon.threads:g} %"
     if UNKNOWN in answer:
         return ""
     wanted, found = _memory_limits(daemon), answer.split()[1:]

@@ -148,5 +148,5 @@ def _answer(call: str, number: int, scope: int, kind: int, code: int, value: byt
         return NvmlError(Return.NOT_SUPPORTED, call, f"field {number} is of the unknown type {kind}")
     (number_read,) = reader.unpack(value)
     if not math.isfinite(number_read):
-        return NvmlError(Return.UNKNOWN, call, f"field {number} is {number_read}, which is not a number")
+        return NvmlError(Return.UNKNOWN, call, f"field {number} is {number_read}, which is not a finite number")
     return int(number_read)

@@ -171,7 +171,7 @@ async def test_a_limit_that_the_real_daemon_refuses_is_noticed_though_it_says_no
     script.write_text(f'#!/bin/sh\n[ "$1" = -f ] && exec {real.program} -f\n{refused}{real.program}\n')
     script.chmod(0o755)
     mps.run("--mps-control-binary", str(script))
-    await mps.until(lambda: "it gives each client '100.0' % of the threads, not 25" in mps.why())
+    await mps.until(lambda: "it gives each client 100.0 % of the threads, not 25 %" in mps.why())
     await mps.stop()
     assert real.pids() == []
 

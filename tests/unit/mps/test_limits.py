@@ -33,8 +33,8 @@ def test_limits_of_the_configuration_as_daemons_round_them(answer):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("100.0 19G 500M", "it gives each client '100.0' % of the threads, not 25"),
-        ("", "it gives each client 'nothing' % of the threads, not 25"),
+        ("100.0 19G 500M", "it gives each client 100.0 % of the threads, not 25 %"),
+        ("", "it gives each client 'nothing' of the threads, not 25 %"),
         ("25.0 21G 500M", "it limits the memory of device 0 to 21G, not 20389M"),
         ("25.0 18G 500M", "it limits the memory of device 0 to 18G, not 20389M"),
         ("25.0 17179869183G 500M", "it limits the memory of device 0 to 17179869183G, not 20389M"),

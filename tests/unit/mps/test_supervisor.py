@@ -170,7 +170,7 @@ async def test_limits_that_a_client_changed_are_restored_logged_and_counted(mps,
     lines = [record for record in caplog.records if "a client has changed the limits" in record.message]
     assert {record.levelno for record in lines} <= {logging.WARNING, logging.DEBUG}
     assert lines[0].levelno == logging.WARNING
-    assert "gives each client '100.0' % of the threads, not 25" in lines[0].message
+    assert "gives each client 100.0 % of the threads, not 25 %" in lines[0].message
 
 
 async def test_misses_that_are_not_in_a_row_do_not_end_a_daemon(mps, monkeypatch):
@@ -214,7 +214,7 @@ async def test_a_daemon_that_listens_nowhere_is_ended_and_started_again(mps, sho
             "set_default_device_pinned_mem_limit",
             "it has not set or kept all of 1 memory limits: it answers 'nothing'",
         ),
-        ("set_default_active_thread_percentage", "it gives each client '100.0' % of the threads, not 25"),
+        ("set_default_active_thread_percentage", "it gives each client 100.0 % of the threads, not 25 %"),
     ],
 )
 async def test_a_daemon_that_refuses_a_limit_without_a_word_is_not_ready_before_it_takes_it(mps, refused, why):
