@@ -5,6 +5,7 @@ MPS control daemon and GPU Feature Discovery, and a ConfigMap. Its pods run smal
 """
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ CONFIGS = {
     "default": "version: v1\nflags: {migStrategy: none}\n",
     "shared": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
 }
+CDI_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
 OBJECTS = "daemonsets,pods,configmaps,serviceaccounts"
 OF_EVERY_NAMESPACE = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
@@ -51,6 +53,7 @@ class Migration:
         self.cluster = cluster
         self.release = release
         self.labels = cluster.layout.root / "features.d" / "gfd"
+        self.cdi = cluster.layout.cdi / CDI_FILE
         self.tenants: list[Pod] = []
         self._gpus = gpus
 
@@ -63,12 +66,17 @@ class Migration:
             "gfd": {"enabled": True},
             "nfd": {"enableNodeFeatureApi": False},
             "mps": {"root": str(root / "nvidia-mps")},
-            "standIn": {"gpus": self._gpus, "cdi": str(root / "cdi"), "features": str(self.labels.parent)},
+            "standIn": {"gpus": self._gpus, "cdi": str(self.cdi.parent), "features": str(self.labels.parent)},
             **names,
         }
         file = root / "nvidias-values.json"
         file.write_text(json.dumps(values))
         self.labels.parent.mkdir(exist_ok=True)
+        self.cdi.parent.mkdir(exist_ok=True)
+        # NVIDIA's plugin leaves its specification when it ends.
+        devices = [{"name": gpu, "containerEdits": {"env": ["BY=STAND-IN"]}} for gpu in self._gpus]
+        spec = {"cdiVersion": "0.5.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": devices}
+        self.cdi.write_text(json.dumps(spec))
         self.cluster.label_node(MPS_CAPABLE, "true")
         self.release.helm("install", NAME, str(NVIDIAS_CHART), "--create-namespace", f"--values={file}", "--wait")
         self.cluster.wait_allocatable(GPUS)
@@ -124,6 +132,10 @@ class Migration:
             f"serviceaccount/{fullname}",
         }
 
+        specification = self.cdi.read_text()
+        assert "STAND-IN" not in specification
+        assert "/dev/nvidia0" in specification
+
         # GPU Feature Discovery removes the file when it ends, also if this plugin wrote it.
         def labelled() -> None:
             text = self.labels.read_text() if self.labels.exists() else ""
@@ -164,8 +176,10 @@ class Migration:
 
 @pytest.fixture
 def migration(cluster: Cluster, release: Release, numbers: dict[str, int]) -> Iterator[Migration]:
-    yield Migration(cluster, release, sorted(numbers))
+    migration = Migration(cluster, release, sorted(numbers))
+    yield migration
     cluster.pods.delete_all()
+    migration.cdi.unlink(missing_ok=True)
     cluster.label_node(MPS_CAPABLE, None)
 
 
@@ -184,7 +198,7 @@ def test_uninstall_and_install(migration: Migration, capsys: pytest.CaptureFixtu
     cluster.wait_allocatable(0)
     assert cluster.node_gpus() == (GPUS, 0)
 
-    pods.execute(restarted, "kill", "1")
+    pods.signal(restarted, signal.SIGTERM)
     wait_until(
         lambda: expect(holds=pods.get("restarted").restarts == 1, seen=pods.get("restarted")), "it ended", within=30
     )
