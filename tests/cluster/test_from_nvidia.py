@@ -254,9 +254,10 @@ def test_upgrade_where_both_charts_make_the_same_name(migration: Migration, over
     migration.delete("pods,controllerrevisions", f"--selector={NVIDIAS_LABELS}")
     migration.has_taken_over(NAME)
 
-    migration.delete("daemonset", NAME, "--cascade=orphan")
+    # Kubelets up to 1.36 drop the newer plugin when the older one ends, and NVIDIA's plugin does not register again.
+    migration.delete("daemonset", f"--selector={OUR_LABELS}", "--cascade=foreground")
+    assert migration.objects("pods") == set()
     release.helm("rollback", NAME, "1", "--wait")
-    migration.delete("pods,controllerrevisions", f"--selector={OUR_LABELS}")
     migration.is_back(NAME)
     release.helm("uninstall", NAME, "--wait")
     migration.nothing_is_left()
