@@ -5,6 +5,7 @@ MPS control daemon and GPU Feature Discovery, and a ConfigMap. Its pods run smal
 """
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -179,7 +180,10 @@ def migration(cluster: Cluster, release: Release, numbers: dict[str, int]) -> It
     migration = Migration(cluster, release, sorted(numbers))
     yield migration
     cluster.pods.delete_all()
+    release.uninstall()
+    # A rollback does not clean the node as an uninstallation does.
     migration.cdi.unlink(missing_ok=True)
+    shutil.rmtree(release.state_dir, ignore_errors=True)
     cluster.label_node(MPS_CAPABLE, None)
 
 
