@@ -186,8 +186,8 @@ def _check_owner_and_mode(directory: Path) -> None:
     mode = stat.S_IMODE(there.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         log.warning(
-            "%s has the mode %04o: users other than its owner can change the stored state of GPUs, including cordons, and replace "
-            "the socket for orders to this plugin; remove that right with chmod go-w %s, or set another --state-dir",
+            "%s has the mode %04o: users other than its owner can change the stored state of GPUs, including cordons, and "
+            "replace the socket for orders to this plugin; remove that right with chmod go-w %s, or set another --state-dir",
             directory,
             mode,
             directory,
