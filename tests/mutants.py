@@ -1,6 +1,6 @@
 """How much of what decides do the tests hold? `make mutants`: branches that they take, and small changes that they notice.
 
-Coverage is of the rooms below by their own tests. The changes are mutmut's, a sample of them with a fixed seed, each tried
+Coverage is of the packages below by their own tests. The changes are mutmut's, a sample of them with a fixed seed, each tried
 against the tests that reach the changed function. Both figures stand in CONTRIBUTING.md: a change of the tests leaves neither
 lower. `.venv/bin/mutmut show NAME` shows a change that survived.
 """
@@ -18,40 +18,40 @@ from pathlib import Path
 from mutmut.stats import status_by_exit_code
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("placement", "health", "devices", "access", "nvml")
-TESTS = [f"tests/unit/{room}" for room in ROOMS]
+PACKAGES = ("placement", "health", "devices", "containers", "nvml")
+TESTS = [f"tests/unit/{package}" for package in PACKAGES]
 WORK = ROOT / "mutants"
 SEED = 17
 MUTMUT = [sys.executable, "-m", "mutmut", "run", "--max-children"]
 
 
 def covered() -> dict[str, float]:
-    """Per cent of lines and branches by room."""
+    """Per cent of lines and branches by package."""
     data = WORK / "coverage"
-    rooms = ",".join(f"gpu_plugin/{room}" for room in ROOMS)
+    packages = ",".join(f"gpu_plugin/{package}" for package in PACKAGES)
     coverage = [sys.executable, "-m", "coverage"]
     subprocess.run(
-        [*coverage, "run", f"--data-file={data}", "--branch", f"--source={rooms}", "-m", "pytest", "-q", *TESTS],
+        [*coverage, "run", f"--data-file={data}", "--branch", f"--source={packages}", "-m", "pytest", "-q", *TESTS],
         check=True,
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )
     found = {}
-    for room in ROOMS:
+    for package in PACKAGES:
         told = subprocess.run(
-            [*coverage, "json", f"--data-file={data}", f"--include=gpu_plugin/{room}/*", "-q", "-o", "-"],
+            [*coverage, "json", f"--data-file={data}", f"--include=gpu_plugin/{package}/*", "-q", "-o", "-"],
             check=True,
             cwd=ROOT,
             capture_output=True,
         )
-        found[room] = json.loads(told.stdout)["totals"]["percent_covered"]
+        found[package] = json.loads(told.stdout)["totals"]["percent_covered"]
     return found
 
 
 def results() -> Iterator[tuple[str, int | None]]:
     """Every change by name, and how the tests ended under it; None for one not tried yet."""
-    for room in ROOMS:
-        for file in sorted((WORK / "gpu_plugin" / room).rglob("*.meta")):
+    for package in PACKAGES:
+        for file in sorted((WORK / "gpu_plugin" / package).rglob("*.meta")):
             yield from json.loads(file.read_bytes())["exit_code_by_key"].items()
 
 
@@ -73,8 +73,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="how many at once")
     asked = parser.parse_args()
     WORK.mkdir(exist_ok=True)
-    for room, share in covered().items():
-        print(f"{room:10} {share:5.1f} % of lines and branches", flush=True)
+    for package, share in covered().items():
+        print(f"{package:10} {share:5.1f} % of lines and branches", flush=True)
 
     # One function's changes first: so all there are are made, and which tests reach which function is known.
     run(["gpu_plugin.devices.device.*__mutmut_1"], asked.workers, 3600)
