@@ -86,17 +86,17 @@ class ClusterReporting:
         self._state = StateDirectory(Path(first.state_dir))
         self._clock = clock
         self._dice = dice
-        self._reaching = first.node_name, first.kubeconfig
-        self._writing: tuple[NodeApi, EventWriter] | None = None
+        self._node_and_kubeconfig = first.node_name, first.kubeconfig
+        self._api_and_events: tuple[NodeApi, EventWriter] | None = None
         self._keeper: NodeStateKeeper | None = None
         self._cordons = AnnotatedCordons(health)
         self._changes: deque[tuple[Transition, float]] = deque(maxlen=MAX_CHANGES)
         self._threads = Workers("cluster-state")
-        self._unasked = Pulse()
-        self._news = Pulse()
+        self._changes_added = Pulse()
+        self._settings_changed = Pulse()
         self._client = ""
 
-    def heard(self, change: Transition) -> None:
+    def health_changed(self, change: Transition) -> None:
         """A change of a signal's verdict: tells it as the settings ask for."""
         settings, now = self._configuration.settings, self._wall()
         if settings.node_events or settings.pod_events:
@@ -104,7 +104,7 @@ class ClusterReporting:
             from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
 
             _, events = self._writer()
-            name, _ = self._reaching
+            name, _ = self._node_and_kubeconfig
             about = Object(
                 "Node", name, uid=name
             )  # the uid of the kubelet's own Events about it (pkg/kubelet, nodeRef)
@@ -112,12 +112,12 @@ class ClusterReporting:
                 events.tell(news)
             if settings.pod_events and health_news.concerns_pods(change):
                 self._changes.append((change, now))
-                self._unasked.ring()
+                self._changes_added.ring()
 
     def changed(self) -> None:
         """The settings are others, or other GPUs were found."""
-        self._cordons.settle()
-        self._news.ring()
+        self._cordons.apply()
+        self._settings_changed.ring()
         if self._keeper is not None:
             self._keeper.changed()
 
@@ -155,11 +155,11 @@ class ClusterReporting:
         marks = marks or OwnMarks()
         try:
             if not _reports(self._configuration.settings):
-                self._cordons.take(None)
+                self._cordons.apply_value(None)
             while not _reports(self._configuration.settings) and marks == OwnMarks():
-                await self._news.wait()
+                await self._settings_changed.wait()
             while not self._has_client():
-                await self._news.wait()
+                await self._settings_changed.wait()
             from gpu_plugin.cluster.node_state import NodeStateKeeper  # noqa: PLC0415 - for those alone who report
 
             api, events = self._writer()
@@ -168,26 +168,26 @@ class ClusterReporting:
                 parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
                 parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)
                 parts.start_soon(forever, "the news for condition and taint", self._follow_hardware)
-                parts.start_soon(forever, "the Events of pods", self._tell_pods)
+                parts.start_soon(forever, "the Events of pods", self._report_to_pods)
                 parts.start_soon(forever, "the cordon by annotation", self._follow_annotation)
         finally:
             self._threads.close()
 
     def _writer(self) -> "tuple[NodeApi, EventWriter]":
-        if self._writing is None:
+        if self._api_and_events is None:
             from gpu_plugin.cluster.events import EventWriter  # noqa: PLC0415 - for those alone who report
             from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
 
-            api = NodeApi(*self._reaching)
-            self._writing = api, EventWriter(api, self._clock)
-        return self._writing
+            api = NodeApi(*self._node_and_kubeconfig)
+            self._api_and_events = api, EventWriter(api, self._clock)
+        return self._api_and_events
 
     def _has_client(self) -> bool:
         """Whether there are a client and a Node's name to ask about; logs once why not."""
         before, self._client = self._client, ""
         try:
             require_client("reporting to the cluster", ", or switch it off")
-            if not self._reaching[0]:
+            if not self._node_and_kubeconfig[0]:
                 raise ConfigError("reporting to the cluster needs the Node's name: set --node-name (NODE_NAME)")
         except ConfigError as error:
             self._client = str(error)
@@ -227,14 +227,14 @@ class ClusterReporting:
                 if self._keeper is not None:
                     self._keeper.changed()
 
-    async def _tell_pods(self) -> None:
+    async def _report_to_pods(self) -> None:
         from gpu_plugin.cluster import health_news  # noqa: PLC0415 - as above
         from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
 
         _, events = self._writer()
         while True:
             if not self._changes:
-                await self._unasked.wait()
+                await self._changes_added.wait()
                 continue
             change, at = self._changes.popleft()
             allocated = await self._attribution.newest()
@@ -250,22 +250,22 @@ class ClusterReporting:
         """Obeys the annotation while the settings ask for that; what it cordoned is lifted once they do not."""
         while True:
             if not self._follows_annotation():
-                self._cordons.take(None)
-                await self._news.wait()
+                self._cordons.apply_value(None)
+                await self._settings_changed.wait()
                 continue
-            self._cordons.wait()
+            self._cordons.suspend()
             async with anyio.create_task_group() as following:
-                following.start_soon(self._follow_it_soon)
+                following.start_soon(self._read_annotation)
                 while self._follows_annotation():
-                    await self._news.wait()
+                    await self._settings_changed.wait()
                 following.cancel_scope.cancel()
 
     def _follows_annotation(self) -> bool:
         return self._configuration.settings.cordon_annotation
 
-    async def _follow_it_soon(self) -> None:
+    async def _read_annotation(self) -> None:
         await anyio.sleep(START_SPREAD * self._dice())
-        await self._configuration.node.follow_annotation(ANNOTATION, self._cordons.take)
+        await self._configuration.node.follow_annotation(ANNOTATION, self._cordons.apply_value)
 
 
 class AnnotatedCordons:
@@ -275,7 +275,7 @@ class AnnotatedCordons:
         self._health = health
         self._value: str | None = None
         self._known = False
-        self._meant = Cordoned()
+        self._wanted = Cordoned()
 
     @property
     def uuids(self) -> frozenset[str]:
@@ -290,35 +290,35 @@ class AnnotatedCordons:
     @property
     def complaints(self) -> tuple[str, ...]:
         """A sentence for each name in the annotation that is of no GPU of this node."""
-        return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._meant.complaints)
+        return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._wanted.complaints)
 
-    def take(self, value: str | None) -> None:
+    def apply_value(self, value: str | None) -> None:
         """Takes the annotation's value, None where there is none or it has no say, and settles."""
         self._value, self._known = value, True
-        self.settle()
+        self.apply()
 
-    def wait(self) -> None:
+    def suspend(self) -> None:
         """The annotation has a say from now on, and is not known yet: what it cordoned before stands."""
         self._known = False
 
-    def settle(self) -> None:
+    def apply(self) -> None:
         """Has the GPUs that are known now cordoned as the annotation says, and no others."""
         gpus = self._health.gpus
         if not self._known or not gpus:
             return
-        before, self._meant = self._meant, cordoned(self._value, gpus)
-        for complaint in self._meant.complaints:
+        before, self._wanted = self._wanted, cordoned(self._value, gpus)
+        for complaint in self._wanted.complaints:
             if complaint not in before.complaints:
                 log.warning("the Node's annotation %s: %s", ANNOTATION, complaint)
-        stand = self.uuids
+        cordoned_now = self.uuids
         for gpu in gpus:
-            if gpu.uuid in self._meant.uuids and gpu.uuid not in stand:
+            if gpu.uuid in self._wanted.uuids and gpu.uuid not in cordoned_now:
                 self._health.observe(gpu.uuid, Order("annotate"))
-            elif gpu.uuid not in self._meant.uuids and gpu.uuid in stand:
+            elif gpu.uuid not in self._wanted.uuids and gpu.uuid in cordoned_now:
                 self._health.observe(gpu.uuid, Order("unannotate"))
         for entry in self._health.past:  # of GPUs that have not been found again
-            if entry.signal == ANNOTATED and not self._meant.complaints:
-                self._health.forget(entry.uuid, ANNOTATED)
+            if entry.signal == ANNOTATED and not self._wanted.complaints:
+                self._health.drop_past(entry.uuid, ANNOTATED)
 
 
 def _verdicts(store: SnapshotStore) -> Mapping[str, object]:

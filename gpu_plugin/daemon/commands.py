@@ -24,7 +24,7 @@ class Commands:
     """Answers the commands of operators for as long as `run` runs.
 
     Attributes:
-        look: rings when the control socket may be gone.
+        check_socket: rings when the control socket may be gone.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Commands:
         now: Now,
     ) -> None:
         """`simulated` are the commands that only a simulated driver has."""
-        self.look = Pulse()
+        self.check_socket = Pulse()
         self._state_dir = state_dir
         self._events = events
         self._takeover = takeover
         self._now = now
-        verbs = {name: self._then_look(verb) for name, verb in simulated.items()}
+        verbs = {name: self._then_poll(verb) for name, verb in simulated.items()}
         verbs |= {**operations.verbs, "explain": view.explain}
         self._verbs = {
             name: events.order(name, self._after_takeover(verb)) if name in LOGGED_VERBS else events.resolved(verb)
@@ -56,9 +56,9 @@ class Commands:
         while True:
             make_way(self._state_dir)
             try:
-                async with serve(self._state_dir, self._verbs) as stands:
-                    while stands():
-                        await self.look.wait(LONGEST_RETRY)
+                async with serve(self._state_dir, self._verbs) as is_present:
+                    while is_present():
+                        await self.check_socket.wait(LONGEST_RETRY)
                 log.warning("the control socket was removed, renamed or replaced: it is made again")
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
@@ -73,7 +73,7 @@ class Commands:
 
         return ordered
 
-    def _then_look(self, verb: Verb) -> Verb:
+    def _then_poll(self, verb: Verb) -> Verb:
         """The verb, followed by a look at the GPUs, so that its effect does not wait for their turn."""
 
         async def acted(request: Mapping[str, object]) -> Mapping[str, object]:

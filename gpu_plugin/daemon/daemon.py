@@ -135,7 +135,7 @@ class Daemon:
             now=self._now,
         )
         self._health.reports.subscribe(self._events.health)
-        self._health.reports.subscribe(self._cluster.heard)
+        self._health.reports.subscribe(self._cluster.health_changed)
         self._registrations.subscribe(self._events.registration)
 
         # The parts that follow hardware and settings.
@@ -159,12 +159,12 @@ class Daemon:
         )
 
         # The life of the daemon, and the commands of operators.
-        self._told_to_stop = False
+        self._stop_requested = False
         self._state_call: SlowCall[Any] = SlowCall(partial(begin, name="state"))
         self._recalled = False
-        self._look = Pulse()
-        self._claim = Pulse()
-        self._state_look = Pulse()
+        self._socket_dir_changed = Pulse()
+        self._claimed = Pulse()
+        self._state_dir_changed = Pulse()
         self._takeover = Takeover(
             self._lock, self._now, self._health, self._inventory, self._registrations, self._memory, self._recorder
         )
@@ -208,7 +208,7 @@ class Daemon:
         status, why_stopped = 0, "ended without being told to"
 
         def stop() -> None:
-            self._told_to_stop = True
+            self._stop_requested = True
             if self._listener is not None:
                 self._listener.stop()
             parts.cancel_scope.cancel()
@@ -219,7 +219,7 @@ class Daemon:
                 if self._listener is not None:
                     self._listener.ask(self)
                 signals.on_stop(stop)
-                signals.on_reload(self.configuration.ask)
+                signals.on_reload(self.configuration.request_read)
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError, TakeoverError) as group:
             for error in group.exceptions:
@@ -234,13 +234,13 @@ class Daemon:
                     await self._events.store.save_within(LAST_SAVE)
             if self._next is None or self._next.opened is None:
                 self._lock.release()
-        if self._next is not None and status == 0 and not self._told_to_stop:
+        if self._next is not None and status == 0 and not self._stop_requested:
             call = "write to the state directory" if self._recorder.writes else "call to the driver"
             if not self._recorder.writes and await self._driver_closed():
                 return self._next
             why_stopped = f"a {call} does not return; ending, so that a new process begins with what is remembered"
         self._lock.release()
-        if status == 0 and not self._told_to_stop:
+        if status == 0 and not self._stop_requested:
             log.error("%s", why_stopped)
             status = 1
         log.info("stopped")
@@ -266,7 +266,7 @@ class Daemon:
         self._events.daemon(f"gpu-plugin {__version__} started, process {os.getpid()}")
         unasked = "the driver has not been asked about it yet"
         gpus = tuple(replace(gpu, unreadable=unasked) for gpu in recalled.gpus)
-        self._health.remember(recalled.evidence, gpus)
+        self._health.restore(recalled.evidence, gpus)
         self._inventory.remember(recalled.devices.listed, recalled.devices.foreign)
         self._inventory.found(self._health.gpus)
         monitor = self._now.monitor = self._discovery.monitor(recalled.gpus, recalled.before)
@@ -274,9 +274,12 @@ class Daemon:
         self._keepers = PartGroup(
             self._parts,
             ("the control socket", self._commands.run),
-            ("the lock of the directory", partial(self._keep_the_node, self._look)),
-            ("the watch on the state directory", partial(watch, self._state.path, self._state_look, consequence)),
-            ("the lock of the state directory", partial(self._keep_the_node, self._state_look)),
+            ("the lock of the directory", partial(self._keep_node, self._socket_dir_changed)),
+            (
+                "the watch on the state directory",
+                partial(watch, self._state.path, self._state_dir_changed, consequence),
+            ),
+            ("the lock of the state directory", partial(self._keep_node, self._state_dir_changed)),
             ("the watch on other plugins", self._watch_plugins),
             ("the state directory", self._recorder.run),
             ("the event store", self._events.store.run),
@@ -297,7 +300,7 @@ class Daemon:
         """Starts the parts that serve the kubelet, with or without the memory of earlier processes."""
         self._servers = PartGroup(
             self._parts,
-            ("the directory watch", partial(watch, Path(self.settings.socket_dir), self._look)),
+            ("the directory watch", partial(watch, Path(self.settings.socket_dir), self._socket_dir_changed)),
             ("the endpoints", self._serve),
         )
         self._servers.start()
@@ -314,7 +317,7 @@ class Daemon:
     async def _hand_over(self) -> None:
         """Hands the node over to a new daemon that claims it. Ends this daemon when the new daemon serves."""
         while True:
-            await self._claim.wait()
+            await self._claimed.wait()
             if not self._takeover.serves_pods:
                 log.info(
                     "a new daemon asks for the node, and pods get no device from this daemon: ending for the new one"
@@ -397,20 +400,20 @@ class Daemon:
         self._next = Next(opened, self._claims)
         self._parts.cancel_scope.cancel()
 
-    async def _keep_the_node(self, bell: Pulse) -> None:
+    async def _keep_node(self, changed: Pulse) -> None:
         """Has what this daemon knows written down again, and commands reach it, where its files or directories are gone.
 
         Ends this daemon where a directory was recreated and another daemon has it by now: a restart waits for it.
         """
         while not (why := self._lock.follow()):
             if self._lock.claimed():
-                self._claim.ring()
+                self._claimed.ring()
             self.hardware.keep()
             self._recorder.look()
             self._events.store.look()
-            self.configuration.look()
-            self._commands.look.ring()
-            await bell.wait(LONGEST_RETRY)
+            self.configuration.check_stored_choice()
+            self._commands.check_socket.ring()
+            await changed.wait(LONGEST_RETRY)
         log.error("%s; ending, so that a restart waits for it", why)
         self._parts.cancel_scope.cancel()
 
@@ -420,21 +423,23 @@ class Daemon:
         registered = self._specs.registered.set
         if self._lock.former_serves:  # the kubelet would have this daemon's list in place of the former daemon's
             await self._takeover.may_register.wait()
-        shared = Shared(self.store, registration, directory, self._look, registered, self._registrations, self._counts)
+        shared = Shared(
+            self.store, registration, directory, self._socket_dir_changed, registered, self._registrations, self._counts
+        )
         await Endpoints(shared).run()
 
     async def _watch_plugins(self) -> None:
         from gpu_plugin.kubelet.takeover import TakeoverWatch  # noqa: PLC0415 - pods need not wait for it
 
         settings = self.configuration.store
-        await TakeoverWatch(self.store, self._registrations, settings, self._look, self._counts).run()
+        await TakeoverWatch(self.store, self._registrations, settings, self._socket_dir_changed, self._counts).run()
 
     async def _keep_specs(self) -> None:
         try:
             await self._specs.run()
         finally:
             in_use = self._lock.former_serves  # by the former daemon, which continues
-            if self._told_to_stop and self.settings.cdi_remove_on_exit and not in_use:
+            if self._stop_requested and self.settings.cdi_remove_on_exit and not in_use:
                 await self._specs.remove()
 
     def facts(self) -> "Facts":
@@ -468,4 +473,4 @@ class Daemon:
             self._events.configuration(self.configuration.status())
             self._cluster.changed()
 
-        await self.configuration.run(self._discovery.take, was_read)
+        await self.configuration.run(self._discovery.apply_settings, was_read)

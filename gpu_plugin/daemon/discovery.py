@@ -16,7 +16,7 @@ from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
-from gpu_plugin.daemon.list_strategy import tell
+from gpu_plugin.daemon.list_strategy import log_strategy
 from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
@@ -116,7 +116,7 @@ class Discovery:
             NoDriverError: there are none, and the settings ask for an error then.
             ConfigError: the settings ask for what the node does not have.
         """
-        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
+        backoff, logged = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
         while True:
             try:
                 node = await monitor.open()
@@ -144,13 +144,13 @@ class Discovery:
                 log.debug("%s", trouble)
                 trouble = f"{self._now.no_gpu}, so nothing is served"
             level = logging.INFO if self._now.no_gpu else logging.WARNING
-            if trouble == said:  # the same is worth a line once
+            if trouble == logged:  # the same is worth a line once
                 level = logging.DEBUG
             else:
                 self._events.daemon(trouble)
             pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
             log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
-            said = trouble
+            logged = trouble
             await anyio.sleep(pause)
 
     def _found(self, node: Node) -> None:
@@ -162,7 +162,7 @@ class Discovery:
         first = not self._now.node.gpus
         know(node.gpus)
         if first and node.gpus:
-            _tell_hardware(node, self._hardware.library())
+            _log_hardware(node, self._hardware.library())
         for old, new in _named(self._now.node, node):
             self._health.ledger.rename(old, new)
         found: Offer | None
@@ -187,7 +187,7 @@ class Discovery:
         self._operations.found()
         self._cluster.changed()
         if found is not None:
-            self._offering.take(found)
+            self._offering.publish(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
         self._labels.follow(self._now.node)
 
@@ -210,15 +210,15 @@ class Discovery:
         self._operations.booted()
         self._health.booted(boot_id)
 
-    def take(self, new: Settings) -> None:
+    def apply_settings(self, new: Settings) -> None:
         """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
         placement = self._inventory.offer.placement
         found = offer(self._now.node, new, self._hardware.dev_root, placement) if self._now.node.gpus else None
         if found is not None:
             self._now.unoffered = ""
         if new.device_list_strategy_reason != self.settings.device_list_strategy_reason:
-            tell(new)
-        self._health.take(new)
+            log_strategy(new)
+        self._health.apply_settings(new)
         configure(new.log_format, new.log_level)
         if self._now.monitor is not None:
             judging = self._health.ledger.policy.judging
@@ -226,7 +226,7 @@ class Discovery:
                 new.health_poll_interval, new.nvml_timeout, new.vanished_gpu_retention, judging=judging
             )
         if found is not None:
-            self._offering.take(found)
+            self._offering.publish(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
         self._labels.follow(self._now.node)
 
@@ -239,10 +239,10 @@ def _named(before: Node, after: Node) -> list[tuple[str, str]]:
     return [(gpu.uuid, by_index[gpu.index]) for gpu in gone if gpu.index in by_index]
 
 
-def _tell_hardware(node: Node, library: str) -> None:
+def _log_hardware(node: Node, library: str) -> None:
     """One line that says what is served: driver, library, and how many GPUs of which model."""
     models = Counter(gpu.model or "of an unknown model" for gpu in node.gpus)
-    told = ", ".join(f"{count} x {model}" for model, count in models.items())
+    counts = ", ".join(f"{count} x {model}" for model, count in models.items())
     version = node.driver_version or "of an unknown version"
     fields = {"driver": node.driver_version, "library": library, "model": ", ".join(models)}
-    log.info("driver %s, library %s, GPUs: %s", version, library or "not known", told, extra=fields)
+    log.info("driver %s, library %s, GPUs: %s", version, library or "not known", counts, extra=fields)

@@ -133,18 +133,18 @@ class EventLog:
         """
         if unknown := set(request) - {"gpu"}:
             raise ConfigError(f"{', '.join(sorted(unknown))}: not a field of this verb")
-        asked = self._told_of(request.get("gpu"))
-        told: list[object] = []
+        asked = self._events_of(request.get("gpu"))
+        sent: list[object] = []
         room = LONGEST_REPLY
         for event in reversed(asked):
             content = msgspec.to_builtins(event)
             room -= len(json.dumps(content))
             if room < 0:
                 break
-            told.append(content)
-        return {"events": told[::-1], "left_out": len(asked) - len(told)}
+            sent.append(content)
+        return {"events": sent[::-1], "left_out": len(asked) - len(sent)}
 
-    def _told_of(self, name: object) -> Sequence[Event]:
+    def _events_of(self, name: object) -> Sequence[Event]:
         """The events of the GPU that someone calls so, which may be gone by now; all of them for None.
 
         Raises:

@@ -75,22 +75,22 @@ class HealthWatch:
         self._unsaved = unsaved
         self._errors = errors
         self._repeated = RepeatedXids()
-        self._complained: frozenset[str] = frozenset()
+        self._logged_malformed: frozenset[str] = frozenset()
         self._changed_gpus: set[str] = set()
-        self._news = Pulse()
+        self._health_changed = Pulse()
 
-    def remember(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
+    def restore(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
         """Takes in what an earlier process wrote down, and the GPUs that it knew."""
         self.past = self._moved(past)
-        _log_remembered(past, gpus)
-        self._complain()
+        _log_restored(past, gpus)
+        self._log_malformed()
         self.watch(gpus)
 
     def adopt(self, evidence: tuple[Evidence, ...]) -> None:
         """Takes in evidence of another daemon of this node that ran at the same time."""
         if not evidence:
             return
-        _log_remembered(evidence, self.gpus)
+        _log_restored(evidence, self.gpus)
         known = {gpu.uuid for gpu in self.gpus}
         moved = self._moved(evidence)
         self.past = (*self.past, *(entry for entry in moved if entry.uuid not in known))
@@ -99,11 +99,11 @@ class HealthWatch:
         for uuid in {entry.uuid for entry in moved}:
             self._changed(uuid)
 
-    def take(self, settings: Settings) -> None:
+    def apply_settings(self, settings: Settings) -> None:
         """Judges by other settings from now on, whatever is held against a GPU already included."""
         for change in self.ledger.judge_by(policy(settings, XID_TABLE)):
             self._report(change)
-        self._complain()
+        self._log_malformed()
         for gpu in self.gpus:
             self._changed(gpu.uuid)
 
@@ -124,7 +124,7 @@ class HealthWatch:
             self.readings.saw(uuid, seen, self.now())
         revision = self.ledger.revision
         changes = self.ledger.observe(uuid, seen, self.now())
-        self._take_in(uuid, changes, revision)
+        self._report_all(uuid, changes, revision)
         if isinstance(seen, XidEvent):
             self._count(uuid, seen, changes)
         return self.ledger.suspicious(uuid)
@@ -135,7 +135,7 @@ class HealthWatch:
         changes = self.ledger.override(uuid)
         if changes:
             log.warning("%s: overridden by an operator", whose(uuid, self.gpus), extra={"uuid": uuid})
-        self._take_in(uuid, changes, revision)
+        self._report_all(uuid, changes, revision)
 
     def booted(self, boot_id: str) -> None:
         """The node was rebooted, though this process lives on: what another boot wrote down is believed no more."""
@@ -146,7 +146,7 @@ class HealthWatch:
         for gpu in self.gpus:
             self._changed(gpu.uuid)
 
-    def forget(self, uuid: str, signal: str = "") -> bool:
+    def drop_past(self, uuid: str, signal: str = "") -> bool:
         """Drops what an earlier process wrote down of a GPU that has not been found, of this signal alone where one is named.
 
         Returns whether there was anything.
@@ -173,7 +173,7 @@ class HealthWatch:
         """
         while True:
             if not self._changed_gpus:
-                await self._news.wait()
+                await self._health_changed.wait()
             uuids, self._changed_gpus = self._changed_gpus, set()
             await recorder.written(WRITTEN_WITHIN)
             for uuid in sorted(uuids):
@@ -199,9 +199,9 @@ class HealthWatch:
     def _changed(self, uuid: str) -> None:
         self._changed_gpus.add(uuid)
         self._unsaved.ring()
-        self._news.ring()
+        self._health_changed.ring()
 
-    def _take_in(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
+    def _report_all(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
         for change in changes:
             self._report(change)
         if self.ledger.revision != revision:
@@ -232,15 +232,15 @@ class HealthWatch:
             if mig.gpu_instance == seen.gpu_instance and seen.compute_instance in (None, mig.compute_instance)
         )
 
-    def _complain(self) -> None:
+    def _log_malformed(self) -> None:
         wrong = self.ledger.policy.malformed
         for complaint in wrong:
-            if complaint not in self._complained:
+            if complaint not in self._logged_malformed:
                 log.warning("%s", complaint)
-        self._complained = frozenset(wrong)
+        self._logged_malformed = frozenset(wrong)
 
 
-def _log_remembered(evidence: tuple[Evidence, ...], gpus: tuple[Gpu, ...]) -> None:
+def _log_restored(evidence: tuple[Evidence, ...], gpus: tuple[Gpu, ...]) -> None:
     for entry in evidence:
         if entry.verdict != Verdict.OK.name:
             quiet = _ordered(entry) or entry.verdict == Verdict.APP.name

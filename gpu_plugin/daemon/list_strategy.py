@@ -86,7 +86,7 @@ def evidence_for(settings: Settings) -> "NodeEvidence":
     return look(root, directory)
 
 
-def tell(settings: Settings) -> None:
+def log_strategy(settings: Settings) -> None:
     """Log the chosen strategy and the reason. Log nothing if the operator named the strategies."""
     if settings.device_list_strategy_reason:
         used = ", ".join(settings.device_list_strategy)

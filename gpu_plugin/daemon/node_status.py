@@ -33,13 +33,13 @@ HardwareKey = tuple[str, str, bool]
 class Listed(msgspec.Struct, frozen=True):
     """What a snapshot's devices come to: made once for each snapshot, in some 50 ms where there are tens of thousands.
 
-    `by_gpu` are all devices of each GPU, by its uuid; `telling` the first of those that no status tells apart: they are retired
+    `by_gpu` are all devices of each GPU, by its uuid; `distinct` the first of those that no status tells apart: they are retired
     or not, for the same reason. `resources` is what `resource` says of each. `unhealthy` counts the devices of each that the
     health of their hardware keeps from pods, by `HardwareKey`.
     """
 
     by_gpu: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
-    telling: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
+    distinct: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
     resources: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     unhealthy: Mapping[str, Mapping[HardwareKey, int]] = msgspec.field(default_factory=dict)
 
@@ -56,14 +56,14 @@ def listed(
     found: dict[str, list[Device]] = {}
     for device in chain.from_iterable(devices.values()):
         found.setdefault(device.gpu, []).append(device)
-    telling: dict[str, Sequence[Device]] = {}
+    distinct: dict[str, Sequence[Device]] = {}
     for uuid, each in found.items():
-        alike: dict[tuple[bool, str], Device] = {}
+        by_state: dict[tuple[bool, str], Device] = {}
         for device in each:
-            alike.setdefault((device.retired, device.reason), device)
-        telling[uuid] = [*alike.values()]
+            by_state.setdefault((device.retired, device.reason), device)
+        distinct[uuid] = [*by_state.values()]
     unhealthy = {name: _unhealthy(some, partial(unreachable, name)) for name, some in devices.items()}
-    return Listed(found, telling, {name: resource(each, devices[name]) for name, each in counts.items()}, unhealthy)
+    return Listed(found, distinct, {name: resource(each, devices[name]) for name, each in counts.items()}, unhealthy)
 
 
 def _unhealthy(devices: Sequence[Device], unreachable: Callable[[Device], str]) -> Mapping[HardwareKey, int]:

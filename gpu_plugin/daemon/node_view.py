@@ -103,7 +103,7 @@ AllocatedDevice = tuple[Mapping[str, object], Sequence["Holder"]]
 """A device, as `resource`, `device`, and `uuid` and `index` of its GPU, and the containers that hold it."""
 
 
-class Made(msgspec.Struct):
+class Cached(msgspec.Struct):
     """What was made of the newest resources and of the node, kept until either changes."""
 
     resources: Mapping[str, ResourceView] | None = None
@@ -130,7 +130,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     attribution: PodAttribution
     counts: KubeletCounts
     call_times: CallTimes
-    made: Made = msgspec.field(default_factory=Made)
+    cached: Cached = msgspec.field(default_factory=Cached)
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods, and notices."""
@@ -195,7 +195,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         (`CallTimes.told`) and `mps` (counts of gpu-plugin mps by resource).
         """
         listed = self._listed()
-        devices = listed.telling if holders is None else listed.by_gpu
+        devices = listed.distinct if holders is None else listed.by_gpu
         held = None if holders is None else node_status.pods_by_id(holders)
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
         health = self.operations.health()
@@ -263,16 +263,21 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     def _listed(self) -> node_status.Listed:
         now = self.inventory.store.current.resources
-        if self.made.resources is not now:
+        if self.cached.resources is not now:
             counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
             devices = {name: view.resource.devices for name, view in now.items()}
             listed = node_status.listed(devices, counts, lambda name, device: now[name].unreachable(device))
-            self.made.resources, self.made.listed = now, listed
-        return self.made.listed
+            self.cached.resources, self.cached.listed = now, listed
+        return self.cached.listed
 
     def _unwritten(self) -> str:
         """What a restart would not remember; empty where it would remember all."""
-        troubles = (self.now.memory, self.recorder.trouble, self.configuration.unkept, self.events.store.trouble)
+        troubles = (
+            self.now.memory,
+            self.recorder.trouble,
+            self.configuration.storage_trouble,
+            self.events.store.trouble,
+        )
         return "; ".join(filter(None, troubles))
 
     def _attribution(self, held: "HoldersByDevice | None") -> Mapping[str, object]:
@@ -351,7 +356,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         from gpu_plugin.placement.views.report import report  # noqa: PLC0415 - only those who ask pay for it
 
         node, now = self.now.node, self.inventory.store.current.resources
-        if self.made.linked is not now or self.made.node is not node:
+        if self.cached.linked is not now or self.cached.node is not node:
             served = [(view.resource, view.policy) for view in now.values()]
-            self.made.node, self.made.linked, self.made.topology = node, now, report(node, served)
-        return self.made.topology
+            self.cached.node, self.cached.linked, self.cached.topology = node, now, report(node, served)
+        return self.cached.topology

@@ -78,7 +78,7 @@ class Offering:
         self._writes = False
         self._unsettled = Pulse()
         self._next: Offer | None = None
-        self._said: frozenset[str] = frozenset()
+        self._logged: frozenset[str] = frozenset()
         self._waiting: AbstractSet[str] = frozenset()
         """Resources whose list has no room yet for all devices."""
         self._unlistable: AbstractSet[tuple[str, str]] = frozenset()
@@ -88,7 +88,7 @@ class Offering:
         self._holders = Holders(Path(settings.current.socket_dir))
         self._again = ListResend()
 
-    def take(self, new: Offer) -> None:
+    def publish(self, new: Offer) -> None:
         """Has an offer published: at once, or once it is prepared.
 
         The first one waits for what pods hold: a process that was killed need not have written down all that it knew.
@@ -129,17 +129,17 @@ class Offering:
 
     def _report(self, new: Offer, holding: Holding, before: Mapping[str, ResourceView]) -> None:
         """Log what an offer that was published has changed since `before`."""
-        self._tell_unlistable(holding)
+        self._log_unlistable(holding)
         asked = {*new.plan.warnings, *new.warnings}
         withheld = {*_held_back(self._inventory.listed, new.plan.warnings)}
-        for sentence in sorted(asked - self._said):
+        for sentence in sorted(asked - self._logged):
             log.warning("%s", sentence)
-        log_together(log, logging.WARNING, sorted(withheld - self._said))
-        self._said = frozenset(asked | withheld)
-        self._tell_resources(before)
+        log_together(log, logging.WARNING, sorted(withheld - self._logged))
+        self._logged = frozenset(asked | withheld)
+        self._log_resources(before)
         self._unsettled.ring()
 
-    def _tell_resources(self, before: Mapping[str, ResourceView]) -> None:
+    def _log_resources(self, before: Mapping[str, ResourceView]) -> None:
         changed = {
             name: f"{name}: {_counted(view.resource.devices)}"
             for name, view in self._inventory.store.current.resources.items()
@@ -160,7 +160,7 @@ class Offering:
         self._waiting = waiting.keys()
         self._unsaved.ring()
 
-    def _tell_unlistable(self, holding: Holding) -> None:
+    def _log_unlistable(self, holding: Holding) -> None:
         """Log once which devices pods hold, by what the kubelet says, under ids that a list must not have."""
         held = holding.allocated or frozenset()
         known = self._unlistable | held
@@ -195,7 +195,7 @@ class Offering:
         if self._next is not None:
             failed = await self._prepare()
             await self._await_specs()
-            holding, asked = await self._ask_for_offer()
+            holding, asked = await self._holding_for_offer()
             new = self._next
             try:
                 published = self._many(new) and await self._judge_apart(new, holding, asked)
@@ -213,7 +213,7 @@ class Offering:
             await self._unsettled.wait(self._pause(anyio.current_time()))
             if self._next is None and not self._inventory.unpublished:
                 asked, about = anyio.current_time(), self._inventory.judged.asked
-                holding = await self._ask()
+                holding = await self._read_holding()
                 await self._withdraw(holding, asked, about)
 
     def _pause(self, now: float) -> float:
@@ -262,42 +262,42 @@ class Offering:
             before = store.current.resources
             foreign = self._inventory.foreign
             if self._inventory.take(judged, standing):
-                self._tell_unlistable(holding)
-                self._have_written(holding, asked, before)
+                self._log_unlistable(holding)
+                self._request_checkpoint(holding, asked, before)
                 if self._inventory.foreign != foreign:
                     self._unsaved.ring()  # it is to be written down
                 return
 
-    def _have_written(self, holding: Holding, asked: float, before: Mapping[str, ResourceView]) -> None:
+    def _request_checkpoint(self, holding: Holding, asked: float, before: Mapping[str, ResourceView]) -> None:
         """Has the kubelet write its checkpoint where something waits for that, and says what has changed since `before`."""
         store = self._inventory.store
         changed = store.current.resources is not before
         awaited = self._inventory.judged.awaited
         kept = (holding.written & awaited) | store.recent.unconfirmed(awaited)
-        self._say_what_waits(holding, awaited)
+        self._log_long_waits(holding, awaited)
         if changed:  # a list that has changed serves as well
-            self._tell_resources(before)
+            self._log_resources(before)
             again = ""
         else:
             # What was given away less than a second ago needs a list of its own later, which does for all.
             later = asked < store.recent.worth_asking(kept) < inf
-            heard = () if later else filter(self._registrations.heard, store.current.resources)
+            listening = () if later else filter(self._registrations.heard, store.current.resources)
             begun = store.recent.begun(kept)
-            again = self._again.due(kept, heard, asked, ready=begun, answered=holding.answered)
+            again = self._again.due(kept, listening, asked, ready=begun, answered=holding.answered)
         if again:
             store.resend(again)
         self._writes = bool(kept) and (changed or bool(again))
 
-    def _say_what_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
+    def _log_long_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
         """Says once that capacity may not come back while a witness stays silent; and again after it has not been so."""
-        if self._lasts("checkpoint", waits=holding.writing is None and self._unproved(holding, awaited)):
+        if self._reached_limit("checkpoint", waits=holding.writing is None and self._unproved(holding, awaited)):
             log.warning(
                 "hardware is kept back for pods that may have ended: the kubelet's checkpoint %s cannot be read: %s. "
                 "It comes back once that can be read: PodResources does not list what plain init containers have",
                 Path(self._settings.current.socket_dir) / checkpoint.NAME,
                 self._holders.unread,
             )
-        if self._lasts("PodResources", waits=bool(awaited) and not holding.answered):
+        if self._reached_limit("PodResources", waits=bool(awaited) and not holding.answered):
             log.warning(
                 "hardware is kept back for pods that may have ended: without PodResources the kubelet does not say so. "
                 "It comes back once PodResources answers at %s. Otherwise it does once the kubelet has admitted another pod "
@@ -307,7 +307,7 @@ class Offering:
                 Path(self._settings.current.socket_dir) / checkpoint.NAME,
             )
 
-    def _lasts(self, witness: str, *, waits: bool) -> bool:
+    def _reached_limit(self, witness: str, *, waits: bool) -> bool:
         """Counts a question that a witness left unanswered, in a row. Whether the wait is to be logged at this one."""
         self._unanswered[witness] = self._unanswered[witness] + 1 if waits else 0
         return self._unanswered[witness] == UNANSWERED_LIMIT
@@ -320,18 +320,18 @@ class Offering:
             self._inventory.store.recent.unconfirmed(awaited)
         )
 
-    async def _ask_for_offer(self) -> tuple[Holding, float]:
+    async def _holding_for_offer(self) -> tuple[Holding, float]:
         """What pods hold, for an offer that is to be published, and when that was asked."""
         patience = anyio.current_time() + FIRST_PATIENCE
         while True:
             asked = anyio.current_time()
-            holding = await self._ask()
+            holding = await self._read_holding()
             holders = self._holders
             if not self._inventory.unpublished or not holders.unread or holders.lacking or asked >= patience:
                 return holding, asked
             await anyio.sleep(HOLDERS_SOON)
 
-    async def _ask(self) -> Holding:
+    async def _read_holding(self) -> Holding:
         socket = Path(self._settings.current.effective_pod_resources_socket)
         return await self._holders.ask(socket, self._inventory.judged.asked)
 

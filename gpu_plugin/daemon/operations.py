@@ -60,7 +60,7 @@ class Operations:
     def booted(self) -> None:
         """A new boot ends every release."""
         self._all_released = False
-        self._health.forget(EVERY_GPU)
+        self._health.drop_past(EVERY_GPU)
 
     def gone(self) -> tuple[Gpu, ...]:
         """GPUs that are not listed and that orders may name: missing GPUs, and others that are remembered.
@@ -92,7 +92,7 @@ class Operations:
             from gpu_plugin.health.explain import missing  # noqa: PLC0415 - as below
 
             return {"gpus": [missing(gone)]}
-        return self.explained(self._asked(request))
+        return self.explained(self._requested(request))
 
     def explained(self, gpus: Sequence[Gpu] | None = None) -> Mapping[str, Any]:
         """What `health.explain` says of these GPUs, None: of all."""
@@ -102,10 +102,10 @@ class Operations:
 
     async def cordon(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Holds a GPU back until `uncordon`, over restarts and boots. `reason` of the request is told wherever it stands."""
-        gpu, reason = self._one(request, "reason"), request.get("reason", "")
+        gpu, reason = self._single(request, "reason"), request.get("reason", "")
         if not isinstance(reason, str):
             raise ConfigError(f"reason: {reason!r} is not text")
-        already = self._stands(gpu, orders.CORDON)
+        already = self._is_open(gpu, orders.CORDON)
         self._health.observe(gpu.uuid, Order("cordon", reason))
         if already:
             return await self._done(f"{called(gpu)} is cordoned already.")
@@ -118,16 +118,16 @@ class Operations:
         if not isinstance(override, bool):
             raise ConfigError(f"override: {override!r} is neither true nor false")
         if (gone := self._missing(request, "override")) is not None:
-            return await self._done(*(self._forgotten(gone) if override else self._cordon_forgotten(gone)))
-        gpu = self._one(request, "override")
+            return await self._done(*(self._drop_missing(gone) if override else self._drop_cordon(gone)))
+        gpu = self._single(request, "override")
         done = []
-        if self._stands(gpu, orders.CORDON):
+        if self._is_open(gpu, orders.CORDON):
             self._health.observe(gpu.uuid, Order("uncordon"))
             done.append("its cordon is lifted")
-        before = self._held_against(gpu)
+        before = self._open_faults(gpu)
         if override and before:
             self._health.override(gpu.uuid)
-            if changed := _changed(before, after := self._held_against(gpu)):
+            if changed := _changed(before, after := self._open_faults(gpu)):
                 done.append(f"what was held against it is overridden: {changed}")
             elif not done and (fatal := [words for words, verdict in after.items() if verdict is Verdict.FATAL]):
                 raise RefusedError(
@@ -137,7 +137,7 @@ class Operations:
         if done and (monitor := self._now.monitor) is not None:
             monitor.look_now()
         text = f"{called(gpu)}: {', and '.join(done) or 'it is not cordoned, so nothing was changed'}. "
-        standing = self._held_against(gpu)
+        standing = self._open_faults(gpu)
         if not standing:
             return await self._done(text + "Nothing is held against it.")
         stands = "; ".join(f"{words} ({verdict.name})" for words, verdict in standing.items())
@@ -175,13 +175,13 @@ class Operations:
         for gpu in gpus:
             self._health.observe(gpu.uuid, Order("resume"))
         self._all_released = False
-        self._health.forget(EVERY_GPU)
+        self._health.drop_past(EVERY_GPU)
         if (monitor := self._now.monitor) is not None:
             await monitor.resume(None if request.get("gpu") is None else frozenset(gpu.uuid for gpu in gpus))
         resumed = [gpu for gpu in gpus if gpu.uuid in released]
         if not resumed and EVERY_GPU not in released:
             return await self._done(f"{_names(gpus)}: not released, so there was nothing to resume.")
-        waiting = [gpu for gpu in resumed if self._stands(gpu, "maintenance")]
+        waiting = [gpu for gpu in resumed if self._is_open(gpu, "maintenance")]
         text = f"{_names(resumed)}: resumed." + (
             f" No good look at {_names(waiting)} yet: held back until there is one." if waiting else ""
         )
@@ -208,7 +208,7 @@ class Operations:
             **self._health.reports.status(),
         }
 
-    def _asked(self, request: Mapping[str, object], *more: str) -> tuple[Gpu, ...]:
+    def _requested(self, request: Mapping[str, object], *more: str) -> tuple[Gpu, ...]:
         """The GPUs that a request names, all of them where it names none.
 
         Raises:
@@ -237,18 +237,18 @@ class Operations:
         there = ", ".join(str(gpu.index) for gpu in gpus)
         raise ConfigError(f"GPU {asked}: no GPU of this node {named}; there are those of index {there}")
 
-    def _one(self, request: Mapping[str, object], *more: str) -> Gpu:
+    def _single(self, request: Mapping[str, object], *more: str) -> Gpu:
         """The one GPU that a request names. Raises ConfigError where it names none, or two of the same index."""
         if request.get("gpu") is None:
             raise ConfigError("gpu: missing: which GPU, by index or uuid")
-        gpu, *others = self._asked(request, *more)
+        gpu, *others = self._requested(request, *more)
         if others:
             which = " and ".join(each.uuid for each in (gpu, *others))
             raise ConfigError(f"GPU {gpu.index}: {which} go by this index; give its uuid")
         return gpu
 
     def _ordered(self, request: Mapping[str, object]) -> tuple[Gpu, ...]:
-        return self._asked(request) if request.get("gpu") is None else (self._one(request),)
+        return self._requested(request) if request.get("gpu") is None else (self._single(request),)
 
     def _released(self) -> frozenset[str]:
         """The uuids of the GPUs that are released; notes whether those are all of the node."""
@@ -267,22 +267,22 @@ class Operations:
         names = ((gpu, (gpu.uuid, short_bus_id(gpu.pci_bus_id))) for gpu in self.gone())
         return next((gpu for gpu, called_so in names if asked and asked in called_so), None)
 
-    def _forgotten(self, gone: Gpu) -> tuple[str, str]:
+    def _drop_missing(self, gone: Gpu) -> tuple[str, str]:
         """Drop all that is remembered of a GPU that is not listed. Returns the arguments of `_done`.
 
         Raises RefusedError if nothing is.
         """
         monitor = self._now.monitor
         dismissed = bool(gone.uuid) and monitor is not None and monitor.dismiss(gone.uuid)
-        if not self._health.forget(gone.uuid) and not dismissed:
+        if not self._health.drop_past(gone.uuid) and not dismissed:
             raise RefusedError(f"{_state_of(gone)}: {gone.unreadable}. To forget: nothing is written down of it")
         text = f"{_state_of(gone)}; what was written down of it is forgotten."
         still = (gpu for gpu in self.gone() if gone.pci_bus_id and gpu.pci_bus_id == gone.pci_bus_id)
         return text + "".join(f" It stays missing: {gpu.unreadable}." for gpu in still), ""
 
-    def _cordon_forgotten(self, gone: Gpu) -> tuple[str, str]:
+    def _drop_cordon(self, gone: Gpu) -> tuple[str, str]:
         """Drop the remembered cordon of a GPU that is not listed, if there is one. Returns the arguments of `_done`."""
-        cordoned = self._health.forget(gone.uuid, orders.CORDON)
+        cordoned = self._health.drop_past(gone.uuid, orders.CORDON)
         text = f"{_state_of(gone)}. " + (
             "Its cordon is lifted." if cordoned else "It has no cordon, so nothing was changed."
         )
@@ -295,10 +295,10 @@ class Operations:
             return text, ""
         return text, f" To forget it: gpu-plugin uncordon --gpu {gone.uuid} --override."
 
-    def _stands(self, gpu: Gpu, signal: str) -> bool:
+    def _is_open(self, gpu: Gpu, signal: str) -> bool:
         return any(key.signal == signal for key, _, _ in self._health.ledger.standing(gpu.uuid))
 
-    def _held_against(self, gpu: Gpu) -> dict[str, Verdict]:
+    def _open_faults(self, gpu: Gpu) -> dict[str, Verdict]:
         """What stands against a GPU or a MIG device of it, in the words of its signals, the worst first."""
         found: dict[str, Verdict] = {}
         standing = [

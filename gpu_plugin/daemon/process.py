@@ -15,10 +15,10 @@ import anyio.abc
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.daemon.configuration import Configuration, Resolve, Wait, begin_with, tell_settings
+from gpu_plugin.daemon.configuration import Configuration, Resolve, Wait, begin_with, log_settings
 from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
-from gpu_plugin.daemon.list_strategy import ListStrategy, tell
+from gpu_plugin.daemon.list_strategy import ListStrategy, log_strategy
 from gpu_plugin.daemon.node_view import without_configuration
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, make_way
 from gpu_plugin.kubelet.offer import require_functions
@@ -115,8 +115,8 @@ async def _configured(
     strategy = ListStrategy()
     settings = await strategy.settled(settings)
     require_functions(settings)
-    tell_settings(settings, source.current())
-    tell(settings)
+    log_settings(settings, source.current())
+    log_strategy(settings)
     configuration = Configuration(settings, source, _checked(resolve), UNCHANGEABLE, strategy.settled)
     return configuration, hardware_for(settings)
 

@@ -189,7 +189,7 @@ class TestCordon:
             (gpu,) = (await desk.ask("explain", gpu=0))["gpus"]
             assert [signal["detail"] for signal in gpu["signals"]] == [f"cordoned: {told}"]
         later = Desk()
-        later.health.remember(desk.health.evidence(), GPUS)
+        later.health.restore(desk.health.evidence(), GPUS)
         assert later.reason("GPU-a") == "cordoned: to be replaced"
 
     @pytest.mark.parametrize("cordoned", [True, False])
@@ -239,7 +239,7 @@ class TestCordon:
 
     async def test_of_a_gpu_that_never_came_what_is_remembered_is_forgotten(self, desk):
         old = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
-        desk.health.remember((old,), GPUS)
+        desk.health.restore((old,), GPUS)
         assert "Its cordon is lifted." in await desk.done("uncordon", gpu="GPU-gone")
         assert desk.health.evidence() == ()
         with pytest.raises(ConfigError, match="no GPU of this node has this name"):
@@ -248,7 +248,7 @@ class TestCordon:
     async def test_of_a_gpu_that_never_came_nothing_but_the_cordon_is_forgotten_without_a_vouch(self, desk):
         cordon = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
         xid = Evidence("zero", "GPU-gone", "xid", "FATAL", "Xid 48", 1.0, "reset", "48")
-        desk.health.remember((cordon, xid), GPUS)
+        desk.health.restore((cordon, xid), GPUS)
         for words in ("Its cordon is lifted. Still held against it: Xid 48 (FATAL)", "It has no cordon, so nothing"):
             assert words in await desk.done("uncordon", gpu="GPU-gone")
             assert desk.health.evidence() == (xid,)
@@ -320,7 +320,7 @@ class TestMissing:
         assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {forget}"
         cordon = Evidence("zero", LOST.uuid, "cordon", "FATAL", "cordoned", 1.0, "operator")
         background = Evidence("zero", LOST.uuid, "background", "OK", "", 1.0, "")
-        desk.health.remember((cordon, background), GPUS)
+        desk.health.restore((cordon, background), GPUS)
         assert await desk.done("uncordon", gpu="61:00.0") == f"{LOST_NAME} is missing. Its cordon is lifted. {forget}"
         assert desk.health.evidence() == (background,)
         assert desk.monitor.former == (LOST,)
@@ -454,11 +454,11 @@ class TestRelease:
         assert desk.operations.begin() == frozenset()
         await desk.ask("release", gpu=0)
         later = Desk()
-        later.health.remember(desk.health.evidence(), GPUS)
+        later.health.restore(desk.health.evidence(), GPUS)
         assert later.operations.begin() == frozenset({"GPU-a"})
         await desk.ask("release")
         later = Desk()
-        later.health.remember(desk.health.evidence(), GPUS)
+        later.health.restore(desk.health.evidence(), GPUS)
         assert later.operations.begin() is None
 
     async def test_what_is_found_while_all_is_released_is_released_too(self, desk):

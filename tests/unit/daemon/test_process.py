@@ -459,7 +459,7 @@ async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node,
         await kubelet.wait_for(healthy(kubelet, 8))
         assert (await answers(directory, "status"))["state"]["trouble"] == ""
         monkeypatch.setattr(
-            type(daemon.configuration), "unkept", "which config file is in force cannot be written down"
+            type(daemon.configuration), "storage_trouble", "which config file is in force cannot be written down"
         )
         monkeypatch.setattr(type(daemon._events.store), "trouble", "events cannot be written down")
         told = await ask(directory, "status")
@@ -970,7 +970,7 @@ async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(d
             raise ConfigError("config.yaml:3: no such key")
 
         monkeypatch.setattr(daemon.configuration, "_resolve", refuse)
-        daemon.configuration.ask()
+        daemon.configuration.request_read()
         await until_told(
             pages["/readyz"],
             "[+]configuration ok: the former configuration is in force; refused: config.yaml:3: no such key\n",
