@@ -1,4 +1,4 @@
-"""The commands of operators, answered on the control socket."""
+"""Answer the commands of operators on the control socket."""
 
 import logging
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Commands:
-    """Answers the commands of operators for as long as `run` runs.
+    """Answers the commands of operators while `run` runs.
 
     Attributes:
-        check_socket: rings when the control socket may be gone.
+        check_socket: ring it when the control socket may be gone.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Commands:
         takeover: Takeover,
         now: Now,
     ) -> None:
-        """`simulated` are the commands that only a simulated driver has."""
+        """`simulated` has the commands that only a simulated driver has."""
         self.check_socket = Pulse()
         self._state_dir = state_dir
         self._events = events
@@ -65,7 +65,7 @@ class Commands:
                 await anyio.sleep(LONGEST_RETRY)
 
     def _after_takeover(self, verb: Verb) -> Verb:
-        """The verb, which waits until no former daemon can get the node back."""
+        """Return a verb that first waits until no former daemon can get the node back."""
 
         async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
             await self._takeover.takes_orders.wait()
@@ -74,7 +74,7 @@ class Commands:
         return ordered
 
     def _then_poll(self, verb: Verb) -> Verb:
-        """The verb, followed by a look at the GPUs, so that its effect does not wait for their turn."""
+        """Return a verb after which all GPUs are polled at once, so that its effect shows soon."""
 
         async def acted(request: Mapping[str, object]) -> Mapping[str, object]:
             reply = await verb(request)

@@ -182,7 +182,7 @@ class TestMemory:
         watch.restore((evidence("GPU-0"), evidence("GPU-9")), (GPU,))
         assert watch.fatal("GPU-0")
         assert [entry.uuid for entry in watch.evidence()] == ["GPU-0", "GPU-9"]
-        assert caplog.text.count("is remembered as FATAL: Xid 48") == 2
+        assert caplog.text.count("has the stored verdict FATAL: Xid 48") == 2
         watch.watch((GPU, Gpu("GPU-9", 9)))
         assert watch.fatal("GPU-9")
         assert watch.past == ()

@@ -647,7 +647,7 @@ async def test_a_gpu_in_no_resource_that_fails_is_told_and_nothing_is_sent_to_th
 
 
 async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):
-    monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 0.01)
+    monkeypatch.setattr(faulting_pods, "QUERY_INTERVAL", 0.01)
     monkeypatch.setattr(reported_errors, "SAME_ERROR_SECONDS", 0.0)
     node, plugins = SimulatedNode(load("h200")), directory / "device-plugins"
     (uuid,) = (gpu.uuid for gpu in node.profile.gpus)
