@@ -15,7 +15,7 @@ class Now(msgspec.Struct):
         waits_for: a sentence about the other daemon that this daemon waits for; empty while no other daemon has the node.
         memory: a sentence with the reason why the memory of earlier processes is not known; empty if it is known.
         driver: why no GPU could be found at the start; empty after GPUs were found, None during the first attempt.
-        no_gpu: the reason why this node cannot have a GPU; empty if it may have a GPU.
+        no_gpu: why no GPU is expected on this node; empty if there may be a GPU.
         unoffered: why the hardware is not offered as the settings ask; empty if it is.
         takes_over: whether a former daemon still answers the kubelet because this daemon has not registered yet.
         node: the hardware, as it was found last.
@@ -30,14 +30,14 @@ class Now(msgspec.Struct):
     unoffered: str = ""
     node: Node = msgspec.field(default_factory=Node)
     standby: bool = False
-    """Whether the daemon in `waits_for` uses the same state directory."""
+    """Whether this daemon waits, without a claim, for a daemon with the same state directory, or hands the node over."""
     takes_over: bool = False
     monitor: Monitor | None = None
     started: float = msgspec.field(default_factory=time.time)
 
     @property
     def driver_trouble(self) -> str | None:
-        """Why no GPU can be reached now; empty if a GPU can be reached or the node has none, None during the first attempt."""
+        """Why no GPU can be reached now; empty if a GPU can be reached or none is expected, None during the first attempt."""
         if self.no_gpu:
             return ""
         return self.monitor.trouble if self.monitor is not None and self.driver == "" else self.driver
