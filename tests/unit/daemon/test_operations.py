@@ -148,7 +148,7 @@ class TestNames:
         assert await desk.ask("explain") == {"gpus": []}
         with pytest.raises(RefusedError, match="no GPU of this node is known yet: the driver does not work"):
             await desk.ask("cordon", gpu=0)
-        assert "All GPUs, of which none is known yet: released" in await desk.done("release")
+        assert "All GPUs (no GPU is known yet): released" in await desk.done("release")
         assert [(entry.uuid, entry.signal) for entry in desk.health.evidence()] == [("*", "maintenance")]
         assert desk.operations.begin() is None, "whoever begins with this evidence releases all that it finds"
         assert "none is known yet: resumed." in await desk.done("resume")
@@ -317,13 +317,13 @@ class TestMissing:
             await desk.ask("uncordon", gpu="GPU-4b5e", override=True)
 
     async def test_without_an_override_only_its_cordon_is_lifted(self, desk):
-        forget = "To delete its stored record: gpu-plugin uncordon --gpu GPU-4b5ed472 --override."
+        advice = "To delete its stored record: gpu-plugin uncordon --gpu GPU-4b5ed472 --override."
         done = await desk.done("uncordon", gpu="61:00.0")
-        assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {forget}"
+        assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {advice}"
         cordon = Evidence("zero", LOST.uuid, "cordon", "FATAL", "cordoned", 1.0, "operator")
         background = Evidence("zero", LOST.uuid, "background", "OK", "", 1.0, "")
         desk.health.restore((cordon, background), GPUS)
-        assert await desk.done("uncordon", gpu="61:00.0") == f"{LOST_NAME} is missing. Its cordon is lifted. {forget}"
+        assert await desk.done("uncordon", gpu="61:00.0") == f"{LOST_NAME} is missing. Its cordon is lifted. {advice}"
         assert desk.health.evidence() == (background,)
         assert desk.monitor.former == (LOST,)
 
@@ -484,7 +484,7 @@ async def test_what_would_not_outlive_the_process_is_obeyed_and_refused(desk, ve
     desk.health.observe("GPU-c", Order("cordon"))
     desk.on_disk = False
     for _ in range(2):
-        with pytest.raises(RefusedError, match="could not be written down, and a restart of the daemon forgets it"):
+        with pytest.raises(RefusedError, match="could not be written, so a restart of the daemon loses it"):
             await desk.ask(verb, **request_)
     assert (
         desk.reason(GPUS[request_.get("gpu", 0)].uuid)
