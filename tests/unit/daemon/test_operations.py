@@ -151,7 +151,7 @@ class TestNames:
         assert "All GPUs (no GPU is known yet): released" in await desk.done("release")
         assert [(entry.uuid, entry.signal) for entry in desk.health.evidence()] == [("*", "maintenance")]
         assert desk.operations.begin() is None, "whoever begins with this evidence releases all that it finds"
-        assert "none is known yet: resumed." in await desk.done("resume")
+        assert "(no GPU is known yet): resumed." in await desk.done("resume")
         assert desk.health.evidence() == ()
         assert "nothing to resume" in await desk.done("resume")
 
