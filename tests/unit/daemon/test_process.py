@@ -711,7 +711,7 @@ async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, d
         append = Journal.append
         monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
         monkeypatch.setattr(Journal, "append", lambda *words: not full.is_set() and append(*words))
-        with pytest.raises(control.ControlError, match=r"is cordoned.*But this could not be written down"):
+        with pytest.raises(control.ControlError, match=r"is cordoned.*But this could not be written"):
             await ask(directory, "cordon", gpu=1)
         await kubelet.wait_for(healthy(kubelet, 7))
 
