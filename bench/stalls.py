@@ -79,9 +79,9 @@ async def _once(node: Node, directory: Path) -> dict[str, float]:
         for feed in feeds.values():
             tasks.start_soon(feed.run)
         found = {
-            "first list": await _stalled(lambda: offering.take(offer(node, settings, "/")), feeds[NAME]),
+            "first list": await _stalled(lambda: offering.publish(offer(node, settings, "/")), feeds[NAME]),
             "health change": await _stalled(unhealthy, feeds[NAME]),
-            "rename": await _stalled(lambda: offering.take(offer(node, renamed, "/")), feeds[OTHER]),
+            "rename": await _stalled(lambda: offering.publish(offer(node, renamed, "/")), feeds[OTHER]),
         }
         tasks.cancel_scope.cancel()
     if not feeds[OTHER].payload:

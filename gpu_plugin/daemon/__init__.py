@@ -1,1 +1,1 @@
-"""The process: what composes it, what it tells of itself, and what an operator asks of it."""
+"""The daemon process: its parts, its status, and the commands of operators."""

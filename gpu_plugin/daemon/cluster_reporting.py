@@ -1,10 +1,10 @@
-"""What the cluster is told of this node's GPUs, and which of them it cordons: Events, condition, taint, annotation.
+"""Report the health of this node's GPUs to the cluster, and apply the cordons of the Node's annotation.
 
     changes of health ──▶ Events on the Node, and on the pods that hold the GPU     cluster/events
-    ledger, once told ──▶ condition GPUHealthy and taint of the Node                cluster/node_state
+    ledger ─────────────▶ condition GPUHealthy and taint of the Node                cluster/node_state
     annotation ─────────▶ orders to the ledger                                      cluster/node_metadata, cordon_annotation
 
-Each part runs only while the settings ask for it, and follows them. Whatever the API server does, nothing else waits for it.
+Each part runs only while the settings enable it. No other part of the daemon waits for the API server.
 """
 
 import logging
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CHANGES = 64
-"""Changes of health that wait for their pods at most; of more, the oldest are let go."""
+"""Limit of changes of health in the queue for Events on pods. A full queue drops the oldest change."""
 
 MAX_PODS = 64
-"""Pods that are told of one change at most."""
+"""Limit of pods that get an Event about one change."""
 
 WRITE_PATIENCE = 5.0
-"""Seconds that the state directory may take: a dead disk holds no more than its thread."""
+"""Seconds to wait for the state directory. A call that hangs blocks only its thread."""
 
 
 class ClusterReporting:
-    """Runs the parts that talk to the cluster of this node's GPUs. Everything here is on the event loop."""
+    """Runs the parts that report to the cluster. Everything here runs on the event loop."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class ClusterReporting:
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes the parts that know what to report.
+        """Store the sources of the reports.
 
-        `store` has the hardware and its health as the kubelet knows them, and `attribution` the containers that hold devices.
-        `wall` returns Unix seconds, and `clock` the seconds of a steady clock. `dice`, in [0, 1), spreads nodes that begin
-        together.
+        `store` has the hardware and its health as they are published to the kubelet, and `attribution` the containers that hold
+        devices. `wall` returns Unix seconds, and `clock` the seconds of a steady clock. `dice` returns a random number in
+        [0, 1), which spreads the first requests of nodes that start together.
         """
         first = configuration.settings
         self._configuration = configuration
@@ -86,46 +86,47 @@ class ClusterReporting:
         self._state = StateDirectory(Path(first.state_dir))
         self._clock = clock
         self._dice = dice
-        self._reaching = first.node_name, first.kubeconfig
-        self._writing: tuple[NodeApi, EventWriter] | None = None
+        self._node_and_kubeconfig = first.node_name, first.kubeconfig
+        self._api_and_events: tuple[NodeApi, EventWriter] | None = None
         self._keeper: NodeStateKeeper | None = None
         self._cordons = AnnotatedCordons(health)
         self._changes: deque[tuple[Transition, float]] = deque(maxlen=MAX_CHANGES)
         self._threads = Workers("cluster-state")
-        self._unasked = Pulse()
-        self._news = Pulse()
+        self._changes_added = Pulse()
+        self._settings_changed = Pulse()
         self._client = ""
 
-    def heard(self, change: Transition) -> None:
-        """A change of a signal's verdict: tells it as the settings ask for."""
+    def health_changed(self, change: Transition) -> None:
+        """Report a change of a signal's verdict by Events, as far as the settings enable them."""
         settings, now = self._configuration.settings, self._wall()
         if settings.node_events or settings.pod_events:
             from gpu_plugin.cluster import health_news  # noqa: PLC0415 - for those alone who report
             from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
 
             _, events = self._writer()
-            name, _ = self._reaching
+            name, _ = self._node_and_kubeconfig
             about = Object(
                 "Node", name, uid=name
-            )  # the uid of the kubelet's own Events about it (pkg/kubelet, nodeRef)
+            )  # the uid that the kubelet's own Events about the Node have (pkg/kubelet, nodeRef)
             if settings.node_events and (news := health_news.news(change, self._health.gpus, about, now)):
                 events.tell(news)
             if settings.pod_events and health_news.concerns_pods(change):
                 self._changes.append((change, now))
-                self._unasked.ring()
+                self._changes_added.ring()
 
     def changed(self) -> None:
-        """The settings are others, or other GPUs were found."""
-        self._cordons.settle()
-        self._news.ring()
+        """Apply changed settings, or a changed set of GPUs."""
+        self._cordons.apply()
+        self._settings_changed.ring()
         if self._keeper is not None:
             self._keeper.changed()
 
     def status(self) -> Mapping[str, object] | None:
-        """For `gpu-plugin status`; None where nothing of it is asked for.
+        """Return the entry for `gpu-plugin status`; None if the settings enable no report.
 
-        `trouble` has a sentence for each thing that does not work, and for each name in the annotation that is no GPU's;
-        `cordoned` are uuids; `requests` counts what was asked since the start, and what was in vain, without the watch.
+        `trouble` has a sentence for each part that does not work, and for each name in the annotation that matches no GPU.
+        `cordoned` has the uuids of the GPUs that the annotation cordons. `requests` counts the requests since the start, and
+        the failed requests, without the watch.
         """
         settings = self._configuration.settings
         if not _reports(settings):
@@ -147,7 +148,7 @@ class ClusterReporting:
         }
 
     async def run(self) -> None:
-        """Never returns."""
+        """Run the parts that the settings enable. Never returns."""
         try:
             marks = await self._threads.run(partial(self._state.read, OWN_MARKS_FILE, OwnMarks), WRITE_PATIENCE)
         except TimeoutError:
@@ -155,11 +156,11 @@ class ClusterReporting:
         marks = marks or OwnMarks()
         try:
             if not _reports(self._configuration.settings):
-                self._cordons.take(None)
+                self._cordons.apply_value(None)
             while not _reports(self._configuration.settings) and marks == OwnMarks():
-                await self._news.wait()
+                await self._settings_changed.wait()
             while not self._has_client():
-                await self._news.wait()
+                await self._settings_changed.wait()
             from gpu_plugin.cluster.node_state import NodeStateKeeper  # noqa: PLC0415 - for those alone who report
 
             api, events = self._writer()
@@ -167,27 +168,27 @@ class ClusterReporting:
             async with anyio.create_task_group() as parts:
                 parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
                 parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)
-                parts.start_soon(forever, "the news for condition and taint", self._follow_hardware)
-                parts.start_soon(forever, "the Events of pods", self._tell_pods)
+                parts.start_soon(forever, "the updates of condition and taint", self._follow_hardware)
+                parts.start_soon(forever, "the Events of pods", self._report_to_pods)
                 parts.start_soon(forever, "the cordon by annotation", self._follow_annotation)
         finally:
             self._threads.close()
 
     def _writer(self) -> "tuple[NodeApi, EventWriter]":
-        if self._writing is None:
+        if self._api_and_events is None:
             from gpu_plugin.cluster.events import EventWriter  # noqa: PLC0415 - for those alone who report
             from gpu_plugin.cluster.node_api import NodeApi  # noqa: PLC0415
 
-            api = NodeApi(*self._reaching)
-            self._writing = api, EventWriter(api, self._clock)
-        return self._writing
+            api = NodeApi(*self._node_and_kubeconfig)
+            self._api_and_events = api, EventWriter(api, self._clock)
+        return self._api_and_events
 
     def _has_client(self) -> bool:
-        """Whether there are a client and a Node's name to ask about; logs once why not."""
+        """Return True if the client is installed and the Node's name is set. Log the reason once if not."""
         before, self._client = self._client, ""
         try:
             require_client("reporting to the cluster", ", or switch it off")
-            if not self._reaching[0]:
+            if not self._node_and_kubeconfig[0]:
                 raise ConfigError("reporting to the cluster needs the Node's name: set --node-name (NODE_NAME)")
         except ConfigError as error:
             self._client = str(error)
@@ -214,10 +215,10 @@ class ClusterReporting:
         return tuple(fitness_of(self._health.ledger, gpu) for gpu in self._health.gpus), self._now.driver_trouble
 
     async def _follow_hardware(self) -> None:
-        """Has condition and taint looked at again whenever a verdict on any hardware is published as another.
+        """Have condition and taint updated whenever the published verdict of any hardware changes.
 
-        Other words for the same verdicts (a count of errors, a peak temperature) wait for the next look: each change hastens
-        what failed, so words that change all the time would undo the pauses between attempts.
+        Changed details of the same verdict (a count of errors, a peak temperature) wait for the next regular update. Each
+        call of `changed` retries failed requests at once, so frequent changes of details would undo the back-off.
         """
         verdicts = _verdicts(self._store)
         while True:
@@ -227,14 +228,14 @@ class ClusterReporting:
                 if self._keeper is not None:
                     self._keeper.changed()
 
-    async def _tell_pods(self) -> None:
+    async def _report_to_pods(self) -> None:
         from gpu_plugin.cluster import health_news  # noqa: PLC0415 - as above
         from gpu_plugin.cluster.correlation import Object  # noqa: PLC0415
 
         _, events = self._writer()
         while True:
             if not self._changes:
-                await self._unasked.wait()
+                await self._changes_added.wait()
                 continue
             change, at = self._changes.popleft()
             allocated = await self._attribution.newest()
@@ -247,39 +248,39 @@ class ClusterReporting:
                     events.tell(news)
 
     async def _follow_annotation(self) -> None:
-        """Obeys the annotation while the settings ask for that; what it cordoned is lifted once they do not."""
+        """Apply the annotation's cordons while the settings enable it. Lift them when the settings disable it."""
         while True:
             if not self._follows_annotation():
-                self._cordons.take(None)
-                await self._news.wait()
+                self._cordons.apply_value(None)
+                await self._settings_changed.wait()
                 continue
-            self._cordons.wait()
+            self._cordons.suspend()
             async with anyio.create_task_group() as following:
-                following.start_soon(self._follow_it_soon)
+                following.start_soon(self._read_annotation)
                 while self._follows_annotation():
-                    await self._news.wait()
+                    await self._settings_changed.wait()
                 following.cancel_scope.cancel()
 
     def _follows_annotation(self) -> bool:
         return self._configuration.settings.cordon_annotation
 
-    async def _follow_it_soon(self) -> None:
+    async def _read_annotation(self) -> None:
         await anyio.sleep(START_SPREAD * self._dice())
-        await self._configuration.node.follow_annotation(ANNOTATION, self._cordons.take)
+        await self._configuration.node.follow_annotation(ANNOTATION, self._cordons.apply_value)
 
 
 class AnnotatedCordons:
-    """Turns what the annotation says into orders. As long as it is not known, those of before stand."""
+    """Turns the annotation's value into orders. While the value is not known, the earlier cordons stay."""
 
     def __init__(self, health: HealthWatch) -> None:
         self._health = health
         self._value: str | None = None
         self._known = False
-        self._meant = Cordoned()
+        self._wanted = Cordoned()
 
     @property
     def uuids(self) -> frozenset[str]:
-        """The GPUs that are cordoned so."""
+        """The GPUs that the annotation has cordoned."""
         ledger = self._health.ledger
         return frozenset(
             gpu.uuid
@@ -289,40 +290,40 @@ class AnnotatedCordons:
 
     @property
     def complaints(self) -> tuple[str, ...]:
-        """A sentence for each name in the annotation that is of no GPU of this node."""
-        return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._meant.complaints)
+        """A sentence for each name in the annotation that matches no GPU of this node."""
+        return tuple(f"the Node's annotation {ANNOTATION}: {each}" for each in self._wanted.complaints)
 
-    def take(self, value: str | None) -> None:
-        """Takes the annotation's value, None where there is none or it has no say, and settles."""
+    def apply_value(self, value: str | None) -> None:
+        """Store the annotation's value and apply it. None if the Node has no annotation, or the settings disable it."""
         self._value, self._known = value, True
-        self.settle()
+        self.apply()
 
-    def wait(self) -> None:
-        """The annotation has a say from now on, and is not known yet: what it cordoned before stands."""
+    def suspend(self) -> None:
+        """Keep the earlier cordons until the next value: the settings enable the annotation, and its value is not known yet."""
         self._known = False
 
-    def settle(self) -> None:
-        """Has the GPUs that are known now cordoned as the annotation says, and no others."""
+    def apply(self) -> None:
+        """Cordon the known GPUs that the annotation names, and lift this cordon from all other GPUs."""
         gpus = self._health.gpus
         if not self._known or not gpus:
             return
-        before, self._meant = self._meant, cordoned(self._value, gpus)
-        for complaint in self._meant.complaints:
+        before, self._wanted = self._wanted, cordoned(self._value, gpus)
+        for complaint in self._wanted.complaints:
             if complaint not in before.complaints:
                 log.warning("the Node's annotation %s: %s", ANNOTATION, complaint)
-        stand = self.uuids
+        cordoned_now = self.uuids
         for gpu in gpus:
-            if gpu.uuid in self._meant.uuids and gpu.uuid not in stand:
+            if gpu.uuid in self._wanted.uuids and gpu.uuid not in cordoned_now:
                 self._health.observe(gpu.uuid, Order("annotate"))
-            elif gpu.uuid not in self._meant.uuids and gpu.uuid in stand:
+            elif gpu.uuid not in self._wanted.uuids and gpu.uuid in cordoned_now:
                 self._health.observe(gpu.uuid, Order("unannotate"))
         for entry in self._health.past:  # of GPUs that have not been found again
-            if entry.signal == ANNOTATED and not self._meant.complaints:
-                self._health.forget(entry.uuid, ANNOTATED)
+            if entry.signal == ANNOTATED and not self._wanted.complaints:
+                self._health.drop_past(entry.uuid, ANNOTATED)
 
 
 def _verdicts(store: SnapshotStore) -> Mapping[str, object]:
-    """What stands against each GPU and MIG device, by uuid, without the words for it."""
+    """Return the open verdicts of each GPU and MIG device, by uuid, without their details."""
     return {uuid: each.health.standing for uuid, each in store.current.hardware.items()}
 
 

@@ -1,4 +1,4 @@
-"""The commands of operators, answered on the control socket."""
+"""Answer the commands of operators on the control socket."""
 
 import logging
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Commands:
-    """Answers the commands of operators for as long as `run` runs.
+    """Answers the commands of operators while `run` runs.
 
     Attributes:
-        look: rings when the control socket may be gone.
+        check_socket: ring it when the control socket may be gone.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Commands:
         takeover: Takeover,
         now: Now,
     ) -> None:
-        """`simulated` are the commands that only a simulated driver has."""
-        self.look = Pulse()
+        """`simulated` has the commands that only a simulated driver has."""
+        self.check_socket = Pulse()
         self._state_dir = state_dir
         self._events = events
         self._takeover = takeover
         self._now = now
-        verbs = {name: self._then_look(verb) for name, verb in simulated.items()}
+        verbs = {name: self._then_poll(verb) for name, verb in simulated.items()}
         verbs |= {**operations.verbs, "explain": view.explain}
         self._verbs = {
             name: events.order(name, self._after_takeover(verb)) if name in LOGGED_VERBS else events.resolved(verb)
@@ -56,16 +56,16 @@ class Commands:
         while True:
             make_way(self._state_dir)
             try:
-                async with serve(self._state_dir, self._verbs) as stands:
-                    while stands():
-                        await self.look.wait(LONGEST_RETRY)
+                async with serve(self._state_dir, self._verbs) as is_present:
+                    while is_present():
+                        await self.check_socket.wait(LONGEST_RETRY)
                 log.warning("the control socket was removed, renamed or replaced: it is made again")
             except ConfigError as error:
                 log.warning("commands cannot reach this daemon: %s", error)
                 await anyio.sleep(LONGEST_RETRY)
 
     def _after_takeover(self, verb: Verb) -> Verb:
-        """The verb, which waits until no former daemon can get the node back."""
+        """Return a verb that first waits until no former daemon can get the node back."""
 
         async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
             await self._takeover.takes_orders.wait()
@@ -73,8 +73,8 @@ class Commands:
 
         return ordered
 
-    def _then_look(self, verb: Verb) -> Verb:
-        """The verb, followed by a look at the GPUs, so that its effect does not wait for their turn."""
+    def _then_poll(self, verb: Verb) -> Verb:
+        """Return a verb after which all GPUs are polled at once, so that its effect shows soon."""
 
         async def acted(request: Mapping[str, object]) -> Mapping[str, object]:
             reply = await verb(request)

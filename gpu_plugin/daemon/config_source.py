@@ -149,7 +149,7 @@ class ConfigSource:
         return f"waiting for {self._label_text()}: {self._trouble}"
 
     @property
-    def unheard(self) -> str:
+    def watch_trouble(self) -> str:
         """Once the node's label is known, why changes of the label are not received now; empty if they are received."""
         if not self._label_known.is_set() or not self._trouble:
             return ""

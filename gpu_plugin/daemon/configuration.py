@@ -103,18 +103,18 @@ class Configuration:
         """The labels and annotations of the Node. All subscribers share one watch."""
         return self._source.node
 
-    def ask(self) -> None:
+    def request_read(self) -> None:
         """Request a new read of the configuration. Requests during a read lead to one more read."""
         self._requested = True
         self._wakeup.ring()
 
-    def look(self) -> None:
+    def check_stored_choice(self) -> None:
         """Write the name of the file in force again if its file changed or is missing. Call on the event loop's thread."""
         self._rewrite = True
         self._wakeup.ring()
 
     @property
-    def unkept(self) -> str:
+    def storage_trouble(self) -> str:
         """Why the name of the file in force is not stored for a restart without the node's label; empty if it is stored."""
         if self._saved:
             return ""
@@ -122,12 +122,12 @@ class Configuration:
 
     async def watch(self) -> None:
         """Request a read whenever another file is in force or the file's content changes. Never returns."""
-        await self._source.run(self.ask)
+        await self._source.run(self.request_read)
 
-    async def run(self, take: Callable[[Settings], None], was_read: Callable[[], None] | None = None) -> None:
-        """Read the configuration at each request and pass it to `take`. Never returns.
+    async def run(self, apply: Callable[[Settings], None], was_read: Callable[[], None] | None = None) -> None:
+        """Read the configuration at each request and pass it to `apply`. Never returns.
 
-        `take` applies all settings, or raises ConfigError and changes nothing. An error is logged once, and the former settings
+        `apply` applies all settings, or raises ConfigError and changes nothing. An error is logged once, and the former settings
         stay in force. `was_read` is called after each attempt, also after a failure.
         """
         threads = Workers("configuration")
@@ -140,7 +140,7 @@ class Configuration:
                 elif self._requested:
                     self._requested = False
                     try:
-                        await self._read(threads, take)
+                        await self._read(threads, apply)
                     except anyio.get_cancelled_exc_class():
                         self._requested = True  # for the next daemon of this process
                         raise
@@ -154,7 +154,7 @@ class Configuration:
         finally:
             threads.close()
 
-    async def _read(self, threads: Workers, take: Callable[[Settings], None]) -> None:
+    async def _read(self, threads: Workers, apply: Callable[[Settings], None]) -> None:
         path = self._source.current()
         try:
             new = await _resolved(threads, self._resolve, path)
@@ -165,7 +165,7 @@ class Configuration:
                 raise ConfigError(f"{path or 'the configuration'}: {_for_a_restart(kept, self.settings, new)}")
             changed = new != self.settings
             if changed:
-                take(new)
+                apply(new)
         except Exception as error:
             self._reloads["refused"] += 1
             ours = isinstance(error, ConfigError)
@@ -184,10 +184,10 @@ class Configuration:
         self._reloads["applied" if changed else "unchanged"] += 1
         if changed:
             log.info("configuration: applied")
-            tell_settings(new, path)
+            log_settings(new, path)
         elif new.remarks != self.settings.remarks:
             self.store.current = new
-            tell_remarks(new)
+            log_remarks(new)
         else:
             log.log(logging.INFO if recovered else logging.DEBUG, "configuration: valid, and it changes nothing")
 
@@ -221,7 +221,7 @@ class Configuration:
             "wanted": str(wanted or "") if wanted != self._file else "",
             "refused": self._refused or self._source.complaint,
             "faults": list(self._faults or filter(None, [self._source.complaint])),
-            "unheard": self._source.unheard,
+            "unheard": self._source.watch_trouble,
             "without_effect": list(map(str, self.settings.without_effect)),
             "reloads": dict(self._reloads),
         }
@@ -324,16 +324,16 @@ async def _resolved(threads: Workers, resolve: Resolve, path: Path | None) -> Se
         raise ConfigError(f"{path}: could not be read within {PATIENCE:g} s") from None
 
 
-def tell_settings(settings: Settings, file: Path | None) -> None:
+def log_settings(settings: Settings, file: Path | None) -> None:
     """Log the file, the settings that differ from the defaults, and the remarks on the file."""
     changes = "; ".join(differing(settings)) or "only defaults"
     log.info("configuration: %s: %s", file or "no file", shortened(changes, LONGEST_LINE))
     if log.isEnabledFor(logging.DEBUG):
         log.debug("configuration: in full: %s", json.dumps(written(settings)))
-    tell_remarks(settings)
+    log_remarks(settings)
 
 
-def tell_remarks(settings: Settings) -> None:
+def log_remarks(settings: Settings) -> None:
     """Log the remarks on the file, and the flags and variables that have no effect."""
     for remark in settings.remarks:
         log.info("configuration: %s", remark)

@@ -1,11 +1,11 @@
-"""The daemon of one node: makes the parts and has them run together in one task group.
+"""The daemon of one node: creates the parts and runs them together in one task group.
 
     Configuration ──settings──▶ offer ◀──────node────── Monitor ──observations──▶ HealthWatch
                                   │                                                   │ reasons
                                   ▼                                                   ▼
     PodResources ──who holds──▶ Inventory ──▶ SnapshotStore ──▶ Endpoints, one a resource ──▶ kubelet
 
-A part that fails is begun again and takes no other with it.
+A part that fails is started again. The other parts continue.
 """
 
 import logging
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST_SAVE = 0.5
-"""Seconds of the exit in which the last events are written."""
+"""Limit in seconds for the write of the last events at the exit."""
 
 
 class Daemon:
@@ -115,7 +115,7 @@ class Daemon:
         self._registrations = Registrations()
         self._attribution = PodAttribution(settings)
 
-        # Health and its memory. Whatever changes evidence, hardware or lists rings `unsaved`.
+        # Health and its memory. Each change of evidence, hardware or lists rings `unsaved`.
         unsaved, errors = Pulse(), ReportedErrors()
         self._health = HealthWatch(self.settings, boot_id, unsaved, errors)
         self._pods = FaultingPods(errors, self._attribution, self.store, self._health)
@@ -135,7 +135,7 @@ class Daemon:
             now=self._now,
         )
         self._health.reports.subscribe(self._events.health)
-        self._health.reports.subscribe(self._cluster.heard)
+        self._health.reports.subscribe(self._cluster.health_changed)
         self._registrations.subscribe(self._events.registration)
 
         # The parts that follow hardware and settings.
@@ -159,12 +159,12 @@ class Daemon:
         )
 
         # The life of the daemon, and the commands of operators.
-        self._told_to_stop = False
+        self._stop_requested = False
         self._state_call: SlowCall[Any] = SlowCall(partial(begin, name="state"))
         self._recalled = False
-        self._look = Pulse()
-        self._claim = Pulse()
-        self._state_look = Pulse()
+        self._socket_dir_changed = Pulse()
+        self._claimed = Pulse()
+        self._state_dir_changed = Pulse()
         self._takeover = Takeover(
             self._lock, self._now, self._health, self._inventory, self._registrations, self._memory, self._recorder
         )
@@ -200,15 +200,15 @@ class Daemon:
         return self.configuration.settings
 
     async def run(self, signals: Signals) -> int | Next:
-        """Run until a signal ends it, and return the exit status; the next daemon of this process if another has to begin.
+        """Run until a signal and return the exit status, or return the next daemon of this process if it has to start.
 
-        The next daemon begins when the state directory, without which this daemon served, answers again, and when the node was
-        handed over to a daemon of another process.
+        The next daemon starts if this daemon served without the state directory and the directory answers again, and if the
+        node was handed over to a daemon of another process.
         """
-        status, why_stopped = 0, "ended without being told to"
+        status, why_stopped = 0, "ended without a signal"
 
         def stop() -> None:
-            self._told_to_stop = True
+            self._stop_requested = True
             if self._listener is not None:
                 self._listener.stop()
             parts.cancel_scope.cancel()
@@ -219,12 +219,12 @@ class Daemon:
                 if self._listener is not None:
                     self._listener.ask(self)
                 signals.on_stop(stop)
-                signals.on_reload(self.configuration.ask)
+                signals.on_reload(self.configuration.request_read)
                 parts.start_soon(self._begin)
         except* (NoDriverError, ConfigError, TakeoverError) as group:
             for error in group.exceptions:
                 for line in str(error).splitlines():
-                    log.error("%s", line)  # noqa: TRY400 - the sentence is for people, a trace would bury it
+                    log.error("%s", line)  # noqa: TRY400 - the sentence is for people; a trace would hide it
                 why_stopped = str(error)
             status = 2 if group.subgroup(ConfigError) else 1
         finally:
@@ -234,13 +234,13 @@ class Daemon:
                     await self._events.store.save_within(LAST_SAVE)
             if self._next is None or self._next.opened is None:
                 self._lock.release()
-        if self._next is not None and status == 0 and not self._told_to_stop:
+        if self._next is not None and status == 0 and not self._stop_requested:
             call = "write to the state directory" if self._recorder.writes else "call to the driver"
             if not self._recorder.writes and await self._driver_closed():
                 return self._next
-            why_stopped = f"a {call} does not return; ending, so that a new process begins with what is remembered"
+            why_stopped = f"a {call} does not return; ending, so that a new process starts with the stored state"
         self._lock.release()
-        if status == 0 and not self._told_to_stop:
+        if status == 0 and not self._stop_requested:
             log.error("%s", why_stopped)
             status = 1
         log.info("stopped")
@@ -266,17 +266,20 @@ class Daemon:
         self._events.daemon(f"gpu-plugin {__version__} started, process {os.getpid()}")
         unasked = "the driver has not been asked about it yet"
         gpus = tuple(replace(gpu, unreadable=unasked) for gpu in recalled.gpus)
-        self._health.remember(recalled.evidence, gpus)
+        self._health.restore(recalled.evidence, gpus)
         self._inventory.remember(recalled.devices.listed, recalled.devices.foreign)
         self._inventory.found(self._health.gpus)
         monitor = self._now.monitor = self._discovery.monitor(recalled.gpus, recalled.before)
-        consequence = "a restart forgets what happens"
+        consequence = "a restart loses the changes of state"
         self._keepers = PartGroup(
             self._parts,
             ("the control socket", self._commands.run),
-            ("the lock of the directory", partial(self._keep_the_node, self._look)),
-            ("the watch on the state directory", partial(watch, self._state.path, self._state_look, consequence)),
-            ("the lock of the state directory", partial(self._keep_the_node, self._state_look)),
+            ("the lock of the directory", partial(self._keep_node, self._socket_dir_changed)),
+            (
+                "the watch on the state directory",
+                partial(watch, self._state.path, self._state_dir_changed, consequence),
+            ),
+            ("the lock of the state directory", partial(self._keep_node, self._state_dir_changed)),
             ("the watch on other plugins", self._watch_plugins),
             ("the state directory", self._recorder.run),
             ("the event store", self._events.store.run),
@@ -294,10 +297,10 @@ class Daemon:
         await self._watch_gpus(monitor)
 
     def _start_serving(self) -> None:
-        """Starts the parts that serve the kubelet, with or without the memory of earlier processes."""
+        """Start the parts that serve the kubelet, with or without the memory of earlier processes."""
         self._servers = PartGroup(
             self._parts,
-            ("the directory watch", partial(watch, Path(self.settings.socket_dir), self._look)),
+            ("the directory watch", partial(watch, Path(self.settings.socket_dir), self._socket_dir_changed)),
             ("the endpoints", self._serve),
         )
         self._servers.start()
@@ -305,16 +308,16 @@ class Daemon:
             ("the configuration watch", self.configuration.watch),
             ("the configuration", self._configure),
             ("the health reports", partial(self._health.publish, self._recorder, self._inventory)),
-            ("the query which pods hold what", self._attribution.run),
+            ("the query which pods hold devices", self._attribution.run),
             ("the retirement of devices", self._offering.settle),
         )
         for name, run in others:
             self._parts.start_soon(forever, name, run)
 
     async def _hand_over(self) -> None:
-        """Hands the node over to a new daemon that claims it. Ends this daemon when the new daemon serves."""
+        """Hand the node over to a new daemon that claims it. End this daemon when the new daemon serves."""
         while True:
-            await self._claim.wait()
+            await self._claimed.wait()
             if not self._takeover.serves_pods:
                 log.info(
                     "a new daemon asks for the node, and pods get no device from this daemon: ending for the new one"
@@ -338,7 +341,7 @@ class Daemon:
                 break
             self._handed_over = False
             if outcome is Outcome.REGISTERED:
-                await self._servers.end()  # a kubelet takes each registration on a socket of its own
+                await self._servers.end()  # each registration needs its own socket
                 self._servers.start()
             self._keepers.start()  # last: the next claim may be there
         self._next = Next(claims=False)
@@ -352,17 +355,17 @@ class Daemon:
         return recall(self._state, self._memory, self._events.store)
 
     async def _serve_without_memory(self, why: str) -> None:
-        """Serves the kubelet although the state directory does not answer, with every device Unhealthy.
+        """Serve the kubelet, with every device Unhealthy, while the state directory does not answer.
 
-        Nothing is written to the state directory: it would replace the memory of earlier processes. Never returns; once the
-        state directory answers, this daemon ends.
+        Write nothing to the state directory: a write would replace the memory of earlier processes. Never returns. This daemon
+        ends when the state directory answers.
         """
         self._now.memory = f"the state directory {self.settings.state_dir} does not answer ({why})"
         consequence = (
             "so it is not known which GPUs have a fault, are cordoned or are held by pods, and all are withheld"
         )
         log.error(
-            "%s, %s until it answers: see whether its disk works. The resources are registered meanwhile",
+            "%s, %s until it answers: check its disk. The resources are registered nevertheless",
             self._now.memory,
             consequence,
         )
@@ -372,7 +375,7 @@ class Daemon:
             if held_by != self._now.waits_for:
                 log.warning("waiting: %s", held_by)
             self._now.waits_for = held_by
-            # Not by a blocking call: this daemon may end before the lock is free, and the next daemon of this process needs it.
+            # Not in a blocking call: this daemon may end before the lock is free, and the next daemon of this process needs it.
             await anyio.sleep(RETRY)
         self._now.waits_for = ""
         monitor = self._now.monitor = self._discovery.monitor(())
@@ -380,10 +383,10 @@ class Daemon:
         await self._watch_gpus(monitor)
 
     async def _end_once_state_answers(self) -> None:
-        """Ends this daemon once the state directory is locked and read, however long both take.
+        """End this daemon when the state directory is locked and read, however long both take.
 
-        The next daemon begins with the outcome: if it had to read again, a disk that always takes longer than STATE_PATIENCE
-        would never let a GPU be offered.
+        The next daemon starts with the content that was read. If it had to read again, no GPU would ever be offered on a node
+        whose disk always takes longer than STATE_PATIENCE.
         """
         outcome: Recalled | str = await self._state_call.joined(self._lock.take, math.inf)  # or the call under way
         if outcome == "":
@@ -392,25 +395,25 @@ class Daemon:
         if isinstance(outcome, Recalled):
             opened = OpenedState(self._lock, self._memory, self._events.store, outcome)
         log.info(
-            "the state directory %s answers again: beginning again with what it remembers", self.settings.state_dir
+            "the state directory %s answers again: restarting the daemon with its content", self.settings.state_dir
         )
         self._next = Next(opened, self._claims)
         self._parts.cancel_scope.cancel()
 
-    async def _keep_the_node(self, bell: Pulse) -> None:
-        """Has what this daemon knows written down again, and commands reach it, where its files or directories are gone.
+    async def _keep_node(self, changed: Pulse) -> None:
+        """Restore the state files and the control socket if files or directories of this daemon are gone.
 
-        Ends this daemon where a directory was recreated and another daemon has it by now: a restart waits for it.
+        End this daemon if a directory was recreated and another daemon has locked it: a restart waits for that daemon.
         """
         while not (why := self._lock.follow()):
             if self._lock.claimed():
-                self._claim.ring()
+                self._claimed.ring()
             self.hardware.keep()
             self._recorder.look()
             self._events.store.look()
-            self.configuration.look()
-            self._commands.look.ring()
-            await bell.wait(LONGEST_RETRY)
+            self.configuration.check_stored_choice()
+            self._commands.check_socket.ring()
+            await changed.wait(LONGEST_RETRY)
         log.error("%s; ending, so that a restart waits for it", why)
         self._parts.cancel_scope.cancel()
 
@@ -418,23 +421,25 @@ class Daemon:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
         registered = self._specs.registered.set
-        if self._lock.former_serves:  # the kubelet would have this daemon's list in place of the former daemon's
+        if self._lock.former_serves:  # a registration would replace the former daemon's list
             await self._takeover.may_register.wait()
-        shared = Shared(self.store, registration, directory, self._look, registered, self._registrations, self._counts)
+        shared = Shared(
+            self.store, registration, directory, self._socket_dir_changed, registered, self._registrations, self._counts
+        )
         await Endpoints(shared).run()
 
     async def _watch_plugins(self) -> None:
-        from gpu_plugin.kubelet.takeover import TakeoverWatch  # noqa: PLC0415 - pods need not wait for it
+        from gpu_plugin.kubelet.takeover import TakeoverWatch  # noqa: PLC0415 - the import would delay the first list
 
         settings = self.configuration.store
-        await TakeoverWatch(self.store, self._registrations, settings, self._look, self._counts).run()
+        await TakeoverWatch(self.store, self._registrations, settings, self._socket_dir_changed, self._counts).run()
 
     async def _keep_specs(self) -> None:
         try:
             await self._specs.run()
         finally:
             in_use = self._lock.former_serves  # by the former daemon, which continues
-            if self._told_to_stop and self.settings.cdi_remove_on_exit and not in_use:
+            if self._stop_requested and self.settings.cdi_remove_on_exit and not in_use:
                 await self._specs.remove()
 
     def facts(self) -> "Facts":
@@ -447,7 +452,7 @@ class Daemon:
 
     def page(self) -> "Source":
         """The source of the status page."""
-        from gpu_plugin.telemetry.listener.status_page import Source  # noqa: PLC0415 - only who has a listener pays for it
+        from gpu_plugin.telemetry.listener.status_page import Source  # noqa: PLC0415 - only needed with a listener
 
         return Source(
             on=lambda: self.settings.status_page,
@@ -468,4 +473,4 @@ class Daemon:
             self._events.configuration(self.configuration.status())
             self._cluster.changed()
 
-        await self.configuration.run(self._discovery.take, was_read)
+        await self.configuration.run(self._discovery.apply_settings, was_read)

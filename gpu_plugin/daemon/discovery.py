@@ -1,4 +1,4 @@
-"""From the hardware that the driver finds, and the settings in force, to what is offered."""
+"""Find the GPUs, and make the offer of devices from the hardware and the settings in force."""
 
 import logging
 import random
@@ -16,7 +16,7 @@ from gpu_plugin.daemon.configuration import Configuration
 from gpu_plugin.daemon.event_log import EventLog
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
-from gpu_plugin.daemon.list_strategy import tell
+from gpu_plugin.daemon.list_strategy import log_strategy
 from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.offering import Offering
 from gpu_plugin.daemon.operations import Operations
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 
 
 class NoDriverError(Exception):
-    """There is nothing to serve and the operator wants to hear of it at once: what to do, then why, a line each."""
+    """There is no GPU to serve, and the settings ask for an error then. Lines: the advice, then the reason."""
 
 
 class Discovery:
-    """Finds the GPUs, and has every part follow the hardware and the settings.
+    """Finds the GPUs, and passes changes of the hardware and the settings to all parts.
 
-    Hardware that cannot be offered changes nothing: the daemon still serves the devices that it served before.
+    If the changed hardware cannot be offered, the daemon still serves the former devices, except devices that are gone.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Discovery:
         unsaved: Pulse,
         call_times: CallTimes,
     ) -> None:
-        """Takes the parts that follow the hardware. `unsaved` rings when a GPU is missing or no longer missing."""
+        """Store the parts that follow the hardware. `unsaved` rings when a GPU is missing or no longer missing."""
         self._now = now
         self._configuration = configuration
         self._hardware = hardware
@@ -88,9 +88,9 @@ class Discovery:
         return self._configuration.settings
 
     def monitor(self, remembered: Sequence[Gpu], before: Sequence[Gpu] = ()) -> Monitor:
-        """What looks at the hardware; `remembered` are the GPUs that an earlier process of this boot knew.
+        """Return the monitor of the hardware.
 
-        `before` are those that the node had in an earlier boot.
+        `remembered` has the GPUs that an earlier process of this boot knew, and `before` the GPUs of an earlier boot.
         """
         return Monitor(
             self._call_times.timed(self._hardware.driver),
@@ -110,13 +110,13 @@ class Discovery:
         )
 
     async def find(self, monitor: Monitor) -> None:
-        """Opens the driver, again and again if need be, until there are GPUs to serve.
+        """Open the driver, with repeated attempts, until there are GPUs to serve.
 
         Raises:
-            NoDriverError: there are none, and the settings ask for an error then.
-            ConfigError: the settings ask for what the node does not have.
+            NoDriverError: there is no GPU to serve, and the settings ask for an error then.
+            ConfigError: the node cannot do what the settings ask.
         """
-        backoff, said = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
+        backoff, logged = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
         while True:
             try:
                 node = await monitor.open()
@@ -144,25 +144,27 @@ class Discovery:
                 log.debug("%s", trouble)
                 trouble = f"{self._now.no_gpu}, so nothing is served"
             level = logging.INFO if self._now.no_gpu else logging.WARNING
-            if trouble == said:  # the same is worth a line once
+            if trouble == logged:  # log the same trouble only once
                 level = logging.DEBUG
             else:
                 self._events.daemon(trouble)
-            pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries, keeps no secret
+            pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries
             log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
-            said = trouble
+            logged = trouble
             await anyio.sleep(pause)
 
     def _found(self, node: Node) -> None:
-        """Takes in what the monitor found, and offers what it is good for. What cannot be offered changes nothing there.
+        """Pass the hardware that the monitor found to all parts, and offer its devices.
+
+        If the settings do not fit the hardware, keep the former offer without the devices that are gone.
 
         Raises:
-            ConfigError: at the first time, where the settings ask for what the node does not have.
+            ConfigError: the settings do not fit the first hardware, and no node label chooses the configuration.
         """
         first = not self._now.node.gpus
         know(node.gpus)
         if first and node.gpus:
-            _tell_hardware(node, self._hardware.library())
+            _log_hardware(node, self._hardware.library())
         for old, new in _named(self._now.node, node):
             self._health.ledger.rename(old, new)
         found: Offer | None
@@ -172,11 +174,11 @@ class Discovery:
         except ConfigError as error:
             if first and not self.settings.config_file_srcdir:
                 raise
-            log.error("%s; what was served before is still served, except what is gone", error)  # noqa: TRY400
+            log.error("%s; the former devices are still served, except devices that are gone", error)  # noqa: TRY400
             self._now.unoffered = str(error)
             found = None if first else without_gone(self._inventory.offer, node)
         if self._now.node.links and node.links != self._now.node.links:
-            from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - hardly any daemon ever has need of it
+            from gpu_plugin.placement.views.matrix import changed_links  # noqa: PLC0415 - rarely needed
 
             if changed := changed_links(self._now.node, node):
                 log.info("links between GPUs have changed: %s", changed)
@@ -187,12 +189,12 @@ class Discovery:
         self._operations.found()
         self._cluster.changed()
         if found is not None:
-            self._offering.take(found)
+            self._offering.publish(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
         self._labels.follow(self._now.node)
 
     def _report_missing(self, node: Node) -> None:
-        """Logs which GPUs are missing now and were not before, and which are missing no more."""
+        """Log which GPUs are missing now and were not before, and which GPUs are no longer missing."""
         if node.absent != self._now.node.absent:
             self._unsaved.ring()
         before, now = (missing_gpus(each.absent, self.settings) for each in (self._now.node, node))
@@ -210,15 +212,15 @@ class Discovery:
         self._operations.booted()
         self._health.booted(boot_id)
 
-    def take(self, new: Settings) -> None:
-        """Has newer settings obeyed. Raises ConfigError, with nothing changed, where the node cannot do what they ask."""
+    def apply_settings(self, new: Settings) -> None:
+        """Apply newer settings. Raises ConfigError, and changes nothing, if the node cannot do what the settings ask."""
         placement = self._inventory.offer.placement
         found = offer(self._now.node, new, self._hardware.dev_root, placement) if self._now.node.gpus else None
         if found is not None:
             self._now.unoffered = ""
         if new.device_list_strategy_reason != self.settings.device_list_strategy_reason:
-            tell(new)
-        self._health.take(new)
+            log_strategy(new)
+        self._health.apply_settings(new)
         configure(new.log_format, new.log_level)
         if self._now.monitor is not None:
             judging = self._health.ledger.policy.judging
@@ -226,23 +228,23 @@ class Discovery:
                 new.health_poll_interval, new.nvml_timeout, new.vanished_gpu_retention, judging=judging
             )
         if found is not None:
-            self._offering.take(found)
+            self._offering.publish(found)
         self._specs.follow(self._now.node, None if found is None else found.access)
         self._labels.follow(self._now.node)
 
 
 def _named(before: Node, after: Node) -> list[tuple[str, str]]:
-    """Placeholders of `before` with the uuids that the GPUs of those indices have now."""
+    """Return the placeholder uuids of `before`, each with the uuid that the GPU of the same index has now."""
     present = {gpu.uuid for gpu in after.gpus}
     by_index = {gpu.index: gpu.uuid for gpu in after.gpus}
     gone = [gpu for gpu in before.gpus if is_placeholder(gpu.uuid) and gpu.uuid not in present]
     return [(gpu.uuid, by_index[gpu.index]) for gpu in gone if gpu.index in by_index]
 
 
-def _tell_hardware(node: Node, library: str) -> None:
-    """One line that says what is served: driver, library, and how many GPUs of which model."""
+def _log_hardware(node: Node, library: str) -> None:
+    """Log one line about the hardware: driver, library, and the number of GPUs of each model."""
     models = Counter(gpu.model or "of an unknown model" for gpu in node.gpus)
-    told = ", ".join(f"{count} x {model}" for model, count in models.items())
+    counts = ", ".join(f"{count} x {model}" for model, count in models.items())
     version = node.driver_version or "of an unknown version"
     fields = {"driver": node.driver_version, "library": library, "model": ", ".join(models)}
-    log.info("driver %s, library %s, GPUs: %s", version, library or "not known", told, extra=fields)
+    log.info("driver %s, library %s, GPUs: %s", version, library or "not known", counts, extra=fields)

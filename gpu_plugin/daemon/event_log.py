@@ -1,4 +1,4 @@
-"""Makes events of what the parts report, and answers `gpu-plugin events`: the edges around `event_store`."""
+"""Add the reports of the parts to the event store as events, and answer `gpu-plugin events`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from gpu_plugin.runtime.control.server import Verb, asking
 from gpu_plugin.state.event_store import Event, EventStore
 
 LONGEST_REPLY = 900_000
-"""Bytes of events in one reply of the control socket, which takes 1 MiB."""
+"""Limit in bytes for the events in one reply of the control socket, whose own limit is 1 MiB."""
 
 LONGEST_REASON = 200
-"""Characters of the reason that an order may be given with."""
+"""Limit in characters for the reason of an order."""
 
 LOGGED_VERBS = frozenset({"cordon", "uncordon", "release", "resume", "fault"})
-"""Verbs of the control socket that change something, and therefore are remembered with who asked."""
+"""Verbs of the control socket that change something. The log stores these orders with the user and process that sent them."""
 
 REASONED = frozenset({"cordon"})
-"""Orders that keep the reason that they were given for, and are therefore told it."""
+"""Orders that receive the reason of the request and store it with the GPU's health."""
 
 _STATES = {
     Verdict.OK: "cleared",
@@ -38,7 +38,7 @@ _STATES = {
 
 
 class EventLog:
-    """Takes in what happens, on the event loop. Only the reply to an order waits, until the order is written down."""
+    """Receives events on the event loop. Only the reply to an order waits, until the event is written."""
 
     def __init__(self, store: EventStore, operations: Operations) -> None:
         """`store` keeps the events. `operations` has the GPUs that orders may name."""
@@ -48,11 +48,11 @@ class EventLog:
         self._applied = 0
 
     def daemon(self, text: str) -> None:
-        """Something about this process or the driver."""
+        """Add an event about this process or the driver."""
         self.store.add("daemon", text)
 
     def health(self, change: Transition) -> None:
-        """A change of a signal's verdict."""
+        """Add a change of a signal's verdict."""
         found = self._of(change.uuid)
         whose = called(found) if found is not None else f"GPU ({change.uuid})"
         part = f", MIG device {change.device}" if change.device else ""
@@ -71,7 +71,7 @@ class EventLog:
         self.store.add("health", text, **self._about(change.uuid), **fields)
 
     def registration(self, resource: str, before: ResourceRegistration, after: ResourceRegistration) -> None:
-        """A change of how a resource stands with the kubelet."""
+        """Add a change of a resource's registration with the kubelet."""
         if after.registered is not None:
             if before.registered is None:
                 self.store.add("registration", f"{resource}: registered with the kubelet", resource=resource)
@@ -80,22 +80,22 @@ class EventLog:
             self.store.add("registration", f"{resource}: {how}: {after.why}", resource=resource)
 
     def configuration(self, status: Mapping[str, Any]) -> None:
-        """The configuration was read again; `status` is what it says of itself."""
+        """Add the result of a read of the configuration; `status` is `Configuration.status`."""
         refused, applied = str(status["refused"]), int(status["reloads"]["applied"])
         if self._refused and not refused and applied == self._applied:
-            self.store.add("configuration", "nothing is refused any more: what is asked for is what is in force")
+            self.store.add("configuration", "nothing is refused any more: the requested configuration is in force")
         if applied > self._applied:
             self._applied = applied
             self.store.add("configuration", f"applied: {status['file'] or 'flags and environment'}")
         if refused and refused != self._refused:
             why = "; ".join(status.get("faults", ())) or refused
-            self.store.add("configuration", f"refused, and the one before stays in force: {why}")
+            self.store.add("configuration", f"refused; the former configuration stays in force: {why}")
         self._refused = refused
 
     def resolved(self, verb: Verb) -> Verb:
-        """The verb, asked with the uuid of the GPU that `gpu` of a request names, or with its bus id if it has no uuid.
+        """Return a verb that replaces `gpu` of a request by the GPU's uuid, or by its bus id if it has no uuid.
 
-        A request that names no known GPU is passed on as it is.
+        A request that names no known GPU is passed on unchanged.
         """
 
         async def asked(request: Mapping[str, object]) -> Mapping[str, object]:
@@ -104,7 +104,7 @@ class EventLog:
         return asked
 
     def order(self, name: str, verb: Verb) -> Verb:
-        """The verb, of which it is remembered who asked for what, why (`reason` of the request), and what came of it."""
+        """Return a verb that also logs each request: the order, the peer, `reason` of the request, and the outcome."""
 
         async def ordered(request: Mapping[str, object]) -> Mapping[str, object]:
             reason = request.get("reason", "")
@@ -127,29 +127,29 @@ class EventLog:
         return ordered
 
     async def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """The verb `events`: those that are remembered, oldest first, of one GPU alone where `gpu` names one.
+        """Answer the verb `events`: return the stored events, oldest first. If the request has `gpu`, only events of this GPU.
 
-        Where one reply cannot hold them all, the oldest are left out, and `left_out` says how many.
+        If the events exceed LONGEST_REPLY, the reply lacks the oldest events. `left_out` is their number.
         """
         if unknown := set(request) - {"gpu"}:
             raise ConfigError(f"{', '.join(sorted(unknown))}: not a field of this verb")
-        asked = self._told_of(request.get("gpu"))
-        told: list[object] = []
+        asked = self._events_of(request.get("gpu"))
+        sent: list[object] = []
         room = LONGEST_REPLY
         for event in reversed(asked):
             content = msgspec.to_builtins(event)
             room -= len(json.dumps(content))
             if room < 0:
                 break
-            told.append(content)
-        return {"events": told[::-1], "left_out": len(asked) - len(told)}
+            sent.append(content)
+        return {"events": sent[::-1], "left_out": len(asked) - len(sent)}
 
-    def _told_of(self, name: object) -> Sequence[Event]:
-        """The events of the GPU that someone calls so, which may be gone by now; all of them for None.
+    def _events_of(self, name: object) -> Sequence[Event]:
+        """Return the events of the GPU with this name, which may be gone by now; all events for None.
 
         Raises:
-            ConfigError: there is none.
-            RefusedError: no GPU is known yet.
+            ConfigError: neither a GPU of the node nor a stored event has this name.
+            RefusedError: no stored event has this name, and no GPU of the node is known yet.
         """
         if name is None:
             return tuple(self.store.events)
@@ -158,9 +158,9 @@ class EventLog:
         gone = {event.uuid: Gpu(event.uuid, event.index or 0, pci_bus_id=event.bus_id) for event in self.store.events}
         found = named(name, self._operations.gpus) or named(name, [gpu for uuid, gpu in gone.items() if uuid])
         if found is None and not self._operations.gpus:
-            raise RefusedError(f"GPU {name}: no GPU of this node is known yet, and nothing is remembered of this one")
+            raise RefusedError(f"GPU {name}: no GPU of this node is known yet, and no stored event is about this GPU")
         if found is None:
-            raise ConfigError(f"GPU {name}: no GPU of this node has this name, and nothing is remembered of one")
+            raise ConfigError(f"GPU {name}: no GPU of this node has this name, and no stored event is about such a GPU")
         return [event for event in self.store.events if event.uuid == found.uuid]
 
     def _resolve(self, request: Mapping[str, object]) -> Mapping[str, object]:
@@ -168,7 +168,7 @@ class EventLog:
         if isinstance(name, bool) or not isinstance(name, str | int):
             return request
         found = named(name, (*self._operations.gpus, *self._operations.gone()))
-        if found is None or name == found.index:  # an index that two GPUs have is refused where it is obeyed
+        if found is None or name == found.index:  # the verb refuses an index that two GPUs have
             return request
         return {**request, "gpu": found.uuid or short_bus_id(found.pci_bus_id)}
 

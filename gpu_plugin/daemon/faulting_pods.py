@@ -1,4 +1,4 @@
-"""Finds the pods that held a GPU when an application's error was reported on it, with few questions to the kubelet."""
+"""Find the pods that held a GPU when the driver reported an application's error on it, with few queries to the kubelet."""
 
 import logging
 
@@ -13,14 +13,14 @@ from gpu_plugin.kubelet.snapshot import SnapshotStore
 
 log = logging.getLogger(__name__)
 
-QUESTION_INTERVAL = 0.25
-"""Seconds between two questions: the kubelet answers 100 calls a second, those of all clients together."""
+QUERY_INTERVAL = 0.25
+"""Seconds between two queries: the kubelet's limit is 100 calls a second for all clients together."""
 
 
 class FaultingPods:
-    """Asks which pods hold devices, one question at a time, and passes each error on with the pods that may have made it.
+    """Queries which pods hold devices, one query at a time, and passes each error on with the pods that may have caused it.
 
-    Errors that come while a question is under way are answered by the next question. Everything runs on the event loop.
+    Errors that are reported during a query wait for the next query. Everything runs on the event loop.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class FaultingPods:
                 pods = None if holders is None else self._pods(error, holders)
                 log.debug("GPU %s: Xid %d: held by %s", error.uuid, error.xid, "unknown pods" if pods is None else pods)
                 self._health.observe(error.uuid, ApplicationError(error.xid, pods))
-            await anyio.sleep(QUESTION_INTERVAL)
+            await anyio.sleep(QUERY_INTERVAL)
 
     def _pods(self, error: Error, holders: Pods) -> frozenset[str]:
-        """The pods that hold the GPU or the MIG devices on which the error was reported."""
+        """Return the pods that hold the GPU, or the MIG devices, on which the error was reported."""
         found = (
             pods
             for _, device, pods in self._store.current.allocated(holders)

@@ -1,4 +1,4 @@
-"""Which driver and host a daemon serves: the real ones, or a simulated node's. Imports only what is asked for."""
+"""The driver and the host of the node: real or simulated. Only the modules of the selected kind are imported."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 class Hardware(msgspec.Struct, frozen=True):
     """The driver and host that this daemon serves, real or simulated.
 
-    `dev_root` is where the host keeps the device nodes that containers are given, None for where `host` found each.
-    `verbs` has what can be asked of it through the control socket; `driver_roots` gives the roots below which the driver's
-    files may lie, best first, each as this process sees it and as the host calls it, without a slash at the end. It blocks.
-    `library` is the file of the NVML that is loaded now, empty where there is none. `keep` has a simulated node written down
-    again where its file is gone.
+    `dev_root` is the directory of the host with the device nodes for containers; None: the paths at which `host` found them.
+    `verbs` has the commands of the control socket that only this hardware has. `driver_roots` blocks and returns the roots
+    below which the driver's files may be, best first: each as the path in this process and the path on the host, without a
+    slash at the end. `library` returns the path of the loaded NVML library, empty if no library is loaded. `keep` writes the
+    file of a simulated node again if it is gone.
     """
 
     driver: Driver
@@ -35,7 +35,7 @@ class Hardware(msgspec.Struct, frozen=True):
 
 
 def hardware_for(settings: Settings) -> Hardware:
-    """The real driver, or the simulated node that the settings ask for. Raises ConfigError for one that cannot be."""
+    """Return the real driver, or the simulated node of the settings. Raises ConfigError if it cannot be simulated."""
     if settings.simulate:
         return _simulated(settings)
     from gpu_plugin.containers.host_view import LinuxHost  # noqa: PLC0415
@@ -54,7 +54,7 @@ def hardware_for(settings: Settings) -> Hardware:
 
 
 def loaded_library(maps: Path = Path("/proc/self/maps")) -> str:
-    """The file of libnvidia-ml that this process has mapped (proc_pid_maps(5)); empty where it has none, or does not know."""
+    """Return the path of libnvidia-ml in this process's memory map (proc_pid_maps(5)); empty if absent or unreadable."""
     try:
         mapped = maps.read_text(errors="backslashreplace").splitlines()
     except OSError:
@@ -64,10 +64,10 @@ def loaded_library(maps: Path = Path("/proc/self/maps")) -> str:
 
 
 def _driver_roots(settings: Settings) -> list[tuple[str, str]]:
-    """The one root where the host's driver is seen.
+    """Return the single root with the host's driver.
 
-    In a container only what is mounted there for us is the host's: the same path in its own root may have a driver, too, that an
-    NVIDIA container runtime put there, under paths that mean nothing on the host.
+    In a container only the mounted directory belongs to the host. The container's own root may have a driver, too, which an
+    NVIDIA container runtime put there under paths that do not exist on the host.
     """
     from gpu_plugin.containers.node_files.evidence import contained  # noqa: PLC0415 - only CDI specifications need it
 
@@ -75,9 +75,12 @@ def _driver_roots(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _root(settings: Settings, *, own: bool) -> tuple[str, str]:
-    """Where the host's root is seen, and its name there; its name for both where nothing is mounted and it is our `own`."""
-    seen_at, host = settings.driver_root_ctr_path.rstrip("/"), settings.driver_root.rstrip("/")
-    return (host if own and not Path(seen_at or "/").is_dir() else seen_at), host
+    """Return the path of the host's root in this process, and its path on the host.
+
+    Both are the path on the host if nothing is mounted and this process is not in a container (`own`).
+    """
+    mounted, host = settings.driver_root_ctr_path.rstrip("/"), settings.driver_root.rstrip("/")
+    return (host if own and not Path(mounted or "/").is_dir() else mounted), host
 
 
 def _simulated(settings: Settings) -> Hardware:
@@ -109,7 +112,7 @@ def _simulated(settings: Settings) -> Hardware:
 
 
 def _simulated_driver_roots(settings: Settings, version: str) -> list[tuple[str, str]]:
-    """The driver root that the operator names, else one made for the simulated node."""
+    """Return the driver root of the settings, or else a driver root made for the simulated node."""
     if settings.driver_root != "/":
         return [_root(settings, own=True)]
     from gpu_plugin.simulation import driver_files  # noqa: PLC0415

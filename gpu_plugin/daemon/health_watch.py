@@ -1,4 +1,4 @@
-"""Keeps the health of the node's GPUs: passes observations to the ledger, and tells everyone of what changed."""
+"""Pass observations of the node's GPUs to the ledger, and report each change of health."""
 
 import logging
 import time
@@ -24,27 +24,27 @@ from gpu_plugin.telemetry.readings import Readings
 log = logging.getLogger(__name__)
 
 EVERY_GPU = "*"
-"""Stands for all GPUs of the node in an order that is written down before any of them is known."""
+"""The uuid of a stored order for all GPUs of the node, including GPUs that are not known yet."""
 
 UNLISTED = "unlisted"
 """The class of an Xid that the policy's table does not have."""
 
 WRITTEN_WITHIN = 0.5
-"""Seconds that news of a GPU's health wait at most until they are written down, before the kubelet hears of them."""
+"""Limit in seconds for the write of a change of health. After that the change is published to the kubelet unwritten."""
 
 
 since_boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-"""Seconds since the node was booted, those that it slept included. Nobody can set that clock."""
+"""Seconds since the boot of the node, including seconds of suspension. This clock cannot be set."""
 
 
 class HealthWatch:
-    """The ledger and its surroundings. Everything here runs on the event loop; nothing but `tell` waits.
+    """The ledger, with the input and output of the daemon. Everything runs on the event loop; only `publish` waits.
 
     Attributes:
-        ledger: what is held against each GPU.
-        reports: what happened since the start; whoever reports changes of health subscribes there.
-        readings: what looks at each GPU read last.
-        gpus: the GPUs whose health is kept, as they were found last, or remembered where none has been found yet.
+        ledger: the open faults and orders of each GPU.
+        reports: changes of health since the start. Other parts subscribe to them.
+        readings: the newest readings of each GPU.
+        gpus: the watched GPUs, as they were found last, or as an earlier process stored them if no GPU was found yet.
         past: evidence of an earlier process against GPUs that have not been found yet.
     """
 
@@ -58,12 +58,12 @@ class HealthWatch:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = since_boot,
     ) -> None:
-        """Takes `unsaved`, which rings when evidence has changed, and the queue for errors that applications may have made.
+        """Create the ledger. `unsaved` rings when evidence changed, and `errors` receives possible errors of applications.
 
-        `wall` is the wall clock, in Unix seconds; `clock` gives the seconds since the node was booted, which nobody can set.
+        `wall` returns Unix seconds. `clock` returns the seconds since the boot of the node and cannot be set.
 
         Raises:
-            ConfigError: the table of Xids that belongs to the package is not there.
+            ConfigError: the package's table of Xids is missing.
         """
         self._zero = wall() - clock()
         self._clock = clock
@@ -75,22 +75,22 @@ class HealthWatch:
         self._unsaved = unsaved
         self._errors = errors
         self._repeated = RepeatedXids()
-        self._complained: frozenset[str] = frozenset()
+        self._logged_malformed: frozenset[str] = frozenset()
         self._changed_gpus: set[str] = set()
-        self._news = Pulse()
+        self._health_changed = Pulse()
 
-    def remember(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
-        """Takes in what an earlier process wrote down, and the GPUs that it knew."""
+    def restore(self, past: tuple[Evidence, ...], gpus: tuple[Gpu, ...] = ()) -> None:
+        """Restore the evidence that an earlier process stored, and the GPUs that it knew."""
         self.past = self._moved(past)
-        _log_remembered(past, gpus)
-        self._complain()
+        _log_restored(past, gpus)
+        self._log_malformed()
         self.watch(gpus)
 
     def adopt(self, evidence: tuple[Evidence, ...]) -> None:
-        """Takes in evidence of another daemon of this node that ran at the same time."""
+        """Add evidence of another daemon of this node that ran at the same time."""
         if not evidence:
             return
-        _log_remembered(evidence, self.gpus)
+        _log_restored(evidence, self.gpus)
         known = {gpu.uuid for gpu in self.gpus}
         moved = self._moved(evidence)
         self.past = (*self.past, *(entry for entry in moved if entry.uuid not in known))
@@ -99,16 +99,16 @@ class HealthWatch:
         for uuid in {entry.uuid for entry in moved}:
             self._changed(uuid)
 
-    def take(self, settings: Settings) -> None:
-        """Judges by other settings from now on, whatever is held against a GPU already included."""
+    def apply_settings(self, settings: Settings) -> None:
+        """Judge by other settings from now on, including open faults."""
         for change in self.ledger.judge_by(policy(settings, XID_TABLE)):
             self._report(change)
-        self._complain()
+        self._log_malformed()
         for gpu in self.gpus:
             self._changed(gpu.uuid)
 
     def watch(self, gpus: Iterable[Gpu], driver_version: str = "") -> None:
-        """Keeps the health of these GPUs, by what is known of them now, under a driver of this version; empty: unknown."""
+        """Replace the watched GPUs and their facts. `driver_version` is the driver's version, empty if not known."""
         self.gpus = tuple(gpus)
         for gpu in self.gpus:
             mig_devices = {(mig.gpu_instance, mig.compute_instance): mig.uuid for mig in gpu.mig_devices}
@@ -116,40 +116,43 @@ class HealthWatch:
         self.ledger.replay(self.past)
         known = frozenset(gpu.uuid for gpu in self.gpus)
         self.readings.keep(known)
-        self.past = tuple(entry for entry in self.past if entry.uuid not in known)  # for GPUs still to be named
+        self.past = tuple(entry for entry in self.past if entry.uuid not in known)  # of GPUs that may be found later
 
     def observe(self, uuid: str, seen: Observation) -> bool:
-        """Takes in one observation and says what it changed. Returns whether another one soon would settle something."""
+        """Judge an observation and report the changes. Return True if the GPU should be read again soon.
+
+        The next reads could then open or close a fault.
+        """
         if isinstance(seen, Sample):
             self.readings.saw(uuid, seen, self.now())
         revision = self.ledger.revision
         changes = self.ledger.observe(uuid, seen, self.now())
-        self._take_in(uuid, changes, revision)
+        self._report_all(uuid, changes, revision)
         if isinstance(seen, XidEvent):
             self._count(uuid, seen, changes)
         return self.ledger.suspicious(uuid)
 
     def override(self, uuid: str) -> None:
-        """Takes an operator's word that a GPU is fit."""
+        """Apply an operator's statement that a GPU is fit."""
         revision = self.ledger.revision
         changes = self.ledger.override(uuid)
         if changes:
             log.warning("%s: overridden by an operator", whose(uuid, self.gpus), extra={"uuid": uuid})
-        self._take_in(uuid, changes, revision)
+        self._report_all(uuid, changes, revision)
 
     def booted(self, boot_id: str) -> None:
-        """The node was rebooted, though this process lives on: what another boot wrote down is believed no more."""
-        log.warning("the node was rebooted; what is held against a GPU is over after good looks at it")
+        """Apply a reboot of the node that this process survived. Past evidence is dropped unless it lasts over boots."""
+        log.warning("the node was rebooted; open faults of GPUs end after good looks")
         for change in self.ledger.booted(boot_id):
             self._report(change)
         self.past = tuple(entry for entry in self.past if entry.lasts)
         for gpu in self.gpus:
             self._changed(gpu.uuid)
 
-    def forget(self, uuid: str, signal: str = "") -> bool:
-        """Drops what an earlier process wrote down of a GPU that has not been found, of this signal alone where one is named.
+    def drop_past(self, uuid: str, signal: str = "") -> bool:
+        """Drop the past evidence against a GPU that has not been found: all evidence, or only the evidence of `signal`.
 
-        Returns whether there was anything.
+        Return True if there was such evidence.
         """
         kept = tuple(entry for entry in self.past if entry.uuid != uuid or signal not in ("", entry.signal))
         dropped, self.past = kept != self.past, kept
@@ -159,7 +162,7 @@ class HealthWatch:
         return dropped
 
     def release_all(self) -> None:
-        """Takes down that all GPUs are released, those included that have not been found yet."""
+        """Store that all GPUs are released, including GPUs that have not been found yet."""
         if not any(entry.uuid == EVERY_GPU for entry in self.past):
             latch, key = orders.release(self.now()), LatchKey(orders.MAINTENANCE)
             entry = Evidence.of(self.ledger.boot_id, EVERY_GPU, key, latch, self._zero)
@@ -169,39 +172,39 @@ class HealthWatch:
     async def publish(self, recorder: Recorder, inventory: Inventory) -> None:
         """Publish each change of a GPU's health in the inventory, once the recorder has written it or WRITTEN_WITHIN has passed.
 
-        A restart after a kill of this process must not take back what the kubelet knows. Never returns.
+        Otherwise a restart after a kill of this process could revert a health that the kubelet already has. Never returns.
         """
         while True:
             if not self._changed_gpus:
-                await self._news.wait()
+                await self._health_changed.wait()
             uuids, self._changed_gpus = self._changed_gpus, set()
             await recorder.written(WRITTEN_WITHIN)
             for uuid in sorted(uuids):
                 inventory.health_changed(uuid)
 
     def evidence(self) -> tuple[Evidence, ...]:
-        """Everything that a restart must remember."""
+        """Return all evidence that must outlive a restart."""
         return (*self.ledger.evidence(), *self.past)
 
     def released(self) -> frozenset[str]:
-        """The GPUs that an operator released and nobody has resumed since."""
+        """Return the uuids of the GPUs that are released. EVERY_GPU is one of them if all GPUs are released."""
         entries = (entry for entry in self.evidence() if entry.signal == orders.MAINTENANCE and entry.known)
         return frozenset(entry.uuid for entry in entries if orders.released(entry.latch()))
 
     def now(self) -> float:
-        """Unix time in seconds as of the start, and steady from there on: a clock that is set heals no GPU."""
+        """Return the Unix time of the start plus the steady seconds since then: a change of the clock must not end a fault."""
         return self._zero + self._clock()
 
     def _moved(self, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-        """The entries by the clock of this process, as far as they are of this boot."""
+        """Convert the times of entries of this boot to the clock of this process."""
         return tuple(entry.moved(self._zero) if entry.boot_id == self.ledger.boot_id else entry for entry in evidence)
 
     def _changed(self, uuid: str) -> None:
         self._changed_gpus.add(uuid)
         self._unsaved.ring()
-        self._news.ring()
+        self._health_changed.ring()
 
-    def _take_in(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
+    def _report_all(self, uuid: str, changes: Iterable[Transition], revision: int) -> None:
         for change in changes:
             self._report(change)
         if self.ledger.revision != revision:
@@ -212,7 +215,7 @@ class HealthWatch:
         self.reports.report(change)
 
     def _count(self, uuid: str, seen: XidEvent, changes: Iterable[Transition]) -> None:
-        """Counts an Xid, says it where nothing else has, and has the pods asked for where it may be theirs."""
+        """Count an Xid. Log it if no change of a verdict logged it. Queue it for the pods that may have caused it."""
         judged = self.ledger.policy.xids.judge(seen.xid)
         self.reports.count_xid(uuid, seen.xid, judged.recovery.value if judged.listed else UNLISTED)
         if any(change.xid == seen.xid for change in changes):
@@ -223,7 +226,7 @@ class HealthWatch:
             self._errors.add(Error(uuid, seen.xid, self._instances(uuid, seen)))
 
     def _instances(self, uuid: str, seen: XidEvent) -> frozenset[str]:
-        """The MIG devices that an event is about; none where it is about the whole GPU, or an instance nobody knows."""
+        """Return the MIG devices of an event; empty if it concerns the whole GPU or an unknown instance."""
         return frozenset(
             mig.uuid
             for gpu in self.gpus
@@ -232,15 +235,15 @@ class HealthWatch:
             if mig.gpu_instance == seen.gpu_instance and seen.compute_instance in (None, mig.compute_instance)
         )
 
-    def _complain(self) -> None:
+    def _log_malformed(self) -> None:
         wrong = self.ledger.policy.malformed
         for complaint in wrong:
-            if complaint not in self._complained:
+            if complaint not in self._logged_malformed:
                 log.warning("%s", complaint)
-        self._complained = frozenset(wrong)
+        self._logged_malformed = frozenset(wrong)
 
 
-def _log_remembered(evidence: tuple[Evidence, ...], gpus: tuple[Gpu, ...]) -> None:
+def _log_restored(evidence: tuple[Evidence, ...], gpus: tuple[Gpu, ...]) -> None:
     for entry in evidence:
         if entry.verdict != Verdict.OK.name:
             quiet = _ordered(entry) or entry.verdict == Verdict.APP.name
@@ -250,7 +253,7 @@ def _log_remembered(evidence: tuple[Evidence, ...], gpus: tuple[Gpu, ...]) -> No
             overridden = entry.overridden and entry.verdict == Verdict.FATAL.name
             verdict = f"{Verdict.DEGRADED.name}, overridden by an operator" if overridden else entry.verdict
             fields = {"uuid": entry.uuid, "signal": entry.signal, "verdict": entry.verdict}
-            log.log(level, "%s is remembered as %s: %s", which, verdict, words, extra=fields)
+            log.log(level, "%s has the stored verdict %s: %s", which, verdict, words, extra=fields)
 
 
 def _ordered(entry: Evidence) -> bool:

@@ -1,4 +1,4 @@
-"""Everything that a restart of the daemon must remember, as the recorder writes it."""
+"""The state that must outlive a restart of the daemon, in the form that the recorder writes."""
 
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.now import Now
@@ -16,10 +16,10 @@ class NodeKnowledge:
 
     @property
     def revision(self) -> int:
-        """A number that grows with each change of the evidence."""
+        """A number that grows with each change of evidence."""
         return self._health.ledger.revision
 
     def known(self) -> Known:
-        """Everything as of now."""
+        """Return the present state."""
         inventory = self._inventory
         return Known(self.revision, self._health.evidence(), self._now.node, inventory.listed, inventory.foreign)

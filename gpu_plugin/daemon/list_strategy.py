@@ -1,7 +1,7 @@
 """Replace the device list strategy `auto` by the strategy that suits the node's files.
 
-The read of the files may hang together with their disk. It runs on a thread, which is abandoned if it hangs. Then the strategy
-that was chosen before stays in use, or envvar if there is none. If the operator names strategies, no file is read.
+The read of the files may hang together with their disk. It runs on a thread, which is abandoned if it hangs. Then the last
+chosen strategy stays in use, or envvar before the first choice. If the operator names strategies, no file is read.
 """
 
 import logging
@@ -62,7 +62,7 @@ class ListStrategy:
         return self._known
 
     def _fallback(self, why: str) -> "Choice":
-        """Return the former choice, or envvar if there is none: a slow disk must not change the strategy for pods."""
+        """Return the former choice, or envvar before the first choice: a slow disk must not change the strategy for pods."""
         from gpu_plugin.containers.strategy_choice import Choice  # noqa: PLC0415
 
         if self._known is None:
@@ -86,7 +86,7 @@ def evidence_for(settings: Settings) -> "NodeEvidence":
     return look(root, directory)
 
 
-def tell(settings: Settings) -> None:
+def log_strategy(settings: Settings) -> None:
     """Log the chosen strategy and the reason. Log nothing if the operator named the strategies."""
     if settings.device_list_strategy_reason:
         used = ", ".join(settings.device_list_strategy)

@@ -13,7 +13,7 @@ import anyio.abc
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.containers.host_view import HostView
-from gpu_plugin.daemon.configuration import Configuration, Resolve, begin_with, tell_remarks
+from gpu_plugin.daemon.configuration import Configuration, Resolve, begin_with, log_remarks
 from gpu_plugin.devices.node import Node
 from gpu_plugin.devices.plan import plan
 from gpu_plugin.mps import directories
@@ -82,7 +82,7 @@ class MpsService:
         try:
             async with anyio.create_task_group() as self._parts:
                 signals.on_stop(self._parts.cancel_scope.cancel)
-                signals.on_reload(self._configuration.ask)
+                signals.on_reload(self._configuration.request_read)
                 self._parts.start_soon(forever, "the configuration watch", self._configuration.watch)
                 self._parts.start_soon(
                     forever, "the configuration", partial(self._configuration.run, self._apply_settings)
@@ -228,7 +228,7 @@ def run(
             begun = await begin_with(settings, resolve, signals)
         if signals.stopped_by:
             return 0
-        tell_remarks(begun[0])
+        log_remarks(begun[0])
         return await MpsService(Configuration(*begun, resolve, UNCHANGEABLE), driver, host, control).run(signals)
 
     os.umask(0o022)

@@ -1,4 +1,4 @@
-"""What `gpu-plugin status` is told, put together from what the parts know. Pure: takes every clock as an argument."""
+"""Build the entries of `gpu-plugin status` from the state of the parts. Pure: every clock is an argument."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,25 +21,26 @@ from gpu_plugin.kubelet.registrations import ResourceRegistration
 from gpu_plugin.telemetry.readings import Newest, told
 
 MAX_NAMED_IDS = 8
-"""Device ids that are named where only some are."""
+"""Limit of device ids and reasons in the entry of a resource."""
 
 Standings = Sequence[tuple[LatchKey, AnyLatch, Verdict]]
-"""What stands against a GPU, as `HealthLedger.standing` tells it."""
+"""The open latches of a GPU, as `HealthLedger.standing` returns them."""
 
 HardwareKey = tuple[str, str, bool]
-"""The uuids of a GPU and of what a container is told to see, and whether no container could use it were it healthy."""
+"""The uuid of a GPU, the id that makes a device visible to a container, and whether no container could use the device even if
+its hardware were healthy."""
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """What a snapshot's devices come to: made once for each snapshot, in some 50 ms where there are tens of thousands.
+    """A summary of a snapshot's devices. It is made once for each snapshot and takes about 50 ms for tens of thousands.
 
-    `by_gpu` are all devices of each GPU, by its uuid; `telling` the first of those that no status tells apart: they are retired
-    or not, for the same reason. `resources` is what `resource` says of each. `unhealthy` counts the devices of each that the
-    health of their hardware keeps from pods, by `HardwareKey`.
+    `by_gpu` has all devices of each GPU, by its uuid. `distinct` has only the first of the devices that have the same reason
+    and the same value of `retired`. `resources` has the entry `resource` of each resource. `unhealthy` counts, for each
+    resource, the devices that the health of their hardware keeps from pods, by `HardwareKey`.
     """
 
     by_gpu: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
-    telling: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
+    distinct: Mapping[str, Sequence[Device]] = msgspec.field(default_factory=dict)
     resources: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     unhealthy: Mapping[str, Mapping[HardwareKey, int]] = msgspec.field(default_factory=dict)
 
@@ -49,25 +50,25 @@ def listed(
     counts: Mapping[str, Mapping[str, Any]],
     unreachable: Callable[[str, Device], str],
 ) -> Listed:
-    """What the devices of each resource come to, with its counts, as `Inventory.status` has them.
+    """Return the summary of each resource's devices. `counts` is `Inventory.status`.
 
-    `unreachable` gives why no container could use a device of a resource though its hardware were healthy.
+    `unreachable` returns why no container could use a device of a resource even if its hardware were healthy.
     """
     found: dict[str, list[Device]] = {}
     for device in chain.from_iterable(devices.values()):
         found.setdefault(device.gpu, []).append(device)
-    telling: dict[str, Sequence[Device]] = {}
+    distinct: dict[str, Sequence[Device]] = {}
     for uuid, each in found.items():
-        alike: dict[tuple[bool, str], Device] = {}
+        by_state: dict[tuple[bool, str], Device] = {}
         for device in each:
-            alike.setdefault((device.retired, device.reason), device)
-        telling[uuid] = [*alike.values()]
+            by_state.setdefault((device.retired, device.reason), device)
+        distinct[uuid] = [*by_state.values()]
     unhealthy = {name: _unhealthy(some, partial(unreachable, name)) for name, some in devices.items()}
-    return Listed(found, telling, {name: resource(each, devices[name]) for name, each in counts.items()}, unhealthy)
+    return Listed(found, distinct, {name: resource(each, devices[name]) for name, each in counts.items()}, unhealthy)
 
 
 def _unhealthy(devices: Sequence[Device], unreachable: Callable[[Device], str]) -> Mapping[HardwareKey, int]:
-    """How many devices the health of their hardware keeps from pods. Replicas of the same hardware are asked about once."""
+    """Count the devices that the health of their hardware keeps from pods. Call `unreachable` once for replicas."""
     unfit = [each for each in devices if not (each.healthy or each.retired or each.withheld)]
     blocked = {
         key: bool(unreachable(each)) for key, each in {(each.gpu, each.visible_id): each for each in unfit}.items()
@@ -83,23 +84,27 @@ def gpu(
     holders: Mapping[str, frozenset[str]] | None,
     readings: Newest | None = None,
 ) -> Mapping[str, object]:
-    """One GPU at a glance.
+    """Return the entry of one GPU.
 
     Args:
-        hardware: what it is.
+        hardware: the GPU.
         health: its entry of `Operations.health`: index, uuid, state, verdict, reasons.
-        standing: what stands against it or a MIG device of it.
-        devices: what of it is listed to the kubelet.
-        holders: pods by device id, as `pods_by_id` gives them, or None where the kubelet does not say.
-        readings: what looks read last; None before the first, and of a GPU that is at fault.
+        standing: the open latches of the GPU and of its MIG devices.
+        devices: its devices in the lists for the kubelet.
+        holders: pods by device id, as `pods_by_id` returns them; None if the kubelet does not report them.
+        readings: the newest readings; None before the first look, and for a GPU with a fault.
 
     Returns:
-        The entry with `bus_id`, `model`, `health` (the kubelet's word), `since` (Unix time in seconds of the oldest of what is
-        worst; None where nothing is wrong), `signals` (the verdicts of those that stand, by name), `held_back` (the
-        orders that alone hold it back), `withheld` (why devices of
-        healthy hardware are withheld), `notices` (`health.notices`),
-        `holders` (pods as namespace/name; None where they are not known) and `readings`
-        (`telemetry.readings.told`).
+        The entry, with the fields of `health` and these:
+        `bus_id` and `model`;
+        `health`: Healthy or Unhealthy, as for the kubelet;
+        `since`: Unix time in seconds at which the oldest latch with the worst verdict opened; None without an open latch;
+        `signals`: the verdicts of the open signals, by name;
+        `held_back`: the orders of operators, if only orders hold the GPU back;
+        `withheld`: why devices of healthy hardware are withheld;
+        `notices`: see `health.notices`;
+        `holders`: pods as namespace/name; None if they are not known;
+        `readings`: see `telemetry.readings.told`.
     """
     worst = max((verdict for _, _, verdict in standing), default=Verdict.OK)
     since = min((latch.since for _, latch, verdict in standing if verdict is worst), default=None)
@@ -120,7 +125,7 @@ def gpu(
 
 
 def gpu_notices(hardware: Gpu, readings: Newest | None, *, released: bool) -> Sequence[Mapping[str, str]]:
-    """The notices about a GPU as objects: `found` and `remedy`."""
+    """Return the notices about a GPU as objects with `found` and `remedy`."""
     sample = Sample() if readings is None else readings.sample
     found = notices(
         hardware.uuid,
@@ -133,7 +138,7 @@ def gpu_notices(hardware: Gpu, readings: Newest | None, *, released: bool) -> Se
 
 
 def missing(hardware: Gpu) -> Mapping[str, object]:
-    """A GPU that the node should have and has not: `bus_id` and `uuid` (empty if not known), `model`, `why`, and its `name`."""
+    """Return the entry of a missing GPU: `bus_id` and `uuid` (empty if not known), `model`, `why`, and `name`."""
     return {
         "bus_id": short_bus_id(hardware.pci_bus_id),
         "uuid": hardware.uuid,
@@ -144,20 +149,20 @@ def missing(hardware: Gpu) -> Mapping[str, object]:
 
 
 def held_back(standing: Standings) -> Sequence[str]:
-    """The orders of operators that alone hold the whole GPU back, by name; none where a fault does, or it is still unseen."""
+    """Return the names of the orders that hold the whole GPU back; empty if a fault or a missing first look does, too."""
     fatal = {key.signal for key, _, verdict in standing if verdict is Verdict.FATAL and not key.device}
     orders = {signal for signal in fatal if SIGNALS[signal].kind is SignalKind.ORDER}
     rest = fatal - orders
-    if MAINTENANCE in orders:  # who is released is not looked at
+    if MAINTENANCE in orders:  # a released GPU is not read
         rest = {signal for signal in rest if not SIGNALS[signal].of_process}
     return () if rest else sorted(orders)
 
 
 def devices_held_back(unhealthy: Mapping[HardwareKey, int], standings: Mapping[str, Standings]) -> int:
-    """How many devices nothing but orders of operators holds back: of those that `Listed.unhealthy` counts of a resource.
+    """Return how many of a resource's devices in `Listed.unhealthy` only orders of operators hold back.
 
-    `standings` is what stands against each GPU, by its uuid. A MIG device with a fault of its own is none of them, nor is what
-    no container could use anyway; but of a GPU that is released for maintenance nothing else is expected.
+    `standings` has the open latches of each GPU, by its uuid. MIG devices with their own fault do not count. Devices that no
+    container could use anyway count only if their GPU is released for maintenance, because that is expected then.
     """
     orders = {uuid: by for uuid, standing in standings.items() if (by := held_back(standing))}
     faulty = {
@@ -174,7 +179,7 @@ def devices_held_back(unhealthy: Mapping[HardwareKey, int], standings: Mapping[s
 
 
 def _verdicts(standing: Standings) -> Mapping[str, str]:
-    """The worst verdict of each signal that stands, by its name."""
+    """Return the worst verdict of each open signal, by its name."""
     worst: dict[str, Verdict] = {}
     for key, _, verdict in standing:
         worst[key.signal] = max(verdict, worst.get(key.signal, Verdict.OK))
@@ -182,7 +187,7 @@ def _verdicts(standing: Standings) -> Mapping[str, str]:
 
 
 def pods_by_id(holders: Mapping[tuple[str, str], frozenset[str]]) -> Mapping[str, frozenset[str]]:
-    """The pods that hold each device id, whatever the resource: once for all GPUs, since there may be tens of thousands."""
+    """Return the pods that hold each device id, of any resource. Call it once for all GPUs: there may be tens of thousands."""
     found: dict[str, frozenset[str]] = {}
     for (_, identifier), pods in holders.items():
         found[identifier] = found[identifier] | pods if identifier in found else pods
@@ -190,7 +195,7 @@ def pods_by_id(holders: Mapping[tuple[str, str], frozenset[str]]) -> Mapping[str
 
 
 def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[str, object]:
-    """One resource: its counts, which of its devices are unhealthy or retired, the first few by id, and the first reasons."""
+    """Return the entry of a resource: `counts`, and the first ids and reasons of its unhealthy and retired devices."""
     unhealthy = [device.id for device in devices if not device.healthy and not device.retired]
     retired = [device.id for device in devices if device.retired]
     reasons = dict.fromkeys(device.reason for device in devices if not device.healthy and not device.retired)
@@ -203,7 +208,7 @@ def resource(counts: Mapping[str, Any], devices: Sequence[Device]) -> Mapping[st
 
 
 def unusable(name: str, counts: Mapping[str, Any]) -> str:
-    """A sentence where a resource has devices and none of them is Healthy; empty where one is, or there are none."""
+    """Return a sentence if a resource has devices but no Healthy device; else return an empty text."""
     present = counts["devices"] - counts.get("retired", 0)
     if not present or counts["healthy"]:
         return ""
@@ -212,11 +217,11 @@ def unusable(name: str, counts: Mapping[str, Any]) -> str:
 
 
 def registration(standing: ResourceRegistration, now: float, unix: float) -> Mapping[str, object]:
-    """How a resource stands with the kubelet. `now` is the steady clock of the standing, `unix` the same moment's Unix time.
+    """Return the entry of a resource's registration. `now` is the steady clock, and `unix` the Unix time of the same moment.
 
     Returns:
-        `registered`, `since` (Unix time in seconds: registered, or lost, since then; None where it never was), `why` it is not,
-        and `endpoint`, the socket that it is served on.
+        `registered`; `since`, the Unix time in seconds of the registration or of its loss, None if there was no registration;
+        `why` the resource is not registered; and `endpoint`, the path of its socket.
     """
     moment = standing.registered if standing.registered is not None else standing.lost
     return {
@@ -228,18 +233,18 @@ def registration(standing: ResourceRegistration, now: float, unix: float) -> Map
 
 
 def complaints(status: Mapping[str, Any]) -> list[str]:
-    """What is wrong, a sentence each; nothing where all is well. It decides the exit status of `gpu-plugin status`."""
+    """Return a sentence for each problem. `gpu-plugin status` exits with 1 if there is a problem."""
     gpus = status["health"]["gpus"]
     return [*troubles(status), *(f"GPU {each['index']} is Unhealthy" for each in gpus if each["state"] == "unhealthy")]
 
 
 def troubles(status: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the node beside its GPUs, a sentence each."""
+    """Return a sentence for each problem of the node, except unhealthy GPUs."""
     found = []
     configuration = status["configuration"]
     refused = configuration.get("faults") or filter(None, [configuration["refused"]])
     found += [f"configuration: {why}" for why in (*refused, *filter(None, [configuration.get("unheard")]))]
-    if waiting := status.get("waiting"):  # what it would serve is not known yet
+    if waiting := status.get("waiting"):  # the other entries are not known yet
         return [f"waiting: {waiting}", *found]
     kubelet = status.get("kubelet") or {}
     if kubelet.get("socket"):

@@ -1,6 +1,6 @@
-"""What the daemon tells of itself: its status, what probes go by, why a GPU is in its state, how GPUs are linked.
+"""The views of the daemon's state: status, facts for probes, explanations of health, the status page, and the topology.
 
-Everything that shows something to people or programs reads it here. It asks the parts, and changes none of them.
+All output for people and programs is read here. The views read the parts and change nothing.
 """
 
 import math
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from gpu_plugin.telemetry.listener.page_data import Material
 
 DEVICES_PER_PIECE = 500
-"""Devices that are told of before others have a turn: 1 ms."""
+"""Devices that are converted before other tasks run: 1 ms."""
 
 
 def _process(started: float, now: float) -> Mapping[str, object]:
-    """The version, age and identity of this process; both arguments are Unix times in seconds."""
+    """Return the version, age and identity of this process. Both arguments are Unix times in seconds."""
     return {
         "version": __version__,
         "python": platform.python_version(),
@@ -62,9 +62,9 @@ def _process(started: float, now: float) -> Mapping[str, object]:
 
 
 def without_configuration(settings: Settings, wait: Wait, started: float) -> Mapping[str, object]:
-    """The status while the node's label is to choose the configuration: the process, and what it waits for.
+    """Return the status before the node's label has chosen the configuration: the process, and the reason of the wait.
 
-    `settings` are those of flags and environment, `started` is Unix time in seconds.
+    `settings` are the settings of flags and environment. `started` is Unix time in seconds.
     """
     wanted = None if wait.source is None else wait.source.wanted()
     why = "nothing is served yet, since there is no configuration"
@@ -100,11 +100,11 @@ def without_configuration(settings: Settings, wait: Wait, started: float) -> Map
 
 
 AllocatedDevice = tuple[Mapping[str, object], Sequence["Holder"]]
-"""A device, as `resource`, `device`, and `uuid` and `index` of its GPU, and the containers that hold it."""
+"""A device with `resource`, `device`, and `uuid` and `index` of its GPU; and the containers that hold it."""
 
 
-class Made(msgspec.Struct):
-    """What was made of the newest resources and of the node, kept until either changes."""
+class Cached(msgspec.Struct):
+    """Views of the newest resources and node, kept until the resources or the node change."""
 
     resources: Mapping[str, ResourceView] | None = None
     listed: node_status.Listed = msgspec.field(default_factory=node_status.Listed)
@@ -114,7 +114,7 @@ class Made(msgspec.Struct):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon's status and its views, made of the state of its parts."""
+    """The daemon's status and views, from the state of its parts."""
 
     now: Now
     configuration: Configuration
@@ -130,16 +130,16 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     attribution: PodAttribution
     counts: KubeletCounts
     call_times: CallTimes
-    made: Made = msgspec.field(default_factory=Made)
+    cached: Cached = msgspec.field(default_factory=Cached)
 
     async def explain(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """What `Operations.explain` says, with what else keeps the devices of healthy GPUs from pods, and notices."""
-        told = await self.operations.explain(request)
-        gpus = cast("Sequence[Mapping[str, object]]", told["gpus"])
+        """Return `Operations.explain`, and for each GPU the reasons why healthy devices are withheld, and notices."""
+        answer = await self.operations.explain(request)
+        gpus = cast("Sequence[Mapping[str, object]]", answer["gpus"])
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
         listed = (known.get(str(gpu["uuid"])) for gpu in gpus)  # None: a missing GPU
         return {
-            **told,
+            **answer,
             "gpus": [
                 {**gpu, **({} if found is None else self._hardware(found))}
                 for gpu, found in zip(gpus, listed, strict=True)
@@ -157,13 +157,14 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     async def status(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """What `at_a_glance` says, and which pods hold what, as far as the kubelet says so."""
+        """Return `at_a_glance`, and the devices that pods hold, as far as the kubelet reports them."""
         if request:
             raise ConfigError(f"{', '.join(sorted(request))}: not a field of this verb")
         holding = await self.attribution.newest_pods()
-        await checkpoint()  # tens of milliseconds, where pods hold tens of thousands of devices, and as many follow
+        # With tens of thousands of held devices, the steps before and after this line take tens of milliseconds each.
+        await checkpoint()
         glance = self.at_a_glance(holding)
-        told = {**glance, "attribution": None, "settings": self.configuration.in_full()}
+        answer = {**glance, "attribution": None, "settings": self.configuration.in_full()}
         if self.configuration.settings.pod_metrics:
             held = await self.attribution.current()
             devices = []
@@ -171,13 +172,13 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
                 devices.append(each)
                 if not len(devices) % DEVICES_PER_PIECE:
                     await checkpoint()
-            told["attribution"] = {**self._attribution(held), "devices": devices}
-        return told
+            answer["attribution"] = {**self._attribution(held), "devices": devices}
+        return answer
 
     async def scraped(self) -> Mapping[str, object]:
-        """What `at_a_glance` says, and which containers hold what as of some seconds ago: for whoever scrapes metrics.
+        """Return `at_a_glance`, and the devices that containers held some seconds ago, for a scrape of the metrics.
 
-        It does not wait for a kubelet that is slow to say so. The devices are made as they are gone through.
+        Do not wait for a slow kubelet. Each entry of `devices` is made when the caller iterates to it.
         """
         if not self.configuration.settings.pod_metrics:
             return {**self.at_a_glance(), "attribution": None}
@@ -185,17 +186,17 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.at_a_glance(), "attribution": {**self._attribution(held), "devices": self._allocated(held)}}
 
     async def waiting(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
-        """The status while another daemon has the node: nobody is asked for anything."""
+        """Return the status while another daemon has the node. Do not query the kubelet."""
         return {**self.at_a_glance(), "settings": self.configuration.in_full()}
 
     def at_a_glance(self, holders: Pods | None = None) -> Mapping[str, object]:
-        """What is served and under which configuration, for `gpu-plugin status` and whoever scrapes metrics.
+        """Return the state of the node and its configuration, for `gpu-plugin status` and for scrapes of the metrics.
 
-        `counters` are what was counted since the start: `snapshot_version`, `kubelet` (`KubeletCounts.told`), `nvml`
+        `counters` has the counts since the start: `snapshot_version`, `kubelet` (`KubeletCounts.as_data`), `nvml`
         (`CallTimes.told`) and `mps` (counts of gpu-plugin mps by resource).
         """
         listed = self._listed()
-        devices = listed.telling if holders is None else listed.by_gpu
+        devices = listed.distinct if holders is None else listed.by_gpu
         held = None if holders is None else node_status.pods_by_id(holders)
         known = {gpu.uuid: gpu for gpu in self.health.gpus}
         health = self.operations.health()
@@ -263,22 +264,27 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     def _listed(self) -> node_status.Listed:
         now = self.inventory.store.current.resources
-        if self.made.resources is not now:
+        if self.cached.resources is not now:
             counts = cast("Mapping[str, Mapping[str, object]]", self.inventory.status())
             devices = {name: view.resource.devices for name, view in now.items()}
             listed = node_status.listed(devices, counts, lambda name, device: now[name].unreachable(device))
-            self.made.resources, self.made.listed = now, listed
-        return self.made.listed
+            self.cached.resources, self.cached.listed = now, listed
+        return self.cached.listed
 
     def _unwritten(self) -> str:
-        """What a restart would not remember; empty where it would remember all."""
-        troubles = (self.now.memory, self.recorder.trouble, self.configuration.unkept, self.events.store.trouble)
+        """Return why a restart would lose state, such as a failed write; empty if it would lose nothing."""
+        troubles = (
+            self.now.memory,
+            self.recorder.trouble,
+            self.configuration.storage_trouble,
+            self.events.store.trouble,
+        )
         return "; ".join(filter(None, troubles))
 
     def _attribution(self, held: "HoldersByDevice | None") -> Mapping[str, object]:
-        """Whether PodResources answers which containers hold what; `held` is its newest answer.
+        """Return the state of the queries to PodResources. `held` is the newest answer.
 
-        `trouble` is why the newest question was not answered. `questions` and `failures` count since the start.
+        `trouble` is the reason why the newest query failed. `questions` and `failures` count queries since the start.
         """
         return {
             "trouble": self.attribution.trouble or ("" if held is not None else "PodResources has not answered yet"),
@@ -287,7 +293,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def _allocated(self, holders: "HoldersByDevice | None") -> Iterator[AllocatedDevice]:
-        """The devices of the present snapshot that containers hold, each made when its turn comes: there may be thousands."""
+        """Yield the devices of the present snapshot that containers hold. They are made lazily: there may be thousands."""
         index = {gpu.uuid: gpu.index for gpu in self.health.gpus}
         return (
             (
@@ -298,8 +304,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def facts(self) -> "Facts":
-        """What probes are answered by."""
-        from gpu_plugin.telemetry.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
+        """Return the facts for probes."""
+        from gpu_plugin.telemetry.listener.checks import Facts  # noqa: PLC0415 - only needed with a listener
 
         if self.now.waits_for:
             return Facts(waits_for=self.now.waits_for, standby=self.now.standby)
@@ -319,8 +325,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def material(self, held: "HoldersByDevice | None", why_unknown: str) -> "Material":
-        """What the status page is made of; `held` is which containers hold which devices, None where that is not known."""
-        from gpu_plugin.telemetry.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only who looks pays for it
+        """Return the data of the status page. `held` has the containers that hold devices; None if they are not known."""
+        from gpu_plugin.telemetry.listener.page_data import EVENTS, Material  # noqa: PLC0415 - only needed for the page
 
         status = self.at_a_glance()
         newest = list(self.events.store.events)[-EVENTS:]
@@ -336,22 +342,22 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _not_offered(self) -> tuple[str, ...]:
-        """Why something of this node that the settings ask for is not offered to pods, a sentence each."""
+        """Return a sentence for each reason why devices that the settings ask for are not offered to pods."""
         return (*filter(None, [self.now.unoffered]), *self.inventory.offer.plan.warnings)
 
     def _cdi_status(self) -> Mapping[str, object] | None:
-        told = self.inventory.cdi_status()
-        return None if told is None else {"directory": self.configuration.settings.cdi_dir, **told}
+        answer = self.inventory.cdi_status()
+        return None if answer is None else {"directory": self.configuration.settings.cdi_dir, **answer}
 
     async def topology(self, request: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG002
-        """How the GPUs are linked and what of them is served, as far as it is known now: for what explains placement."""
+        """Return the links between the GPUs and the served resources, as known now, for the commands about placement."""
         return self._topology()
 
     def _topology(self) -> Mapping[str, object]:
-        from gpu_plugin.placement.views.report import report  # noqa: PLC0415 - only those who ask pay for it
+        from gpu_plugin.placement.views.report import report  # noqa: PLC0415 - only needed on request
 
         node, now = self.now.node, self.inventory.store.current.resources
-        if self.made.linked is not now or self.made.node is not node:
+        if self.cached.linked is not now or self.cached.node is not node:
             served = [(view.resource, view.policy) for view in now.values()]
-            self.made.node, self.made.linked, self.made.topology = node, now, report(node, served)
-        return self.made.topology
+            self.cached.node, self.cached.linked, self.cached.topology = node, now, report(node, served)
+        return self.cached.topology

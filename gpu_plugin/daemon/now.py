@@ -1,4 +1,4 @@
-"""The present state of the daemon, which its parts set and read."""
+"""The present state of the daemon. Its parts set and read it."""
 
 import time
 
@@ -9,17 +9,17 @@ from gpu_plugin.nvml.monitor import Monitor
 
 
 class Now(msgspec.Struct):
-    """What the daemon and its discovery have found out so far.
+    """The present state of the daemon and its discovery.
 
     Attributes:
-        waits_for: which other daemon this one waits for, in a sentence; empty while it has the node to itself.
-        memory: why it is not known what earlier processes remembered, in a sentence; empty once it is.
-        driver: why GPUs could not be found at the start, empty once they were, and None while the first attempt is under way.
-        no_gpu: the reason why no GPU is to be expected on this node; empty if there may be one.
-        unoffered: why what was found is not offered as the settings ask; empty where it is.
-        takes_over: whether a former daemon still answers the kubelet, until this one has registered.
+        waits_for: a sentence about the other daemon that this daemon waits for; empty while no other daemon has the node.
+        memory: a sentence with the reason why the memory of earlier processes is not known; empty if it is known.
+        driver: why no GPU could be found at the start; empty after GPUs were found, None during the first attempt.
+        no_gpu: why no GPU is expected on this node; empty if there may be a GPU.
+        unoffered: why the hardware is not offered as the settings ask; empty if it is.
+        takes_over: whether a former daemon still answers the kubelet because this daemon has not registered yet.
         node: the hardware, as it was found last.
-        monitor: looks at the hardware; None until the daemon has the node.
+        monitor: the monitor of the hardware; None until the daemon has the node.
         started: Unix time in seconds of the process's start.
     """
 
@@ -30,14 +30,14 @@ class Now(msgspec.Struct):
     unoffered: str = ""
     node: Node = msgspec.field(default_factory=Node)
     standby: bool = False
-    """Whether the daemon that is waited for uses the same state directory."""
+    """Whether this daemon waits, without a claim, for a daemon with the same state directory, or hands the node over."""
     takes_over: bool = False
     monitor: Monitor | None = None
     started: float = msgspec.field(default_factory=time.time)
 
     @property
     def driver_trouble(self) -> str | None:
-        """Why no GPU can be reached now; empty if one can or none is expected, None while the first attempt is under way."""
+        """Why no GPU can be reached now; empty if a GPU can be reached or none is expected, None during the first attempt."""
         if self.no_gpu:
             return ""
         return self.monitor.trouble if self.monitor is not None and self.driver == "" else self.driver

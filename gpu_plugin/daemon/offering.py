@@ -1,4 +1,4 @@
-"""What is offered, kept true to what pods hold and to the MPS daemons' state: the edges around the inventory."""
+"""Publish offers of devices, and update the published lists when pods or MPS daemons end. The I/O around the inventory."""
 
 import logging
 from collections import Counter
@@ -31,36 +31,37 @@ from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 log = logging.getLogger(__name__)
 
 HOLDERS_POLL = 2.0
-"""Seconds between two questions which devices pods hold, while something is retired; less where a sooner one tells more."""
+"""Longest interval in seconds between queries which devices pods hold, while a device is retired. An earlier query is made if
+it can release more devices."""
 
 HOLDERS_SOON = 0.2
-"""Seconds to the next such question after a list that has the kubelet write down what is waited for."""
+"""Seconds to the next query after a list that makes the kubelet write its checkpoint."""
 
 HOLDERS_CHECK = 30.0
-"""Seconds between two such questions otherwise: what pods hold and nobody lists shows then."""
+"""Seconds between queries while no device is retired. They find devices that pods hold and no plugin lists."""
 
 TIMER_SLACK = 0.01
-"""Seconds by which a question comes later than the moment from which on it tells more: a timer may be early by its resolution."""
+"""Seconds added to the time of an early query: a timer may fire early by its resolution, and the query would be useless."""
 
 UNANSWERED_LIMIT = 3
-"""Questions in a row that a witness leaves unanswered until it is said that capacity waits: a kubelet may be starting."""
+"""Failed queries in a row to a witness before the log reports that capacity waits: a kubelet may be starting."""
 
 FIRST_PATIENCE = 5.0
-"""Seconds for which the first offer waits for a checkpoint that is there and cannot be read: a former process may have given
-devices away that it did not write down, which PodResources need not list."""
+"""Seconds that the first offer waits for a checkpoint that exists but cannot be read: a former process may have allocated
+devices without storing that, and PodResources may not list them."""
 
 MPS_POLL = 1.0
-"""Seconds between two looks at whether MPS daemons are up."""
+"""Seconds between two checks of the MPS daemons."""
 
 SPECS_PATIENCE = 5.0
-"""Seconds that a live change to CDI names waits for the specifications; what was served before is served meanwhile."""
+"""Seconds that a change to CDI names waits for the specifications. Until then the former offer is served."""
 
 MAX_JUDGEMENTS = 2
-"""How often something is judged on a thread at most, though what it is judged by (links, health) has changed again meanwhile."""
+"""Limit of attempts to judge on a thread. An attempt is repeated if its input (links, health) changed before it ended."""
 
 
 class Offering:
-    """Publishes offers through an inventory; what an offer does away with goes when no pod holds it any more."""
+    """Publishes offers through an inventory. Devices that a new offer lacks leave the lists when no pod holds them."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Offering:
         unsaved: Pulse,
         registrations: Registrations,
     ) -> None:
-        """Takes the settings in force, which name the sockets to ask, and `unsaved`, which rings when a list has changed."""
+        """Store the parts. The settings name the sockets of the kubelet. `unsaved` rings when a list has changed."""
         self._inventory = inventory
         self._settings = settings
         self._unsaved = unsaved
@@ -78,7 +79,7 @@ class Offering:
         self._writes = False
         self._unsettled = Pulse()
         self._next: Offer | None = None
-        self._said: frozenset[str] = frozenset()
+        self._logged: frozenset[str] = frozenset()
         self._waiting: AbstractSet[str] = frozenset()
         """Resources whose list has no room yet for all devices."""
         self._unlistable: AbstractSet[tuple[str, str]] = frozenset()
@@ -88,10 +89,10 @@ class Offering:
         self._holders = Holders(Path(settings.current.socket_dir))
         self._again = ListResend()
 
-    def take(self, new: Offer) -> None:
-        """Has an offer published: at once, or once it is prepared.
+    def publish(self, new: Offer) -> None:
+        """Publish an offer: at once, or when it is prepared.
 
-        The first one waits for what pods hold: a process that was killed need not have written down all that it knew.
+        The first offer waits for a query which devices pods hold: a process that was killed may not have stored all holders.
         """
         inventory = self._inventory
         waits = not new.placement.ready or inventory.unpublished or inventory.awaits_specs(new) or self._many(new)
@@ -104,12 +105,12 @@ class Offering:
     def _apply(self, new: Offer, holding: Holding, asked: float) -> None:
         before = self._inventory.store.current.resources
         self._inventory.record_holders(holding.listed, holding.of_all, holding.writing, asked)
-        # What the offer itself retires was not asked about.
+        # The query did not cover the devices that this offer retires.
         self._inventory.apply(new, holding.of_all, asked, holding.listed)
         self._report(new, holding, before)
 
     async def _judge_apart(self, new: Offer, holding: Holding, asked: float) -> bool:
-        """Publish an offer of many devices, judged on a thread. Returns False if things changed each time meanwhile."""
+        """Publish an offer of many devices, judged on a thread. Return False if each attempt was outdated when it ended."""
         self._inventory.record_holders(holding.listed, holding.of_all, holding.writing, asked)
         for _ in range(MAX_JUDGEMENTS):
             standing = self._inventory.considered(new, holding.of_all, asked, holding.listed)
@@ -123,23 +124,23 @@ class Offering:
         return False
 
     def _many(self, new: Offer) -> bool:
-        """Whether to judge an offer takes so long that the event loop should not stand still meanwhile."""
+        """Return True if judging the offer would block the event loop for too long."""
         listed = (*self._inventory.listed, *new.plan.resources)
         return sum(len(resource.devices) for resource in listed) >= OFF_LOOP_DEVICES
 
     def _report(self, new: Offer, holding: Holding, before: Mapping[str, ResourceView]) -> None:
-        """Log what an offer that was published has changed since `before`."""
-        self._tell_unlistable(holding)
+        """Log the changes of a published offer since `before`."""
+        self._log_unlistable(holding)
         asked = {*new.plan.warnings, *new.warnings}
         withheld = {*_held_back(self._inventory.listed, new.plan.warnings)}
-        for sentence in sorted(asked - self._said):
+        for sentence in sorted(asked - self._logged):
             log.warning("%s", sentence)
-        log_together(log, logging.WARNING, sorted(withheld - self._said))
-        self._said = frozenset(asked | withheld)
-        self._tell_resources(before)
+        log_together(log, logging.WARNING, sorted(withheld - self._logged))
+        self._logged = frozenset(asked | withheld)
+        self._log_resources(before)
         self._unsettled.ring()
 
-    def _tell_resources(self, before: Mapping[str, ResourceView]) -> None:
+    def _log_resources(self, before: Mapping[str, ResourceView]) -> None:
         changed = {
             name: f"{name}: {_counted(view.resource.devices)}"
             for name, view in self._inventory.store.current.resources.items()
@@ -149,9 +150,9 @@ class Offering:
         waiting = self._inventory.judged.waiting
         for name in waiting.keys() - self._waiting:
             log.warning(
-                "%s: %d devices are not offered yet: beside the devices of before, which stay listed until no pod can hold them, "
-                "they would make a list longer than the %d bytes that the kubelet reads. They are offered as those of before "
-                "leave the list: within seconds, or when the pods that hold them end. There is nothing to do",
+                "%s: %d devices are not offered yet: with the former devices, which stay listed until no pod can hold them, the "
+                "list would be longer than the %d bytes that the kubelet reads. The devices are offered when former devices "
+                "leave the list: within seconds, or when the pods that hold the former devices end. There is nothing to do",
                 name,
                 waiting[name],
                 MAX_LIST_BYTES,
@@ -160,8 +161,8 @@ class Offering:
         self._waiting = waiting.keys()
         self._unsaved.ring()
 
-    def _tell_unlistable(self, holding: Holding) -> None:
-        """Log once which devices pods hold, by what the kubelet says, under ids that a list must not have."""
+    def _log_unlistable(self, holding: Holding) -> None:
+        """Log once each device that a pod holds, as reported by the kubelet, under an id that a list must not have."""
         held = holding.allocated or frozenset()
         known = self._unlistable | held
         odd = {key for key in self._inventory.judged.foreign if device_id_fault(key[1]) and key in known}
@@ -183,7 +184,7 @@ class Offering:
         self._unlistable = odd
 
     async def settle(self) -> None:
-        """Publishes offers that wait, withdraws what no pod holds any more, and lists again what one does hold."""
+        """Publish waiting offers, withdraw devices that no pod holds, and list held devices again. Never returns."""
         try:
             while True:
                 await self._settle_next()
@@ -191,11 +192,11 @@ class Offering:
             self._holders.close()
 
     async def _settle_next(self) -> None:
-        """The next offer, or the next question."""
+        """Publish the next offer, or make the next query."""
         if self._next is not None:
             failed = await self._prepare()
             await self._await_specs()
-            holding, asked = await self._ask_for_offer()
+            holding, asked = await self._holding_for_offer()
             new = self._next
             try:
                 published = self._many(new) and await self._judge_apart(new, holding, asked)
@@ -203,21 +204,21 @@ class Offering:
                 self._next = None if self._next is new else self._next
                 raise
             if self._next is not new:
-                return  # a newer offer came meanwhile
+                return  # there is a newer offer
             self._next = None
             if not published:
                 self._apply(new, holding, asked)
             if not new.placement.ready and new.placement.topology != failed:
-                self._next = new  # its links are of the last moment: it is judged now, and published again
+                self._next = new  # its links are new: prepare it, and publish it again
         else:
             await self._unsettled.wait(self._pause(anyio.current_time()))
             if self._next is None and not self._inventory.unpublished:
                 asked, about = anyio.current_time(), self._inventory.judged.asked
-                holding = await self._ask()
+                holding = await self._read_holding()
                 await self._withdraw(holding, asked, about)
 
     def _pause(self, now: float) -> float:
-        """Seconds to the next question: as soon as it can tell more than the one before."""
+        """Return the seconds to the next query, which is made as soon as its answer can differ from the last answer."""
         if not self._inventory.leaving:
             return HOLDERS_CHECK
         if self._writes:
@@ -227,9 +228,9 @@ class Offering:
         return min((HOLDERS_POLL, *(at - now + TIMER_SLACK for at in worth if at > now)))
 
     async def _prepare(self) -> Topology | None:
-        """Has the newest offer prepared, on a thread, since that takes its time on large nodes; no failure keeps it back.
+        """Prepare the newest offer on a thread, because this takes long on large nodes. A failure does not block the offer.
 
-        It may be unready still where links change all the time. Returns the topology that could not be judged, if any.
+        If links change all the time, the offer may still be unprepared. Return the topology that could not be judged, if any.
         """
         for _ in range(MAX_JUDGEMENTS):
             asked = self._next
@@ -245,13 +246,13 @@ class Offering:
         return None
 
     async def _await_specs(self) -> None:
-        """Waits a moment for the CDI specifications that the newest offer needs and the one served does without."""
+        """Wait up to SPECS_PATIENCE for the CDI specifications of the newest offer, if the served offer has none."""
         with anyio.move_on_after(SPECS_PATIENCE):
             while self._next is not None and self._inventory.awaits_specs(self._next):
                 await self._inventory.specs_changed.wait()
 
     async def _withdraw(self, holding: Holding, asked: float, about: Mapping[tuple[str, str], float]) -> None:
-        """Takes in an answer to a question `about` these, of the time `asked`; of what was retired since it says nothing."""
+        """Apply the answer to a query of the time `asked` about the devices `about`, unless other devices were retired since."""
         store = self._inventory.store
         self._inventory.record_holders(holding.listed, holding.of_all, holding.writing, asked)
         for last in (*[False] * MAX_JUDGEMENTS, True):
@@ -262,84 +263,84 @@ class Offering:
             before = store.current.resources
             foreign = self._inventory.foreign
             if self._inventory.take(judged, standing):
-                self._tell_unlistable(holding)
-                self._have_written(holding, asked, before)
+                self._log_unlistable(holding)
+                self._request_checkpoint(holding, asked, before)
                 if self._inventory.foreign != foreign:
-                    self._unsaved.ring()  # it is to be written down
+                    self._unsaved.ring()  # store the foreign devices
                 return
 
-    def _have_written(self, holding: Holding, asked: float, before: Mapping[str, ResourceView]) -> None:
-        """Has the kubelet write its checkpoint where something waits for that, and says what has changed since `before`."""
+    def _request_checkpoint(self, holding: Holding, asked: float, before: Mapping[str, ResourceView]) -> None:
+        """Make the kubelet write its checkpoint if a device waits for the write, and log the changes since `before`."""
         store = self._inventory.store
         changed = store.current.resources is not before
         awaited = self._inventory.judged.awaited
         kept = (holding.written & awaited) | store.recent.unconfirmed(awaited)
-        self._say_what_waits(holding, awaited)
-        if changed:  # a list that has changed serves as well
-            self._tell_resources(before)
+        self._log_long_waits(holding, awaited)
+        if changed:  # a changed list has the same effect
+            self._log_resources(before)
             again = ""
         else:
-            # What was given away less than a second ago needs a list of its own later, which does for all.
+            # Devices allocated less than a second ago need a later list, and that list serves all devices.
             later = asked < store.recent.worth_asking(kept) < inf
-            heard = () if later else filter(self._registrations.heard, store.current.resources)
+            listening = () if later else filter(self._registrations.heard, store.current.resources)
             begun = store.recent.begun(kept)
-            again = self._again.due(kept, heard, asked, ready=begun, answered=holding.answered)
+            again = self._again.due(kept, listening, asked, ready=begun, answered=holding.answered)
         if again:
             store.resend(again)
         self._writes = bool(kept) and (changed or bool(again))
 
-    def _say_what_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
-        """Says once that capacity may not come back while a witness stays silent; and again after it has not been so."""
-        if self._lasts("checkpoint", waits=holding.writing is None and self._unproved(holding, awaited)):
+    def _log_long_waits(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> None:
+        """Log once that capacity may not return while a witness does not answer, and again after the witness had answered."""
+        if self._reached_limit("checkpoint", waits=holding.writing is None and self._unproved(holding, awaited)):
             log.warning(
                 "hardware is kept back for pods that may have ended: the kubelet's checkpoint %s cannot be read: %s. "
-                "It comes back once that can be read: PodResources does not list what plain init containers have",
+                "It returns when the checkpoint can be read: PodResources does not list the devices of plain init containers",
                 Path(self._settings.current.socket_dir) / checkpoint.NAME,
                 self._holders.unread,
             )
-        if self._lasts("PodResources", waits=bool(awaited) and not holding.answered):
+        if self._reached_limit("PodResources", waits=bool(awaited) and not holding.answered):
             log.warning(
                 "hardware is kept back for pods that may have ended: without PodResources the kubelet does not say so. "
-                "It comes back once PodResources answers at %s. Otherwise it does once the kubelet has admitted another pod "
-                "that is given devices of any plugin, which cannot be where all are kept back: have PodResources mounted, or "
-                "drain the node, stop the kubelet, remove its checkpoint %s and start it",
+                "It returns when PodResources answers at %s, or when the kubelet has admitted another pod that gets devices of "
+                "any plugin. If all devices are kept back, no such pod can be admitted: mount the directory of PodResources, or "
+                "drain the node, stop the kubelet, remove its checkpoint %s and start the kubelet",
                 self._settings.current.effective_pod_resources_socket,
                 Path(self._settings.current.socket_dir) / checkpoint.NAME,
             )
 
-    def _lasts(self, witness: str, *, waits: bool) -> bool:
-        """Counts a question that a witness left unanswered, in a row. Whether the wait is to be logged at this one."""
+    def _reached_limit(self, witness: str, *, waits: bool) -> bool:
+        """Count a failed query to a witness in a row of failures. Return True if this failure must be logged."""
         self._unanswered[witness] = self._unanswered[witness] + 1 if waits else 0
         return self._unanswered[witness] == UNANSWERED_LIMIT
 
     def _unproved(self, holding: Holding, awaited: AbstractSet[tuple[str, str]]) -> bool:
-        """Whether something waits that is not known to be a pod's."""
+        """Return True if a waiting device is not proven to belong to a pod."""
         if holding.allocated is None:
             return bool(awaited)
         return not awaited.isdisjoint(holding.allocated - holding.listed) or bool(
             self._inventory.store.recent.unconfirmed(awaited)
         )
 
-    async def _ask_for_offer(self) -> tuple[Holding, float]:
-        """What pods hold, for an offer that is to be published, and when that was asked."""
+    async def _holding_for_offer(self) -> tuple[Holding, float]:
+        """Return the devices that pods hold, for the next offer, and the time of the query."""
         patience = anyio.current_time() + FIRST_PATIENCE
         while True:
             asked = anyio.current_time()
-            holding = await self._ask()
+            holding = await self._read_holding()
             holders = self._holders
             if not self._inventory.unpublished or not holders.unread or holders.lacking or asked >= patience:
                 return holding, asked
             await anyio.sleep(HOLDERS_SOON)
 
-    async def _ask(self) -> Holding:
+    async def _read_holding(self) -> Holding:
         socket = Path(self._settings.current.effective_pod_resources_socket)
         return await self._holders.ask(socket, self._inventory.judged.asked)
 
     async def watch_mps(self) -> None:
-        """Keeps devices that are shared by MPS unhealthy for as long as their daemon is down."""
+        """Keep devices that are shared by MPS unhealthy while their daemon is down. Never returns."""
         while not self._inventory.mps_resources:
             await self._inventory.store.changed.wait()
-        from gpu_plugin.mps.watch import MpsWatch  # noqa: PLC0415 - only who shares by MPS pays for it
+        from gpu_plugin.mps.watch import MpsWatch  # noqa: PLC0415 - only needed with MPS
 
         watch = MpsWatch()
         try:
@@ -361,7 +362,7 @@ class Offering:
 
 
 def _counted(listed: Sequence[Device]) -> str:
-    """How many devices the kubelet is told of, in its own words for their health."""
+    """Return the numbers of listed devices by health, in the kubelet's words, for the log."""
     retired = sum(1 for device in listed if device.retired)
     healthy = sum(1 for device in listed if not device.reason)
     unhealthy = len(listed) - retired - healthy
@@ -372,7 +373,7 @@ def _counted(listed: Sequence[Device]) -> str:
 
 
 def _held_back(resources: Iterable[Resource], warnings: Sequence[str]) -> Iterable[str]:
-    """A sentence for each reason that the plan itself holds devices back for, unless a warning of the plan gives it."""
+    """Yield a sentence for each reason why the plan withholds devices, unless a warning of the plan has it."""
     for resource in resources:
         ids: dict[str, list[str]] = {}
         for device in resource.devices:

@@ -23,10 +23,10 @@ class Recalled(msgspec.Struct, frozen=True):
     """The memory of earlier processes.
 
     Attributes:
-        gpus: the GPUs that they knew in this boot.
+        gpus: the GPUs of this boot.
         before: the GPUs of an earlier boot.
-        evidence: their evidence against GPUs, and the orders of operators.
-        devices: the devices that they listed.
+        evidence: the evidence against GPUs, and the orders of operators.
+        devices: the devices in the lists for the kubelet.
     """
 
     gpus: tuple[Gpu, ...]
@@ -65,5 +65,5 @@ def recall(state: StateDirectory, memory: Memory, events: EventStore) -> Recalle
 
 
 def make_way(state_dir: Path) -> None:
-    """Put aside a file in the place of the control socket."""
+    """Move away any file at the control socket's path that is not a socket."""
     set_aside(state_dir / SOCKET, stat.S_ISSOCK)

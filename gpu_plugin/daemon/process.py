@@ -1,4 +1,4 @@
-"""The process that runs a daemon: from the settings to its exit status."""
+"""Run the daemon process, from the settings to the exit status."""
 
 import gc
 import importlib.util
@@ -15,10 +15,10 @@ import anyio.abc
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.config.settings import Settings
-from gpu_plugin.daemon.configuration import Configuration, Resolve, Wait, begin_with, tell_settings
+from gpu_plugin.daemon.configuration import Configuration, Resolve, Wait, begin_with, log_settings
 from gpu_plugin.daemon.daemon import Daemon
 from gpu_plugin.daemon.hardware import Hardware, hardware_for
-from gpu_plugin.daemon.list_strategy import ListStrategy, tell
+from gpu_plugin.daemon.list_strategy import ListStrategy, log_strategy
 from gpu_plugin.daemon.node_view import without_configuration
 from gpu_plugin.daemon.opened_state import STATE_PATIENCE, Next, make_way
 from gpu_plugin.kubelet.offer import require_functions
@@ -48,21 +48,21 @@ UNCHANGEABLE = (
     "cdi_dir",
     "http_address",
 )
-"""Settings that a running process cannot change, besides where they come from."""
+"""Settings that a running process cannot change, in addition to `configuration.SOURCES`."""
 
 
 def _awaiting(why: str, *, tried: bool = False) -> "Facts":
-    """The facts for probes until there is a daemon."""
-    from gpu_plugin.telemetry.listener.checks import Facts  # noqa: PLC0415 - only who has a listener pays for it
+    """Return the facts for probes before the daemon starts."""
+    from gpu_plugin.telemetry.listener.checks import Facts  # noqa: PLC0415 - only needed with a listener
 
     return Facts(awaited=why, tried=tried)
 
 
 async def serve(settings: Settings, resolve: Resolve) -> int:
-    """Runs the daemon with these settings until a signal ends it. Returns the exit status.
+    """Run the daemon with these settings until a signal. Return the exit status.
 
-    Where the node's label chooses the configuration, it begins once there is a good one; probes are answered meanwhile where
-    flags or environment say on which address.
+    If the node's label chooses the configuration, the daemon starts when there is a valid configuration. During this wait,
+    probes are answered if flags or environment set the HTTP address.
     """
     signals = Signals()
     refused: ConfigError | None = None
@@ -80,7 +80,7 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
                 while isinstance(outcome, Next):
                     outcome = await Daemon(configuration, hardware, listener, outcome).run(signals)
                 status = outcome
-        except ConfigError as error:  # which a task group would wrap
+        except ConfigError as error:  # a task group would wrap it
             refused = error
         around.cancel_scope.cancel()
     if refused is not None:
@@ -91,7 +91,7 @@ async def serve(settings: Settings, resolve: Resolve) -> int:
 async def _configured(
     settings: Settings, resolve: Resolve, listener: Listener, signals: Signals
 ) -> tuple[Configuration, Hardware]:
-    """The configuration, once there is one, and the hardware that it is for."""
+    """Wait for a valid configuration. Return it and the hardware."""
     asked = settings.state_dir
     answers = await _state_directory_answers(settings)
     wait = Wait()
@@ -107,40 +107,40 @@ async def _configured(
             refusals = serve_refusals(Path(settings.state_dir), lambda: f"{why}: {wait.why}", {"status": status})
             await waiting.enter_async_context(refusals)
         settings, source = await begin_with(settings, _checked(resolve), signals, wait)
-    if answers or settings.state_dir != asked:  # else it was waited for
+    if answers or settings.state_dir != asked:  # else the call above has waited for it
         await _state_directory_answers(settings)
     configure(settings.log_format, settings.log_level)
-    looking = "the node's files are looked at for --device-list-strategy auto"
-    listener.begin(settings.http_address, lambda: _awaiting(looking))
+    reading = "the node's files are being read for --device-list-strategy auto"
+    listener.begin(settings.http_address, lambda: _awaiting(reading))
     strategy = ListStrategy()
     settings = await strategy.settled(settings)
     require_functions(settings)
-    tell_settings(settings, source.current())
-    tell(settings)
+    log_settings(settings, source.current())
+    log_strategy(settings)
     configuration = Configuration(settings, source, _checked(resolve), UNCHANGEABLE, strategy.settled)
     return configuration, hardware_for(settings)
 
 
 async def _state_directory_answers(settings: Settings) -> bool:
-    """Whether the state directory answers within a few seconds. Raises ConfigError if it cannot be one."""
+    """Return True if the state directory answers within STATE_PATIENCE. Raises ConfigError if the path is unsuitable."""
 
-    def look() -> None:
+    def check() -> None:
         require_directory(Path(settings.state_dir))
         require_apart(Path(settings.state_dir), Path(settings.socket_dir))
-        if settings.config_file_srcdir:  # commands are answered while the node's label is awaited
+        if settings.config_file_srcdir:  # commands are answered before the node's label is known
             make_way(Path(settings.state_dir))
             with suppress(OSError), opened(Path(settings.state_dir), make=True):
                 pass
 
     try:
-        await answered(begin(look, "state"), STATE_PATIENCE)
-    except NoAnswerError:  # the daemon finds that out, too
+        await answered(begin(check, "state"), STATE_PATIENCE)
+    except NoAnswerError:  # the daemon reports it
         return False
     return True
 
 
 def _checked(resolve: Resolve) -> Resolve:
-    """`resolve`, refusing settings that choose what nothing is done for."""
+    """Return `resolve` with the check `require_functions`."""
 
     def checked(path: Path | None) -> Settings:
         settings = resolve(path)
@@ -151,10 +151,10 @@ def _checked(resolve: Resolve) -> Resolve:
 
 
 def run(settings: Settings, resolve: Resolve) -> int:
-    """`serve` on an event loop of its own. Raises ConfigError where the loop that is asked for is not installed."""
+    """Run `serve` on a new event loop. Raises ConfigError if the event loop of the settings is not installed."""
     if settings.event_loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
         raise ConfigError("--event-loop: uvloop is not installed; install gpu-plugin[uvloop], or use asyncio")
     os.umask(0o022)
     status = anyio.run(serve, settings, resolve, backend_options={"use_uvloop": settings.event_loop == "uvloop"})
-    gc.freeze()  # at its end the interpreter would search every object for cycles: 0.1 s of a node's shutdown
+    gc.freeze()  # else the interpreter searches all objects for cycles at its end: 0.1 s of a node's shutdown
     return status

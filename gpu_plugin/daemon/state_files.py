@@ -1,4 +1,4 @@
-"""Every file that a daemon keeps in its state directory, by name: the daemon tidies them, uninstalling removes them."""
+"""The names of a daemon's files in the state directory. The daemon removes their leftovers, and uninstalling removes them."""
 
 from gpu_plugin.cluster.labels.features_file import FEATURES_FILE
 from gpu_plugin.cluster.labels.keeper import LABELS_FILE
@@ -25,4 +25,4 @@ FILES = (
     LABELS_FILE,
     FEATURES_FILE,
 )
-"""Besides the lock, which is nobody's but `node_lock`'s, and the control socket."""
+"""All files except the lock, which only `node_lock` handles, and the control socket."""

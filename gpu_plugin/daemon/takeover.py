@@ -1,4 +1,4 @@
-"""The node passes from a running daemon to a new daemon. This is the work of both; `state.node_lock` describes the protocol."""
+"""Pass the node from a running daemon to a new daemon. Both sides are here; `state.node_lock` describes the protocol."""
 
 import logging
 import math
@@ -89,18 +89,18 @@ class Takeover:
         return any(device.healthy for device in view.resource.devices)
 
     async def wait_for_node(self, state_dir: Path, state_call: SlowCall[str], status: Verb, *, claims: bool) -> None:
-        """Wait until no other daemon has this node. Until then nothing is read, written or served.
+        """Wait until no other daemon has this node. Until then this daemon reads, writes and serves nothing.
 
         Args:
             state_dir: the state directory of this daemon.
             state_call: makes the calls that lock the directories.
-            status: answers the command `status` meanwhile.
+            status: answers the command `status` during the wait.
             claims: whether to ask a running daemon for the node.
 
         Raises:
-            NoAnswerError: the state directory does not answer, or the kubelet's.
+            NoAnswerError: the state directory or the kubelet's directory does not answer.
         """
-        async with AsyncExitStack() as meanwhile:
+        async with AsyncExitStack() as waiting:
             while why := await state_call.joined(self._lock.take, STATE_PATIENCE):
                 if why != self._now.waits_for:
                     log.warning("waiting: %s", why)
@@ -111,7 +111,7 @@ class Takeover:
                         lambda: f"this daemon waits: {self._now.waits_for}",
                         {"status": status},
                     )
-                    await meanwhile.enter_async_context(refusals)
+                    await waiting.enter_async_context(refusals)
                 self._now.waits_for, standby = why, not self._lock.has_state
                 # A pod that claims is not ready: a DaemonSet would end the former pod before this pod is known to work.
                 claiming, claims = claims and standby, claims and not standby
@@ -167,9 +167,9 @@ class Takeover:
     async def hand_over(self) -> Outcome:
         """Unlock the state directory for the new daemon, and wait until that daemon serves or has ended.
 
-        Meanwhile this daemon watches the GPUs and answers the kubelet. Nothing else of it may run.
+        During the wait this daemon watches the GPUs and answers the kubelet. Its other parts must not run.
 
-        Unless the new daemon serves, the state directory is this daemon's again.
+        Unless the new daemon serves, this daemon has the state directory again afterwards.
         """
         log.info("handing over to a new daemon; the kubelet is answered until that daemon is registered")
         self._now.waits_for, self._now.standby = "the new daemon takes over", True
@@ -193,6 +193,6 @@ class Takeover:
         return outcome
 
     async def _pass_on(self, written: tuple[Evidence, ...]) -> None:
-        """Write down for the new daemon what the state directory did not have when it was unlocked."""
+        """Write for the new daemon the evidence that the state directory did not have when it was unlocked."""
         if late := newer(self._health.evidence(), written):
             await settled(begin(partial(self._memory.hand_over, late), "state"), STATE_PATIENCE)

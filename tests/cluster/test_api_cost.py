@@ -246,7 +246,7 @@ def measure_reporting(
             wall=lambda: zero + clock() - began,
             clock=clock,
         )
-        health.reports.subscribe(reporting.heard)
+        health.reports.subscribe(reporting.health_changed)
 
         def status() -> Any:
             return reporting.status()

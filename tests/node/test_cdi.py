@@ -256,10 +256,10 @@ def test_under_envvar_nothing_of_cdi_is_imported_looked_at_or_written(directory)
     program = """
 import os, signal, sys, threading, time
 from gpu_plugin.daemon import offering
-def told(self, before, real=offering.Offering._tell_resources):
+def told(self, before, real=offering.Offering._log_resources):
     real(self, before)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-offering.Offering._tell_resources = told
+offering.Offering._log_resources = told
 opened = []
 sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event in ("open", "os.scandir", "os.mkdir") else None)
 from gpu_plugin.cli import main

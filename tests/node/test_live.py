@@ -153,7 +153,7 @@ async def test_what_is_gone_is_unhealthy_even_if_the_new_partition_cannot_be_ser
     daemon.start("--mig-strategy", "mixed", "--config-file", str(file))
     await kubelet.wait_for(healthy(kubelet, 56, SMALL))
     daemon.fault(0, mig="3g.40gb,3g.40gb")
-    await daemon.said("ask for fewer replicas; what was served before is still served, except what is gone")
+    await daemon.said("ask for fewer replicas; the former devices are still served, except devices that are gone")
     await kubelet.wait_for(healthy(kubelet, 49, SMALL))
 
 

@@ -40,7 +40,7 @@ def settings(tmp_path, **asked):
 
 def watching(tmp_path, gpus=GPUS, past: tuple[Evidence, ...] = ()):
     health = HealthWatch(settings(tmp_path), "boot-1", Pulse(), ReportedErrors())
-    health.remember(past)
+    health.restore(past)
     health.watch(gpus)
     for gpu in gpus:
         health.observe(gpu.uuid, SEEN)
@@ -54,51 +54,51 @@ def cordoned(health):
 def test_the_annotation_cordons_and_lifts_what_it_cordoned_alone(tmp_path):
     health = watching(tmp_path)
     cordons = AnnotatedCordons(health)
-    cordons.take("1")
+    cordons.apply_value("1")
     assert cordoned(health) == {"GPU-b"}
     assert "annotation nvidia.com/gpu-plugin.cordon" in health.ledger.reason("GPU-b")
     health.observe("GPU-b", Order("cordon", "mine"))
     health.observe("GPU-a", Order("cordon"))
-    cordons.take(None)
+    cordons.apply_value(None)
     assert cordoned(health) == {"GPU-a", "GPU-b"}
     assert health.ledger.reason("GPU-b") == "cordoned: mine"
-    cordons.take("GPU-b")
+    cordons.apply_value("GPU-b")
     health.observe("GPU-b", Order("uncordon"))
     assert "annotation" in health.ledger.reason("GPU-b"), "nor does an operator's word lift the annotation's"
 
 
 def test_what_was_cordoned_stands_until_the_annotation_is_known(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).take("0,1")
+    AnnotatedCordons(before).apply_value("0,1")
     health = watching(tmp_path, past=before.evidence())
     assert cordoned(health) == {"GPU-a", "GPU-b"}, "over restarts"
     cordons = AnnotatedCordons(health)
-    cordons.wait()
-    cordons.settle()
+    cordons.suspend()
+    cordons.apply()
     assert cordoned(health) == {"GPU-a", "GPU-b"}, "while the API is away"
-    cordons.take("1")
+    cordons.apply_value("1")
     assert cordoned(health) == {"GPU-b"}
 
 
 def test_gpus_that_are_found_later_are_meant_too_and_gone_ones_forgotten(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).take("0,1")
+    AnnotatedCordons(before).apply_value("0,1")
     health = watching(tmp_path, gpus=(), past=before.evidence())
     cordons = AnnotatedCordons(health)
-    cordons.take("0")
+    cordons.apply_value("0")
     health.watch(GPUS[:1])
     health.observe("GPU-a", SEEN)
-    cordons.settle()
+    cordons.apply()
     assert cordoned(health) == {"GPU-a"}
     assert [entry.uuid for entry in health.past] == []
 
 
 def test_a_gpu_that_is_named_and_not_found_yet_stays_cordoned(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).take("0,GPU-b")
+    AnnotatedCordons(before).apply_value("0,GPU-b")
     health = watching(tmp_path, gpus=GPUS[:1], past=before.evidence())
     cordons = AnnotatedCordons(health)
-    cordons.take("0,GPU-b")
+    cordons.apply_value("0,GPU-b")
     assert "GPU-b is not a GPU of this node" in cordons.complaints[0]
     health.watch(GPUS)
     health.observe("GPU-b", SEEN)
@@ -107,21 +107,21 @@ def test_a_gpu_that_is_named_and_not_found_yet_stays_cordoned(tmp_path):
 
 def test_switched_off_nothing_of_it_stands(tmp_path):
     before = watching(tmp_path)
-    AnnotatedCordons(before).take("0")
+    AnnotatedCordons(before).apply_value("0")
     health = watching(tmp_path, gpus=(), past=before.evidence())
     cordons = AnnotatedCordons(health)
-    cordons.take(None)
+    cordons.apply_value(None)
     health.watch(GPUS)
     for gpu in GPUS:
         health.observe(gpu.uuid, SEEN)
-    cordons.settle()
+    cordons.apply()
     assert cordoned(health) == set()
 
 
 def test_names_of_no_gpu_are_said_once(tmp_path, caplog):
     cordons = AnnotatedCordons(watching(tmp_path))
     for value in ("7", "7,0", "7,1"):
-        cordons.take(value)
+        cordons.apply_value(value)
     assert caplog.text.count("7 is not a GPU of this node") == 1
     (complaint,) = cordons.complaints
     assert complaint.startswith(
@@ -152,7 +152,7 @@ class World:
             "dice": lambda: 0.0,
         }
         self.reporting: Any = ClusterReporting(**parts)
-        self.health.reports.subscribe(self.reporting.heard)
+        self.health.reports.subscribe(self.reporting.health_changed)
 
     @property
     def node(self):
@@ -215,7 +215,7 @@ async def test_of_many_pods_that_share_a_gpu_the_first_by_name_are_told(tmp_path
     async with world.running():
         world.health.observe("GPU-a", XidEvent(79))
         await until(lambda: world.reporting.status()["events"]["waiting"])
-    _, writer = world.reporting._writing
+    _, writer = world.reporting._api_and_events
     assert [told.news.about.name for told in writer._waiting.values()] == pods[:MAX_PODS]
 
 

@@ -276,17 +276,17 @@ async def test_an_api_that_is_away_is_waited_for_where_nothing_was_chosen_before
         await made.becomes("h100")
         assert made.source.complaint == ""
         await api.until(lambda: api.watchers)
-        assert made.source.unheard == ""
+        assert made.source.watch_trouble == ""
         await api.stop()
         with anyio.fail_after(10):
-            while "are not received: the Kubernetes API cannot be reached" not in made.source.unheard:
+            while "are not received: the Kubernetes API cannot be reached" not in made.source.watch_trouble:
                 await anyio.sleep(0.005)
         assert made.file() == "h100"
         assert made.source.complaint == ""
         assert made.heard.calls == 1
         await api.start()
         with anyio.fail_after(10):
-            while made.source.unheard:
+            while made.source.watch_trouble:
                 await anyio.sleep(0.005)
 
 

@@ -53,7 +53,7 @@ async def test_newer_settings_are_taken_and_in_force_and_said(caplog):
     caplog.set_level(logging.INFO)
     new = replace(BASE, mig_strategy="mixed")
     async with running(Wanted(new)) as (configuration, taken):
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, applied=1)
         assert taken == [new]
         assert configuration.settings is new
@@ -64,11 +64,11 @@ async def test_the_same_settings_are_taken_by_nobody_and_what_is_remarked_about_
     caplog.set_level(logging.INFO)
     wanted = Wanted(replace(BASE))
     async with running(wanted) as (configuration, taken):
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, unchanged=1)
         wanted.settings = replace(BASE, remarks=(Fault("does no harm", "config.yaml", 3),))
         for times in (2, 3):
-            configuration.ask()
+            configuration.request_read()
             await counted(configuration, unchanged=times)
         assert taken == []
     assert caplog.text.count("configuration: config.yaml:3: does no harm") == 1
@@ -79,13 +79,13 @@ async def test_what_cannot_be_read_is_said_once_and_the_last_good_one_stays(erro
     wanted = Wanted(error)
     async with running(wanted) as (configuration, taken):
         for times in range(1, 4):
-            configuration.ask()
+            configuration.request_read()
             await counted(configuration, refused=times)
         assert configuration.settings is BASE
         assert configuration.status()["refused"] == str(error)
         assert caplog.text.count(f"nothing is changed: {error}") == 1
         wanted.settings = replace(BASE, mig_strategy="single")
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, applied=1)
         assert configuration.status()["refused"] == ""
         assert len(taken) == 1
@@ -96,20 +96,20 @@ async def test_all_that_is_wrong_with_a_file_is_logged_and_told_a_line_each(capl
     wanted = Wanted(ConfigError.of(faults))
     async with running(wanted) as (configuration, _):
         for times in (1, 2):
-            configuration.ask()
+            configuration.request_read()
             await counted(configuration, refused=times)
         assert [message.partition("changed: ")[2] for message in caplog.messages] == [*map(str, faults)]
         assert configuration.status()["faults"] == [*map(str, faults)]
         wanted.settings = ConfigError.of([*faults[:2], faults[2]._replace(reason="is another")])
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, refused=3)
         assert configuration.status()["faults"][-1].endswith("is another")
         wanted.settings = ConfigError.of([Fault(str(number)) for number in range(1000)])
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, refused=4)
         assert configuration.status()["faults"][-2:] == ["49", "and 950 more"]
         wanted.settings = BASE
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, unchanged=1)
         assert configuration.status()["faults"] == []
 
@@ -117,7 +117,7 @@ async def test_all_that_is_wrong_with_a_file_is_logged_and_told_a_line_each(capl
 async def test_what_takes_a_restart_is_refused(caplog):
     new = replace(BASE, state_dir="/elsewhere", driver_root="/run/nvidia/driver", mig_strategy="mixed")
     async with running(Wanted(new), ("state_dir", "driver_root", "dev_root")) as (configuration, taken):
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, refused=1)
     said = (
         "the configuration: --state-dir, --driver-root cannot change while the process runs, so no part of the new "
@@ -133,7 +133,7 @@ async def test_what_cannot_be_taken_is_not_in_force():
         raise ConfigError("this node cannot")
 
     async with running(Wanted(replace(BASE, mig_strategy="mixed")), take=refuse) as (configuration, _):
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, refused=1)
         assert configuration.settings is BASE
 
@@ -142,7 +142,7 @@ async def test_many_wishes_at_once_are_one_more_reading():
     wanted = Wanted(replace(BASE))
     async with running(wanted) as (configuration, _):
         for _ in range(100):
-            configuration.ask()
+            configuration.request_read()
         await counted(configuration, unchanged=1)
     assert len(wanted.paths) == 1
 
@@ -160,7 +160,7 @@ async def test_a_reading_that_is_interrupted_is_made_again_by_the_next_daemon_of
     configuration = Configuration(BASE, ConfigSource(BASE), Wanted(new), (), settled)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(configuration.run, taken.append)
-        configuration.ask()
+        configuration.request_read()
         await reading.wait()
         tasks.cancel_scope.cancel()
     goes_on.set()
@@ -185,7 +185,7 @@ class Chosen:
     def __init__(self, _):
         Chosen.made = self
         self.known, self.again = anyio.Event(), anyio.Event()
-        self.unknown, self.complaint, self.unheard = "waiting for the label", "", ""
+        self.unknown, self.complaint, self.watch_trouble = "waiting for the label", "", ""
 
     def current(self):
         return "/config/default"
@@ -306,12 +306,12 @@ async def test_what_is_wrong_with_the_label_is_told_as_long_as_nothing_else_is(b
     wanted = Wanted(ConfigError("h100:1: no"))
     configuration = Configuration(BASE, source, wanted, ())  # type: ignore[arg-type]
     assert (configuration.status()["refused"], configuration.status()["unheard"]) == ("", "")
-    source.complaint, source.unheard = "the label names no file", "changes of the label are not heard"
+    source.complaint, source.watch_trouble = "the label names no file", "changes of the label are not heard"
     assert configuration.status()["refused"] == "the label names no file"
     assert configuration.status()["unheard"] == "changes of the label are not heard"
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(configuration.run, lambda _: None)
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, refused=1)
         assert configuration.status()["refused"] == "h100:1: no"
         tasks.cancel_scope.cancel()
@@ -339,11 +339,11 @@ async def test_the_file_in_force_is_told_and_beside_it_the_one_that_is_wanted(tm
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(configuration.run, lambda _: None)
         wanted.settings, good = ConfigError("another:1: no"), wanted.settings
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, refused=1)
         assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(file), str(other))
         wanted.settings = good
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, applied=1)
         assert (configuration.status()["file"], configuration.status()["wanted"]) == (str(other), "")
         tasks.cancel_scope.cancel()
@@ -372,15 +372,15 @@ async def test_the_file_in_force_is_remembered_after_each_reading_and_again_unti
         with anyio.fail_after(10):
             while not source.kept:
                 await anyio.sleep(0.001)
-            assert configuration.unkept == ""
+            assert configuration.storage_trouble == ""
             source.works = False
             source._file = Path("/etc/exclusive")
-            configuration.ask()
+            configuration.request_read()
             while source.kept.count(Path("/etc/exclusive")) < 3:
                 await anyio.sleep(0.001)
-            assert "it would be lost at a restart" in configuration.unkept
+            assert "it would be lost at a restart" in configuration.storage_trouble
             source.works = True
-            while configuration.unkept:
+            while configuration.storage_trouble:
                 await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
     assert set(source.kept) == {None, Path("/etc/exclusive")}
@@ -391,10 +391,10 @@ async def test_the_file_in_force_is_remembered_once_after_a_reading_and_when_tol
     configuration = Configuration(BASE, source, Wanted(replace(BASE, mig_strategy="mixed")), ())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(configuration.run, lambda _: None)
-        configuration.ask()
+        configuration.request_read()
         await counted(configuration, applied=1)
         assert len(source.kept) == 2
-        configuration.look()
+        configuration.check_stored_choice()
         with anyio.fail_after(10):
             while len(source.kept) < 3:
                 await anyio.sleep(0.001)

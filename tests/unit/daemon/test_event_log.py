@@ -82,8 +82,8 @@ def test_a_configuration_that_is_taken_back_is_not_refused_for_ever(log):
     for _ in range(2):
         log.configuration(status())
     assert texts(log) == [
-        "refused, and the one before stays in force: a: no; b: no",
-        "nothing is refused any more: what is asked for is what is in force",
+        "refused; the former configuration stays in force: a: no; b: no",
+        "nothing is refused any more: the requested configuration is in force",
     ]
 
 
@@ -95,8 +95,8 @@ def test_configurations_are_told_when_they_are_applied_and_when_they_are_refused
         log.configuration(status(refused, applied))
     assert texts(log) == [
         "applied: /etc/c.yaml",
-        "refused, and the one before stays in force: bad",
-        "refused, and the one before stays in force: worse",
+        "refused; the former configuration stays in force: bad",
+        "refused; the former configuration stays in force: worse",
         "applied: /etc/c.yaml",
     ]
 

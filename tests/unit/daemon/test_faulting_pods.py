@@ -70,7 +70,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(monkeypatch):
-    monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 0.001)
+    monkeypatch.setattr(faulting_pods, "QUERY_INTERVAL", 0.001)
     bench = Bench()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bench.pods.run)
@@ -147,7 +147,7 @@ async def test_a_flood_is_let_go_of_at_its_old_end(bench):
 
 
 async def test_questions_keep_their_distance(bench, monkeypatch):
-    monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 3600)
+    monkeypatch.setattr(faulting_pods, "QUERY_INTERVAL", 3600)
     bench.heard("GPU-0", 13)
     await bench.until(lambda: bench.seen)
     bench.heard("GPU-0", 31)

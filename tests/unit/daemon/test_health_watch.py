@@ -179,25 +179,25 @@ class TestObservations:
 
 class TestMemory:
     def test_an_earlier_process_s_evidence_counts_as_soon_as_its_gpu_is_known(self, watch, caplog):
-        watch.remember((evidence("GPU-0"), evidence("GPU-9")), (GPU,))
+        watch.restore((evidence("GPU-0"), evidence("GPU-9")), (GPU,))
         assert watch.fatal("GPU-0")
         assert [entry.uuid for entry in watch.evidence()] == ["GPU-0", "GPU-9"]
-        assert caplog.text.count("is remembered as FATAL: Xid 48") == 2
+        assert caplog.text.count("has the stored verdict FATAL: Xid 48") == 2
         watch.watch((GPU, Gpu("GPU-9", 9)))
         assert watch.fatal("GPU-9")
         assert watch.past == ()
 
     def test_a_remembered_baseline_is_no_accusation(self, watch, caplog):
-        watch.remember((evidence("GPU-0", "nvlink", verdict="OK", detail="", part=""),), (GPU,))
+        watch.restore((evidence("GPU-0", "nvlink", verdict="OK", detail="", part=""),), (GPU,))
         assert caplog.records == []
 
     def test_what_is_remembered_of_a_gpu_that_never_came_can_be_forgotten(self, watch):
-        watch.remember((evidence("GPU-9"), evidence("GPU-8")), (GPU,))
+        watch.restore((evidence("GPU-9"), evidence("GPU-8")), (GPU,))
         revision = watch.ledger.revision
-        assert watch.forget("GPU-9")
+        assert watch.drop_past("GPU-9")
         assert watch.ledger.revision > revision  # so that it is written down
-        assert not watch.forget("GPU-9")
-        assert not watch.forget("GPU-0")
+        assert not watch.drop_past("GPU-9")
+        assert not watch.drop_past("GPU-0")
         assert [entry.uuid for entry in watch.past] == ["GPU-8"]
 
     def test_a_release_is_remembered_until_it_is_resumed(self, watch):
@@ -206,7 +206,7 @@ class TestMemory:
         watch.observe("GPU-1", Order("cordon"))
         assert watch.released() == {"GPU-0"}
         later = Watch()
-        later.remember(watch.evidence(), (GPU,))
+        later.restore(watch.evidence(), (GPU,))
         assert later.released() == {"GPU-0"}
         later.observe("GPU-0", Order("resume"))
         assert later.released() == frozenset()
@@ -215,7 +215,7 @@ class TestMemory:
         assert not later.fatal("GPU-0")
 
     def test_a_boot_under_a_running_process_leaves_cordons_of_what_is_not_found(self, watch):
-        watch.remember((evidence("GPU-9"), evidence("GPU-9", "cordon", part="", proof="operator")), (GPU, CUT))
+        watch.restore((evidence("GPU-9"), evidence("GPU-9", "cordon", part="", proof="operator")), (GPU, CUT))
         watch.observe("GPU-0", XidEvent(79))
         watch.booted("two")
         assert [(entry.uuid, entry.signal) for entry in watch.past] == [("GPU-9", "cordon")]
@@ -233,21 +233,21 @@ class TestSettings:
             watch.observe("GPU-0", Sample(temperature=40, recovery_action=1))
         assert watch.fatal("GPU-0")
         watch.changed.clear()
-        watch.take(settings("all"))
+        watch.apply_settings(settings("all"))
         assert not watch.fatal("GPU-0")
         assert watch.changed == ["GPU-0", "GPU-1"]
         assert watch.reports.transitions["GPU-0", "recovery-action", "OK"] == 1
-        watch.take(settings())
+        watch.apply_settings(settings())
         assert watch.fatal("GPU-0")
         assert watch.reports.transitions["GPU-0", "recovery-action", "FATAL"] == 2
 
     def test_words_that_are_none_are_said_when_they_come(self, watch, caplog):
-        watch.remember(())
-        watch.take(settings("48,heat"))
-        watch.take(settings("48,heat"))
+        watch.restore(())
+        watch.apply_settings(settings("48,heat"))
+        watch.apply_settings(settings("48,heat"))
         assert caplog.text.count("'heat' is neither an Xid") == 1
-        watch.take(settings())
-        watch.take(settings("heat"))
+        watch.apply_settings(settings())
+        watch.apply_settings(settings("heat"))
         assert caplog.text.count("'heat' is neither an Xid") == 2
 
 
@@ -314,7 +314,7 @@ def test_a_wall_clock_that_was_corrected_between_two_processes_changes_nothing_o
     for later, held in ((1_800.0, True), (4_000.0, False)):
         for wall in (true + later, wrong + later, true - month + later):
             second = process(wall, since_boot + later)
-            second.remember(first.evidence(), (GPU,))
+            second.restore(first.evidence(), (GPU,))
             second.observe("GPU-0", GOOD)
             assert (second.ledger.verdict("GPU-0") is Verdict.FATAL) is held
             second.observe("GPU-0", XidEvent(94))

@@ -144,7 +144,7 @@ class Life:
         endpoints = Endpoints(
             Shared(store, self.kubelet.socket, self.kubelet.directory, look, look.ring, registrations)
         )
-        self.offering.take(offered(self.situation))
+        self.offering.publish(offered(self.situation))
         self.over, self.ended = anyio.CancelScope(), anyio.Event()
 
         async def live() -> None:
@@ -247,7 +247,7 @@ class Life:
     def take(self, **changes) -> None:
         self.situation = dataclasses.replace(self.situation, **changes)
         self.trace.append(f"{self.situation}")
-        self.offering.take(offered(self.situation))
+        self.offering.publish(offered(self.situation))
 
     def check_admitted(self, pod: str) -> None:
         """No hardware has more holders after an admission than the settings in force give it out to."""

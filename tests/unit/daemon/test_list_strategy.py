@@ -9,7 +9,7 @@ import pytest
 
 from gpu_plugin.config.resolve import resolve
 from gpu_plugin.containers.strategy_choice import ContainerdEvidence, KubeletEvidence, NodeEvidence
-from gpu_plugin.daemon.list_strategy import ListStrategy, evidence_for, tell
+from gpu_plugin.daemon.list_strategy import ListStrategy, evidence_for, log_strategy
 from tests.unit.containers.node_files.node import NodeTree
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ async def test_where_strategies_are_named_nothing_is_looked_at(caplog):
     assert await strategy.settled(NAMED) is NAMED
     assert threading.active_count() == threads
     with caplog.at_level("INFO"):
-        tell(NAMED)
+        log_strategy(NAMED)
     assert not caplog.records
 
 
@@ -50,7 +50,7 @@ async def test_the_node_s_files_are_looked_at_on_a_thread_and_the_choice_is_said
     assert settled.device_list_strategy_reason.startswith("auto: the kubelet's package is of version 1.31.2, and ")
     assert msgspec.structs.replace(settled, device_list_strategy=("auto",), device_list_strategy_reason="") == LEFT
     with caplog.at_level("INFO"):
-        tell(settled)
+        log_strategy(settled)
     assert "device list strategy: cdi-cri (auto: the kubelet's package" in caplog.text
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_plugin.daemon import node_status
-from gpu_plugin.daemon.node_view import Made, NodeView
+from gpu_plugin.daemon.node_view import Cached, NodeView
 from gpu_plugin.daemon.now import Now
 from gpu_plugin.devices.device import Device
 from gpu_plugin.devices.node import Gpu, Node
@@ -62,7 +62,7 @@ async def test_links_that_no_resource_goes_by_are_told_as_they_are_now():
     parts: dict[str, Any] = dict.fromkeys(NodeView.__struct_fields__) | {
         "now": Now(),
         "inventory": inventory,
-        "made": Made(),
+        "cached": Cached(),
     }
     view = NodeView(**parts)
     for uuid in ("GPU-0", "GPU-1"):

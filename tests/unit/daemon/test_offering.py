@@ -82,7 +82,7 @@ class Served:
 
     def take(self, probed: Node, **changes) -> None:
         before = self.inventory.offer.placement
-        self.offering.take(offer(probed, msgspec.structs.replace(self.settings, **changes), "/", before))
+        self.offering.publish(offer(probed, msgspec.structs.replace(self.settings, **changes), "/", before))
 
     @property
     def view(self):
@@ -656,7 +656,7 @@ def test_the_next_question_comes_though_all_that_was_waited_for_is_over(settings
 def test_without_pod_resources_it_is_said_once_what_brings_capacity_back(settings, caplog):
     served = Served(settings)
     for _ in range(2 * offering_module.UNANSWERED_LIMIT):
-        served.offering._say_what_waits(Holding(frozenset({(GPU, "GPU-00")}), writing=1), {(GPU, "GPU-00")})
+        served.offering._log_long_waits(Holding(frozenset({(GPU, "GPU-00")}), writing=1), {(GPU, "GPU-00")})
     (said,) = caplog.messages
     assert settings.effective_pod_resources_socket in said
     assert str(Path(settings.socket_dir) / checkpoint.NAME) in said

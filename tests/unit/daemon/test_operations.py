@@ -108,7 +108,7 @@ class TestNames:
     @pytest.mark.parametrize(
         ("gpu", "words"),
         [
-            (9, "GPU 9: no GPU of this node has this index; there are those of index 0, 1, 2"),
+            (9, "GPU 9: no GPU of this node has this index; the indices are 0, 1, 2"),
             (-1, "no GPU of this node has this index"),
             ("GPU-z", "GPU GPU-z: no GPU of this node has this name"),
             ("MIG-b", "MIG-b is a MIG device of GPU 1: name the GPU"),
@@ -137,7 +137,7 @@ class TestNames:
         told = await desk.ask("explain", gpu=2)
         assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-c", "GPU-late"]
         for verb in ("cordon", "uncordon", "release", "resume"):
-            with pytest.raises(ConfigError, match="GPU-c and GPU-late go by this index; give its uuid"):
+            with pytest.raises(ConfigError, match="GPU-c and GPU-late have this index; give the uuid"):
                 await desk.ask(verb, gpu=2)
         assert "is cordoned" in await desk.done("cordon", gpu="GPU-late")
         assert (desk.reason("GPU-c"), desk.reason("GPU-late")) == ("", "cordoned")
@@ -148,10 +148,10 @@ class TestNames:
         assert await desk.ask("explain") == {"gpus": []}
         with pytest.raises(RefusedError, match="no GPU of this node is known yet: the driver does not work"):
             await desk.ask("cordon", gpu=0)
-        assert "All GPUs, of which none is known yet: released" in await desk.done("release")
+        assert "All GPUs (no GPU is known yet): released" in await desk.done("release")
         assert [(entry.uuid, entry.signal) for entry in desk.health.evidence()] == [("*", "maintenance")]
         assert desk.operations.begin() is None, "whoever begins with this evidence releases all that it finds"
-        assert "none is known yet: resumed." in await desk.done("resume")
+        assert "(no GPU is known yet): resumed." in await desk.done("resume")
         assert desk.health.evidence() == ()
         assert "nothing to resume" in await desk.done("resume")
 
@@ -179,7 +179,7 @@ class TestCordon:
         for words in ("no new pod gets it", "cordoned already"):
             assert words in await desk.done("cordon", gpu=1)
             assert desk.reason("GPU-b") == "cordoned"
-        for words in ("its cordon is lifted. Nothing is held against it.", "not cordoned, so nothing was changed."):
+        for words in ("its cordon is lifted. It has no open fault or order.", "not cordoned, so nothing was changed."):
             assert words in await desk.done("uncordon", gpu=1)
             assert desk.reason("GPU-b") == ""
 
@@ -189,7 +189,7 @@ class TestCordon:
             (gpu,) = (await desk.ask("explain", gpu=0))["gpus"]
             assert [signal["detail"] for signal in gpu["signals"]] == [f"cordoned: {told}"]
         later = Desk()
-        later.health.remember(desk.health.evidence(), GPUS)
+        later.health.restore(desk.health.evidence(), GPUS)
         assert later.reason("GPU-a") == "cordoned: to be replaced"
 
     @pytest.mark.parametrize("cordoned", [True, False])
@@ -200,7 +200,7 @@ class TestCordon:
             assert "GPU 0 (GPU-a): its cordon is lifted. Still" in await desk.done("uncordon", gpu=0)
         for _ in range(3):
             done = await desk.done("uncordon", gpu=0)
-            assert "it is not cordoned, so nothing was changed. Still held against it: Xid 48" in done
+            assert "it is not cordoned, so nothing was changed. Still open: Xid 48" in done
             assert "(FATAL). To override: gpu-plugin uncordon --gpu GPU-a --override." in done
             assert "Xid 48" in desk.reason("GPU-a")
 
@@ -210,36 +210,38 @@ class TestCordon:
         if cordoned:
             await desk.ask("cordon", gpu=0)
         done = await desk.done("uncordon", gpu=0, override=True)
-        assert ("its cordon is lifted, and what was held" in done) is cordoned
+        assert ("its cordon is lifted, and its faults" in done) is cordoned
         assert (
-            "what was held against it is overridden: Xid 48 (double-bit ECC error) is forgotten. Nothing is held against it."
+            "its faults are overridden: Xid 48 (double-bit ECC error) is cleared. It has no open fault or order."
             in done
         )
         assert desk.reason("GPU-a") == ""
         assert desk.monitor.looks == 1
-        assert "nothing was changed. Nothing is held against it." in await desk.done("uncordon", gpu=0, override=True)
+        assert "nothing was changed. It has no open fault or order." in await desk.done(
+            "uncordon", gpu=0, override=True
+        )
 
     async def test_what_still_reads_badly_is_lowered_and_said_to_stand(self, desk):
         for _ in range(2):
             desk.health.observe("GPU-a", Sample(temperature=40, remap_failure=True))
         done = await desk.done("uncordon", gpu=0, override=True)
-        assert "is no more than DEGRADED. Still held against it:" in done
+        assert "is no more than DEGRADED. Still open:" in done
         assert "(DEGRADED)" in done
         assert desk.health.ledger.verdict("GPU-a") is Verdict.DEGRADED
 
     async def test_a_gpu_that_is_lost_stays_so_whatever_is_said(self, desk, caplog):
         desk.health.observe("GPU-a", Sample(fault=Fault.LOST, detail="GPU is lost"))
-        with pytest.raises(RefusedError, match="nothing was overridden: GPU is lost cannot be"):
+        with pytest.raises(RefusedError, match="nothing was overridden: GPU is lost cannot be overridden"):
             await desk.ask("uncordon", gpu=0, override=True)
         assert "overridden" not in caplog.text
         assert desk.health.ledger.verdict("GPU-a") is Verdict.FATAL
         await desk.ask("cordon", gpu=0)
         done = await desk.done("uncordon", gpu=0, override=True)
-        assert "its cordon is lifted. Still held against it: GPU is lost (FATAL)." in done
+        assert "its cordon is lifted. Still open: GPU is lost (FATAL)." in done
 
     async def test_of_a_gpu_that_never_came_what_is_remembered_is_forgotten(self, desk):
         old = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
-        desk.health.remember((old,), GPUS)
+        desk.health.restore((old,), GPUS)
         assert "Its cordon is lifted." in await desk.done("uncordon", gpu="GPU-gone")
         assert desk.health.evidence() == ()
         with pytest.raises(ConfigError, match="no GPU of this node has this name"):
@@ -248,11 +250,11 @@ class TestCordon:
     async def test_of_a_gpu_that_never_came_nothing_but_the_cordon_is_forgotten_without_a_vouch(self, desk):
         cordon = Evidence("zero", "GPU-gone", "cordon", "FATAL", "cordoned", 1.0, "operator")
         xid = Evidence("zero", "GPU-gone", "xid", "FATAL", "Xid 48", 1.0, "reset", "48")
-        desk.health.remember((cordon, xid), GPUS)
-        for words in ("Its cordon is lifted. Still held against it: Xid 48 (FATAL)", "It has no cordon, so nothing"):
+        desk.health.restore((cordon, xid), GPUS)
+        for words in ("Its cordon is lifted. Still open: Xid 48 (FATAL)", "It has no cordon, so nothing"):
             assert words in await desk.done("uncordon", gpu="GPU-gone")
             assert desk.health.evidence() == (xid,)
-        assert "is forgotten" in await desk.done("uncordon", gpu="GPU-gone", override=True)
+        assert "stored record is deleted" in await desk.done("uncordon", gpu="GPU-gone", override=True)
         assert desk.health.evidence() == ()
 
     async def test_the_word_that_stands_for_every_gpu_lifts_no_release(self, desk):
@@ -296,7 +298,7 @@ class TestMissing:
     @pytest.mark.parametrize("name", ["0000:61:00.0", "61:00.0", "GPU-4b5e", "4b5ed472", "GPU-4b5ed472"])
     async def test_an_override_forgets_one_by_each_of_its_names(self, desk, name):
         done = await desk.done("uncordon", gpu=name, override=True)
-        assert done == f"{LOST_NAME} is missing; what was written down of it is forgotten."
+        assert done == f"{LOST_NAME} is missing; its stored record is deleted."
         assert desk.monitor.former == ()
         assert [(event.uuid, event.bus_id) for event in desk.log.store.events] == [("GPU-4b5ed472", "0000:61:00.0")]
         with pytest.raises(ConfigError, match="no GPU of this node has this name"):
@@ -315,13 +317,13 @@ class TestMissing:
             await desk.ask("uncordon", gpu="GPU-4b5e", override=True)
 
     async def test_without_an_override_only_its_cordon_is_lifted(self, desk):
-        forget = "To forget it: gpu-plugin uncordon --gpu GPU-4b5ed472 --override."
+        advice = "To delete its stored record: gpu-plugin uncordon --gpu GPU-4b5ed472 --override."
         done = await desk.done("uncordon", gpu="61:00.0")
-        assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {forget}"
+        assert done == f"{LOST_NAME} is missing. It has no cordon, so nothing was changed. {advice}"
         cordon = Evidence("zero", LOST.uuid, "cordon", "FATAL", "cordoned", 1.0, "operator")
         background = Evidence("zero", LOST.uuid, "background", "OK", "", 1.0, "")
-        desk.health.remember((cordon, background), GPUS)
-        assert await desk.done("uncordon", gpu="61:00.0") == f"{LOST_NAME} is missing. Its cordon is lifted. {forget}"
+        desk.health.restore((cordon, background), GPUS)
+        assert await desk.done("uncordon", gpu="61:00.0") == f"{LOST_NAME} is missing. Its cordon is lifted. {advice}"
         assert desk.health.evidence() == (background,)
         assert desk.monitor.former == (LOST,)
 
@@ -332,14 +334,14 @@ class TestMissing:
 
         desk.monitor.dismiss = dismiss
         done = await desk.done("uncordon", gpu="GPU-4b5e", override=True)
-        assert done.endswith("what was written down of it is forgotten. It stays missing: it has no driver.")
+        assert done.endswith("its stored record is deleted. It stays missing: it has no driver.")
 
     async def test_there_is_nothing_to_forget_of_one_that_was_never_known(self, desk):
         with pytest.raises(
-            RefusedError, match=r"GPU 0000:62:00.0 is missing: the NVIDIA .* nothing is written down of it"
+            RefusedError, match=r"GPU 0000:62:00.0 is missing: the NVIDIA .* There is no stored record of it"
         ):
             await desk.ask("uncordon", gpu="62:00.0", override=True)
-        assert "To forget" not in await desk.done("uncordon", gpu="62:00.0")
+        assert "To delete" not in await desk.done("uncordon", gpu="62:00.0")
 
     @pytest.mark.parametrize("verb", ["cordon", "release", "resume"])
     @pytest.mark.parametrize("name", ["0000:61:00.0", "GPU-4b5e", "GPU-4b5ed472"])
@@ -380,15 +382,15 @@ class TestMissing:
         desk.monitor.former = (LOST, Gpu("GPU-replaced", 0, pci_bus_id="00000000:1B:00.0"))
         desk.health.watch((Gpu("GPU-new", 0, pci_bus_id="00000000:1B:00.0"),))
         assert "GPU-new" in await desk.done("uncordon", gpu="1b:00.0", override=True)
-        assert "is forgotten" in await desk.done("uncordon", gpu="GPU-rep", override=True)
+        assert "stored record is deleted" in await desk.done("uncordon", gpu="GPU-rep", override=True)
         assert desk.monitor.former == (LOST,)
 
     async def test_a_listed_gpu_that_the_node_had_before_the_boot_is_overridden(self, desk):
         desk.monitor.dismiss = lambda _: True
         desk.health.observe("GPU-a", XidEvent(48))
-        assert "Xid 48 (double-bit ECC error) is forgotten" in await desk.done("uncordon", gpu=0, override=True)
+        assert "Xid 48 (double-bit ECC error) is cleared" in await desk.done("uncordon", gpu=0, override=True)
         desk.health.observe("GPU-a", XidEvent(48))
-        assert "Xid 48 (double-bit ECC error) is forgotten" in await desk.done("uncordon", gpu="GPU-a", override=True)
+        assert "Xid 48 (double-bit ECC error) is cleared" in await desk.done("uncordon", gpu="GPU-a", override=True)
         assert desk.reason("GPU-a") == ""
 
 
@@ -454,11 +456,11 @@ class TestRelease:
         assert desk.operations.begin() == frozenset()
         await desk.ask("release", gpu=0)
         later = Desk()
-        later.health.remember(desk.health.evidence(), GPUS)
+        later.health.restore(desk.health.evidence(), GPUS)
         assert later.operations.begin() == frozenset({"GPU-a"})
         await desk.ask("release")
         later = Desk()
-        later.health.remember(desk.health.evidence(), GPUS)
+        later.health.restore(desk.health.evidence(), GPUS)
         assert later.operations.begin() is None
 
     async def test_what_is_found_while_all_is_released_is_released_too(self, desk):
@@ -482,7 +484,7 @@ async def test_what_would_not_outlive_the_process_is_obeyed_and_refused(desk, ve
     desk.health.observe("GPU-c", Order("cordon"))
     desk.on_disk = False
     for _ in range(2):
-        with pytest.raises(RefusedError, match="could not be written down, and a restart of the daemon forgets it"):
+        with pytest.raises(RefusedError, match="could not be written, so a restart of the daemon loses it"):
             await desk.ask(verb, **request_)
     assert (
         desk.reason(GPUS[request_.get("gpu", 0)].uuid)

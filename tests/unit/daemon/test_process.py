@@ -459,7 +459,7 @@ async def test_all_that_cannot_be_written_down_is_told(kubelet, directory, node,
         await kubelet.wait_for(healthy(kubelet, 8))
         assert (await answers(directory, "status"))["state"]["trouble"] == ""
         monkeypatch.setattr(
-            type(daemon.configuration), "unkept", "which config file is in force cannot be written down"
+            type(daemon.configuration), "storage_trouble", "which config file is in force cannot be written down"
         )
         monkeypatch.setattr(type(daemon._events.store), "trouble", "events cannot be written down")
         told = await ask(directory, "status")
@@ -647,7 +647,7 @@ async def test_a_gpu_in_no_resource_that_fails_is_told_and_nothing_is_sent_to_th
 
 
 async def test_errors_of_two_pods_on_one_gpu_make_it_suspect(directory, monkeypatch):
-    monkeypatch.setattr(faulting_pods, "QUESTION_INTERVAL", 0.01)
+    monkeypatch.setattr(faulting_pods, "QUERY_INTERVAL", 0.01)
     monkeypatch.setattr(reported_errors, "SAME_ERROR_SECONDS", 0.0)
     node, plugins = SimulatedNode(load("h200")), directory / "device-plugins"
     (uuid,) = (gpu.uuid for gpu in node.profile.gpus)
@@ -711,7 +711,7 @@ async def test_an_order_that_cannot_be_written_down_says_so_and_holds(kubelet, d
         append = Journal.append
         monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
         monkeypatch.setattr(Journal, "append", lambda *words: not full.is_set() and append(*words))
-        with pytest.raises(control.ControlError, match=r"is cordoned.*But this could not be written down"):
+        with pytest.raises(control.ControlError, match=r"is cordoned.*But this could not be written"):
             await ask(directory, "cordon", gpu=1)
         await kubelet.wait_for(healthy(kubelet, 7))
 
@@ -970,7 +970,7 @@ async def test_a_configuration_that_is_refused_is_told_beside_the_one_in_force(d
             raise ConfigError("config.yaml:3: no such key")
 
         monkeypatch.setattr(daemon.configuration, "_resolve", refuse)
-        daemon.configuration.ask()
+        daemon.configuration.request_read()
         await until_told(
             pages["/readyz"],
             "[+]configuration ok: the former configuration is in force; refused: config.yaml:3: no such key\n",

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin.config.document import parse
 from gpu_plugin.config.resolve import resolve
-from gpu_plugin.daemon.configuration import LONGEST_LINE, tell_settings
+from gpu_plugin.daemon.configuration import LONGEST_LINE, log_settings
 
 FILE = b"""
 flags: {migStrategy: mixed, healthPollInterval: 200ms, plugin: {passDeviceSpecs: true}}
@@ -22,7 +22,7 @@ def told(caplog):
     caplog.set_level(logging.DEBUG)
 
     def tell(settings, file=None):
-        tell_settings(settings, file)
+        log_settings(settings, file)
         return [(record.levelname, record.getMessage()) for record in caplog.records]
 
     return tell
