@@ -76,7 +76,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class NoFunctionError(ConfigError, LookupError):
-    """A choice with a line has no function."""
+    """A choice has a line and no function."""
 
 
 class Registry(dict[str, S]):
@@ -101,9 +101,7 @@ class Registry(dict[str, S]):
             raise LookupError(f"the {self._kind} {name!r} has a function and no line: add it to {self._lines}")
         if (other := self._entered.setdefault(name, function)) is not function:
             both = " and ".join(f"{each.__module__}.{each.__qualname__}" for each in (other, function))
-            raise LookupError(
-                f"the {self._kind} {name!r} has two functions, {both}: rename one of them"
-            )
+            raise LookupError(f"the {self._kind} {name!r} has two functions, {both}: rename one of them")
         self[name] = does
 
     def __missing__(self, name: str) -> S:

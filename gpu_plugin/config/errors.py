@@ -7,7 +7,7 @@ from typing import NamedTuple
 class Fault(NamedTuple):  # every command imports this module, and few need msgspec
     """One error. `source` is a file, a flag or a variable, `line` counts from 1, and `path` is the path to a value in a file.
 
-    A field that is unknown or does not apply is 0 or empty.
+    An unknown field, or a field that does not apply, is 0 or empty.
     """
 
     reason: str

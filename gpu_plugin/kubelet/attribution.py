@@ -4,8 +4,8 @@
     metrics ──────────────shortly()──▶ the same, with a wait of 0.25 s at most
     status, faulting pods ──newest()───▶ the answer to a request sent after the call
 
-Requests are sent only on demand. If the kubelet does not answer, this is logged once, and the next request is delayed longer
-and longer.
+Requests are sent only on demand. If the kubelet does not answer, this is logged once, and the pause before the next request
+grows.
 """
 
 import logging

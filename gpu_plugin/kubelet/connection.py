@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 H2Connection.MAX_CLOSED_STREAMS = 256
 
 RESETS = 200
-"""How many more streams of a connection a peer may reset than have ended well. A kubelet resets only the streams of calls that
-it gives up."""
+"""A connection is closed if its peer has reset over this many streams more than have succeeded. A kubelet resets only the streams
+of calls that it gives up."""
 
 UNREAD_FRAMES = 4096
 """Frames of a stream that may wait to be read. grpclib's window of 4 MiB takes 256 frames of the size that grpc-go sends."""
