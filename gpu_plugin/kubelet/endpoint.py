@@ -59,7 +59,7 @@ class RegistrationLog:
         self._sockets: dict[str, str] = {}
 
     def registered(self, resource: str, socket: str) -> None:
-        """Note a registration as a socket of this name."""
+        """Add a registration with this socket name to the next line."""
         self._sockets[resource] = socket
 
     @contextmanager

@@ -32,8 +32,8 @@ RESEND_INTERVAL = 10.0
 pod keeps the devices of its plain init containers until it ends."""
 
 UNANSWERED = 3
-"""How often at most the list is sent again for the same devices while PodResources does not answer. Without PodResources requests,
-a kubelet drops ended pods only when it admits another pod with devices, and then it writes the checkpoint in any case."""
+"""How often at most the list is sent again for the same devices while PodResources does not answer. Without PodResources, a
+kubelet drops ended pods only when it admits another pod with devices, and then it also writes the checkpoint."""
 
 
 class KubeletReadings(msgspec.Struct, frozen=True):

@@ -164,7 +164,7 @@ class Inventory:
         self.offer, self._hardware, self.mps_resources = new, new.hardware, new.mps_resources
 
     def _mps_down_with(self, offer: Offer) -> dict[str, str]:
-        """The reasons why MPS daemons are down under an offer. A daemon of another offer does not count."""
+        """Return the reasons why MPS daemons are down under an offer. A daemon of another offer does not count."""
         if offer is self.offer:
             return dict(self._mps_down)
         others = {shared.name for shared in offer.mps_resources if shared not in self.mps_resources}
@@ -198,8 +198,8 @@ class Inventory:
         current = self.store.current.resources is standing.views and self.judged is standing.before
         if not current or self.store.recent.unconfirmed(judged.unheld):
             return False
-        # The views stay the same if hardware changes without a view (the offer is new, or a list has no room), and if the
-        # state of unused CDI names changes.
+        # Two kinds of change leave the views the same: a change of hardware that no view contains (the offer is new, or a list
+        # has no room), and a change of the state of unused CDI names.
         now = self._standing(standing.offer, standing.offer.hardware, None, 0, frozenset())
         if (now.reasons, now.mps_down) != (standing.reasons, standing.mps_down) or now.cdi is not standing.cdi:
             return False
@@ -257,14 +257,14 @@ class Inventory:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
 
     def withheld(self, gpu: str) -> tuple[str, ...]:
-        """The reasons why devices of a GPU are withheld although their hardware is healthy, each reason once."""
+        """Return the reasons why devices of a GPU are withheld although their hardware is healthy, each reason once."""
         listed = (d for view in self.store.current.resources.values() for d in view.resource.devices)
         devices = [d for d in listed if d.gpu == gpu and d.reason and not d.retired]
         reasons = {visible: self._reason(gpu, visible) for visible in {device.visible_id for device in devices}}
         return tuple(dict.fromkeys(device.reason for device in devices if not reasons[device.visible_id]))
 
     def cdi_status(self) -> Mapping[str, object] | None:
-        """The state of the CDI specifications; None if the runtime gets no CDI names.
+        """Return the state of the CDI specifications; None if the runtime gets no CDI names.
 
         `devices` is the number of devices in the specification of GPUs, `trouble` the reason why no device can be used, and
         `complaints` the omitted files.
@@ -279,7 +279,7 @@ class Inventory:
         }
 
     def status(self) -> Mapping[str, object]:
-        """By resource: the number of listed, healthy and retired devices, and the kinds of sharing."""
+        """Return by resource: the number of listed, healthy and retired devices, and the kinds of sharing."""
         return {
             name: {
                 "devices": len(view.resource.devices),
@@ -291,7 +291,7 @@ class Inventory:
         }
 
     def _cdi_readiness(self) -> "CdiReadiness":
-        """The state of the CDI specifications. Before the first report, no specification has a device."""
+        """Return the state of the CDI specifications. Before the first report, no specification has a device."""
         if self._cdi is None:
             from gpu_plugin.containers.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
 

@@ -169,7 +169,7 @@ def judge(standing: ListingInput) -> Judgement:
 
 
 def _fitted(resource: Resource, listed: Iterable[Device], held: AbstractSet[Key]) -> Resource:
-    """The resource, without new devices that make its list longer than a kubelet reads.
+    """Return the resource without the new devices that make its list longer than a kubelet reads.
 
     Listed devices stay, and devices that pods hold come next. The other devices are listed when retired devices have left the
     list.
@@ -200,7 +200,7 @@ def _view(standing: ListingInput, resource: Resource) -> ResourceView:
 def _recalled(
     standing: ListingInput, mig_gpus: Mapping[str, str], gpus: AbstractSet[str]
 ) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
-    """The listed devices with the devices to list again, and the devices that pods hold under names that are not listed here.
+    """Return the listed devices with the devices to list again, and the devices that pods hold under names not listed here.
 
     A device is listed again only under a name that is listed or planned: another name may be the resource of the plugin that gave
     the device away. A device whose id cannot be listed, or for which a list has no room, counts as held under a foreign name, so
@@ -233,7 +233,7 @@ def _recalled(
 
 
 def _described(resource: str, identifier: str, by_uuid: Mapping[str, Device], mig_gpus: Mapping[str, str]) -> Device:
-    """A device that a pod holds, as far as it is known. `by_uuid` has devices of the offer by the uuid that containers see."""
+    """Return a device that a pod holds, with the known data. `by_uuid` has devices of the offer by the uuid that containers see."""
     uuid, replica, _ = identifier.partition(REPLICA)
     sharing = SharedResource(resource, resource, 2) if replica else None
     same = by_uuid.get(uuid)

@@ -63,13 +63,13 @@ class RequestRejectedError(Exception):
 
 
 class UnknownDeviceError(RequestRejectedError):
-    """The request has an id without a device in this resource."""
+    """A requested id is not a device of this resource."""
 
     status = Status.NOT_FOUND
 
 
 class UnhealthyDeviceError(RequestRejectedError):
-    """The request has an unhealthy device."""
+    """A requested device is unhealthy."""
 
     status = Status.FAILED_PRECONDITION
 
@@ -78,7 +78,7 @@ class DevicePluginService:
     """Serves one resource from the store. `streams_changed` rings when a ListAndWatch stream is opened or has ended.
 
     A kubelet calls GetDevicePluginOptions while we register, and opens its stream on the same connection. So a stream on such a
-    connection is the kubelet's, and only these streams count. If the kubelet has not opened a stream so, every stream counts.
+    connection is the kubelet's, and only these streams count. Until the kubelet opens such a stream, every stream counts.
     """
 
     def __init__(
@@ -261,16 +261,15 @@ class DevicePluginService:
         """Return the edits of each container, in order.
 
         Raises:
-            UnknownDeviceError: the resource has no device with an id.
+            UnknownDeviceError: a requested id is not a device of the resource.
             UnhealthyDeviceError: a device is unhealthy.
             RequestRejectedError: the resource is not served any more, or a container requests several shared devices, which the
                 operator has forbidden.
         """
         now = self._clock()
         self._store.recent.note(self.resource, [i for ids in containers for i in self._listed(ids)], now)
-        view = (
-            self._view()
-        )  # read it after the devices are noted, so that no other list frees their hardware in between
+        # Read the view after the devices are noted, so that their hardware is not offered again in between.
+        view = self._view()
         answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
         if sentence := self._pairs.allocated(self.resource, view.access.strategies, now):
             log.warning("%s", sentence)

@@ -63,7 +63,7 @@ NO_REQUESTS: Requests = {}
 
 
 def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
-    """The resources that the kubelet no longer has from this plugin, each with the reason. Pure.
+    """Return the resources that the kubelet no longer has from this plugin, each with the reason. Pure.
 
     Args:
         ours: the healthy devices of each registered resource. A resource without healthy devices is never lost.
@@ -83,7 +83,10 @@ def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
 
 
 def steady(before: Mapping[str, ResourceView], after: Mapping[str, ResourceView]) -> tuple[Ids, Ids]:
-    """Return the ids of devices that were healthy both before and after a request, and the ids of unhealthy devices. Pure."""
+    """Return the healthy devices of each resource, and its unhealthy devices, according to both views. Pure.
+
+    `before` and `after` are the views before and after a request. A device whose health differs is in neither result.
+    """
     names = before.keys() & after.keys()
     return (
         {name: _ids(before[name], fit=True) & _ids(after[name], fit=True) for name in names},
@@ -96,7 +99,10 @@ def _ids(view: ResourceView, *, fit: bool) -> frozenset[str]:
 
 
 def differing(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> frozenset[str]:
-    """Resources of which the kubelet lacks a healthy device or counts an unhealthy one as healthy; arguments of `lost`. Pure."""
+    """Return the resources whose healthy devices in the kubelet differ from ours. The arguments are the same as for `lost`. Pure.
+
+    The kubelet lacks a healthy device, or counts an unhealthy device as healthy.
+    """
     known = {name: allocatable.get(name, frozenset()) for name in ours}
     return frozenset(
         name for name, ids in ours.items() if ids - known[name] or not known[name].isdisjoint(unfit.get(name, ()))
@@ -204,8 +210,8 @@ class TakeoverWatch:
     async def run(self) -> None:
         """Run the comparisons. Never returns."""
         while True:
-            is_suspicious = self._takeovers.suspects.keys() - self._takeovers.taken
-            await anyio.sleep(CONFIRM if is_suspicious else INTERVAL)
+            unconfirmed = self._takeovers.suspects.keys() - self._takeovers.taken
+            await anyio.sleep(CONFIRM if unconfirmed else INTERVAL)
             await self.ask()
 
     async def ask(self) -> None:
@@ -254,7 +260,7 @@ class TakeoverWatch:
         return self._takeovers.judge(ours, allocatable, now, unfit, requests)
 
     def _served(self) -> Mapping[str, ResourceView]:
-        """The resources whose stream to the kubelet is open."""
+        """Return the resources whose stream to the kubelet is open."""
         return {
             name: view
             for name, view in self._store.current.resources.items()

@@ -48,7 +48,7 @@ class TooLargeError(ValueError):
 
 
 def decode_allocate(data: bytes) -> list[list[str]]:
-    """The device ids of each container of an AllocateRequest.
+    """Decode the device ids of each container of an AllocateRequest.
 
     Raises:
         TooLargeError: more than MAX_CONTAINERS containers or MAX_IDS ids.
@@ -65,7 +65,7 @@ def decode_allocate(data: bytes) -> list[list[str]]:
 
 
 def decode_preferred(data: bytes) -> list[ContainerPreferredAllocationRequest]:
-    """The containers of a PreferredAllocationRequest. Raises as `decode_allocate` does."""
+    """Decode the containers of a PreferredAllocationRequest. Raises as `decode_allocate` does."""
     _check_containers(data)
     containers = decode(messages.PreferredAllocationRequest, data).container_requests
     try:
@@ -79,7 +79,7 @@ def decode_preferred(data: bytes) -> list[ContainerPreferredAllocationRequest]:
 
 
 def decode_pre_start(data: bytes) -> list[str]:
-    """The device ids of a PreStartContainerRequest. Raises as `decode_allocate` does."""
+    """Decode the device ids of a PreStartContainerRequest. Raises as `decode_allocate` does."""
     if len(data) > 2 * MAX_IDS:
         _check_ids(data, MAX_IDS)
     return decode(messages.PreStartContainerRequest, data).device_ids
@@ -122,23 +122,23 @@ def _fields(data: bytes, most: int) -> list[ParsedField]:
 
 
 def encode_options(*, pre_start: bool, preferred: bool) -> bytes:
-    """A DevicePluginOptions."""
+    """Encode a DevicePluginOptions."""
     return bytes(messages.DevicePluginOptions(pre_start, preferred))
 
 
 def encode_register(endpoint: str, resource: str, *, pre_start: bool, preferred: bool) -> bytes:
-    """A RegisterRequest: `endpoint` is our socket's file name in the kubelet's device plugin directory."""
+    """Encode a RegisterRequest. `endpoint` is our socket's file name in the kubelet's device plugin directory."""
     options = messages.DevicePluginOptions(pre_start, preferred)
     return bytes(messages.RegisterRequest(VERSION, endpoint, resource, options))
 
 
 def encode_allocate(answers: Iterable[ContainerEdits]) -> bytes:
-    """An AllocateResponse with one container response for each of `answers`, in order."""
+    """Encode an AllocateResponse with one container response for each of `answers`, in order."""
     return _joined(map(_container, answers))
 
 
 def encode_preferred(answers: Iterable[Sequence[str]]) -> bytes:
-    """A PreferredAllocationResponse with one container response for each of `answers`, in order."""
+    """Encode a PreferredAllocationResponse with one container response for each of `answers`, in order."""
     return _joined(b"".join(map(_preferred_id, ids)) for ids in answers)
 
 
@@ -162,7 +162,7 @@ class ListEncoder:
         return sum(map(operator.is_not, devices, self._last))
 
     def encode(self, devices: Sequence[Device]) -> bytes:
-        """A ListAndWatchResponse of these devices."""
+        """Encode a ListAndWatchResponse of these devices."""
         before, moved = self._parts, False
         if len(devices) == len(self._last):
             together = zip(devices, self._last, before, strict=True)
@@ -177,7 +177,7 @@ class ListEncoder:
 
 
 def _joined(parts: Iterable[bytes]) -> bytes:
-    """A message whose field 1 has these encoded messages, each after its length."""
+    """Return a message whose field 1 has these encoded messages, each after its length."""
     return b"".join(map(encoded_part, parts))
 
 
