@@ -1,1 +1,1 @@
-"""What the operator asks for: flags, environment and file become one immutable `Settings`. Pure: reads nothing itself."""
+"""The operator's configuration: flags, environment and file become one immutable `Settings`. Pure: no I/O."""

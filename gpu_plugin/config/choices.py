@@ -1,7 +1,7 @@
-"""What operators choose by name, and what is done by a function elsewhere: a line here, and a decorator on the function.
+"""The choices that operators make by name. Each has a line here, and a function with a decorator in another package.
 
-Help, the JSON Schema and the values that the configuration takes come from these lines. A function says whose it is by the
-`Registry` of its kind, which refuses a name that has no line.
+The help texts, the JSON Schema and the accepted values are made from these lines. The decorator enters the function in the
+`Registry` of its kind, which refuses a name without a line.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +15,7 @@ MIG_STRATEGIES: Mapping[str, str] = {
     "single": "as nvidia.com/gpu",
     "mixed": "as nvidia.com/mig-<profile>",
 }
-"""How MIG devices are offered. The functions are those of `devices.plan`."""
+"""How MIG devices are offered. The functions are in `devices.plan`."""
 
 DEVICE_LIST_STRATEGIES: Mapping[str, str] = {
     "envvar": "an environment variable",
@@ -23,14 +23,14 @@ DEVICE_LIST_STRATEGIES: Mapping[str, str] = {
     "cdi-annotations": "an annotation with CDI names",
     "cdi-cri": "CDI names",
 }
-"""By what the runtime is told of a container's devices. The functions are those of `access.container`."""
+"""How the container runtime gets a container's devices. The functions are in `containers.edits`."""
 
 ALLOCATION_POLICIES: Mapping[str, str] = {
     DISTRIBUTED: "the most GPUs for a container, the least used ones first",
     PACKED: "the fewest GPUs for a container, the most used ones first",
     SPREAD: "the most GPUs for a container, the same number of devices from each",
 }
-"""Which GPUs shared devices are taken from. The functions are those of `placement.shared`."""
+"""The GPUs from which shared devices are chosen. The functions are in `placement.shared`."""
 
 HEALTH_SIGNALS: Mapping[str, str] = {
     "hung": "",
@@ -65,9 +65,10 @@ HEALTH_SIGNALS: Mapping[str, str] = {
     "flapping": "unfit three times within an hour",
     "first-look": "",
 }
-"""Health signals, and what each is about; empty for one whose verdict `health.signals` of the config file cannot change.
+"""The health signals with a description of each; empty if `health.signals` of the config file cannot change its verdict.
 
-In the order in which they are judged: those first that the proofs of others heed. The functions are those of `health.signals`.
+They are in the order of evaluation: signals that other signals' proofs depend on come first. The functions are in
+`health.signals`.
 """
 
 S = TypeVar("S")
@@ -75,13 +76,14 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class NoFunctionError(ConfigError, LookupError):
-    """A choice that has a line and no function."""
+    """A choice has a line and no function."""
 
 
 class Registry(dict[str, S]):
-    """What is done for each of `choices`, by name; NoFunctionError for one that nothing was entered for.
+    """The entry of each of `choices`, by name. Raises NoFunctionError for a choice without an entry.
 
-    For people, `kind` says what such a choice is, `lines` where the choices are listed, and `functions` where the functions are.
+    Error messages name the kind of choice (`kind`), the place of the lines (`lines`), and the place of the functions
+    (`functions`).
     """
 
     def __init__(self, kind: str, choices: Collection[str], lines: str, functions: str) -> None:
@@ -90,17 +92,16 @@ class Registry(dict[str, S]):
         self._entered: dict[str, Callable[..., object]] = {}
 
     def enter(self, name: str, does: S, function: Callable[..., object]) -> None:
-        """Enters what is done for a choice, by that function.
+        """Enter `does` for a choice. `function` is the function that it comes from.
 
-        Raises LookupError where the choice has no line, or has another function already.
+        Raises:
+            LookupError: the choice has no line, or has another function already.
         """
         if name not in self._choices:
             raise LookupError(f"the {self._kind} {name!r} has a function and no line: add it to {self._lines}")
         if (other := self._entered.setdefault(name, function)) is not function:
             both = " and ".join(f"{each.__module__}.{each.__qualname__}" for each in (other, function))
-            raise LookupError(
-                f"the {self._kind} {name!r} has two functions, {both}: give one of them a name of its own"
-            )
+            raise LookupError(f"the {self._kind} {name!r} has two functions, {both}: rename one of them")
         self[name] = does
 
     def __missing__(self, name: str) -> S:
@@ -108,10 +109,10 @@ class Registry(dict[str, S]):
 
 
 class Functions(Registry[F]):
-    """A registry of functions alone: `@functions("name")` enters one."""
+    """A registry whose entries are functions: the decorator `@functions("name")` enters a function."""
 
     def __call__(self, name: str) -> Callable[[F], F]:
-        """A decorator that enters the function under this name. Raises LookupError where that has no line."""
+        """Return a decorator that enters its function under this name. Raises LookupError if the name has no line."""
 
         def entered(function: F) -> F:
             self.enter(name, function, function)
@@ -121,5 +122,5 @@ class Functions(Registry[F]):
 
 
 def listed(choices: Mapping[str, str]) -> str:
-    """The choices with what each does, for a sentence."""
+    """Return the choices and their descriptions as text for a sentence."""
     return ", ".join(f"{name} ({does})" for name, does in choices.items())

@@ -1,4 +1,4 @@
-"""What an operator may call a GPU or a MIG device: the forms, checked and spelt one way."""
+"""Check the names that operators give for GPUs and MIG devices, and return them in one spelling."""
 
 import re
 
@@ -13,7 +13,7 @@ _MIG_UUID = re.compile(rf"MIG-{_UUID}|MIG-GPU-{_UUID}/\d{{1,9}}/\d{{1,9}}", re.I
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
 MAX_PATTERN = 255
-"""Longest pattern of models or profiles: NVML gives either 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+"""Longest pattern of models or profiles. NVML's names have 95 characters at most (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
 
 LISTED = {
     "anyOf": [
@@ -24,16 +24,19 @@ LISTED = {
         },
     ]
 }
-"""JSON Schema of what `listed_device` takes."""
+"""JSON Schema of the values that `listed_device` accepts."""
 
 SELECTED = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 999_999_999}, {"type": "string", "minLength": 1}]}
-"""JSON Schema of what `selected_gpu` takes, and of a little more."""
+"""JSON Schema of the values that `selected_gpu` accepts, and of some other texts."""
 
 
 def listed_device(written: object) -> str:
-    """One of a sharing entry's devices: GPU index, MIG index ("0:1"), GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>.
+    """Read a device of a sharing entry: GPU index, MIG index ("0:1"), GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>.
 
-    These are the forms of NVIDIA's plugin (api/config/v1/replicas.go). Raises ValueError for any other.
+    NVIDIA's plugin has the same forms (api/config/v1/replicas.go).
+
+    Raises:
+        ValueError: the value has another form.
     """
     item = _index(written)
     if item is not None:
@@ -43,7 +46,7 @@ def listed_device(written: object) -> str:
         if pair:
             return f"{int(pair[1])}:{int(pair[2])}"
         if _GPU_UUID.fullmatch(written) or _MIG_UUID.fullmatch(written):
-            return _spelt(written)
+            return _nvml_spelling(written)
     raise ValueError(
         f"unsupported type for device in devices list: {written!r} is not a GPU index, MIG index such as '0:1', GPU-<uuid>, "
         "MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>"
@@ -51,9 +54,10 @@ def listed_device(written: object) -> str:
 
 
 def selected_gpu(written: object) -> str:
-    """One of the GPUs to include or exclude: index, GPU-<uuid>, PCI bus id (NVML's or sysfs's spelling) or model pattern.
+    """Read a GPU to include or exclude: index, GPU-<uuid>, PCI bus id (NVML's or sysfs's spelling) or model pattern.
 
-    Raises ValueError for what begins like one of these and is none.
+    Raises:
+        ValueError: the value is empty, or begins like an index, a uuid or a bus id and is not valid, or names a MIG device.
     """
     item = _index(written)
     if item is not None:
@@ -64,7 +68,7 @@ def selected_gpu(written: object) -> str:
     if item.upper().startswith("GPU-"):
         if not _GPU_UUID.fullmatch(item):
             raise ValueError(f"{item!r} is not GPU- and a uuid, as nvidia-smi -L prints it")
-        return _spelt(item)
+        return _nvml_spelling(item)
     if item.upper().startswith("MIG-"):
         raise ValueError(f"{item!r} is a MIG device: name the GPU that it is on")
     if ":" in item:
@@ -72,7 +76,7 @@ def selected_gpu(written: object) -> str:
             raise ValueError(f"{item!r} is not a PCI bus id such as 00000000:3B:00.0 or 0000:3b:00.0")
         return item.lower()
     if re.fullmatch(r"[-+.\d]+", item):
-        raise ValueError(f"{item!r} is not a GPU index: those count from 0")
+        raise ValueError(f"{item!r} is not a GPU index: GPU indices count from 0")
     return bounded_pattern(item)
 
 
@@ -86,7 +90,7 @@ def selected_gpu(written: object) -> str:
     }
 )
 def selected_gpus(written: object) -> tuple[str, ...]:
-    """GPUs to include or exclude: text split at commas, or a list; in order, each once. See `selected_gpu`."""
+    """Read GPUs to include or exclude: text split at commas, or a list; in order, each once. See `selected_gpu`."""
     if isinstance(written, list | tuple):
         chosen = []
         for index, item in enumerate(written):
@@ -100,14 +104,14 @@ def selected_gpus(written: object) -> tuple[str, ...]:
 
 
 def bounded_pattern(item: str) -> str:
-    """A pattern, as it was given. Raises ValueError where it is longer than `MAX_PATTERN`."""
+    """Return the pattern unchanged. Raises ValueError if it is longer than `MAX_PATTERN`."""
     if len(item) > MAX_PATTERN:
         raise ValueError(f"{item[:32]!r}... is a pattern of {len(item)} characters; at most {MAX_PATTERN} are allowed")
     return item
 
 
 def _index(written: object) -> str | None:
-    """An index without leading zeros; None for what is none."""
+    """Return an index without leading zeros; None if the value is not an index."""
     if isinstance(written, int) and not isinstance(written, bool):
         written = str(written)
     if isinstance(written, str) and _INDEX.fullmatch(written.strip()):
@@ -115,7 +119,7 @@ def _index(written: object) -> str | None:
     return None
 
 
-def _spelt(name: str) -> str:
-    """A uuid in NVML's spelling: the prefix in capitals, the digits small."""
+def _nvml_spelling(name: str) -> str:
+    """Return a uuid in NVML's spelling: the prefix in upper case, the digits in lower case."""
     kinds, digits = re.fullmatch(r"((?:[A-Za-z]{3}-)+)(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
     return f"{kinds.upper()}{digits.lower()}"

@@ -1,4 +1,4 @@
-"""A config file's text as plain values, and the line that each of them stands on. JSON is YAML, and read as such."""
+"""Parse a config file's text into plain values and the line number of each value. JSON is parsed as YAML."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -11,19 +11,19 @@ from gpu_plugin.config.errors import ConfigError, Fault
 from gpu_plugin.config.words import shortened
 
 Place = tuple[str | int, ...]
-"""The way to a value: keys, and indices of list items."""
+"""The path to a value: keys, and indices of list items."""
 
 MAX_BYTES = 1024 * 1024
-"""As much as a ConfigMap can hold (Kubernetes, MaxSecretSize and etcd's limit for an object)."""
+"""The largest content of a ConfigMap (Kubernetes, MaxSecretSize and etcd's limit for an object)."""
 
 MAX_VALUES = 20_000
-"""Keys and values in a file, those that aliases repeat counted again: more is no configuration but an attack or an accident."""
+"""Keys and values of a file. Values that aliases repeat count each time. A larger file is an attack or an accident."""
 
 MAX_DEPTH = 50
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How much of a document is read: bytes, values, and what to say of more bytes."""
+    """The limits of a document in bytes and values; `why` is the reason of the limit in bytes, for the error."""
 
     most_bytes: int = MAX_BYTES
     most_values: int = MAX_VALUES
@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 CONFIG_FILE = Limits()
 _MAX_INTEGER = 2**63
-_LONGEST_KEY = 83  # as much of a key as a message shows, dots and all
+_LONGEST_KEY = 83  # of a key in a message, with the dots
 
 _YAML = "tag:yaml.org,2002:"
 _NOUNS: Mapping[type, str] = {list: "a list", str: "text"}
@@ -40,7 +40,7 @@ _KINDS = {"int": "a valid whole number", "float": "a valid number", "bool": "tru
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What a config file says. `lines` counts from 1 and has the line of every key and list item; `source` is the file's name."""
+    """A parsed config file. `lines` has the line of every key and list item, counted from 1; `source` is the file's name."""
 
     content: Mapping[str, object]
     source: str = "config file"
@@ -48,7 +48,7 @@ class Document(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, content: object, source: str = "config file", lines: Mapping[Place, int] | None = None) -> "Document":
-        """A document of what is already parsed. Raises ConfigError for what is no mapping."""
+        """Return a document of parsed content. Raises ConfigError if the content is not a mapping."""
         if content is None:
             content = {}
         if not isinstance(content, Mapping):
@@ -56,28 +56,28 @@ class Document(msgspec.Struct, frozen=True):
         return cls(content, source, lines or {})
 
     def fault(self, place: Place, reason: str) -> Fault:
-        """A fault of the value at this place."""
+        """Return a fault of the value at this place."""
         return Fault(reason, self.source, self.line(place), spell(place))
 
     def line(self, place: Place) -> int:
-        """The line of a place, or of the closest thing around it that is there; 0 where no lines are known."""
+        """Return the line of a place, or of the closest existing place around it; 0 if no line is known."""
         return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)
 
 
 def is_manifest(keys: Collection[object]) -> bool:
-    """Whether the keys of a mapping are those of a Kubernetes manifest."""
+    """Whether a mapping with these keys is a Kubernetes manifest."""
     return "apiVersion" in keys and "kind" in keys
 
 
 def at(content: object, place: Place) -> object:
-    """What stands at a place of mappings in mappings; None where nothing does."""
+    """Return the value at a place in nested mappings; None without a value."""
     for key in place:
         content = content.get(key) if isinstance(content, Mapping) else None
     return content
 
 
 def spell(place: Place) -> str:
-    """A place as a person reads it: sharing.timeSlicing.resources[1].replicas."""
+    """Return a place as text: sharing.timeSlicing.resources[1].replicas."""
     spelt = ""
     for step in place:
         if isinstance(step, int):
@@ -92,14 +92,14 @@ def spell(place: Place) -> str:
 def parse(
     written: bytes, source: str, limits: Limits = CONFIG_FILE, typed_keys: frozenset[str] | None = None
 ) -> Document:
-    """The document of a file's bytes: one YAML or JSON mapping in UTF-8.
+    """Parse a file's bytes, which must be one YAML or JSON mapping in UTF-8.
 
-    With `typed_keys`, only the values of these keys become numbers, true and false. Other values stay text as it is written.
+    With `typed_keys`, only the values of these keys become numbers, true and false. Other values stay text.
 
     Raises:
-        ConfigError: it is too long, no YAML, or holds what no configuration holds; with the lines.
+        ConfigError: the file is too long, is not YAML, or has values that no configuration has; with the lines.
     """
-    import yaml  # noqa: PLC0415 - 9 ms and 1 MiB for those alone who have a file
+    import yaml  # noqa: PLC0415 - 9 ms and 1 MiB, only with a file
 
     if len(written) > limits.most_bytes:
         raise ConfigError.of([Fault(f"more than {limits.most_bytes} bytes, {limits.why}", source)])
@@ -127,13 +127,13 @@ def parse(
 
 
 def _unrendered(text: str, source: str) -> list[Fault]:
-    """The fault of a text that still has template actions, {{ ... }}; they are why it is no YAML."""
+    """Return the fault of a text with template actions, {{ ... }}, which make it invalid YAML."""
     reason = _template_reason(text)
     return [Fault(reason, source, text.count("\n", 0, text.find("{{")) + 1)] if reason else []
 
 
 def _template_reason(text: str) -> str:
-    """Why a text is a template that was not rendered; empty if it has no template action."""
+    """Return the reason if a text is a template without rendering; empty if it has no template action."""
     start = text.find("{{")
     end = text.find("}}", start)
     if start < 0 or end < 0:
@@ -143,29 +143,31 @@ def _template_reason(text: str) -> str:
 
 
 def unrendered(document: Document) -> list[Fault]:
-    """A fault for each key and each text of a document that has a template action. Quoted, such a text is valid YAML."""
+    """Return a fault for each key and text of a document with a template action. In quotes, such a text is valid YAML."""
 
-    def look(value: object, place: Place) -> Iterator[Fault]:
+    def search(value: object, place: Place) -> Iterator[Fault]:
         if isinstance(value, str) and (reason := _template_reason(value)):
             yield document.fault(place, reason)
         elif isinstance(value, list):
             for index, item in enumerate(value):
-                yield from look(item, (*place, index))
+                yield from search(item, (*place, index))
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 if reason := _template_reason(str(key)):
                     yield document.fault((*place, key), reason)
                 else:
-                    yield from look(item, (*place, key))
+                    yield from search(item, (*place, key))
 
-    return [*look(document.content, ())]
+    return [*search(document.content, ())]
 
 
 def _composed(text: str, limits: Limits) -> tuple[Any, Any]:
-    """A loader and the root node that it made of the text, None of an empty one.
+    """Return a loader and the root node of the text; the node is None if the text is empty.
 
-    libyaml reads ten times as fast; what it refuses is read again by PyYAML's own reader, which has the last word and says
-    more clearly what is wrong. Raises yaml.YAMLError.
+    libyaml is ten times as fast. If it refuses the text, PyYAML's own parser decides, because its errors are clearer.
+
+    Raises:
+        yaml.YAMLError: PyYAML's parser refuses the text.
     """
     import yaml  # noqa: PLC0415
 
@@ -176,7 +178,7 @@ def _composed(text: str, limits: Limits) -> tuple[Any, Any]:
 
 
 def _compose(loader: Any, limits: Limits) -> tuple[Any, Any]:
-    """The node of the first document. One more may follow if nothing is in it: an end marker, or a separator."""
+    """Return the loader and the node of the first document. Only an empty document may follow: an end marker or a separator."""
     import yaml  # noqa: PLC0415
 
     loader.most = loader.left = limits.most_values
@@ -188,14 +190,14 @@ def _compose(loader: Any, limits: Limits) -> tuple[Any, Any]:
         if root is None:
             root = node
             if node.id == "mapping" and is_manifest([key.value for key, _ in node.value]):
-                break  # what follows is no other config file either
+                break  # do not check the documents after a manifest
         elif node.id != "scalar" or node.value or node.style:
             raise yaml.MarkedYAMLError(problem="but found another document", problem_mark=mark)
     return loader, root
 
 
 class _Bounded:
-    """What stops a loader at documents too deep or too large. Mixed in before PyYAML's composer."""
+    """Stops a loader at documents with too many levels or values. A mix-in before PyYAML's composer."""
 
     left = most = MAX_VALUES
     depth = 0
@@ -228,7 +230,7 @@ def _native_loader() -> Any:
     from yaml.resolver import Resolver  # noqa: PLC0415
 
     class Loader(_Bounded, Composer, CParser, SafeConstructor, Resolver):
-        """libyaml's events, composed by PyYAML: its own composer knows no bounds."""
+        """Composes libyaml's events with PyYAML: libyaml's own composer has no limits."""
 
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
@@ -239,7 +241,7 @@ def _native_loader() -> Any:
 
 
 class _Values:
-    """Turns composed nodes into plain values, and notes their lines and what is wrong with them."""
+    """Converts composed nodes to plain values, and collects their lines and faults."""
 
     def __init__(
         self, loader: Any, root: Any, source: str, most: int, typed_keys: frozenset[str] | None = None
@@ -251,10 +253,10 @@ class _Values:
         self._source = source
         self._most = self._left = most
         self._typed_keys = typed_keys
-        self._open: list[Any] = []  # the nodes around the one that is read
+        self._open: list[Any] = []  # the nodes around the present node
 
     def value(self, node: Any, place: Place) -> object:
-        """The plain value of a node. Raises ConfigError where aliases make more of the document than anybody wrote."""
+        """Return the plain value of a node. Raises ConfigError if aliases produce too many values."""
         self._left -= 1
         if self._left < 0:
             reason = f"aliases make more than {self._most} values of it"
@@ -277,16 +279,16 @@ class _Values:
     def _mapping(self, node: Any, place: Place) -> dict[str, object]:
         found: dict[str, object] = {}
         merged: list[tuple[Any, Any]] = []
-        stands: dict[str, int] = {}
+        first_lines: dict[str, int] = {}
         for key, inner in node.value:
             if key.id != "scalar":
                 self._fault(key, place, "a key here is not text")
                 continue
             name = str(key.value)
-            if name in stands:
-                self._fault(key, (*place, name), f"appears twice, first on line {stands[name]}")
+            if name in first_lines:
+                self._fault(key, (*place, name), f"appears twice, first on line {first_lines[name]}")
                 continue
-            stands[name] = _line(key)
+            first_lines[name] = _line(key)
             if key.tag == f"{_YAML}merge":
                 merged.append((key, inner))
                 continue
@@ -296,7 +298,7 @@ class _Values:
             self.lines[(*place, name)] = _line(key)
             found[name] = self.value(inner, (*place, name))
         for key, inner in merged:
-            # What stands here comes first, then the merged mappings in their order (YAML's merge key, yaml.org/type/merge).
+            # The keys of this mapping have priority, then the merged mappings in order (yaml.org/type/merge).
             for other in inner.value if inner.id == "sequence" else [inner]:
                 if other.id != "mapping" or any(other is around for around in self._open):
                     self._fault(key, place, "'<<' merges other mappings, and nothing else")
@@ -305,7 +307,7 @@ class _Values:
         return found
 
     def _merged(self, node: Any, place: Place, found: Mapping[str, object]) -> dict[str, object]:
-        """The keys that a merged mapping adds to those found."""
+        """Return the keys of a merged mapping that are not in `found`."""
         lines, self.lines = self.lines, {}
         self._open.append(node)
         try:
@@ -344,7 +346,7 @@ class _Values:
         return self._fault(node, place, f"the tag {_tag(node)} has no meaning here")
 
     def _fault(self, node: Any, place: Place, reason: str) -> object:
-        """Notes a fault; the value is None."""
+        """Add a fault, and return None as the value."""
         self.faults.append(Fault(reason, self._source, _line(node), spell(place)))
         return None
 
@@ -362,9 +364,9 @@ def _whole(text: str) -> bool:
 
 
 def _without_tabs(text: str) -> str:
-    """JSON may be indented with tabs; YAML may not. No string of a JSON text holds one."""
+    """Replace tabs in JSON, which YAML does not allow as indentation. A JSON string has no tab."""
     if "\t" in text and text.lstrip().startswith("{"):
-        import json  # noqa: PLC0415 - for those alone who have such a file
+        import json  # noqa: PLC0415 - only for JSON with tabs
 
         try:
             json.loads(text)
@@ -375,7 +377,7 @@ def _without_tabs(text: str) -> str:
 
 
 def _reason(error: Any) -> str:
-    """A parser's complaint as one sentence."""
+    """Return a parser's error as one sentence."""
     problem = " ".join(str(error.problem or "").split())
     if "'\\t'" in problem:
         return "a tab where YAML requires spaces"

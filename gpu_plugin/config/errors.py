@@ -1,13 +1,13 @@
-"""What a person can mend: a flag, an environment variable or a file that asks for what cannot be."""
+"""Errors that the operator can correct: an invalid flag, environment variable or file."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Fault(NamedTuple):  # every command has this module, and hardly one needs what structs are made with
-    """One thing that is wrong: `source` is a file, a flag or a variable, `line` counts from 1, `path` leads to a value in a file.
+class Fault(NamedTuple):  # every command imports this module, and few need msgspec
+    """One error. `source` is a file, a flag or a variable, `line` counts from 1, and `path` is the path to a value in a file.
 
-    0 and empty text: not known, or there is none.
+    An unknown field, or a field that does not apply, is 0 or empty.
     """
 
     reason: str
@@ -21,23 +21,23 @@ class Fault(NamedTuple):  # every command has this module, and hardly one needs 
 
 
 MAX_REPORTED_FAULTS = 50
-"""Faults that are reported one by one."""
+"""The most faults that are reported with a sentence each."""
 
 
 class ConfigError(ValueError):
-    """What is wrong, where, and what would be right, in one sentence. `str()` of it is shown as it is."""
+    """An invalid configuration. Its text is one sentence with the place, the error and the correction, and is shown unchanged."""
 
     faults: tuple[Fault, ...] = ()
 
     def each(self, most: int = MAX_REPORTED_FAULTS) -> tuple[str, ...]:
-        """A sentence for each fault, where there are many for the first so many, and then how many more there are."""
+        """Return a sentence for each of the first `most` faults, and a sentence with the number of the others."""
         sentences = tuple(map(str, self.faults[:most])) or (str(self),)
         more = len(self.faults) - most
         return (*sentences, f"and {more} more") if more > 0 else sentences
 
     @classmethod
     def of(cls, faults: Sequence[Fault]) -> "ConfigError":
-        """An error of all these faults; its text is the first and the number of the others."""
+        """Return an error of all these faults. Its text has the first fault and the number of the others."""
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
         error = cls(f"{faults[0]}{more}")
         error.faults = tuple(faults)

@@ -1,4 +1,4 @@
-"""The section `health` of a config file: what Xids and health signals mean instead of what they mean by default."""
+"""The section `health` of a config file: verdicts on Xids and health signals that replace the default verdicts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from gpu_plugin.config.sharing import Verdicts
 from gpu_plugin.config.values import reading
 
 XID_VERDICTS = ("ignore", "app", "degraded", "fatal")
-"""What an Xid may be said to mean: counted only, an application's error, worth a look, or unfit for use."""
+"""Verdicts on an Xid: only counted, an error of an application, a warning, or the GPU is unfit for use."""
 
 SIGNAL_VERDICTS = ("ignore", "degraded", "fatal")
 
@@ -21,15 +21,15 @@ XID_CLASSES: Mapping[str, str] = {
     "reboot": "Xids that a boot of the node ends, or rebinding the GPU",
     "rma": "Xids after which the part is to be serviced",
 }
-"""Classes of Xids, by what proves that one is over."""
+"""Classes of Xids, by the proof that an Xid is over."""
 
 MAX_XID = 2**32 - 1
-"""The largest number that an Xid can have: the driver's log and its events have 32 bits for it."""
+"""The largest number of an Xid: it has 32 bits in the driver's log and in its events."""
 
 
 @reading({"pattern": r"^(0|[1-9]\d{0,9})$"})
 def xid(written: object) -> int:
-    """The number of an Xid, as a key."""
+    """Read the number of an Xid from a key."""
     text = str(written)
     if not (text.isascii() and text.isdigit() and text == str(int(text[:20])) and int(text) <= MAX_XID):
         raise ValueError("unknown key; an Xid is a number such as 79")
@@ -53,7 +53,7 @@ HEALTH = Branch(
 
 
 def verdicts(health: Mapping[str, Any]) -> Verdicts:
-    """What the section asks for, as `schema.Checked` read it by `HEALTH`; in a stable order."""
+    """Return the verdicts of a section that `schema.Checked` has read by `HEALTH`, in a stable order."""
     return Verdicts(
         tuple(sorted(health.get("xid", {}).items())),
         tuple(sorted(health.get("xidClass", {}).items())),

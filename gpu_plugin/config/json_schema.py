@@ -1,8 +1,8 @@
-"""The JSON Schema of the config file, made of the tree that the daemon reads files by.
+"""The JSON Schema of the config file, made from the tree by which the daemon reads files.
 
-`schema.json` beside this module is what `text` returns. It takes every file that the daemon takes, if its keys are in the case
-that they have here; what is beyond JSON Schema (two entries that contradict each other, Kubernetes' rule for names)
-`gpu-plugin validate` alone finds.
+`schema.json` in this directory has the result of `text`. The schema accepts every file that the daemon accepts, if its keys have
+the same case as here. Only `gpu-plugin validate` finds faults that JSON Schema cannot describe, such as two entries that
+contradict each other, or names against Kubernetes' rule.
 """
 
 import json
@@ -15,17 +15,17 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, object]:
-    """JSON Schema 2020-12 of the whole file."""
+    """Return the JSON Schema 2020-12 of the whole file."""
     return {"$schema": DIALECT, "title": "gpu-plugin configuration", **_of(SCHEMA)}
 
 
 def text() -> str:
-    """The schema of `json_schema` as the text of `schema.json`."""
+    """Return the schema of `json_schema` as the text of `schema.json`."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _of(node: Node, *, null: bool = True) -> dict[str, object]:
-    """The schema of a node, which may be null as well: that counts as not set."""
+    """Return the schema of a node. With `null`, its value may be null, which counts as not set."""
     about: dict[str, object] = {"description": node.help} if node.help else {}
     if isinstance(node, Leaf):
         default = {} if node.default in (None, "") else {"default": node.default}

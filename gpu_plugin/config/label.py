@@ -1,9 +1,10 @@
-"""Which of several config files a node uses: the rules of NVIDIA's config manager, save that an unknown name ends nothing.
+"""Choose a node's config file by the rules of NVIDIA's config manager. Unlike there, an unknown name does not end the process.
 
-A label on the node names a file of a directory, as the keys of a ConfigMap lie there. Without a label there is a default,
-and without that the fallbacks, in their order (cmd/config-manager/main.go of NVIDIA/k8s-device-plugin). What was asked for and
-is not there, or cannot be known, is never replaced by something else: another configuration may hand out whole what is shared.
-For the same reason a file that was chosen before is never replaced by `empty`, whatever became of the files.
+A label of the node names a file in a directory, which has a file for each key of a ConfigMap. Without a label the default
+applies, and without a default the fallbacks in their order (cmd/config-manager/main.go of NVIDIA/k8s-device-plugin).
+
+If the requested file does not exist, or is not known, no other file replaces it: another configuration may offer shared devices
+as whole devices. For the same reason the fallback `empty` never replaces a file that was chosen before.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,21 +12,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 NO_FILE = ""
-"""What stands for no config file at all: flags and environment only."""
+"""The choice of no config file: only flags and environment apply."""
 
 FALLBACKS: Mapping[str, Callable[[Collection[str]], str | None]] = {
     "named": lambda present: "default" if "default" in present else None,
     "single": lambda present: next(iter(present)) if len(present) == 1 else None,
     "empty": lambda _: NO_FILE,
 }
-"""By strategy: the file it takes among those present, None for none; NVIDIA's names and meanings."""
+"""By strategy, a function that returns a file among the present files, or None. The names and meanings are NVIDIA's."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The file to use, `NO_FILE` for none at all, or None where nothing may be served until more is known.
+    """A choice of a config file.
 
-    `complaint` is what is wrong with what was asked for, or with asking, and empty where nothing is; `asked` is the file that
-    was asked for where that is another one, empty where it is not or is not known.
+    Attributes:
+        file: the file to use; `NO_FILE` for no config file; None if nothing may be served until more is known.
+        complaint: why the requested file is not used or not known; empty without a problem.
+        asked: the requested file if `file` is another file; empty if it is the same or not known.
     """
 
     file: str | None
@@ -42,26 +45,25 @@ def choose(
     label_unknown: str = "",
     files_unknown: str = "",
 ) -> Choice:
-    """The config file to use among those `present`.
+    """Choose the config file among the `present` files.
 
     Args:
-        label: the label's value on the node, empty where it has none.
-        present: the names of the files there are.
-        default: the file to use without a label, empty for none.
-        fallbacks: keys of `FALLBACKS`, tried in their order where neither label nor default names a file.
-        last: the file of the last choice that was in force, None before there was one.
-        label_unknown: why the label is not known, empty where it is.
-        files_unknown: why it is not known which files there are, empty where it is.
+        label: the value of the node's label; empty without a label.
+        present: the names of the existing files.
+        default: the file to use without a label; empty for no default.
+        fallbacks: keys of `FALLBACKS`, tried in order if neither the label nor the default names a file.
+        last: the file of the last choice in force; None before the first choice.
+        label_unknown: why the label is not known; empty if it is known.
+        files_unknown: why the existing files are not known; empty if they are known.
 
-    Where the label or the files are not known, where the label or else the default names a file that is not there, and where
-    nothing can be chosen, the last choice is kept. Before there was one, there is no choice. No file at all is chosen only
-    where none was chosen before.
+    The last choice is kept if the label or the files are not known, if the label or else the default names a missing file, and
+    if nothing can be chosen. Without a last choice, there is no choice then. `NO_FILE` never replaces a file.
     """
     if files_unknown:
         return _kept(last, "; ".join(filter(None, (label_unknown, files_unknown))), label or default)
     if label_unknown:
         if last is None or (last != NO_FILE and last not in present):
-            gone = f"; {_named_in_words(last)}, the last one chosen, does not exist: {_there(present)}" if last else ""
+            gone = f"; {_config_name(last)}, the last one chosen, does not exist: {_available(present)}" if last else ""
             return Choice(None, f"{label_unknown}{gone}")
         return _kept(last, label_unknown, "")
     asked = label or default
@@ -72,10 +74,10 @@ def choose(
             file = FALLBACKS[strategy](present)
             if file == NO_FILE and last:
                 why = f"the label names no config, and the fallback {strategy} does not replace one that was chosen before"
-                return _kept(last, f"{why}: {_there(present)}", "")
+                return _kept(last, f"{why}: {_available(present)}", "")
             if file is not None:
                 return Choice(file)
-    complaint = _there(present)
+    complaint = _available(present)
     if asked:
         by = "the node's label" if label else "the default"
         complaint = f"specified config {asked} (by {by}) does not exist: {complaint}"
@@ -87,12 +89,12 @@ def choose(
 def _kept(last: str | None, complaint: str, asked: str) -> Choice:
     if last is None:
         return Choice(None, complaint, asked)
-    return Choice(last, f"{complaint}; {_named_in_words(last)} stays in force", asked)
+    return Choice(last, f"{complaint}; {_config_name(last)} stays in force", asked)
 
 
-def _named_in_words(file: str) -> str:
+def _config_name(file: str) -> str:
     return f"config {file}" if file else "no config file"
 
 
-def _there(present: Collection[str]) -> str:
+def _available(present: Collection[str]) -> str:
     return f"there are {', '.join(sorted(present))}" if present else "no configuration files are available"

@@ -1,4 +1,4 @@
-"""Names that Kubernetes has rules for."""
+"""Kubernetes' rules for names of resources and labels."""
 
 import re
 
@@ -6,32 +6,32 @@ _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 DOMAIN = "nvidia.com"
-"""Of every resource name that the operator gives no domain of its own."""
+"""The domain of every resource name that the operator gives without a domain."""
 
 PRESENT = f"{DOMAIN}/gpu.present"
-"""The label that there is a GPU. GPU Feature Discovery leaves this one to NVIDIA's operator and to people."""
+"""The label of nodes with a GPU. GPU Feature Discovery does not set it: NVIDIA's operator and people do."""
 
 TIMESTAMP = f"{DOMAIN}/gfd.timestamp"
-"""The label that is Unix time in whole seconds when the others came to be what they are."""
+"""The label with the Unix time in whole seconds of the last change of the other labels."""
 
 
 def whole_name(name: str) -> str:
-    """A resource name with its domain."""
+    """Return a resource name with its domain."""
     return name if "/" in name else f"{DOMAIN}/{name}"
 
 
 def resource_name_fault(name: str) -> str:
-    """Why the kubelet would refuse this resource name; empty if it would not.
+    """Return why the kubelet would refuse this resource name; empty if the name is valid.
 
-    The rule is Kubernetes' own for extended resources (pkg/apis/core/v1/helper, IsExtendedResourceName): with "requests."
-    put before it, the name must still be a qualified name.
+    This is Kubernetes' rule for extended resources (pkg/apis/core/v1/helper, IsExtendedResourceName): with the prefix
+    "requests.", the name must still be a qualified name.
     """
     if "/" not in name:
         return f"{name!r} has no domain: write it as in nvidia.com/gpu"
     if "kubernetes.io/" in name:
-        return f"{name!r} lies in kubernetes.io, which Kubernetes keeps for itself"
+        return f"{name!r} is in the domain kubernetes.io, which is reserved for Kubernetes"
     if name.startswith("requests."):
-        return f"{name!r} starts with 'requests.', which quotas keep for themselves"
+        return f"{name!r} starts with 'requests.', which is reserved for quotas"
     domain, _, rest = name.partition("/")
     if "/" in rest:
         return f"{name!r} has more than one '/'"
@@ -43,7 +43,7 @@ def resource_name_fault(name: str) -> str:
 
 
 def label_key_fault(key: str) -> str:
-    """Why no node can have a label of this key; empty if one can (apimachinery, util/validation, IsQualifiedName)."""
+    """Return why a label key is invalid; empty if it is valid (apimachinery, util/validation, IsQualifiedName)."""
     domain, slash, rest = key.rpartition("/")
     if slash and (len(domain) > 253 or not all(_LABEL.fullmatch(label) for label in domain.split("."))):
         return f"{key!r}: {domain!r} is not a lower-case DNS name of at most 253 characters"

@@ -1,4 +1,4 @@
-"""What an option of `gpu-plugin run` is: its heading in help, flags, environment names, place in the config file and reading."""
+"""The data of an option of `gpu-plugin run`: heading in help, flags, environment names, key in the config file, and parser."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -12,9 +12,15 @@ from gpu_plugin.config.values import Reading
 class Option(msgspec.Struct, frozen=True):
     """One option.
 
-    `name` is the field of Settings; `heading` the one of help, empty for what has no flag; `flags` without dashes, the first is
-    the one we show; `envs` in the order they are looked up; `file` the dotted key in the config file; `default` is read by
-    `parse` unless it is None.
+    Attributes:
+        name: the field of `Settings`.
+        heading: its heading in help; empty for an option without a flag.
+        flags: the flags without dashes. Messages show the first flag.
+        envs: environment variables in the order of priority.
+        file: the dotted key in the config file; empty for an option that is not in the file.
+        default: the default before `parse`, or None.
+        parse: reads a value.
+        help: the help text.
     """
 
     name: str
@@ -28,7 +34,7 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def switch(self) -> bool:
-        """Whether the flag may stand without a value."""
+        """Whether the flag may be given without a value."""
         return self.parse in (values.boolean, values.boolean_or_auto)
 
     @property
@@ -51,16 +57,16 @@ def option(
     flags: tuple[str, ...] = (),
     envs: tuple[str, ...] = (),
 ) -> Any:
-    """Declares an option and gives its default, for the field of `Settings` that has its name.
+    """Declare an option, and return its default for the field of `Settings`.
 
-    Flag and environment variable are that name, unless others are given.
+    The flag and the environment variable have the name of the field, unless others are given.
     """
     _declared.append(Option("", heading, flags, envs, file, default, parse, text))
     return None if default is None else parse(default)
 
 
 def declared(fields: Iterable[str]) -> tuple[Option, ...]:
-    """The options, by the names of the fields that they were declared for: these stand first, in the same order."""
+    """Return the declared options with their names. The first fields are the options' fields, in the same order."""
     return tuple(
         msgspec.structs.replace(
             each,

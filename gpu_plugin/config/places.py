@@ -1,4 +1,4 @@
-"""Where things lie that every command knows of."""
+"""Paths that every command uses."""
 
 STATE_DIR = "/var/lib/gpu-plugin"
-"""The daemon's state directory, where no other is named."""
+"""The default state directory of the daemon."""

@@ -1,4 +1,4 @@
-"""Flag > environment > file > default, each value read once and every fault named with the place it stands at."""
+"""Resolve the settings: flag > environment > file > default. Each value is read once, and every fault names its place."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import attrgetter
@@ -16,15 +16,15 @@ from gpu_plugin.config.values import AUTO
 from gpu_plugin.config.words import shortened
 
 File = Document | Mapping[str, object] | None
-"""A config file with its lines, one that is parsed only, or none."""
+"""A config file with its line numbers, the parsed content of a file, or no file."""
 
 
 SOCKET_NAME = 35
-"""Bytes that the shortest name of our sockets takes, with the slash before it."""
+"""Bytes of the shortest name of our sockets, with the slash before it."""
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """A file's content: its values, read, its faults, and remarks on what is no fault."""
+    """A file's content: its values after parsing, its faults, and its remarks, which are not faults."""
 
     document: Document
     content: Mapping[str, object]
@@ -35,18 +35,19 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File = None) -> Settings:
-    """The settings that these sources ask for.
+    """Return the settings of these sources.
 
-    What is wrong with a value of the file that a flag or the environment overrules is a remark of theirs; all else is refused.
+    A fault of a value in the file is only a remark of the settings if a flag or the environment overrules the value. Any other
+    fault raises ConfigError.
 
     Args:
-        flags: values of the command line by option name; None for a flag that was not given.
-        environ: environment variables. One that is set but empty counts as not set (NVIDIA's plugin differs: there it
-            sets the option to false or nothing). KUBELET_SOCKET alone may be set to nothing, which asks for no registration.
+        flags: values of the command line by option name; None for a flag that is not given.
+        environ: environment variables. An empty variable counts as not set (in NVIDIA's plugin it sets the option to false or
+            to an empty text). Only KUBELET_SOCKET may be empty: then the plugin does not register.
         file: the config file.
 
     Raises:
-        ConfigError: values that cannot be, keys nobody knows, options that contradict each other: `faults` has them all.
+        ConfigError: there are invalid values, unknown keys, or options that contradict each other. `faults` has all of them.
     """
     document = file if isinstance(file, Document) else Document.of(file, chosen(flags, environ) or "config file")
     written = _read_file(document)
@@ -78,7 +79,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], file: File 
 
 
 def chosen(flags: Mapping[str, object], environ: Mapping[str, str]) -> str:
-    """The config file that flags and environment name; empty for none."""
+    """Return the path of the config file from flags and environment; empty without a file."""
     return str(flags.get("config_file") or environ.get("CONFIG_FILE") or "")
 
 
@@ -91,14 +92,14 @@ def _read_file(document: Document) -> _Written:
             f"this is a Kubernetes manifest ({kind}): give one of the files in its data, without the manifest around it"
         )
         raise ConfigError.of([document.fault(("kind",), reason)])
-    # Only those who have a file need the schema.
+    # The schema is needed only with a file.
     from gpu_plugin.config.health_section import verdicts  # noqa: PLC0415
-    from gpu_plugin.config.schema import Checked, spelt_as_in  # noqa: PLC0415
+    from gpu_plugin.config.schema import Checked, in_known_case  # noqa: PLC0415
     from gpu_plugin.config.schema_v1 import SCHEMA, name_patterns  # noqa: PLC0415
     from gpu_plugin.config.sharing_section import shared_resources  # noqa: PLC0415
     from gpu_plugin.config.switching import remarks_on_switching, unshared  # noqa: PLC0415
 
-    document = spelt_as_in(SCHEMA, document)
+    document = in_known_case(SCHEMA, document)
     checked = Checked(document, SCHEMA)
     gpu_names, gpu_faults = name_patterns(document, checked.content, "gpus")
     mig_names, mig_faults = name_patterns(document, checked.content, "mig")
@@ -116,7 +117,7 @@ def _read_file(document: Document) -> _Written:
 
 
 def _faulty(written: _Written) -> set[str]:
-    """Names of options whose value in the file is at fault."""
+    """Return the names of options with an invalid value in the file."""
     places = {option.name: tuple(option.file.split(".")) for option in OPTIONS if option.file}
     return {
         name
@@ -128,7 +129,7 @@ def _faulty(written: _Written) -> set[str]:
 def _value(
     option: Option, flags: Mapping[str, object], environ: Mapping[str, str], content: Mapping[str, object]
 ) -> object:
-    """An option's value, None where none is given; the file's is read already. Raises ConfigError for one that cannot be."""
+    """Return an option's value; None if it is not given. `content` is already parsed. Raises ConfigError for an invalid value."""
     if (given := _given(option, flags, environ)) is not None:
         written, source = given
         try:
@@ -139,7 +140,7 @@ def _value(
 
 
 def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[object, str] | None:
-    """The text of the flag, or else of a variable, and which it is; None where neither is given."""
+    """Return the text of the flag, or else of a variable, and its name for messages; None if neither is given."""
     if (flag := flags.get(option.name)) is not None:
         return flag, f"--{option.flags[0]}"
     for env in option.envs:
@@ -150,7 +151,7 @@ def _given(option: Option, flags: Mapping[str, object], environ: Mapping[str, st
 
 
 def _without_effect(flags: Mapping[str, object], environ: Mapping[str, str]) -> Iterator[Fault]:
-    """Flags and variables that choose among config files, where no directory of them is named."""
+    """Return a fault for each flag or variable that chooses a config file although no directory of files is set."""
     reason = (
         "has no effect without --config-file-srcdir (CONFIG_FILE_SRCDIR), which names the directory of config files: no file of "
         "such a directory is in force"
@@ -162,7 +163,7 @@ def _without_effect(flags: Mapping[str, object], environ: Mapping[str, str]) -> 
 
 
 def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> tuple[list[Fault], list[Fault]]:
-    """Remarks on values of the file that are overruled, and the faults of all others."""
+    """Split faults into remarks on overruled values of the file, and the other faults."""
     paths = {option.file: option for option in OPTIONS if option.file and option.name in overruled}
     remarks, wrong = [], []
     for fault in faults:
@@ -176,18 +177,18 @@ def _remarks_and_faults(faults: Iterable[Fault], overruled: Collection[str]) -> 
 
 
 def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fault, set[str]]]:
-    """Contradictions between options, each with the names of these."""
+    """Return the contradictions between options, each with the names of the options."""
     socket, directory = settings.kubelet_socket, settings.device_plugin_dir
     if socket and directory is not None and socket.rpartition("/")[0].rstrip("/") != directory.rstrip("/"):
-        reason = f"--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}"
+        reason = f"--kubelet-socket {socket} is not in --device-plugin-dir {directory}"
         yield (
-            Fault(f"{reason}: the kubelet looks for our socket beside its own"),
+            Fault(f"{reason}: the kubelet looks for our socket in the directory of its own socket"),
             {"kubelet_socket", "device_plugin_dir"},
         )
     elif room(settings.socket_dir) < SOCKET_NAME:
         reason = (
-            f"--device-plugin-dir {settings.socket_dir}: too long, a socket in it would pass the kernel's {LONGEST} bytes; "
-            f"use a path of at most {LONGEST - SOCKET_NAME} bytes"
+            f"--device-plugin-dir {settings.socket_dir}: the path is too long, since a socket in it would exceed the kernel's "
+            f"limit of {LONGEST} bytes; use a path of at most {LONGEST - SOCKET_NAME} bytes"
         )
         yield Fault(reason), {"kubelet_socket", "device_plugin_dir"}
     if settings.imex_required and settings.imex_channel_ids == AUTO:
@@ -196,11 +197,11 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
     if settings.config_file and settings.config_file_srcdir:
         reason = (
             f"--config-file {settings.config_file} and --config-file-srcdir {settings.config_file_srcdir}: "
-            "the settings come from one file, or from one that a node label names; leave one of them out"
+            "the settings come either from one file or from the file that a node label names; remove one of these options"
         )
         yield Fault(reason), {"config_file", "config_file_srcdir"}
     if settings.config_file_srcdir and not settings.node_name:
-        reason = "must not be empty with --config-file-srcdir, since that node's label names the file"
+        reason = "must not be empty with --config-file-srcdir, because that node's label names the file"
         yield Fault(f"invalid --node-name: {reason}"), {"config_file_srcdir", "node_name"}
     excluded = frozenset(settings.exclude_gpus)
     both = [gpu for gpu in settings.include_gpus if gpu in excluded]
@@ -214,5 +215,7 @@ def _contradictions(settings: Settings, document: Document) -> Iterator[tuple[Fa
             reason = "using --mig-strategy=mixed is not supported with MPS"
             yield document.fault(("sharing", "mps"), reason), {"mig_strategy"}
         if not settings.mps_root:
-            reason = "using MPS requires --mps-root to be specified: the host directory that its clients find it in"
+            reason = (
+                "using MPS requires --mps-root to be specified: the host directory in which clients find the MPS daemon"
+            )
             yield document.fault(("sharing", "mps"), reason), {"mps_root"}

@@ -1,4 +1,4 @@
-"""What may stand in a config file, as a tree of data, and the strict reading of a document by such a tree."""
+"""The tree of a config file's keys and values, and the strict check of a document by this tree."""
 
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
@@ -12,14 +12,14 @@ from gpu_plugin.config.values import ItemError, Reading, boolean, boolean_or_aut
 from gpu_plugin.config.words import shortened
 
 _ONE_LETTER: Mapping[str, object] = {"y": True, "Y": True, "n": False, "N": False}
-"""Truth values of YAML 1.1 that NVIDIA's reader takes in a file, and PyYAML for text."""
+"""Truth values of YAML 1.1 that NVIDIA's parser accepts in a file, and that PyYAML reads as text."""
 
 MAX_HINTS = 20
-"""Unknown keys of one file that are told what was meant: looking for it takes longer than all the rest."""
+"""Unknown keys of a file with a hint at the right key: the search for a hint takes longer than all other checks."""
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """A value. `missing` is what to say where it is not given; empty: it need not be."""
+    """A value. `missing` is the error if it is not given; empty for an optional value."""
 
     parse: Reading[object]
     help: str = ""
@@ -35,7 +35,7 @@ class Branch(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """A list of mappings. `missing` as for a value; an empty list is none."""
+    """A list of mappings. `missing` as for a value; an empty list counts as not given."""
 
     row: Branch
     help: str = ""
@@ -43,7 +43,7 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A mapping of keys that `key` reads to values of one kind. What `key` takes must be no two ways of writing the same."""
+    """A mapping from keys that `key` reads to values of one kind. `key` must accept only one spelling of a key."""
 
     key: Reading[object]
     value: Leaf
@@ -53,26 +53,26 @@ class Table(msgspec.Struct, frozen=True):
 Node = Leaf | Branch | Rows | Table
 
 
-def spelt_as_in(tree: Branch, document: Document) -> Document:
-    """A document with its keys in the case that the tree has them in: NVIDIA's reader (Go's encoding/json) heeds no case.
+def in_known_case(tree: Branch, document: Document) -> Document:
+    """Return a document with its keys in the case of the tree: NVIDIA's parser (Go's encoding/json) ignores the case of keys.
 
-    A key that stands there in two cases is left as it is, to be refused.
+    A key that occurs in two cases is not changed, so that it is refused.
     """
     moved: dict[Place, Place] = {}
-    content = _respelt(tree, document.content, (), (), moved)
+    content = _in_known_case(tree, document.content, (), (), moved)
     if not moved:
         return document
     lines = {moved.get(place, place): line for place, line in document.lines.items()}
     return Document.of(content, document.source, lines)
 
 
-def _respelt(node: Node | None, value: object, was: Place, becomes: Place, moved: dict[Place, Place]) -> object:
-    """The value with its keys respelt. Takes the places that it was at and will be at, and notes those that differ."""
+def _in_known_case(node: Node | None, value: object, was: Place, becomes: Place, moved: dict[Place, Place]) -> object:
+    """Return the value with its keys in the case of the tree, and add changed places to `moved`, from `was` to `becomes`."""
     if was != becomes:
         moved[was] = becomes
     if isinstance(value, list) and (node is None or isinstance(node, Rows)):
         row = node.row if isinstance(node, Rows) else None
-        return [_respelt(row, item, (*was, at), (*becomes, at), moved) for at, item in enumerate(value)]
+        return [_in_known_case(row, item, (*was, at), (*becomes, at), moved) for at, item in enumerate(value)]
     if not isinstance(value, Mapping):
         return value
     keys = node.keys if isinstance(node, Branch) else {}
@@ -82,15 +82,16 @@ def _respelt(node: Node | None, value: object, was: Place, becomes: Place, moved
     for name, inner in value.items():
         lower = str(name).lower()
         key = known[lower] if name not in keys and lower in known and written.count(lower) == 1 else name
-        found[key] = _respelt(keys.get(str(key)), inner, (*was, str(name)), (*becomes, str(key)), moved)
+        found[key] = _in_known_case(keys.get(str(key)), inner, (*was, str(name)), (*becomes, str(key)), moved)
     return found
 
 
 class Checked:
-    """A document read by a tree.
+    """A document after the check by a tree.
 
-    `content` has the shape of the document, with every value read: a key that was not given, is null or is at fault is not in
-    it. Rows keep their places. `faults` is all that is wrong, in the order of the document.
+    Attributes:
+        content: the document with every value parsed, without keys that are null or invalid. Rows keep their positions.
+        faults: all faults, in the order of the document.
     """
 
     def __init__(self, document: Document, tree: Branch) -> None:
@@ -170,12 +171,12 @@ class Checked:
         return f"unknown key; did you mean {near}?" if near else "unknown key"
 
     def _meant(self, place: Place, branch: Branch, name: str) -> str:
-        """The path that was probably meant: a key of the same mapping, or that key in another one; empty where none is close."""
-        import difflib  # noqa: PLC0415 - for those alone who misspell
+        """Return the path that was probably meant, in the same mapping or another mapping; empty if no key is similar."""
+        import difflib  # noqa: PLC0415 - only for unknown keys
 
         name = name[:80]
         here = {_folded(key): spell((*place, key)) for key in branch.keys}
-        # Of several keys with one name, the last in this order is meant: nearby, in a mapping of the file, first in the tree
+        # Of several keys with one name, the last in this order wins: nearby, in a mapping of the file, first in the tree
         candidates = [(_shared(place, each), self._written(each), each) for each in reversed([*_paths(self._tree)])]
         elsewhere = {_folded(each[-1]): spell(each) for *_, each in sorted(candidates, key=itemgetter(0, 1))}
         for known, cutoff in ((here, 1.0), (elsewhere, 1.0), (here, 0.6), (elsewhere, 0.8)):
@@ -190,22 +191,22 @@ class Checked:
 
 
 def shown(value: object) -> str:
-    """A value in a message, cut where it is long."""
+    """Return a value as text for a message, shortened if it is long."""
     return shortened(repr(value), 80)
 
 
 def _folded(key: str) -> str:
-    """A key as all spellings of it look alike: migStrategy, mig-strategy and MIG_STRATEGY."""
+    """Return a key in one form for all its spellings: migStrategy, mig-strategy and MIG_STRATEGY."""
     return key.replace("-", "").replace("_", "").lower()
 
 
 def _shared(place: Place, other: Place) -> int:
-    """How many mappings around both places are the same."""
+    """Return the number of mappings that contain both places."""
     return len([*takewhile(bool, map(eq, place, other))])
 
 
 def _paths(branch: Branch, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The place of every key outside of lists."""
+    """Return the place of every key outside of lists."""
     for key, node in branch.keys.items():
         yield (*above, key)
         if isinstance(node, Branch):

@@ -1,6 +1,6 @@
-"""The config file, schema v1: NVIDIA's keys (api/config/v1/config.go, flags.go, resources.go) and some of our own.
+"""Schema v1 of the config file: NVIDIA's keys (api/config/v1/config.go, flags.go, resources.go) and some of our own.
 
-Single values are those of `settings.OPTIONS` that have a place in the file.
+The single values are the options of `settings.OPTIONS` with a key in the file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ def _version(written: object) -> str:
 
 @reading({"type": ["string", "number", "boolean"]})
 def _single(written: object) -> object:
-    """Another program's value."""
+    """Read a value of another program."""
     if not isinstance(written, str | int | float | bool):
         raise ValueError(f"{written!r} is not a single value")
     return written
@@ -71,11 +71,11 @@ _FOREIGN: Mapping[str, Node] = {
 }
 
 FOREIGN = (("flags", "useNodeFeatureAPI"), ("flags", "gfd"))
-"""Places of what other programs read from the same file."""
+"""The places of other programs' values in the same file."""
 
 
 def schema(options: Iterable[Option]) -> Branch:
-    """The whole file. Raises LookupError for an option in a section that there is not."""
+    """Return the tree of the whole file. Raises LookupError if the section of an option does not exist."""
     plugin: dict[str, Node] = {}
     flags: dict[str, Node] = {}
     branches: dict[str, dict[str, Node]] = {"flags": flags, "flags.plugin": plugin, "imex": {}, "selection": {}}
@@ -83,7 +83,7 @@ def schema(options: Iterable[Option]) -> Branch:
         branch, _, key = option.file.rpartition(".")
         if branch and branch not in branches:
             raise LookupError(
-                f"the option {option.name!r} has a place in {branch} of the config file, and there is no such section: "
+                f"the option {option.name!r} has a key in {branch} of the config file, and this section does not exist: "
                 "add it to `schema` in gpu_plugin/config/schema_v1.py"
             )
         if branch:
@@ -112,7 +112,7 @@ SCHEMA = schema(OPTIONS)
 def name_patterns(
     document: Document, content: Mapping[str, object], key: str
 ) -> tuple[tuple[NamePattern, ...], list[Fault]]:
-    """The patterns under resources.gpus or resources.mig of a document that was read, and those that stand twice."""
+    """Return the patterns under resources.gpus or resources.mig of a document, and a fault for each repeated pattern."""
     faults: list[Fault] = []
     found: dict[str, NamePattern] = {}
     rows = cast("Mapping[str, Any]", content.get("resources", {})).get(key, ())

@@ -1,4 +1,4 @@
-"""The daemon's settings, resolved, and every option of `gpu-plugin run` as data."""
+"""The daemon's settings, and every option of `gpu-plugin run` as data."""
 
 from functools import partial
 
@@ -14,13 +14,13 @@ from gpu_plugin.config.sharing import DISTRIBUTED, NamePattern, SharedResource, 
 from gpu_plugin.config.values import Auto
 
 DEVICE_PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
-"""Where the kubelet looks for device plugins, whatever its own --root-dir (pkg/kubelet, DevicePluginPath)."""
+"""The kubelet's directory of device plugins. It does not depend on the kubelet's --root-dir (pkg/kubelet, DevicePluginPath)."""
 
 CDI_DIR = "/var/run/cdi"
-"""Where container runtimes look for CDI specifications that come and go (its specification; /etc/cdi is for people's)."""
+"""The directory of generated CDI specifications (CDI specification; /etc/cdi is for files that people write)."""
 
 FEATURES_DIR = "/etc/kubernetes/node-feature-discovery/features.d"
-"""Where Node Feature Discovery's worker reads files of features, its local source (source/local)."""
+"""The directory from which Node Feature Discovery's worker reads files of features (its local source, source/local)."""
 
 HEADINGS = (
     "GPUs",
@@ -42,17 +42,23 @@ _feature = partial(_container, default=False, parse=values.boolean_or_auto)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Every option under its own name, with its default; durations are in seconds.
+    """Every option under its own name, with its default. Durations are in seconds.
 
-    Names and defaults of the first ones are those of NVIDIA's plugin v0.20.0 (cmd/nvidia-device-plugin/main.go,
-    api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files carry over.
+    The first options have the names and defaults of NVIDIA's plugin v0.20.0 (cmd/nvidia-device-plugin/main.go,
+    api/config/v1/flags.go) and of its config-manager (cmd/config-manager/main.go), so that manifests and config files of NVIDIA's
+    plugin work unchanged.
 
-    `sharing` to `verdicts` stand in the config file alone. The first three of them are in the file's order: what is shared,
-    and the names of whole GPUs by model and of MIG devices by profile, of which the first that matches counts. The fourth is
-    what Xids and health signals mean by the operator's word.
+    Only the config file has `sharing` to `verdicts`. The fields after them are not options.
 
-    `device_list_strategy_reason` is no option. Where the operator leaves the strategy to the node, `device_list_strategy` is
-    what was chosen once the node was looked at, and this is why; empty where the operator names strategies.
+    Attributes:
+        sharing: the shared resources, in the file's order.
+        gpu_names: resource names of whole GPUs by model, in the file's order. The first matching pattern counts.
+        mig_names: resource names of MIG devices by profile, in the file's order. The first matching pattern counts.
+        verdicts: the operator's verdicts on Xids and health signals.
+        device_list_strategy_reason: why `device_list_strategy` was chosen, if the operator leaves the strategy to the node;
+            empty if the operator names strategies.
+        remarks: sentences about the settings, which are no errors.
+        without_effect: sentences about settings without effect.
     """
 
     mig_strategy: str = _gpus(
@@ -319,7 +325,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values.choice("asyncio", "uvloop"),
         "event loop: asyncio, or uvloop where the extra of that name is installed (a tenth faster, 2 MiB more)",
     )
-    # Read from the environment alone, as NVIDIA's plugin does; the last as Google's does (container-engine-accelerators,
+    # Only the environment has these, as in NVIDIA's plugin; the last as in Google's plugin (container-engine-accelerators,
     # cmd/nvidia_gpu).
     disable_healthchecks: str = _variable(
         "", "", values.text, "Xids that are not faults: numbers, xids, or all", envs=("DP_DISABLE_HEALTHCHECKS",)
@@ -337,7 +343,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     without_effect: tuple[Fault, ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        """Whether they ask for the same, whatever there is to remark on how they were written."""
+        """Whether the settings are equal apart from remarks."""
         if not isinstance(other, Settings):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in _COMPARED_FIELDS)
@@ -346,7 +352,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def socket_dir(self) -> str:
-        """The directory of kubelet.sock and of our own sockets: both always lie side by side."""
+        """The directory of kubelet.sock and of our own sockets."""
         if self.device_plugin_dir is not None:
             return self.device_plugin_dir
         if self.kubelet_socket:
@@ -355,19 +361,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def registration_socket(self) -> str:
-        """The kubelet's registration socket; empty where the operator asked for no registration."""
+        """The kubelet's registration socket; empty if the operator has disabled the registration."""
         return f"{self.socket_dir}/kubelet.sock" if self.kubelet_socket is None else self.kubelet_socket
 
     @property
     def effective_pod_resources_socket(self) -> str:
-        """The socket of the kubelet's PodResources service: under the kubelet's own directory, the parent of the plugins'."""
+        """The socket of the kubelet's PodResources service: by default in the parent of the directory of device plugins."""
         if self.pod_resources_socket is not None:
             return self.pod_resources_socket
         return f"{self.socket_dir.rstrip('/').rpartition('/')[0]}/pod-resources/kubelet.sock"
 
 
 class SettingsStore:
-    """The settings in force, as `current`. A new configuration replaces them whole."""
+    """Stores the settings in force as `current`. A new configuration replaces all of them."""
 
     def __init__(self, settings: Settings) -> None:
         self.current = settings

@@ -1,4 +1,4 @@
-"""What the config file asks for beyond single values: shared devices, names by pattern, verdicts. Immutable, already checked."""
+"""Settings of the config file that are not single values: shared devices, names by pattern, verdicts. Immutable and checked."""
 
 import msgspec
 
@@ -6,18 +6,18 @@ TIME_SLICING = "time-slicing"
 MPS = "mps"
 
 SECTIONS = {"timeSlicing": TIME_SLICING, "mps": MPS}
-"""Keys of the section `sharing` of a config file, and the strategy that each stands for."""
+"""The strategy of each key in the section `sharing` of a config file."""
 
 DISTRIBUTED = "distributed"
 PACKED = "packed"
 SPREAD = "spread"
-"""What --shared-devices-allocation-policy may be; `placement.shared` has what each does."""
+"""The values of --shared-devices-allocation-policy, which `placement.shared` implements."""
 
 
 class DeviceChoice(msgspec.Struct, frozen=True):
-    """Which devices of a resource an entry takes: the first `count` of those left, those `listed`, or all if neither is set.
+    """The devices of a resource in an entry: the first `count` devices left, the `listed` devices, or all if neither is set.
 
-    A listed one is a GPU index ("0"), a MIG index ("0:1"), GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>.
+    A listed device is a GPU index ("0"), a MIG index ("0:1"), GPU-<uuid>, MIG-<uuid> or MIG-GPU-<uuid>/<gi>/<ci>.
     """
 
     count: int = 0
@@ -25,15 +25,15 @@ class DeviceChoice(msgspec.Struct, frozen=True):
 
     @property
     def everything(self) -> bool:
-        """Whether every device of the resource is meant."""
+        """Whether the entry has every device of the resource."""
         return not self.count and not self.listed
 
 
 class MpsLimits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What each client of an MPS daemon may use at most; None: an equal share among the replicas.
+    """The limits of each client of an MPS daemon; None for an equal share among the replicas.
 
-    `active_thread_percentage` is 1 to 100; `pinned_memory` is MiB of device memory. A file has
-    those that are given, with its own spelling.
+    `active_thread_percentage` is 1 to 100; `pinned_memory` is in MiB of device memory. A file has only the given limits, in camel
+    case.
     """
 
     active_thread_percentage: float | None = None
@@ -43,9 +43,9 @@ class MpsLimits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 class SharedResource(msgspec.Struct, frozen=True):
     """One entry under `sharing`: `devices` of the resource `name` are offered `replicas` times each as `offered_as`.
 
-    With one replica the devices are not shared: the entry only keeps them from the other entries, and may rename them.
-    Both names are whole, as in nvidia.com/gpu; `strategy` is TIME_SLICING or MPS. `single_requests` refuses a container
-    that asks for more than one (failRequestsGreaterThanOne).
+    With one replica the devices are not shared: the entry only excludes them from other entries, and may rename them.
+    Both names have a domain, as in nvidia.com/gpu. `strategy` is TIME_SLICING or MPS. With `single_requests`, a container that
+    requests more than one device is refused (failRequestsGreaterThanOne).
     """
 
     name: str
@@ -58,14 +58,17 @@ class SharedResource(msgspec.Struct, frozen=True):
 
 
 class NamePattern(msgspec.Struct, frozen=True):
-    """Whatever matches `pattern` ("*" stands for any text, all else for itself) is counted under `name`, a whole one."""
+    """Devices that match `pattern` belong to the resource `name`, which has a domain.
+
+    "*" matches any text. No other character is special.
+    """
 
     pattern: str
     name: str
 
 
 class Verdicts(msgspec.Struct, frozen=True):
-    """The operator's own words, which `health_section` lists: on Xids, on classes of Xids, and on health signals, by name."""
+    """The operator's verdicts on Xids, classes of Xids and health signals, each with its key; see `health_section`."""
 
     xids: tuple[tuple[int, str], ...] = ()
     xid_classes: tuple[tuple[str, str], ...] = ()

@@ -1,7 +1,7 @@
-"""The section `sharing` of a config file: its keys, and the shared resources that it asks for.
+"""The section `sharing` of a config file: its keys, and its shared resources.
 
-Keys, forms and rules are those of NVIDIA's plugin v0.20.0 (api/config/v1/sharing.go, replicas.go), but that `rename` and
-`devices` are honoured, several entries may share one resource's devices among them, and contradictions are refused.
+Keys, forms and rules are the same as in NVIDIA's plugin v0.20.0 (api/config/v1/sharing.go, replicas.go), with three differences:
+`rename` and `devices` take effect, several entries may divide the devices of one resource, and contradictions are refused.
 """
 
 import re
@@ -20,13 +20,13 @@ from gpu_plugin.config.sharing import MPS, SECTIONS, TIME_SLICING, DeviceChoice,
 from gpu_plugin.config.values import ItemError, Reading, reading
 
 MAX_REPLICAS = 4 * 1024 * 1024 // 50
-"""More devices than this make a list that no kubelet reads: 4 MiB at most, and each takes some 50 bytes at least."""
+"""The most devices in a list. A kubelet reads 4 MiB at most, and each device takes about 50 bytes at least."""
 
 MAX_MPS_REPLICAS = 48
-"""Clients of an MPS daemon on Volta and later (CUDA MPS documentation, "Volta MPS"). Older parts take fewer."""
+"""Clients of an MPS daemon on Volta and later GPUs (CUDA MPS documentation, "Volta MPS"). Older GPUs allow fewer."""
 
 MAX_ENTRIES = 1000
-"""Entries under `sharing`: each is held against all others of its resource."""
+"""Entries under `sharing`. Each entry is compared with all other entries of its resource."""
 
 _MEMORY = re.compile(r"(\d{1,9})([MG]i)", re.ASCII)
 _MIB = {"Mi": 1, "Gi": 1024}
@@ -34,7 +34,7 @@ _MIB = {"Mi": 1, "Gi": 1024}
 
 @reading({"type": "string", "minLength": 1})
 def resource_name(written: object) -> str:
-    """The name of a resource, nvidia.com/ put before it where it has no domain."""
+    """Read the name of a resource. A name without a domain gets nvidia.com/."""
     name = whole_name(values.text(written))
     fault = resource_name_fault(name)
     if fault:
@@ -53,7 +53,7 @@ def resource_name(written: object) -> str:
     }
 )
 def device_choice(written: object) -> DeviceChoice:
-    """Which devices: "all", how many, or a list."""
+    """Read the devices of an entry: "all", a number, or a list."""
     if isinstance(written, str):
         if written != "all":
             raise ValueError(f"devices set as {written!r} but the only valid string input is 'all'")
@@ -94,7 +94,7 @@ def _replicas(most: int, why: str) -> Reading[int]:
 
 @reading({"type": "number", "minimum": 1, "maximum": 100})
 def thread_percentage(written: object) -> float:
-    """How much of a GPU's threads a client may use, in percent."""
+    """Read the percentage of a GPU's threads that a client may use."""
     if not isinstance(written, int | float) or isinstance(written, bool) or not 1 <= written <= 100:
         raise ValueError(f"{written!r} is not a percentage from 1 to 100")
     return float(written)
@@ -102,7 +102,7 @@ def thread_percentage(written: object) -> float:
 
 @reading({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^0*[1-9]\d{0,8}[MG]i$"}]})
 def memory_mib(written: object) -> int:
-    """An amount of memory in MiB, from text such as 8Gi or 8192Mi, or a number of MiB."""
+    """Read an amount of memory in MiB, from text such as 8Gi or 8192Mi, or a number of MiB."""
     size = written if isinstance(written, int) and not isinstance(written, bool) else 0
     form = _MEMORY.fullmatch(written) if isinstance(written, str) else None
     if form:
@@ -175,26 +175,28 @@ SHARING = Branch(
 class _Entry(msgspec.Struct, frozen=True):
     place: Place
     shared: SharedResource
-    all_written: bool  # devices: all stands there, in so many words
-    devices: frozenset[str]  # those that are listed
+    all_written: bool  # whether the file has `devices: all`
+    devices: frozenset[str]  # the listed devices
 
 
 def shared_resources(
     document: Document, sharing: Mapping[str, Any], mig_names: Sequence[str]
 ) -> tuple[tuple[SharedResource, ...], list[Fault]]:
-    """What a section asks for, and its contradictions.
+    """Return the shared resources of a section, and its contradictions.
 
     Args:
-        document: where the section stands.
-        sharing: the section as `schema.Checked` read it by `SHARING`.
-        mig_names: resources that MIG devices are counted under by the operator's wish.
+        document: the document of the section.
+        sharing: the section that `schema.Checked` has read by `SHARING`.
+        mig_names: the operator's resource names for MIG devices.
     """
     faults: list[Fault] = []
     entries: list[_Entry] = []
     for entry in _entries(document, sharing, faults):
         if len(entries) == MAX_ENTRIES:
             faults.append(
-                document.fault(entry.place, f"more than {MAX_ENTRIES} entries; no node has so many devices to share")
+                document.fault(
+                    entry.place, f"more than {MAX_ENTRIES} entries; no node has that number of devices to share"
+                )
             )
             break
         name, place = entry.shared.name, entry.place
@@ -208,7 +210,7 @@ def shared_resources(
 
 
 def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]) -> Iterator[_Entry]:
-    """The entries that can be judged: those without a fault of their own."""
+    """Return the entries that have both name and replicas, so that they can be compared."""
     for key, strategy in SECTIONS.items():
         section = sharing.get(key, {})
         single = section.get("failRequestsGreaterThanOne", strategy == MPS)
@@ -239,7 +241,7 @@ def _entries(document: Document, sharing: Mapping[str, Any], faults: list[Fault]
 
 
 def _contradiction(document: Document, first: _Entry, second: _Entry) -> Fault | None:
-    """The contradiction between two entries, as a fault of the second; None where there is none."""
+    """Return the contradiction between two entries as a fault of the second entry; None without a contradiction."""
     one, other = first.shared, second.shared
 
     def there() -> str:

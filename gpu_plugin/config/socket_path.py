@@ -1,9 +1,9 @@
-"""How long the path of a Unix socket may be. Pure."""
+"""The limit on the length of a Unix socket's path. Pure."""
 
 LONGEST = 107
-"""Bytes: sun_path has 108, the last of them a zero (unix(7), Linux)."""
+"""Bytes. sun_path has 108 bytes, and the last byte is a zero (unix(7), Linux)."""
 
 
 def room(path: str) -> int:
-    """How many bytes a path leaves for more of it; below 0 where it is too long itself."""
+    """Return how many bytes may follow a path; below 0 if the path itself is too long."""
     return LONGEST - len(path.encode(errors="surrogateescape"))

@@ -1,8 +1,8 @@
-"""What a file says that takes effect here and not with NVIDIA's plugin v0.20.0, for those who bring theirs along.
+"""Remarks for operators who bring a file of NVIDIA's plugin v0.20.0: the keys that take effect here and not there.
 
-Its config loader validates `resources`, and `rename` and `devices` of shared resources, and discards them with a warning
-(api/config/v1/config.go, DisableResourceNamingInConfig; replicas.go); it puts nvidia.com/ before every resource name, so one with
-another domain is refused by whatever reads the file with that loader: GPU feature discovery and the MPS control daemon too.
+NVIDIA's config loader validates `resources`, and `rename` and `devices` of shared resources, and discards them with a warning
+(api/config/v1/config.go, DisableResourceNamingInConfig; replicas.go). It puts nvidia.com/ before every resource name. So every
+program with this loader refuses a name with another domain, including GPU feature discovery and the MPS control daemon.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from gpu_plugin.config.sharing import SECTIONS
 _MAX_SHOWN = 3
 
 _PATTERNS: tuple[Place, ...] = (("resources", "gpus"), ("resources", "mig"))
-"""Where names of resources by pattern stand."""
+"""The places of resource names by pattern."""
 
 
 def remarks_on_switching(document: Document) -> list[Fault]:
-    """A sentence for all keys that NVIDIA's plugin ignores, and one for all names that its programs refuse; or neither."""
+    """Return a remark on all keys that NVIDIA's plugin ignores, and a remark on all names that its programs refuse, if any."""
     ignored = list(_ignored(document.content))
     foreign = [
         (place, name) for place, name in _names(document.content) if name.partition("/")[0] not in {name, "", DOMAIN}
@@ -31,15 +31,15 @@ def remarks_on_switching(document: Document) -> list[Fault]:
     if foreign:
         names = list(dict.fromkeys(name for _, name in foreign))
         reason = (
-            f"{_some(names)}: a name of another domain than {DOMAIN}, for which NVIDIA's GPU feature discovery and MPS control "
-            "daemon refuse the file; where they run too, give them a file without it"
+            f"{_some(names)}: a name with another domain than {DOMAIN}, for which NVIDIA's GPU feature discovery and MPS control "
+            "daemon refuse the file; if they run on this node too, give them a file without it"
         )
         remarks.append(Fault(reason, document.source, document.line(foreign[0][0])))
     return remarks
 
 
 def unshared(document: Document) -> list[Fault]:
-    """A sentence for each entry under `sharing` that shares nothing. NVIDIA's plugin refuses such a file."""
+    """Return a remark for each entry under `sharing` with one replica. NVIDIA's plugin refuses such a file."""
     reason = "one replica: these devices are not shared"
     return [
         document.fault((*place, "replicas"), reason)

@@ -1,8 +1,8 @@
-"""How the text of a flag, an environment variable or a file becomes a value.
+"""Parse the text of a flag, an environment variable or a file into a value.
 
-Every reading takes what was written and returns the value, or raises ValueError with the reason alone: the caller knows
-where it stood. Files may hand over what YAML made of the text (a bool, a number, a list), so each takes those too, and
-tells by a JSON Schema what it takes from a file.
+Every `Reading` is called with the written value and returns the parsed value, or raises ValueError with the reason. The caller
+adds the place. In a file, YAML may already have parsed a bool, a number or a list, so a `Reading` accepts these too. Its JSON
+Schema describes the accepted values of a file.
 """
 
 import math
@@ -19,18 +19,18 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 
 class Reading(msgspec.Struct, Generic[Value_co], frozen=True, eq=False):
-    """A function that reads what was written, and the JSON Schema of what it takes from a file, null apart."""
+    """A function that parses a written value, and the JSON Schema of its accepted values in a file, without null."""
 
     read: Callable[[object], Value_co]
     schema: Mapping[str, object]
 
     def __call__(self, written: object) -> Value_co:
-        """The value. Raises ValueError with the reason, or ItemError where one item of a list is to blame."""
+        """Return the parsed value. Raises ValueError with the reason, or ItemError if an item of a list is invalid."""
         return self.read(written)
 
 
 class ItemError(ValueError):
-    """An item of a list that cannot be; `index` counts from 0."""
+    """An item of a list is invalid; `index` counts from 0."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class ItemError(ValueError):
 
 
 def reading(schema: Mapping[str, object]) -> Callable[[Callable[[object], T]], Reading[T]]:
-    """Makes a function a Reading of this JSON Schema."""
+    """Return a decorator that makes a `Reading` of a function and this JSON Schema."""
     return lambda read: Reading(read, schema)
 
 
@@ -47,7 +47,7 @@ _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 AUTO: Final = "auto"
-"""What leaves an option to what the node is found to have."""
+"""The value of an option that depends on the node."""
 
 Auto = Literal["auto"]
 
@@ -61,10 +61,10 @@ _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*\.?",
     re.ASCII,
 )
-"""An IPv4 address or what a resolver is asked for (RFC 1123, 2.1, with the underscore that some names have)."""
+"""An IPv4 address or a host name (RFC 1123, 2.1, with the underscore of some names)."""
 
 ONE_LINE = r"^[^\n\u0000]*$"
-"""Pattern of any text."""
+"""The pattern of a text in one line."""
 
 TEXTS: Mapping[str, object] = {
     "anyOf": [
@@ -77,17 +77,17 @@ TEXTS: Mapping[str, object] = {
 
 @reading({"type": "string", "pattern": ONE_LINE})
 def text(written: object) -> str:
-    """Any text."""
+    """Read any text in one line."""
     if not isinstance(written, str):
         raise ValueError(f"{written!r} is not text")
     if "\0" in written or "\n" in written:
-        raise ValueError(f"{written!r} holds a line break or a zero byte")
+        raise ValueError(f"{written!r} has a line break or a zero byte")
     return written
 
 
 @reading({"type": "string", "pattern": r"^/[^\n\u0000]*$"})
 def path(written: object) -> str:
-    """An absolute path."""
+    """Read an absolute path."""
     value = text(written)
     if not value.startswith("/"):
         raise ValueError(f"{value!r} is not an absolute path")
@@ -96,25 +96,25 @@ def path(written: object) -> str:
 
 @reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
 def optional_path(written: object) -> str:
-    """An absolute path, or nothing."""
+    """Read an absolute path, or an empty text."""
     return path(written) if written != "" else ""
 
 
 @reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
 def root(written: object) -> str:
-    """An absolute path, returned without doubled slashes and single dots; nothing stands for the root directory."""
+    """Read an absolute path, without double slashes and single dots. An empty text is the root directory."""
     return re.sub(r"/(?:\.?/)+|/\.$", "/", path(written)) if written != "" else "/"
 
 
 @reading({"type": "string", "pattern": r"^(/[^\n\u0000]*)?$"})
 def optional_root(written: object) -> str:
-    """A path as `root` reads it, or nothing. CDI specifications of the host's paths are made with it."""
+    """Read a path as `root` does, or an empty text. The paths of CDI specifications are made with it."""
     return root(written) if written != "" else ""
 
 
 @reading({"type": "string", "pattern": ONE_LINE})
 def label_key(written: object) -> str:
-    """The key of a node label."""
+    """Read the key of a node label."""
     value = text(written)
     fault = label_key_fault(value)
     if fault:
@@ -124,7 +124,7 @@ def label_key(written: object) -> str:
 
 @reading({"enum": [True, False, *_TRUE, *_FALSE]})
 def boolean(written: object) -> bool:
-    """True or false, in the spellings of Go's ParseBool."""
+    """Read true or false, in the spellings of Go's ParseBool."""
     if isinstance(written, bool):
         return written
     if isinstance(written, str) and written in _TRUE:
@@ -136,7 +136,7 @@ def boolean(written: object) -> bool:
 
 @reading({"enum": [True, False, *_TRUE, *_FALSE, AUTO]})
 def boolean_or_auto(written: object) -> bool | Auto:
-    """True or false as `boolean` reads them, or AUTO."""
+    """Read true or false as `boolean` does, or AUTO."""
     if written == AUTO:
         return AUTO
     try:
@@ -146,7 +146,7 @@ def boolean_or_auto(written: object) -> bool | Auto:
 
 
 def choice(*allowed: str) -> Reading[str]:
-    """One of `allowed`."""
+    """Return a `Reading` that accepts one of `allowed`."""
 
     @reading({"enum": list(allowed)})
     def parse(written: object) -> str:
@@ -158,7 +158,7 @@ def choice(*allowed: str) -> Reading[str]:
 
 
 def choices(*allowed: str, exclusive: str = "") -> Reading[tuple[str, ...]]:
-    """Some of `allowed`, or `exclusive` by itself: text split at commas, or a list; in order, each once."""
+    """Return a `Reading` of some of `allowed`, or `exclusive` alone: text split at commas, or a list; in order, each once."""
     words = (*allowed, exclusive) if exclusive else allowed
     schema = {"anyOf": [part for group in (allowed, (exclusive,)) if all(group) for part in _lists_of(group)]}
 
@@ -169,7 +169,7 @@ def choices(*allowed: str, exclusive: str = "") -> Reading[tuple[str, ...]]:
             if item not in words:
                 raise ValueError(f"{item!r} is not one of {', '.join(words)}")
         if not items:
-            raise ValueError(f"names none of {', '.join(words)}")
+            raise ValueError(f"needs at least one of {', '.join(words)}")
         if exclusive in items and len(items) > 1:
             others = ", ".join(item for item in items if item != exclusive)
             raise ValueError(f"{exclusive!r} excludes the others: leave it out, or leave out {others}")
@@ -179,7 +179,7 @@ def choices(*allowed: str, exclusive: str = "") -> Reading[tuple[str, ...]]:
 
 
 def _lists_of(words: Sequence[str]) -> list[Mapping[str, object]]:
-    """JSON Schemas of text that names some of these words, split at commas, and of a list of them."""
+    """Return JSON Schemas of text with some of these words, split at commas, and of a list of these words."""
     one = "|".join(re.escape(word) for word in words)
     return [
         {"type": "string", "pattern": f"^[ ,]*({one})( *,[ ,]*({one}))*[ ,]*$"},
@@ -189,14 +189,14 @@ def _lists_of(words: Sequence[str]) -> list[Mapping[str, object]]:
 
 @reading(TEXTS)
 def texts(written: object) -> tuple[str, ...]:
-    """Text split at commas, or a list of texts; blanks around an item and empty items do not count."""
+    """Read text split at commas, or a list of texts, without blanks around items and without empty items."""
     items = written if isinstance(written, list | tuple) else text(written).split(",")
     return tuple(stripped for item in items if (stripped := text(item).strip()))
 
 
 @reading(TEXTS)
 def host_names(written: object) -> tuple[str, ...]:
-    """Names of hosts as `texts` has them, in small letters; `*.` before one stands for any name below it."""
+    """Read host names as `texts` does, in lower case. A name with the prefix `*.` matches any name below it."""
     names = []
     for item in texts(written):
         name = item.lower().removesuffix(".")
@@ -208,7 +208,7 @@ def host_names(written: object) -> tuple[str, ...]:
 
 @reading({"anyOf": [{"enum": ["", "0", 0, AUTO]}, {"type": "array", "items": {"enum": [0, "0"]}, "maxItems": 1}]})
 def imex_channels(written: object) -> tuple[int, ...] | Auto:
-    """No IMEX channel, or channel 0: the only ones NVIDIA's plugin knows; or AUTO."""
+    """Read no IMEX channel, channel 0, or AUTO. NVIDIA's plugin knows only channel 0."""
     if written == AUTO:
         return AUTO
     items = (
@@ -225,7 +225,7 @@ def imex_channels(written: object) -> tuple[int, ...] | Auto:
 
 @reading({"type": "string", "pattern": r"^([^\n\u0000]*:\d{1,5})?$"})
 def listen_address(written: object) -> str:
-    """A HOST:PORT to listen on that `host_and_port` can split, or nothing."""
+    """Read a HOST:PORT to listen on that `host_and_port` can split, or an empty text."""
     value = text(written)
     if value:
         host_and_port(value)
@@ -233,9 +233,12 @@ def listen_address(written: object) -> str:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two halves of HOST:PORT, split at the last colon; the brackets around an IPv6 address may be left out.
+    """Return the host and the port of HOST:PORT, split at the last colon. Brackets around an IPv6 address are optional.
 
-    An empty host stands for all addresses of the machine. Raises ValueError with the reason where it is no such thing.
+    An empty host means all addresses of the machine.
+
+    Raises:
+        ValueError: the text is not HOST:PORT, with the reason.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not re.fullmatch(r"\d{1,5}", port, re.ASCII):
@@ -246,7 +249,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         raise ValueError(f"{address!r}: the port must be between 1 and {MAX_PORT}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if ":" in bare or bare != host:
-        from ipaddress import IPv6Address  # noqa: PLC0415 - 3 ms that hardly anybody has need of
+        from ipaddress import IPv6Address  # noqa: PLC0415 - 3 ms, rarely needed
 
         try:
             IPv6Address(bare)
@@ -258,7 +261,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def duration(low: float, high: float) -> Reading[float]:
-    """Seconds from text such as 200ms, 5m or 1h30m, between `low` and `high` seconds."""
+    """Return a `Reading` of text such as 200ms, 5m or 1h30m, which returns seconds between `low` and `high`."""
 
     @reading({"type": "string", "pattern": r"^((\d+(\.\d+)?|\.\d+)(ms|s|m|h))+$"})
     def parse(written: object) -> float:
@@ -279,12 +282,12 @@ def _seconds(written: object) -> float:
 
 
 def spell_duration(seconds: float) -> str:
-    """Seconds as `duration` reads them, to the last bit."""
+    """Return seconds as a text that `duration` reads back without rounding."""
     for unit in ("h", "m", "s"):
         if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
             return f"{seconds / _SECONDS[unit]:.0f}{unit}"
     shorter = f"{seconds * 1000:g}ms"
     if seconds < 1 and "e" not in shorter and _seconds(shorter) == seconds:
         return shorter
-    # More digits than a float has where repr would write an exponent, which no duration has.
+    # repr would write an exponent, which a duration must not have: write more digits than a float has.
     return f"{seconds:.30f}s" if "e" in repr(seconds) else f"{seconds!r}s"

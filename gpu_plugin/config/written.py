@@ -1,4 +1,4 @@
-"""Settings as a config file that asks for them, with every default and every name; and what of them is not the default."""
+"""Write settings as the content of a config file, and list the settings that differ from the defaults."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from gpu_plugin.config.values import spell_duration
 
 
 def written(settings: Settings) -> dict[str, object]:
-    """The content of a file that resolves to these settings again, but for those that no file can hold."""
+    """Return the content of a file that resolves to the same settings, except for options without a key in the file."""
     content: dict[str, object] = {"version": "v1"}
     for option in OPTIONS:
         value = getattr(settings, option.name)
@@ -27,8 +27,8 @@ def written(settings: Settings) -> dict[str, object]:
                 "resources": [_entry(entry) for entry in entries],
             }
             _put(content, ["sharing", key], section)
-    said = settings.verdicts
-    for key, words in (("xid", said.xids), ("xidClass", said.xid_classes), ("signals", said.signals)):
+    verdicts = settings.verdicts
+    for key, words in (("xid", verdicts.xids), ("xidClass", verdicts.xid_classes), ("signals", verdicts.signals)):
         if words:
             _put(content, ["health", key], dict(words))
     return content
@@ -44,7 +44,7 @@ def _put(content: dict[str, object], path: Sequence[str], value: object) -> None
 
 
 def _entry(entry: SharedResource) -> dict[str, object]:
-    """One entry. `devices` is left out for all: next to other entries that means all that they leave."""
+    """Return an entry. For all devices, `devices` is left out: with other entries this means all devices that are left."""
     content: dict[str, object] = {"name": entry.name, "rename": entry.offered_as, "replicas": entry.replicas}
     if not entry.devices.everything:
         content["devices"] = list(entry.devices.listed) or entry.devices.count
@@ -54,23 +54,23 @@ def _entry(entry: SharedResource) -> dict[str, object]:
 
 
 def differing(settings: Settings) -> list[str]:
-    """What of the settings is not the default, each as "key: value" with the key of the file, or the flag where it has none."""
+    """Return the settings that differ from the defaults as "key: value", with the key of the file, the flag or the variable."""
     found = []
     for option in OPTIONS:
         value = getattr(settings, option.name)
         if value != getattr(DEFAULTS, option.name):
             name = option.file or (f"--{option.flags[0]}" if option.flags else option.envs[0])
-            found.append(f"{name}: {_in_words(plain(value))}")
+            found.append(f"{name}: {_as_text(plain(value))}")
     for key, patterns in (("resources.gpus", settings.gpu_names), ("resources.mig", settings.mig_names)):
         found += [f"{key}: {pattern.pattern} is {pattern.name}" for pattern in patterns]
     found += [f"sharing: {_shared(entry)}" for entry in settings.sharing]
-    said = settings.verdicts
-    for key, words in (("xid", said.xids), ("xidClass", said.xid_classes), ("signals", said.signals)):
+    verdicts = settings.verdicts
+    for key, words in (("xid", verdicts.xids), ("xidClass", verdicts.xid_classes), ("signals", verdicts.signals)):
         found += [f"health.{key}.{name}: {word}" for name, word in words]
     return found
 
 
-def _in_words(value: object) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "none"
     if isinstance(value, bool):
@@ -79,7 +79,7 @@ def _in_words(value: object) -> str:
 
 
 def _shared(entry: SharedResource) -> str:
-    """An entry as one reads it aloud: nvidia.com/gpu as nvidia.com/gpu.shared, 4 replicas of each by time-slicing."""
+    """Return an entry as text: nvidia.com/gpu as nvidia.com/gpu.shared, 4 replicas of each by time-slicing."""
     renamed = "" if entry.offered_as == entry.name else f" as {entry.offered_as}"
     some = entry.devices
     of = "" if some.everything else f" of {','.join(some.listed) or some.count}"
@@ -89,7 +89,7 @@ def _shared(entry: SharedResource) -> str:
 
 
 def plain(value: object) -> object:
-    """An option's value as a file holds it."""
+    """Return an option's value in the form of a file."""
     if isinstance(value, float):
         return spell_duration(value)
     return list(value) if isinstance(value, tuple) else value

@@ -1,1 +1,1 @@
-"""The kubelet: its device plugin API served, our registration with it, and the life of the sockets between."""
+"""The kubelet: the server of its device plugin API, the registration with it, and the sockets."""

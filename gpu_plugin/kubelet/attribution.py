@@ -1,10 +1,11 @@
-"""Which pod's container holds which device: asked of the kubelet when somebody wants to know, and kept for a while.
+"""Request from the kubelet which container of which pod holds which device, and keep the answer for a few seconds.
 
-    page, events ─────────current()──▶ the last answer, 10 s at most ──else──▶ PodResources List, one question at a time
-    metrics ──────────────shortly()──▶ the same, but no more than a moment is waited for it
-    status, faulting pods ──newest()───▶ an answer to a question asked after the call
+    page, events ─────────current()──▶ the last answer if under 10 s old, else PodResources List, one request at a time
+    metrics ──────────────shortly()──▶ the same, with a wait of 0.25 s at most
+    status, faulting pods ──newest()───▶ the answer to a request sent after the call
 
-Nobody asks: nothing is asked. Where the kubelet does not answer, that is said once, and asked again ever more rarely.
+Requests are sent only on demand. If the kubelet does not answer, this is logged once, and the pause before the next request
+grows.
 """
 
 import logging
@@ -26,36 +27,36 @@ from gpu_plugin.runtime.pulse import Pulse
 log = logging.getLogger(__name__)
 
 AGE = 10.0
-"""Seconds that an answer is good for, to those who need not know at once."""
+"""Seconds for which `current` and `shortly` return the same answer."""
 
 STALE = 60.0
-"""Seconds after which an answer is no longer shown, where none came after it: one refusal does not end all series."""
+"""Seconds for which the last answer is returned if later requests fail: one refusal must not end all series of metrics."""
 
 PATIENCE = 2.0
-"""Seconds that an answer may take."""
+"""Seconds to wait for an answer."""
 
 SHORTLY = 0.25
-"""Seconds that whoever cannot wait for an answer waits for it: kubelets take some milliseconds, and 0.2 s for 60,000 devices."""
+"""Seconds that `shortly` waits for an answer. Kubelets take some milliseconds, and 0.2 s for 60,000 devices."""
 
 GAP = 0.05
-"""Seconds between two questions at least: the kubelet answers 100 calls a second, all its clients' together, and 10 at once."""
+"""Shortest time between two requests, in seconds. The kubelet answers 100 calls a second of all clients, 10 of them at once."""
 
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 60.0
-"""Seconds until the kubelet is asked again after it did not answer: the first time, and at most."""
+"""Seconds until the next request after a failure: the first and the longest pause."""
 
 
 class PodAttribution:
-    """Knows which containers hold which devices, by the word of PodResources.
+    """Returns the containers that hold each device, according to PodResources.
 
-    It says what the kubelet says: devices of all resources, those of other plugins and those that this plugin has retired or
-    never listed too. Not among them are devices of plain init containers and of an Allocate that is under way. Kubelets before
-    1.34 tell of pods that have ended, until another pod is admitted with devices.
+    The answer has the devices of all resources, including other plugins' devices and devices that this plugin has retired or
+    never listed. It lacks the devices of plain init containers and of an unfinished Allocate. Kubelets before 1.34 also
+    list pods that have ended, until another pod is admitted with devices.
 
     Attributes:
-        trouble: why the newest question was not answered; empty where it was, and before the first.
-        questions: how many were asked.
-        failures: how many of them were not answered.
+        trouble: why the newest request failed; empty if it succeeded, and before the first request.
+        questions: the number of requests.
+        failures: the number of failed requests.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PodAttribution:
         clock: Callable[[], float] = time.monotonic,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """Takes the settings, which name the PodResources socket, a steady clock in seconds, and a throw of dice in [0, 1)."""
+        """`settings` name the PodResources socket, `clock` is steady, in seconds, and `dice` returns random numbers in [0, 1)."""
         self.trouble = ""
         self.questions = 0
         self.failures = 0
@@ -76,36 +77,36 @@ class PodAttribution:
         self._settled = 0
         self._answer_of = float("-inf")
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, ON_NODE)
-        self._silent: Identity | None = None
-        """The socket on which the kubelet did not answer the last time."""
+        self._failed_socket: Identity | None = None
+        """The socket of the last failed request."""
         self._one_at_a_time = anyio.Lock()
         self._wanted = Pulse()
         self._answered = Pulse()
 
     async def run(self) -> None:
-        """Asks for those who cannot wait. Never returns."""
+        """Send the requests for `shortly`. Never returns."""
         while True:
             await self._wanted.wait()
             await self.current()
             self._answered.ring()
 
     async def current(self) -> HoldersByDevice | None:
-        """The containers that hold each (resource, device id), as they were some `AGE` seconds ago at most.
+        """Return the containers that hold each (resource, device id), from an answer about `AGE` seconds old at most.
 
-        It is the same object for as long as nothing has changed. While the kubelet does not answer, it is what it said last,
-        for `STALE` seconds. None: not known, `trouble` says why. Waits for `PATIENCE` seconds at most, and mostly not at all;
-        whoever asks may be cancelled at any time.
+        The result is the same object while nothing changes. While the kubelet does not answer, the result is the last answer,
+        for `STALE` seconds, and then None; `trouble` has the reason. Waits `PATIENCE` seconds at most, and usually not at all.
+        The caller may be cancelled at any time.
         """
-        if not self._good():
+        if not self._is_fresh():
             async with self._one_at_a_time:
                 if self._due():
                     await self._ask()
         return self._known()
 
     async def shortly(self) -> HoldersByDevice | None:
-        """Answers as `current` does, after `SHORTLY` seconds at most; the question goes on, for the next who asks.
+        """Return the result of `current`, or after `SHORTLY` seconds the former answer, for `STALE` seconds.
 
-        Needs `run`. Until there is an answer, it is the one before, for `STALE` seconds.
+        The request continues in the task of `run`, so the next call returns its answer.
         """
         if self._due():
             with anyio.move_on_after(SHORTLY):
@@ -114,10 +115,10 @@ class PodAttribution:
         return self._known()
 
     def _due(self) -> bool:
-        if self._good():
+        if self._is_fresh():
             return False
         socket = identity(self._socket())  # another kubelet listens on a new socket
-        return self._backoff.due(self._clock()) or (socket is not None and socket != self._silent)
+        return self._backoff.due(self._clock()) or (socket is not None and socket != self._failed_socket)
 
     def _known(self) -> HoldersByDevice | None:
         if self._holders is not None and self._clock() - self._answer_of >= STALE:
@@ -125,7 +126,7 @@ class PodAttribution:
         return self._holders
 
     async def newest(self) -> HoldersByDevice | None:
-        """The containers that hold each (resource, device id), by a question asked after this call; None: not answered."""
+        """Return the containers that hold each (resource, device id), from a request sent after this call; None if it fails."""
         begun = self.questions
         async with self._one_at_a_time:
             if self._settled <= begun:
@@ -133,18 +134,18 @@ class PodAttribution:
         return None if self.trouble else self._holders
 
     async def newest_pods(self) -> Pods | None:
-        """The pods that hold each (resource, device id), asked as `newest` does."""
+        """Return the pods that hold each (resource, device id), from a request as for `newest`."""
         held = await self.newest()
         return None if held is None else pods(held)
 
     def _socket(self) -> Path:
         return Path(self._settings.current.effective_pod_resources_socket)
 
-    def _good(self) -> bool:
+    def _is_fresh(self) -> bool:
         return self._holders is not None and not self.trouble and self._clock() - self._answer_of < AGE
 
     async def _ask(self) -> None:
-        """One question, and what follows from it. Only for who has the lock; may be cancelled."""
+        """Send one request, and store the answer or the failure. The caller has the lock, and may be cancelled."""
         if (early := GAP - (self._clock() - self._asked_at)) > 0:
             await anyio.sleep(early)
         began = self._asked_at = self._clock()
@@ -155,14 +156,16 @@ class PodAttribution:
         except CallError as error:
             self.failures += 1
             if str(error) != self.trouble:
-                log.warning("which pods hold which devices is not known: %s; asking again now and then", error)
+                log.warning(
+                    "cannot read from the kubelet which pods hold which devices: %s; trying again now and then", error
+                )
             self.trouble = str(error)
             self._backoff.failed(self._clock(), self._dice())
-            self._silent = identity(socket)
+            self._failed_socket = identity(socket)
             self._settled = number
             return
         if self.trouble:
-            log.info("PodResources says again which pods hold which devices")
+            log.info("PodResources reports again which pods hold which devices")
         self.trouble = ""
         self._backoff.succeeded()
         self._answer_of, self._settled = began, number

@@ -1,4 +1,4 @@
-"""One call of the kubelet, on a connection that reads no more than an answer may have: grpclib itself would read on for ever."""
+"""One gRPC call to the kubelet, on a connection that limits the size of the answer: grpclib itself has no limit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +13,21 @@ from gpu_plugin.kubelet.codec import BytesCodec, EndsAtUnknownFrame
 from gpu_plugin.runtime.printable import excerpt
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""What is read of one answer at most: the usual limit of the Go clients of PodResources."""
+"""The longest accepted answer: the usual limit of the Go clients of PodResources."""
 
 
 class CallError(Exception):
-    """The kubelet did not answer, or with something else; the text says why, in its words where it had any.
+    """The call failed. The text has the reason, in the kubelet's words if it sent any.
 
-    Of what was asked nothing follows.
+    The request may or may not have taken effect.
     """
 
 
 HOW_TO_BE_ADMITTED = (
-    "connecting takes the right to write to the socket and to pass its directories: compare the user and the mode (ls -l), or "
-    "see whether SELinux refused it (ausearch -m avc)"
+    "a connection needs write permission on the socket and search permission on its directories: compare the user and the mode "
+    "(ls -l), or check whether SELinux refused it (ausearch -m avc)"
 )
-"""What to look at if a socket is there and the kernel refuses the connection (EACCES, EPERM; unix(7))."""
+"""Advice if the socket exists and the kernel refuses the connection (EACCES, EPERM; unix(7))."""
 
 
 async def call(
@@ -38,11 +38,19 @@ async def call(
     who: str,
     connected: Callable[[], object] = tuple,
 ) -> bytes:
-    """The answer to one call. `who` is whom it is asked of, in words; `connected` is called once the connection is taken.
+    """Make one call, and return the answer.
+
+    Args:
+        socket: the server's unix socket.
+        method: the path of the method.
+        request: the encoded request.
+        timeout: seconds for the connection, and seconds for the answer.
+        who: the server's name in error messages.
+        connected: called once the server has accepted the connection. It may raise CallError.
 
     Raises:
-        CallError: there is no such socket, nobody answers on it, the other end refuses, does not answer within `timeout` seconds,
-            or is no gRPC server; and what `connected` raises of this kind.
+        CallError: the socket does not exist, no server answers on it, the server refuses the call, does not answer within
+            `timeout` seconds, or is not a gRPC server; or `connected` raised it.
     """
 
     def failure(error: Exception, fault: str) -> CallError:
@@ -60,14 +68,14 @@ async def call(
             case PermissionError():
                 return CallError(f"{socket}: {error.strerror}: {HOW_TO_BE_ADMITTED}")
             case OSError():
-                return CallError(f"nobody answers on {socket}: {error.strerror or error}")
+                return CallError(f"no answer on {socket}: {error.strerror or error}")
         return CallError(f"{socket} does not answer as a kubelet does: {excerpt(repr(error))}")
 
-    outcome: bytes | CallError = CallError(f"{who} hung up in the middle of the call")
+    outcome: bytes | CallError = CallError(f"{who} closed the connection during the call")
 
     async def ask() -> None:
-        # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows that, and
-        # whoever runs on in that task stands half cancelled.
+        # In a task of its own: when a connection breaks, grpclib cancels the task that waits on it and swallows the
+        # cancellation. Code that continued in that task would be half cancelled.
         nonlocal outcome
         channel = BoundedChannel(str(socket))
         try:
@@ -76,7 +84,7 @@ async def call(
             connected()
             unary: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(channel, method, bytes, bytes)
             outcome = await unary(request, timeout=timeout)
-        except Exception as error:  # noqa: BLE001 - what does not speak gRPC meets h2's and grpclib's own assertions
+        except Exception as error:  # noqa: BLE001 - a peer without gRPC trips assertions of h2 and grpclib
             outcome = failure(error, channel.fault)
             outcome.__cause__ = error
         finally:
@@ -90,7 +98,7 @@ async def call(
 
 
 class BoundedChannel(Channel):
-    """A channel for one call. `fault` is why we cut its connection, which grpclib forgets as soon as it is cut."""
+    """A channel for one call. `fault` is why we closed its connection: grpclib does not keep the reason."""
 
     fault = ""
 

@@ -1,11 +1,12 @@
-"""The kubelet's own record of which pod has which devices, beside its socket: a second witness to PodResources.
+"""Read the kubelet's checkpoint, its own record of the devices of each pod, in the directory of its socket.
 
-PodResources leaves out what plain init containers were given, and may be empty for a moment after the kubelet's start, or
-not be mounted for us at all; the file has all of it, and may for a while hold on to pods that have ended (it is written at
-the next allocation or list). Source: pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go.
+The file supplements PodResources, which omits the devices of plain init containers, may be empty for a moment after the
+kubelet's start, and may not be mounted for us. The file has all devices. It may keep pods that have ended for a while, because
+the kubelet writes it only at the next allocation or list.
+Source: pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go.
 
-Its checksum is made of Go's own rendering of its structures and is not looked at here: the file is replaced as a whole, and
-what can be read of one that is damaged names devices that pods had.
+The checksum is computed from Go's own rendering of the structures, and is not checked here: the kubelet replaces the file as a
+whole, and a damaged file that can be read still names devices that pods had.
 """
 
 import os
@@ -20,28 +21,30 @@ from gpu_plugin.runtime.regular_file import UnfitFileError, content, open_file
 NAME = "kubelet_internal_checkpoint"
 
 MAX_BYTES = 16 * 1024 * 1024
-"""More than a node with 110 pods and tens of thousands of device ids has: 46 bytes for each id, healthy or given out, and the
-answer for each container, some 1 KiB. Reading a file takes eleven times its size for a moment."""
+"""The largest file that is read: more than a node with 110 pods and tens of thousands of device ids needs. Each id takes 46
+bytes, once if it is healthy and once if a pod has it, and the answer for each container takes about 1 KiB. Reading the file
+takes eleven times its size for a moment."""
 
 Writing = tuple[int, int, int, int]
-"""What tells one writing of the file from another: device, inode, time of the last change in nanoseconds, bytes."""
+"""Identifies one version of the file: device, inode, time of the last change in nanoseconds, and size in bytes."""
 
 
 class CheckpointError(Exception):
-    """The file is no witness: it is not there, cannot be read, or cannot be understood. The text says why."""
+    """The file does not exist, cannot be read, or is not in the kubelet's format. The text has the reason."""
 
 
 class NoCheckpointError(CheckpointError):
-    """The kubelet's checkpoint is not there: a kubelet that has given nothing away may not have written it yet."""
+    """The file does not exist. Before its first allocation, a kubelet may not have written it."""
 
 
 def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Writing]:
-    """The uids of the pods that each (resource, device id) was given to, and which writing of the file says so.
+    """Return the uids of the pods that have each (resource, device id), and the version of the file.
 
-    A kubelet makes a new file each time it writes. Blocks for as long as the disk does.
+    A kubelet makes a new file for each version. Blocks for as long as the disk does.
 
     Raises:
-        CheckpointError: the file is no witness.
+        NoCheckpointError: the file does not exist.
+        CheckpointError: the file cannot be read, or is not in the kubelet's format.
     """
     try:
         with open_file(directory / NAME, links=False) as file:
@@ -55,12 +58,12 @@ def read(directory: Path) -> tuple[Mapping[tuple[str, str], frozenset[str]], Wri
         raise CheckpointError(f"it {error.strerror}") from None
     except OSError as error:
         raise CheckpointError(error.strerror or str(error)) from None
-    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, as is that of text that is no UTF-8
-        raise CheckpointError(f"it is not as kubelets write it: {excerpt(str(error))}") from None
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and invalid UTF-8
+        raise CheckpointError(f"it is not in the kubelet's format: {excerpt(str(error))}") from None
 
 
 class _Entry(msgspec.Struct):
-    """What one container has of one resource. Ids go by NUMA node since 1.20; before, they were one list."""
+    """The devices of one resource in one container: ids by NUMA node since Kubernetes 1.20, and one list of ids before."""
 
     PodUID: str
     ResourceName: str
@@ -76,10 +79,10 @@ class _Checkpoint(msgspec.Struct):
 
 
 def _entries(content: _Checkpoint) -> Mapping[tuple[str, str], frozenset[str]]:
-    """The uids of pods by resource and device id.
+    """Return the uids of pods by resource and device id.
 
-    What one pod has shares one set: a set for each of tens of thousands of ids has the interpreter look for cycles among them,
-    which holds every thread up.
+    The devices of an entry share one set: with a set for each of tens of thousands of ids, the interpreter would search them
+    for cycles, which stops every thread.
     """
     found: dict[tuple[str, str], frozenset[str]] = {}
     for entry in content.Data.PodDeviceEntries or ():

@@ -1,4 +1,4 @@
-"""What every connection of ours is made with, on either side: messages as bytes, and an end at frames that nobody knows."""
+"""The codec and the protocol of all our gRPC connections, as server and as client: bytes as messages, and unknown frames."""
 
 from typing import Any
 
@@ -7,31 +7,31 @@ from grpclib.protocol import H2Protocol
 
 
 class BytesCodec(CodecBase):
-    """Messages in and out are bytes: `wire` does the encoding."""
+    """Passes messages as bytes: `wire` encodes and decodes them."""
 
     __content_subtype__ = "proto"
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """The message itself. Raises TypeError for anything but bytes."""
+        """Return the message itself. Raises TypeError if it is not bytes."""
         if not isinstance(message, bytes):
-            raise TypeError(f"{message_type} is to be encoded by wire, not here: {type(message).__name__}")
+            raise TypeError(f"{message_type} must be encoded by wire first: it is a {type(message).__name__}")
         return message
 
     def decode(self, data: bytes, message_type: Any) -> bytes:  # noqa: ARG002
-        """The bytes as they came."""
+        """Return the received bytes unchanged."""
         return data
 
 
 class EndsAtUnknownFrame(H2Protocol):
-    """A connection, of either side, that ends in order where it gets a frame of a type that nobody knows."""
+    """A connection, of a server or a client, with an orderly end when it receives a frame of an unknown type."""
 
     def data_received(self, data: bytes) -> None:
-        """Takes in what the peer sent."""
+        """Process bytes from the peer."""
         try:
             super().data_received(data)
-        except NotImplementedError as error:  # grpclib's word for an event of h2 that it has no handler for
+        except NotImplementedError as error:  # grpclib has no handler for this event of h2
             self.unknown_frame(str(error))
 
     def unknown_frame(self, what: str) -> None:
-        """Ends the connection. `what` is the frame as h2 shows it."""
+        """Close the connection. `what` is the frame as h2 prints it."""
         self.processor.close(f"an unknown frame: {what}")

@@ -1,4 +1,4 @@
-"""One connection to our server, with bounds where grpclib has none: on what it keeps for a peer, and on what a peer may do."""
+"""One connection to our server, with limits that grpclib lacks: on the memory for a peer, and on its frames and resets."""
 
 import asyncio
 import binascii
@@ -26,44 +26,45 @@ from gpu_plugin.runtime.rates import LogThrottle
 
 log = logging.getLogger(__name__)
 
-# h2 remembers 2^16 closed streams a connection: 13 MiB on one that lives as long as a kubelet's.
+# h2 keeps 2^16 closed streams of a connection by default: 13 MiB on a connection that lasts as long as a kubelet's.
 H2Connection.MAX_CLOSED_STREAMS = 256
 
 RESETS = 200
-"""Streams that a peer may reset before one of its connection has ended well; a kubelet resets none that it does not give up."""
+"""A connection is closed if its peer has reset over this many streams more than have succeeded. A kubelet resets only the streams
+of calls that it gives up."""
 
 UNREAD_FRAMES = 4096
-"""Frames of a stream that wait to be read: those of a window of 4 MiB (grpclib's) are 256 as grpc-go sends them."""
+"""Frames of a stream that may wait to be read. grpclib's window of 4 MiB takes 256 frames of the size that grpc-go sends."""
 
 LONGEST_REQUEST = 8 * 1024 * 1024
-"""Bytes of a request. A kubelet's names the ids of one resource twice at most, as available and as to be included; the list that
-it has them from has no more than 4 MiB, with more than the ids in it."""
+"""Bytes of a request. A kubelet's request names the ids of one resource at most twice, as available and as required. The list
+that the ids come from has at most 4 MiB, and more content than the ids."""
 
 UNFINISHED_BYTES = 16 * 1024 * 1024
-"""Bytes of requests of one connection that are not answered yet: those of the two longest. A kubelet sends one at a time."""
+"""Bytes of unanswered requests of one connection: two of the longest requests. A kubelet sends one request at a time."""
 
 LONGEST_HEADER_NAME = 80
-"""Characters of a header's name in the answer to its sender."""
+"""Characters of a header's name in a refusal."""
 
 Headers = list[tuple[str, str]]
 
 _THROTTLE = LogThrottle()
 
 
-def _say(why: str) -> None:
+def _log_closing(why: str) -> None:
     level, more = _THROTTLE.next(time.monotonic())
     log.log(level, "%s; its connection is closed%s", why, more)
 
 
 class Requests(grpclib.server.Handler):
-    """Handles the requests of a connection, and lets go of each, however it ends."""
+    """Handles the requests of a connection, and keeps no reference to an ended request."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._releases: dict[Stream, Callable[[], Any]] = {}
 
     def accept(self, stream: Stream, headers: Headers, release_stream: Callable[[], Any]) -> None:
-        """Begins a request; one whose metadata cannot be read is refused."""
+        """Start a request, or refuse it if its metadata cannot be read."""
         fault = header_fault(headers)
         if fault:
             self._tasks[stream] = self.loop.create_task(_refuse(stream, fault))
@@ -71,16 +72,16 @@ class Requests(grpclib.server.Handler):
         else:
             super().accept(stream, headers, release_stream)
             self._releases[stream] = release_stream
-        # grpclib keeps the requests that are done until later ones come: 1 MiB on a connection that sends no more.
-        self._tasks[stream].add_done_callback(lambda task: self._forget(stream, task))
+        # grpclib keeps finished requests until later requests come: 1 MiB on a connection that sends no more.
+        self._tasks[stream].add_done_callback(lambda task: self._remove(stream, task))
 
-    def _forget(self, stream: Stream, task: "asyncio.Task[None]") -> None:
+    def _remove(self, stream: Stream, task: "asyncio.Task[None]") -> None:
         self._tasks.pop(stream, None)
         self._cancelled.discard(task)
         self._releases.pop(stream, None)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Calls once no request is worked on any more; at once where none is."""
+        """Run `call` once no request is running; at once if no request is running now."""
         left = {task for task in (*self._tasks.values(), *self._cancelled) if not task.done()}
         self._tasks.clear()
         self._cancelled = set(left)
@@ -96,7 +97,7 @@ class Requests(grpclib.server.Handler):
             call()
 
     def cancel(self, stream: Stream) -> None:
-        """The peer has reset the stream; one whose request has ended may be forgotten already."""
+        """Cancel the request of a stream that the peer has reset. An ended request may be removed already."""
         task = self._tasks.get(stream)
         if task is None:
             return
@@ -105,11 +106,11 @@ class Requests(grpclib.server.Handler):
         super().cancel(stream)
         release = self._releases.pop(stream, None)
         if release is not None and not begun:
-            release()  # grpclib does so at the end of a handler, to which one that never began does not come
+            release()  # grpclib releases a stream at the end of its handler, and this handler has not begun
 
 
 def header_fault(headers: Iterable[tuple[str, str]]) -> str:
-    """Why the headers of a request cannot be taken; empty where they can."""
+    """Return why the headers of a request are not accepted; empty if they are."""
     names = set()
     for name, value in headers:
         names.add(name)
@@ -129,16 +130,17 @@ async def _refuse(stream: Stream, fault: str) -> None:
         if stream.closable:
             stream.reset_nowait()
     except ProtocolError as error:
-        log.debug("a request that is refused was given up meanwhile: %s", error)
+        log.debug("a refusal could not be sent, because the peer ended the request: %s", error)
 
 
 async def received(stream: grpclib.server.Stream[bytes, bytes], longest: int = LONGEST_REQUEST) -> bytes:
-    """The message of a request: grpclib would believe any length, and takes no compression.
+    """Return the message of a request. grpclib's own function accepts any length, and supports no compression.
 
-    Raises GRPCError: it is compressed, has more than `longest` bytes, or ends before it is whole.
+    Raises:
+        GRPCError: the message is compressed, has more than `longest` bytes, or is incomplete.
     """
     try:
-        head = await stream._stream.recv_data(5)  # noqa: SLF001 - what grpclib reads itself has no bounds
+        head = await stream._stream.recv_data(5)  # noqa: SLF001 - grpclib's public method has no limit
         if len(head) < 5:
             raise GRPCError(Status.INVALID_ARGUMENT, "the request ended before its message")
         compressed, size = struct.unpack(">BI", head)
@@ -147,7 +149,7 @@ async def received(stream: grpclib.server.Stream[bytes, bytes], longest: int = L
         if size > longest:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes is longer than {longest}")
         data = await stream._stream.recv_data(size)  # noqa: SLF001
-    except AssertionError:  # what grpclib makes of a stream that ends too early
+    except AssertionError:  # grpclib raises this if a stream ends too early
         raise GRPCError(Status.INVALID_ARGUMENT, "the request ended within its message") from None
     if len(data) < size:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request ended within its message")
@@ -155,7 +157,7 @@ async def received(stream: grpclib.server.Stream[bytes, bytes], longest: int = L
 
 
 class TrackedProtocol(EndsAtUnknownFrame):
-    """A connection that its server knows of from the first byte to the last."""
+    """A connection, which the set of its server contains until the connection is lost."""
 
     open_connections: "set[TrackedProtocol]"
     handlers: set[grpclib.server.Handler]
@@ -164,15 +166,15 @@ class TrackedProtocol(EndsAtUnknownFrame):
     _resets = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The server knows of it from now on."""
+        """Add the connection to the server's set, and check its data and resets from now on."""
         super().connection_made(transport)
-        self.transport = cast("asyncio.Transport", transport)  # grpclib forgets its own as soon as it closes it
+        self.transport = cast("asyncio.Transport", transport)  # grpclib drops its own when it closes it
         self.open_connections.add(self)
         self.processor.processors[DataReceived] = self._data
         self.processor.processors[StreamReset] = self._reset
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The server need not wait for it any more, and keeps nothing of what was half sent."""
+        """Remove the connection from the server's set, and its handler once no request is running."""
         self.open_connections.discard(self)
         self.lost.ring()
         super().connection_lost(exc)
@@ -180,15 +182,15 @@ class TrackedProtocol(EndsAtUnknownFrame):
         handler.when_done(lambda: self.handlers.discard(handler))
 
     def unknown_frame(self, what: str) -> None:
-        """What is no HTTP/2 that anybody knows ends the connection."""
-        _say("a peer sent an unknown HTTP/2 frame")
+        """Log the unknown HTTP/2 frame, and close the connection."""
+        _log_closing("a peer sent an unknown HTTP/2 frame")
         super().unknown_frame(what)
 
     def _data(self, event: DataReceived) -> None:
         if not event.flow_controlled_length:
-            return  # an empty frame says nothing; grpclib would take it for the end, and keep it where nobody reads
+            return  # grpclib would treat an empty frame as the end, and keep it if the stream is not read
         stream = self.processor.streams.get(event.stream_id or 0)
-        if stream is not None and stream.buffer._unacked.qsize() >= UNREAD_FRAMES:  # noqa: SLF001 - grpclib does not bound it
+        if stream is not None and stream.buffer._unacked.qsize() >= UNREAD_FRAMES:  # noqa: SLF001 - grpclib has no limit
             self._end("a peer sent more frames than are read")
             return
         unfinished = sum(each.data_received for each in self.processor.streams.values())
@@ -202,25 +204,25 @@ class TrackedProtocol(EndsAtUnknownFrame):
         ended_well = self.connection.streams_succeeded
         self.processor.process_stream_reset(event)
         if self._resets - ended_well > RESETS:
-            self._end("a peer resets stream after stream")
+            self._end("a peer reset too many streams")
 
     def _end(self, why: str) -> None:
-        _say(why)
-        self.goodbye(ErrorCodes.ENHANCE_YOUR_CALM)
+        _log_closing(why)
+        self.send_goaway(ErrorCodes.ENHANCE_YOUR_CALM)
         self.processor.close(why)
 
-    def goodbye(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """GOAWAY, then the end of the connection once what is buffered has been written."""
+    def send_goaway(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """Send GOAWAY, and close the connection once the buffered data is written."""
         if self.transport.is_closing():
             return
         try:
-            h2 = self.connection._connection  # noqa: SLF001 - grpclib has no way to say GOAWAY
+            h2 = self.connection._connection  # noqa: SLF001 - grpclib cannot send GOAWAY
             h2.close_connection(code)
             self.transport.write(h2.data_to_send())
         except ProtocolError as error:
-            log.debug("no GOAWAY on a connection already broken: %s", error)
+            log.debug("GOAWAY could not be sent, because the connection is broken: %s", error)
         self.transport.close()
 
     def abort(self) -> None:
-        """The end at once, whatever was not written yet."""
+        """Close the connection at once. Unwritten data is lost."""
         self.transport.abort()

@@ -1,4 +1,4 @@
-"""What passes between the plugin and the kubelet, counted since the start of the process, all resources together."""
+"""Counts of the traffic between the plugin and the kubelet, for all resources, since the start of the process."""
 
 import threading
 import time
@@ -12,30 +12,30 @@ from grpclib.exceptions import GRPCError
 from gpu_plugin.runtime.histogram import Histogram
 
 METHODS = ("Allocate", "GetPreferredAllocation", "GetDevicePluginOptions", "PreStartContainer")
-"""Calls that are answered once. ListAndWatch, which lasts, is told by its streams and lists."""
+"""Methods with one answer. ListAndWatch, which lasts, is counted by its streams and lists."""
 
 DURATIONS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
-"""Seconds: an answer takes half a millisecond, and the kubelet waits for it without a deadline."""
+"""Upper bounds of the histogram in seconds. An answer takes half a millisecond, and the kubelet waits without a deadline."""
 
 ACCEPTED = "accepted"
 FAILED = "failed"
-"""What came of a registration."""
+"""The results of a registration."""
 
 
 class KubeletCounts:
-    """Requests, their durations and errors, registrations, streams and lists. For the event loop, but `allocated`.
+    """Requests, their durations and errors, registrations, streams and lists. Only `allocated` may be called on any thread.
 
     Attributes:
-        durations: of answered and refused requests, by method.
-        errors: refused and failed requests, by method and name of the gRPC status.
-        registrations: by resource and what came of them.
-        streams: ListAndWatch streams of the kubelet that are open now, by resource.
-        lists: lists of devices that were sent on any stream, by resource.
-        requests: requests on connections of the kubelet, by resource.
+        durations: durations of answered and refused requests, by method.
+        errors: numbers of refused and failed requests, by method and name of the gRPC status.
+        registrations: numbers of registrations, by resource and result.
+        streams: numbers of open ListAndWatch streams of the kubelet, by resource.
+        lists: numbers of device lists sent on any stream, by resource.
+        requests: numbers of requests on connections of the kubelet, by resource.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes a steady clock, in seconds."""
+        """`clock` is steady, in seconds."""
         self._clock = clock
         self.durations = {method: Histogram(DURATIONS) for method in METHODS}
         self.errors: Counter[tuple[str, str]] = Counter()
@@ -48,7 +48,7 @@ class KubeletCounts:
         self._lock = threading.Lock()
 
     def counted(self, method: str, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """The handler of a method, with each of its requests timed, and counted where it fails."""
+        """Wrap the handler of a method: measure each request's duration, and count its error."""
         clock, durations, errors = self._clock, self.durations[method], self.errors
 
         async def handle(stream: Any) -> None:
@@ -59,7 +59,7 @@ class KubeletCounts:
                 errors[method, error.status.name] += 1
                 raise
             except Exception:
-                errors[method, Status.UNKNOWN.name] += 1  # which grpclib answers then
+                errors[method, Status.UNKNOWN.name] += 1  # the status that grpclib answers
                 raise
             finally:
                 durations.observe(clock() - began)
@@ -67,13 +67,13 @@ class KubeletCounts:
         return handle
 
     def allocated(self, resource: str, devices: int) -> None:
-        """An Allocate of so many devices is answered. Safe between threads: long requests are worked on beside the loop."""
+        """Count an answered Allocate with its number of devices. Thread-safe, because long requests run on threads."""
         with self._lock:
             self._allocations[resource] += 1
             self._devices[resource] += devices
 
     def as_data(self) -> Mapping[str, Any]:
-        """Plain data, `resources` by name and `methods` by name."""
+        """Return the counts as plain data, `resources` and `methods` each by name."""
         names = {*self._allocations, *self.streams, *self.lists, *(resource for resource, _ in self.registrations)}
         return {
             "methods": {

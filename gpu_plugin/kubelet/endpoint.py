@@ -1,8 +1,8 @@
-"""One resource's life with the kubelet: listen, register, watch, and begin again when anything of that is lost.
+"""Serve a resource to the kubelet: listen, register, watch, and start again when any of these fails.
 
-The kubelet never repairs a broken connection to a plugin; whatever breaks, the plugin has to register again, and must
-have let go of everything old before it does. So there is one way to mend: end this incarnation, begin the next. Each
-listens on a socket of its own name, since kubelets from 1.37 on tell endpoints apart by path.
+The kubelet never repairs a broken connection to a plugin. After any failure the plugin must close the old socket and its
+connections, and register again. So there is one way to recover: end this incarnation, and start the next incarnation. Each
+listens on a socket with a new name, because kubelets from 1.37 on identify endpoints by path.
 """
 
 import itertools
@@ -35,36 +35,36 @@ from gpu_plugin.runtime.supervision import forever
 log = logging.getLogger(__name__)
 
 _INCARNATIONS = itertools.count(1)
-"""One count for all resources of the process: two may share the part of their name that fits into a socket's."""
+"""One count for all resources of the process: two resources may share the part of their name that fits into a socket's name."""
 
 REMINDER = 600.0
-"""Seconds after which it is said again that there is no kubelet, as a warning from then on."""
+"""Seconds after which the log has another line while there is no kubelet. These later lines are warnings."""
 
 FIRST_RETRY = 0.05
 LONGEST_RETRY = 30.0
-"""Seconds before serving is begun again after the second failure in a row, and at most; after the first it is at once."""
+"""Seconds until the next start after the second failure in a row, and the longest pause. The first failure has no pause."""
 
 STABLE = 30.0
-"""Seconds that it must have worked for a failure to count as the first again; to wait for a stream is no work."""
+"""Reset the failure count after this many seconds of service. Waiting for a stream does not count."""
 
 FIRST_STREAM = 30.0
-"""Seconds after a registration within which the kubelet must have opened its stream (it does so at once)."""
+"""Seconds after a registration within which the kubelet must open its stream. A kubelet opens it at once."""
 
 
 class RegistrationLog:
-    """Logs resources that are registered side by side in one line, once none of them is under way any more."""
+    """Logs concurrent registrations in one line, once all of them have ended."""
 
     def __init__(self) -> None:
         self._under_way = 0
         self._sockets: dict[str, str] = {}
 
     def registered(self, resource: str, socket: str) -> None:
-        """Note a registration as a socket of this name."""
+        """Add a registration with this socket name to the next line."""
         self._sockets[resource] = socket
 
     @contextmanager
     def registering(self) -> Iterator[None]:
-        """A registration is under way meanwhile."""
+        """Count a registration as under way inside this context."""
         self._under_way += 1
         try:
             yield
@@ -84,12 +84,18 @@ class RegistrationLog:
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What the endpoints of all resources have in common.
+    """The objects that the endpoints of all resources share.
 
-    `kubelet_socket` is `directory`/kubelet.sock, or None to serve without registering; `look` rings when something in `directory`
-    may have changed. `registered` is called after each registration, and `registrations` told how each resource stands: a
-    registration counts there once the kubelet has opened its stream; `counts` takes down what passes between us and the kubelet.
-    `log` logs registrations.
+    Attributes:
+        store: the snapshots.
+        kubelet_socket: `directory`/kubelet.sock, or None to serve without registering.
+        directory: the kubelet's device plugin directory.
+        look: rings when something in `directory` may have changed.
+        registered: called after each registration.
+        registrations: the state of each resource. A resource counts as registered once the kubelet has opened its stream.
+        counts: counts of the traffic with the kubelet.
+        pairs: as for `DevicePluginService`.
+        log: logs registrations.
     """
 
     store: SnapshotStore
@@ -107,7 +113,7 @@ class ResourceEndpoint:
     """Keeps one resource registered for as long as `run` runs."""
 
     def __init__(self, resource: str, shared: Shared) -> None:
-        """Raises ValueError for a name that no kubelet would take."""
+        """Raises ValueError if kubelets do not accept the name."""
         fault = resource_name_fault(resource)
         if fault:
             raise ValueError(fault)
@@ -117,32 +123,32 @@ class ResourceEndpoint:
         self._registrations = shared.registrations
         self._feed = ListFeed(resource, shared.store)
         self._trouble = ""
-        """Why the last incarnation came to nothing; empty where it did not. The same is worth a line once."""
-        self._unheard = False
+        """Why the last incarnation failed; empty if it did not. The same reason is logged as a warning once."""
+        self._no_stream = False
         """Whether the last incarnation ended because the kubelet never opened a stream."""
         self._works_since: float | None = None
-        """Since when the present incarnation does what it is for; None before that."""
+        """The time since which the present incarnation has a stream, or serves without a kubelet; None before that."""
 
     async def run(self) -> None:
-        """Serves until cancelled, then ends streams, connections and socket. One failure after the other is mended."""
+        """Serve until cancelled, then end streams, connections and socket. Start again after every failure."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._feed.run)
-            await self._live()
+            await self._serve_repeatedly()
 
-    async def _live(self) -> None:
+    async def _serve_repeatedly(self) -> None:
         backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE, free=1, stable=STABLE)
         while True:
             seen = self._kubelet()
             self._works_since = None
-            trouble, unheard = "", False
+            trouble, no_stream = "", False
             try:
-                kubelet = await self._kubelet_present()
-                if kubelet != seen:  # it was waited for
+                kubelet = await self._wait_for_kubelet()
+                if kubelet != seen:  # the kubelet was away
                     seen = kubelet
                     backoff.succeeded()
                 why = await self._serve(kubelet)
-                unheard = self._unheard
-                if unheard:
+                no_stream = self._no_stream
+                if no_stream:
                     trouble = f"{why}, so it knows no device of this resource; registering again"
                 else:
                     self._log.info("%s: %s; registering again", self.resource, why)
@@ -154,19 +160,19 @@ class ResourceEndpoint:
                 fields = {"resource": self.resource}
                 log.exception("%s: serving failed unexpectedly; starting again", self.resource, extra=fields)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
-            if trouble:  # a kubelet that is away is asked many times: once is worth a line
+            if trouble:  # the same reason is a warning only once
                 self._log.log(
                     logging.DEBUG if trouble == self._trouble else logging.WARNING, "%s: %s", self.resource, trouble
                 )
                 self._registrations.away(self.resource, trouble)
-            self._trouble, self._unheard = trouble, unheard
+            self._trouble, self._no_stream = trouble, no_stream
             now = anyio.current_time()
             worked_for = 0.0 if self._works_since is None else now - self._works_since
             pause = backoff.failed(now, random.random(), worked_for)  # noqa: S311 - spreads retries, keeps no secret
             await self._wait(pause, seen, backoff)
 
     async def _wait(self, seconds: float, seen: Identity | None, backoff: Backoff) -> None:
-        """Waits before the next try; a kubelet.sock that is not the one of before ends the wait."""
+        """Wait before the next try. A kubelet.sock other than `seen` ends the wait."""
         deadline = anyio.current_time() + seconds
         while self._kubelet() in (None, seen):
             left = deadline - anyio.current_time()
@@ -176,16 +182,19 @@ class ResourceEndpoint:
         backoff.succeeded()
 
     def _kubelet(self) -> Identity | None:
-        """Which kubelet socket there is now; where none is registered with, any directory will do."""
+        """Return the identity of the kubelet's socket, or None without a socket.
+
+        Without registration, it is a constant while the directory exists, and None without a directory.
+        """
         if self._shared.kubelet_socket is None:
             return (0, 0, 0) if self._shared.directory.is_dir() else None
         return identity(self._shared.kubelet_socket)
 
     async def _serve(self, kubelet: Identity) -> str:
-        """One incarnation for this kubelet: returns why it is over.
+        """Run one incarnation for this kubelet, and return why it ended.
 
         Raises:
-            CallError: the kubelet did not take us.
+            CallError: the registration failed.
             OSError: the socket cannot be made.
         """
         remove_stale(self._shared.directory)
@@ -198,15 +207,15 @@ class ResourceEndpoint:
             try:
                 await server.bind(path)
             except FileNotFoundError:
-                self._unheard = False
-                return "our socket went as soon as it was made"
+                self._no_stream = False
+                return "our socket was removed as soon as it was made"
             self._log.debug("%s: listening on %s", self.resource, path)
             self._registrations.served(self.resource, path)
             if self._shared.kubelet_socket is not None:
                 with self._shared.log.registering():
                     kubelet = await self._register(self._shared.kubelet_socket, path.name, server) or kubelet
                     service.registering = False
-                    if self._unheard:
+                    if self._no_stream:
                         self._log.debug("%s: registered with the kubelet as %s", self.resource, path.name)
                     else:
                         self._shared.log.registered(self.resource, path.name)
@@ -221,18 +230,18 @@ class ResourceEndpoint:
             await server.end()
 
     async def _register(self, kubelet_socket: Path, name: str, server: SocketServer) -> Identity | None:
-        """Registers, and keeps our socket in its place meanwhile: the kubelet goes on dialling it for 10 s.
+        """Register, and return the identity of the kubelet's socket that took the call; None if it is not known.
 
-        Returns which kubelet it was.
+        If our socket is removed during the call, it is made again: the kubelet tries to connect to it for 10 s.
 
         Raises:
-            CallError: the kubelet did not take us.
-            OSError: our socket went, and cannot be made again.
+            CallError: the registration failed.
+            OSError: our socket was removed, and cannot be made again.
         """
         dialled: Identity | None = None
 
         def listening() -> bool:
-            nonlocal dialled  # the one that took the connection, should another have come since
+            nonlocal dialled  # the socket that took the connection, even if it is replaced later
             dialled = identity(kubelet_socket)
             return server.listening
 
@@ -243,7 +252,9 @@ class ResourceEndpoint:
             while True:
                 await self._shared.look.wait(POLL_INTERVAL)
                 if dialled is not None and not server.listening and self._shared.directory.is_dir():
-                    self._log.warning("%s: our socket went while we registered; making it again", self.resource)
+                    self._log.warning(
+                        "%s: our socket was removed during the registration; making it again", self.resource
+                    )
                     try:
                         await server.rebind()
                     except OSError as error:
@@ -263,23 +274,23 @@ class ResourceEndpoint:
             raise failure
         return dialled
 
-    async def _kubelet_present(self) -> Identity:
-        """Waits for the kubelet's socket and says which one it is."""
+    async def _wait_for_kubelet(self) -> Identity:
+        """Wait for the kubelet's socket, and return its identity."""
         next_line, reminded = -math.inf, False
         while True:
             found = self._kubelet()
             if found is not None:
                 return found
             if anyio.current_time() >= next_line:
-                why = self._absent()
+                why = self._missing_path()
                 level = logging.WARNING if reminded else logging.INFO
                 self._log.log(level, "%s: %s", self.resource, why)
                 self._registrations.away(self.resource, why)
                 next_line, reminded = anyio.current_time() + REMINDER, True
             await self._shared.look.wait(POLL_INTERVAL)
 
-    def _absent(self) -> str:
-        """What of the kubelet is not there."""
+    def _missing_path(self) -> str:
+        """Return which path of the kubelet is missing, for the log."""
         if not self._shared.directory.is_dir():
             return f"waiting for the kubelet: there is no directory {self._shared.directory}: is --device-plugin-dir right?"
         return f"waiting for the kubelet: no {self._shared.kubelet_socket} yet"
@@ -301,18 +312,18 @@ class ResourceEndpoint:
             )
             why = over(view)
             if why:
-                self._unheard = _unheard(view)
+                self._no_stream = _stream_overdue(view)
                 return why
             if self._works_since is None and view.streams_opened:
                 self._works_since = anyio.current_time()
                 self._registrations.taken(self.resource)
-                if self._unheard:
+                if self._no_stream:
                     self._log.info("%s: the kubelet has opened its stream", self.resource)
             await self._shared.look.wait(POLL_INTERVAL)
 
 
 class Endpoints:
-    """Serves every resource of the store on a socket of its own. One resource's trouble never reaches another."""
+    """Serves every resource of the store on a socket of its own. A failure of one resource does not affect the others."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -320,7 +331,7 @@ class Endpoints:
         self._running: dict[str, anyio.CancelScope] = {}
 
     async def run(self) -> None:
-        """Follows the store until cancelled, then ends every endpoint."""
+        """Start and end endpoints as the store's resources change. Once cancelled, end every endpoint."""
         async with anyio.create_task_group() as tasks:
             while True:
                 names = self._store.current.resources.keys()
@@ -340,18 +351,18 @@ class Endpoints:
             try:
                 endpoint = ResourceEndpoint(name, self._shared)
             except ValueError as error:
-                log.error("cannot be served: %s", error)  # noqa: TRY400 - the sentence is all there is to say
+                log.error("cannot be served: %s", error)  # noqa: TRY400 - the message is complete
                 self._registrations.away(name, f"it cannot be served: {error}")
             else:
                 await forever(name, endpoint.run)
-        if name not in self._running:  # it was withdrawn: what was noted of it while it ended is past, too
+        if name not in self._running:  # it was withdrawn: drop the state from its end
             self._registrations.withdrawn(name)
 
 
 class View(msgspec.Struct, frozen=True):
-    """An incarnation as it stands: `age` is in seconds since its registration, identities are of kubelet.sock.
+    """The state of an incarnation: `age` is in seconds since its registration, and identities are of kubelet.sock.
 
-    `again` is why it is to be registered again, though nothing that can be seen from here is wrong with it.
+    `again` is the reason of a request to register again, although the rest of the state is good; empty without a request.
     """
 
     listening: bool
@@ -365,7 +376,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 def over(view: View) -> str:
-    """Why this incarnation is over; empty while all is well. Looks at the present alone, so no stale event misleads."""
+    """Return why an incarnation must end; empty if it continues. The result depends on the present alone, not on old events."""
     if not view.listening:
         return "our socket is gone"
     if not view.registering:
@@ -374,11 +385,11 @@ def over(view: View) -> str:
         return "the kubelet has a new socket"
     if view.streams_opened and not view.streams:
         return "the kubelet dropped our stream"
-    if _unheard(view):
+    if _stream_overdue(view):
         return f"the kubelet opened no stream within {FIRST_STREAM:g} s of our registration"
     return view.again
 
 
-def _unheard(view: View) -> bool:
-    """Whether a kubelet has had time enough to open its stream, and has not."""
+def _stream_overdue(view: View) -> bool:
+    """Whether the kubelet has not opened its stream in time."""
     return view.registering and not view.streams_opened and view.age > FIRST_STREAM

@@ -1,4 +1,4 @@
-"""One resource's device list as bytes: encoded once for all streams, only where something changed, bursts as one."""
+"""Encode the device list of a resource: once for all streams, only after a change, and once for a burst of changes."""
 
 import logging
 
@@ -13,18 +13,18 @@ from gpu_plugin.runtime.pulse import Pulse
 log = logging.getLogger(__name__)
 
 QUIET = 0.05
-"""Seconds between two lists: the first change goes out at once, those of a burst after it together."""
+"""Seconds between two lists: the first change is sent at once, and the changes of a burst after it together."""
 
 OFF_LOOP_ENCODINGS = 2_000
-"""From so many devices never encoded before on (20 µs each) the work is done on a thread, so that the loop runs on."""
+"""Encode this many or more new devices on a thread, so that the event loop is not blocked: each takes 20 µs."""
 
 
 ListRequest = tuple[tuple[Device, ...], int]
-"""What the store wants sent: the devices, and how often the same list was asked for once more."""
+"""The list to send: the devices, and the number of requests to send the same list again."""
 
 
 class ListFeed:
-    """The newest list of a resource; streams wait for one they have not sent."""
+    """The newest list of a resource. Each stream waits for a list that it has not sent."""
 
     def __init__(self, resource: str, store: SnapshotStore) -> None:
         self.resource = resource
@@ -37,7 +37,7 @@ class ListFeed:
         self._refreshing = anyio.Lock()
 
     async def run(self) -> None:
-        """Follows the store for as long as the process lives. Never returns."""
+        """Encode the list after each change of the store. Never returns."""
         while True:
             if await self.refresh():
                 await anyio.sleep(QUIET)
@@ -45,7 +45,7 @@ class ListFeed:
                 await self._store.changed.wait()
 
     async def refresh(self) -> bool:
-        """Takes in the newest snapshot. Returns whether there is a list to send, another than before or the same once more."""
+        """Update the list from the newest snapshot. Return whether there is a list to send, new or the same again."""
         async with self._refreshing:
             wanted = self._wanted()
             if self._is_done(wanted):
@@ -65,11 +65,11 @@ class ListFeed:
         return view.resource.devices if view else (), self._store.resends(self.resource)
 
     def _is_done(self, wanted: ListRequest) -> bool:
-        """Whether these very devices, which are not compared one by one, were taken in."""
+        """Whether the list has these devices: the same tuple, because comparing each device would take too long."""
         return self._done is not None and wanted[0] is self._done[0] and wanted[1] == self._done[1]
 
     async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
-        """A list of these devices; the last one where it would be too long."""
+        """Return the encoded list of these devices, or the last list if it would be too long."""
         if self._encoder.fresh(devices) >= OFF_LOOP_ENCODINGS:
             payload = await anyio.to_thread.run_sync(self._encoder.encode, devices)
         else:
@@ -77,7 +77,7 @@ class ListFeed:
         if len(payload) <= wire.MAX_MESSAGE_BYTES:
             return payload
         log.error(
-            "%s: a list of %d devices is %d bytes and the kubelet takes %d: %s. Ask for fewer replicas",
+            "%s: a list of %d devices has %d bytes, and the kubelet accepts %d: %s. Configure fewer replicas",
             self.resource,
             len(devices),
             len(payload),
@@ -87,7 +87,7 @@ class ListFeed:
         return self.payload
 
     async def newer(self, than: int) -> tuple[int, bytes]:
-        """The list once it is newer than version `than`."""
+        """Wait until the list is newer than version `than`, and return its version and its bytes."""
         while self.version <= than:
             await self._changed.wait()
         return self.version, self.payload

@@ -1,4 +1,4 @@
-"""Which devices pods hold, by the word of two witnesses: PodResources, and the kubelet's checkpoint."""
+"""Read which devices pods hold from two sources: PodResources, and the kubelet's checkpoint."""
 
 import logging
 from collections.abc import Mapping
@@ -17,44 +17,44 @@ from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Workers, computed
 log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
-"""Seconds that each witness may take."""
+"""Seconds to wait for each source."""
 
 NOTHING: Mapping[Key, float] = {}
 
 Written = tuple[Entries, checkpoint.Writing]
-"""What the checkpoint says, and which writing of it that is."""
+"""The content of the checkpoint, and the version of the file."""
 
 
 class Holders:
-    """Asks both witnesses; `holding.weigh` weighs what they say."""
+    """Reads both sources, and combines them with `holding.weigh`."""
 
     def __init__(self, directory: Path) -> None:
-        """Takes the device plugin directory, where kubelet.sock and the checkpoint lie."""
+        """`directory` is the device plugin directory, with kubelet.sock and the checkpoint."""
         self._directory = directory
         self._history = History()
         self._no_answer = ""
         self._threads = Workers("checkpoint")
         self._reading: SlowCall[Written] = SlowCall(self._threads.begin)
         self.unread = ""
-        """Why the checkpoint could not be read the last time; empty where it could."""
+        """Why the checkpoint could not be read the last time; empty if it could."""
         self.lacking = False
-        """Whether that is because there is none."""
+        """Whether the checkpoint did not exist the last time."""
 
     async def ask(self, socket: Path, awaited: Mapping[Key, float] = NOTHING) -> Holding:
-        """What pods hold or may hold. `socket` is that of PodResources, `awaited` as for `weigh`."""
-        before = await self._written()
+        """Return the devices that pods hold or may hold. `socket` is the PodResources socket, and `awaited` as for `weigh`."""
+        before = await self._read_checkpoint()
         kubelet = identity(socket)
-        listed = await self._listed(socket)
+        listed = await self._list_allocated(socket)
         if kubelet != identity(socket):
             kubelet = None
-        after = await self._written()
+        after = await self._read_checkpoint()
         entries, writing = (None, None) if after is None else after
-        said = KubeletReadings(kubelet, listed, None if before is None else before[0], entries, writing)
+        readings = KubeletReadings(kubelet, listed, None if before is None else before[0], entries, writing)
         many = len(listed or ()) + len(entries or ()) >= OFF_LOOP_DEVICES
-        holding, self._history = await computed(weigh, self._history, said, awaited, apart=many)
+        holding, self._history = await computed(weigh, self._history, readings, awaited, apart=many)
         return holding
 
-    async def _listed(self, socket: Path) -> Allocated | None:
+    async def _list_allocated(self, socket: Path) -> Allocated | None:
         try:
             listed = await pod_resources.allocated(socket, PATIENCE)
         except CallError as error:
@@ -66,19 +66,19 @@ class Holders:
         return listed
 
     def close(self) -> None:
-        """Lets the thread that reads the checkpoint end; the next question begins another."""
+        """End the thread that reads the checkpoint. The next call of `ask` starts another thread."""
         self._threads.close()
 
-    async def _written(self) -> Written | None:
-        """The checkpoint, None where it is no witness. While one reading hangs, no other is begun."""
+    async def _read_checkpoint(self) -> Written | None:
+        """Read the checkpoint; None if it cannot be read. While a read hangs, no other read is started."""
         self.lacking = False
-        if self._reading.back:  # it is out of date by now
+        if self._reading.back:  # its result is out of date
             self._reading.forget()
         self._reading.begin(lambda: checkpoint.read(self._directory))
         assert self._reading.started is not None
-        left = self._reading.started + PATIENCE - anyio.current_time()  # whoever began it may have been cancelled
+        left = self._reading.started + PATIENCE - anyio.current_time()  # an earlier, cancelled call may have started it
         if not await self._reading.wait(max(0.0, left)):
-            self.unread = f"reading it has not come back for more than {PATIENCE:g} s: does its disk answer?"
+            self.unread = f"reading it has taken more than {PATIENCE:g} s: does its disk answer?"
             return None
         reading = self._reading.take()
         error = reading.done.exception()

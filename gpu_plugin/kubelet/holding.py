@@ -1,14 +1,14 @@
-"""Which devices pods may hold, concluded from what the kubelet says and has written down. Decisions only, no I/O.
+"""Decide which devices pods may hold, from PodResources and the kubelet's checkpoint. No I/O.
 
-Two witnesses. PodResources lists what the containers of active pods have; it leaves out what plain init containers were given,
-and for a while after its start a kubelet lists no pods, or pods without their devices. The checkpoint names all of it by the
-uid of the pod, and keeps pods that have ended until it is written again: at an allocation, at a list of devices, and when a
-resource is forgotten (pkg/kubelet/cm/devicemanager/manager.go, writeCheckpoint).
+PodResources lists the devices of the containers of active pods. It omits the devices of plain init containers, and for a while
+after its start a kubelet lists no pods, or pods without their devices. The checkpoint has all devices by the uid of the pod. It
+keeps pods that have ended until the kubelet writes it again: at an allocation, at a list of devices, and when the kubelet drops
+a resource (pkg/kubelet/cm/devicemanager/manager.go, writeCheckpoint).
 
-So that PodResources does not list a device proves nothing by itself. It proves that a pod has ended where the same kubelet has
-listed the device for that very pod before.
+So a pod may still hold a device that PodResources does not list. Only if the same kubelet has listed the device for the same
+pod before, the pod has ended.
 
-So that the kubelet writes its checkpoint again, a list is sent once more though nothing in it has changed.
+An unchanged list is sent again to make the kubelet write its checkpoint.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,26 +22,30 @@ from gpu_plugin.kubelet.socket import Identity
 Key = tuple[str, str]
 """Resource name and device id."""
 
-NOBODY: frozenset[str] = frozenset()
+NO_PODS: frozenset[str] = frozenset()
 
 Entries = Mapping[Key, frozenset[str]]
-"""The checkpoint: by resource and device id, the uids of the pods that were given the device."""
+"""The checkpoint: the uids of the pods that have a device, by resource and device id."""
 
 RESEND_INTERVAL = 10.0
-"""Seconds between two such lists at least. The kubelet writes a file for each; a pod's plain init containers may hold a device
-for as long as the pod runs, so that nothing comes of it."""
+"""Shortest time between two such lists, in seconds. The kubelet writes a file for each list, and a list may have no effect: a
+pod keeps the devices of its plain init containers until it ends."""
 
 UNANSWERED = 3
-"""How often at most it is sent for the same devices while nobody answers as PodResources: then a kubelet forgets pods that have
-ended only when it admits another one with devices, and writes that down by itself."""
+"""How often at most the list is sent again for the same devices while PodResources does not answer. Without PodResources, a
+kubelet drops ended pods only when it admits another pod with devices, and then it also writes the checkpoint."""
 
 
 class KubeletReadings(msgspec.Struct, frozen=True):
-    """What the witnesses said at one time: first the checkpoint, then PodResources' answer, then the checkpoint again.
+    """One reading of both sources: first the checkpoint, then PodResources, then the checkpoint again.
 
-    `listed` is None where PodResources did not answer, `before` and `after` where the checkpoint could not be read. `kubelet`
-    is the socket that answered, None where it is not known to have been one and the same from the question to the answer: a
-    kubelet makes a new socket when it starts. `writing` tells the checkpoint read as `after` from any other writing of it.
+    Attributes:
+        kubelet: the PodResources socket; None if it may have been replaced during the request. A kubelet makes a new socket
+            when it starts.
+        listed: the devices that PodResources lists; None if it did not answer.
+        before: the checkpoint before the answer; None if it could not be read.
+        after: the checkpoint after the answer; None if it could not be read.
+        writing: the version of the checkpoint read as `after`.
     """
 
     kubelet: Identity | None = None
@@ -52,10 +56,13 @@ class KubeletReadings(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """What one kubelet, known by its PodResources socket, has listed.
+    """The earlier answers of one kubelet.
 
-    `pods` has the uid of the pod that had each device; `seen` are devices that were awaited already when they were
-    listed, with the time since when they had been, as far as the checkpoint could not be read since.
+    Attributes:
+        kubelet: its PodResources socket.
+        pods: the uid of the pod that had each device.
+        seen: the devices that were listed while they were awaited, with the time since which they were awaited. Empty once the
+            checkpoint can be read.
     """
 
     kubelet: Identity | None = None
@@ -64,12 +71,16 @@ class History(msgspec.Struct, frozen=True):
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What follows from what the witnesses said.
+    """The devices that pods hold or may hold, according to both sources.
 
-    `allocated` is what pods hold or may hold, None where neither witness spoke; `listed` is the part that PodResources lists
-    itself; `written` is what the checkpoint alone keeps: a pod that has ended may have had it, which shows once it is written
-    again. `writing` is which writing of the checkpoint was read, None where it could not be: `allocated` then speaks of nothing
-    but what is listed and what was awaited when the question was asked. `answered` is whether PodResources spoke.
+    Attributes:
+        allocated: the devices that pods hold or may hold; None if neither source could be read.
+        listed: the devices of `allocated` that PodResources lists.
+        written: the devices of `allocated` that only the checkpoint has. The pod may have ended: the next version of the
+            checkpoint shows it.
+        writing: the version of the checkpoint; None if it could not be read. Then `allocated` has only the listed devices and
+            the devices that were awaited at the time of the request.
+        answered: whether PodResources answered.
     """
 
     allocated: Allocated | None = None
@@ -80,70 +91,74 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def of_all(self) -> Allocated | None:
-        """What pods may hold of anything that there is; None where that is known only of what was awaited."""
+        """All devices that pods may hold; None if this is known only of the listed and the awaited devices."""
         return None if self.writing is None else self.allocated
 
 
-def weigh(history: History, said: KubeletReadings, awaited: Mapping[Key, float]) -> tuple[Holding, History]:
-    """What pods may hold, and what is to be remembered for the next time.
+def weigh(history: History, readings: KubeletReadings, awaited: Mapping[Key, float]) -> tuple[Holding, History]:
+    """Return the devices that pods may hold, and the history for the next call.
 
     Args:
-        history: what was remembered the last time.
-        said: what the witnesses say now.
-        awaited: what a pod may hold and its hardware is kept back for, and since when without a break: what is retired, so
-            that the kubelet gives it to no pod any more, and what is held under names that others serve.
+        history: the history from the last call.
+        readings: the present readings of both sources.
+        awaited: the devices whose hardware is kept back because a pod may hold them, with the time since which each is awaited
+            without a break. They are retired devices, which the kubelet gives to no other pod, and devices that pods hold
+            under names that other plugins serve.
 
-    A device is free where the checkpoint does not name it, or names it for pods alone that have ended, and PodResources, as far
-    as it answers, does not list it. Without a checkpoint one that is awaited is free only where this kubelet has listed it since
-    then, and lists it no more, and the checkpoint has not been readable in between: a plain init container of another pod may
-    have been given it meanwhile, by a plugin that serves it.
+    A device is free if two conditions hold: PodResources does not list it, if PodResources answers, and the checkpoint names it
+    for no pod, or only for pods that have ended.
+
+    If the checkpoint cannot be read, an awaited device is free only if this kubelet has listed it since it is awaited, does not
+    list it any more, and the checkpoint could not be read in between either. Otherwise another plugin that serves the device may
+    have given it to a plain init container of another pod.
     """
-    if said.listed is None:  # another kubelet may have begun meanwhile: nothing that this one said counts any more
-        named = frozenset(said.after or ())
-        return Holding(None if said.after is None else named, written=named, writing=said.writing), History()
-    listed = said.listed
-    same = said.kubelet is not None and said.kubelet == history.kubelet
+    if readings.listed is None:  # another kubelet may have started, so the history is dropped
+        named = frozenset(readings.after or ())
+        return Holding(None if readings.after is None else named, written=named, writing=readings.writing), History()
+    listed = readings.listed
+    same = readings.kubelet is not None and readings.kubelet == history.kubelet
     pods: Mapping[Key, str] = history.pods if same else {}
-    seen = frozenset(one for one in history.seen if awaited.get(one[0]) == one[1]) if same else frozenset()
+    seen = frozenset((key, since) for key, since in history.seen if awaited.get(key) == since) if same else frozenset()
     written: Allocated = frozenset()
-    if said.after is None:
+    if readings.after is None:
         listed_before = {key for key, _ in seen}
         unproven = frozenset(key for key in awaited if key not in listed and key not in listed_before)
         seen |= {(key, awaited[key]) for key in awaited if key in listed}
     else:
         seen = frozenset()
-        after = said.after
+        after = readings.after
         pods = {key: uid for key, uid in pods.items() if uid in after.get(key, ())}
         ended = _ended(pods, listed)
         unproven = written = frozenset(key for key, uids in after.items() if key not in listed and not uids <= ended)
     allocated = listed | unproven if unproven else listed
-    holding = Holding(allocated, listed, written, said.writing, answered=True)
-    return holding, History(said.kubelet, {**pods, **_pairs(said, listed)}, seen)
+    holding = Holding(allocated, listed, written, readings.writing, answered=True)
+    return holding, History(readings.kubelet, {**pods, **_pairs(readings, listed)}, seen)
 
 
 def _ended(pods: Mapping[Key, str], listed: Allocated) -> AbstractSet[str]:
-    """The pods of which devices were listed and none is any more: PodResources lists all of a pod or nothing."""
+    """Return the pods whose devices were listed before and are not now. PodResources lists all devices of a pod or none."""
     return set(pods.values()) - {uid for key, uid in pods.items() if key in listed}
 
 
-def _pairs(said: KubeletReadings, listed: Allocated) -> Mapping[Key, str]:
-    """What PodResources lists, with the pods it can be about: those that the checkpoint names before the answer and after it.
+def _pairs(readings: KubeletReadings, listed: Allocated) -> Mapping[Key, str]:
+    """Return the pod of each listed device for which the checkpoint has exactly one pod both before and after the answer.
 
-    Where the checkpoint named another pod in between, the answer may have been about either.
+    For other devices the answer may refer to a pod that the checkpoint had only at one of the two times, or in between.
     """
-    before, after = said.before, said.after
+    before, after = readings.before, readings.after
     found = {}
     if before is not None and after is not None:
         for key in listed:
-            both = before.get(key, NOBODY).intersection(after.get(key, NOBODY))
+            both = before.get(key, NO_PODS).intersection(after.get(key, NO_PODS))
             if len(both) == 1:
                 (found[key],) = both
     return found
 
 
 class ListResend(msgspec.Struct):
-    """A kubelet forgets pods that have ended when PodResources is asked, and writes that down when a list arrives.
+    """Decides when to send a list again, so that the kubelet writes a checkpoint without pods that have ended.
 
+    A kubelet drops these pods at a request to PodResources, and writes the checkpoint when a list arrives.
     Source: pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices and genericDeviceUpdateCallback.
     """
 
@@ -154,22 +169,27 @@ class ListResend(msgspec.Struct):
     def due(
         self,
         kept: AbstractSet[Key],
-        heard: Iterable[str],
+        registered: Iterable[str],
         now: float,
         *,
         ready: AbstractSet[Key] = frozenset(),
         answered: bool = True,
     ) -> str:
-        """The resource whose list is to be sent again now; empty for none.
+        """Return the resource whose list must be sent again now; empty if no list must be sent.
 
-        `kept` is what keeps hardware back until the checkpoint is written, by resource name and device id; `heard` are the
-        resources whose lists the kubelet hears, any of which will do. `now` is in seconds of a steady clock, `answered` whether
-        PodResources did. What was not kept the last time either is waited for: PodResources has only just been asked about it,
-        and a list that is on its way may do. `ready` is what no list before now does for.
+        A device that was not in `kept` at the last call is skipped: the request to PodResources has only just been made, and a
+        list on its way to the kubelet may be enough.
+
+        Args:
+            kept: the devices that keep hardware back until the checkpoint is written.
+            registered: the resources whose lists the kubelet reads. The list of any of them is enough.
+            now: seconds of a steady clock.
+            ready: devices for which no earlier list is enough, so they are not skipped.
+            answered: whether PodResources answered.
         """
         if answered or kept != self.before:
             self.unanswered = 0
-        name = min(heard, default="")
+        name = min(registered, default="")
         stayed, self.before = kept & (self.before | ready), kept
         if not stayed or not name or now - self.last < RESEND_INTERVAL or self.unanswered >= UNANSWERED:
             return ""

@@ -37,7 +37,7 @@ class Inventory:
         self.store = store
         self.offer = Offer()
         self._health = health
-        self._remembered: tuple[Resource, ...] = ()
+        self._restored: tuple[Resource, ...] = ()
         self.judged = Judgement()
         """The last computed lists; another object after each change."""
         self._held: Allocated | None = None
@@ -55,7 +55,7 @@ class Inventory:
     def listed(self) -> tuple[Resource, ...]:
         """The resources in the lists; before the first list, the resources of an earlier process."""
         if self.unpublished:
-            return self._remembered
+            return self._restored
         return tuple(view.resource for view in self.store.current.resources.values())
 
     @property
@@ -67,7 +67,7 @@ class Inventory:
         return tuple(Resource(name, tuple(devices)) for name, devices in found.items())
 
     def found(self, gpus: Iterable[Gpu]) -> None:
-        """Publish the hardware of the node and its health, including hardware that is in no resource."""
+        """Publish the hardware of the node and its health, including hardware without a resource."""
         present = {gpu.uuid: Hardware(gpu.uuid, str(gpu.index)) for gpu in gpus}
         parts = {mig.uuid: Hardware(gpu.uuid, f"{gpu.index}:{mig.index}") for gpu in gpus for mig in gpu.mig_devices}
         hardware = {
@@ -94,14 +94,14 @@ class Inventory:
 
         Devices for which a list has no room are never listed: their hardware is withheld as if their name were foreign.
         """
-        remembered, unlisted = [], []
+        restored, unlisted = [], []
         for resource in resources:
             kept = fitting(resource.devices, MAX_LIST_BYTES)
-            remembered.append(Resource(resource.name, tuple(map(gone, kept))))
+            restored.append(Resource(resource.name, tuple(map(gone, kept))))
             if len(kept) < len(resource.devices):
                 ids = {device.id for device in kept}
                 unlisted.append(Resource(resource.name, tuple(d for d in resource.devices if d.id not in ids)))
-        self._remembered = tuple(remembered)
+        self._restored = tuple(restored)
         allocated = {(r.name, device.id): gone(device) for r in (*foreign, *unlisted) for device in r.devices}
         since = dict.fromkeys(allocated, -inf)
         self.judged = Judgement(foreign=allocated, foreign_since=since, asked=since)
@@ -133,30 +133,30 @@ class Inventory:
             now: the time of the question to the kubelet, in seconds of a steady clock.
             known: devices that pods hold according to an incomplete answer.
         """
-        self._note_remembered(now)
+        self._note_restored(now)
         self._adopt(new)
         self.settle(allocated, now, known)
 
     def considered(
         self, new: Offer, allocated: Allocated | None, now: float, known: Allocated = frozenset()
     ) -> ListingInput:
-        """The input of `judge` with another offer, for `take` later. The arguments are those of `apply`."""
-        self._note_remembered(now)
+        """Return the input of `judge` with another offer, for `take` later. The arguments are the same as for `apply`."""
+        self._note_restored(now)
         return self._standing(new, new.hardware, allocated, now, known)
 
     def standing(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> ListingInput:
-        """The input of `judge`. The arguments are those of `apply`. Fast for any number of devices."""
+        """Return the input of `judge`. The arguments are the same as for `apply`. Fast for any number of devices."""
         return self._standing(self.offer, self._hardware, allocated, now, known)
 
     def former_ended(self, now: float) -> None:
         """Record that the daemon that handed over may have given away all of its listed devices until `now`."""
-        for resource in self._remembered:
+        for resource in self._restored:
             self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
 
-    def _note_remembered(self, now: float) -> None:
+    def _note_restored(self, now: float) -> None:
         """Record before the first offer that an earlier process may just have given away all of its listed devices."""
         if self.unpublished:
-            for resource in self._remembered:
+            for resource in self._restored:
                 self.store.recent.note(resource.name, (device.id for device in resource.devices), now)
 
     def _adopt(self, new: Offer) -> None:
@@ -164,7 +164,7 @@ class Inventory:
         self.offer, self._hardware, self.mps_resources = new, new.hardware, new.mps_resources
 
     def _mps_down_with(self, offer: Offer) -> dict[str, str]:
-        """The reasons why MPS daemons are down under an offer. A daemon of another offer does not count."""
+        """Return the reasons why MPS daemons are down under an offer. A daemon of another offer does not count."""
         if offer is self.offer:
             return dict(self._mps_down)
         others = {shared.name for shared in offer.mps_resources if shared not in self.mps_resources}
@@ -198,24 +198,24 @@ class Inventory:
         current = self.store.current.resources is standing.views and self.judged is standing.before
         if not current or self.store.recent.unconfirmed(judged.unheld):
             return False
-        # The views stay the same if hardware changes that is in no view yet (the offer is new, or a list has no room), and if the
-        # state of unused CDI names changes.
+        # Two kinds of change leave the views the same: a change of hardware that no view contains (the offer is new, or a list
+        # has no room), and a change of the state of unused CDI names.
         now = self._standing(standing.offer, standing.offer.hardware, None, 0, frozenset())
         if (now.reasons, now.mps_down) != (standing.reasons, standing.mps_down) or now.cdi is not standing.cdi:
             return False
         self._adopt(standing.offer)
-        self._take(judged)
+        self._publish(judged)
         return True
 
-    def _take(self, judged: Judgement) -> None:
+    def _publish(self, judged: Judgement) -> None:
         self.judged, self.unpublished = judged, False
         self.store.publish(judged.views)
 
     def settle(self, allocated: Allocated | None, now: float, known: Allocated = frozenset()) -> None:
-        """Remove retired devices that no pod holds according to the kubelet. The arguments are those of `apply`."""
+        """Remove retired devices that no pod holds according to the kubelet. The arguments are the same as for `apply`."""
         while True:
             judged = judge(self.standing(allocated, now, known))
-            self._take(judged)
+            self._publish(judged)
             # A thread answers long Allocate requests. It notes the devices before it reads the list, and no new list is sent
             # before this returns.
             if not self.store.recent.unconfirmed(judged.unheld):
@@ -236,7 +236,7 @@ class Inventory:
     def mps_changed(self, seen: MpsShared, down: str) -> bool:
         """Publish whether the MPS daemon of a resource is up; `down` is the reason why it is not. Returns whether this is new.
 
-        `seen` is the resource at the time of the probe. A result for a resource that is no longer offered is dropped.
+        `seen` is the resource at the time of the probe. The result is dropped if the resource is no longer offered.
         """
         name = seen.name
         if self._mps_down.get(name) == down or seen not in self.mps_resources:
@@ -257,14 +257,14 @@ class Inventory:
             self.store.publish({name: self._with_health(replace(view, cdi=state)) for name, view in views.items()})
 
     def withheld(self, gpu: str) -> tuple[str, ...]:
-        """The reasons why devices of a GPU are withheld although their hardware is healthy, each reason once."""
+        """Return the reasons why devices of a GPU are withheld although their hardware is healthy, each reason once."""
         listed = (d for view in self.store.current.resources.values() for d in view.resource.devices)
         devices = [d for d in listed if d.gpu == gpu and d.reason and not d.retired]
         reasons = {visible: self._reason(gpu, visible) for visible in {device.visible_id for device in devices}}
         return tuple(dict.fromkeys(device.reason for device in devices if not reasons[device.visible_id]))
 
     def cdi_status(self) -> Mapping[str, object] | None:
-        """The state of the CDI specifications; None if the runtime gets no CDI names.
+        """Return the state of the CDI specifications; None if the runtime gets no CDI names.
 
         `devices` is the number of devices in the specification of GPUs, `trouble` the reason why no device can be used, and
         `complaints` the omitted files.
@@ -279,7 +279,7 @@ class Inventory:
         }
 
     def status(self) -> Mapping[str, object]:
-        """By resource: the number of listed, healthy and retired devices, and the kinds of sharing."""
+        """Return by resource: the number of listed, healthy and retired devices, and the kinds of sharing."""
         return {
             name: {
                 "devices": len(view.resource.devices),
@@ -291,7 +291,7 @@ class Inventory:
         }
 
     def _cdi_readiness(self) -> "CdiReadiness":
-        """The state of the CDI specifications. Before the first report, no specification has a device."""
+        """Return the state of the CDI specifications. Before the first report, no specification has a device."""
         if self._cdi is None:
             from gpu_plugin.containers.cdi.readiness import CdiReadiness  # noqa: PLC0415 - only CDI strategies need it
 

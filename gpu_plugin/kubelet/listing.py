@@ -79,7 +79,7 @@ class Judgement(msgspec.Struct, frozen=True):
         foreign: NVIDIA's devices that pods hold under names that are not listed here, or under ids that cannot be listed.
         foreign_since: the time since which a foreign device is known without a break.
         elsewhere: the foreign devices whose hardware is in this offer.
-        mig_gpus: the uuid of the GPU of each MIG device that was ever offered.
+        mig_gpus: the uuid of the GPU of each MIG device offered so far.
         empty_since: the time since which a resource is served without a device.
         waiting: the number of planned devices of a resource for which retired devices leave no room in the list.
         unheld: the devices whose hardware is offered, also as replicas, because no pod holds them.
@@ -103,7 +103,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 def judge(standing: ListingInput) -> Judgement:
-    """The list for the kubelet."""
+    """Compute the lists for the kubelet."""
     now, offer, before = standing.now, standing.offer, standing.before
     mig_gpus = {**before.mig_gpus, **offer.mig_gpus}
     gpus = {device.gpu for resource in offer.plan.resources for device in resource.devices}
@@ -169,7 +169,7 @@ def judge(standing: ListingInput) -> Judgement:
 
 
 def _fitted(resource: Resource, listed: Iterable[Device], held: AbstractSet[Key]) -> Resource:
-    """The resource, without new devices that make its list longer than a kubelet reads.
+    """Return the resource without the new devices that make its list longer than a kubelet reads.
 
     Listed devices stay, and devices that pods hold come next. The other devices are listed when retired devices have left the
     list.
@@ -200,7 +200,7 @@ def _view(standing: ListingInput, resource: Resource) -> ResourceView:
 def _recalled(
     standing: ListingInput, mig_gpus: Mapping[str, str], gpus: AbstractSet[str]
 ) -> tuple[tuple[Resource, ...], Mapping[Key, Device]]:
-    """The listed devices with the devices to list again, and the devices that pods hold under names that are not listed here.
+    """Return the listed devices with the devices to list again, and the devices that pods hold under names not listed here.
 
     A device is listed again only under a name that is listed or planned: another name may be the resource of the plugin that gave
     the device away. A device whose id cannot be listed, or for which a list has no room, counts as held under a foreign name, so
@@ -211,13 +211,13 @@ def _recalled(
     for resource in everything:
         present.setdefault(resource.name, set()).update(device.id for device in resource.devices)
     listed = {resource.name: resource.devices for resource in standing.listed}
-    said = standing.known | (standing.before.foreign.keys() if standing.allocated is None else standing.allocated)
+    reported = standing.known | (standing.before.foreign.keys() if standing.allocated is None else standing.allocated)
     foreign: dict[Key, Device] = {}
-    lost = _lost(((name, one) for name, one in said if one not in present.get(name, ())), gpus)
-    alike = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
+    lost = _lost(((name, each) for name, each in reported if each not in present.get(name, ())), gpus)
+    by_uuid = {device.visible_id: device for r in everything for device in r.devices} if lost else {}
     again: dict[str, list[Device]] = {}
     for name, identifier in lost:
-        device = standing.before.foreign.get((name, identifier)) or _described(name, identifier, alike, mig_gpus)
+        device = standing.before.foreign.get((name, identifier)) or _described(name, identifier, by_uuid, mig_gpus)
         if name in present and not device_id_fault(identifier):
             again.setdefault(name, []).append(device)
         else:
@@ -232,11 +232,11 @@ def _recalled(
     return tuple(Resource(name, devices) for name, devices in listed.items()), foreign
 
 
-def _described(resource: str, identifier: str, alike: Mapping[str, Device], mig_gpus: Mapping[str, str]) -> Device:
-    """A device that a pod holds, as far as it is known. `alike` has devices of the offer by the uuid that containers see."""
+def _described(resource: str, identifier: str, by_uuid: Mapping[str, Device], mig_gpus: Mapping[str, str]) -> Device:
+    """Return a device that a pod holds, with the known data. `by_uuid` has devices of the offer by the uuid that containers see."""
     uuid, replica, _ = identifier.partition(REPLICA)
     sharing = SharedResource(resource, resource, 2) if replica else None
-    same = alike.get(uuid)
+    same = by_uuid.get(uuid)
     if same is not None:
         return gone(replace(same, id=identifier, sharing=sharing, retired=False))
     kind = MIG if uuid.startswith("MIG-") else GPU
@@ -247,7 +247,7 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _lost(allocated: Iterable[Key], gpus: AbstractSet[str]) -> list[tuple[str, str]]:
-    """The allocated devices with an id of one of NVIDIA's uuids and a name that a kubelet accepts, sorted.
+    """Return the allocated devices whose ids have an NVIDIA uuid and whose names a kubelet accepts, sorted.
 
     `gpus` are the uuids of the offer. Under WSL and on Tegra, the only GPU has a name in place of a uuid.
     """

@@ -15,7 +15,7 @@ M = TypeVar("M", bound=betterproto.Message)
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    """A message of a generated type. Raises ValueError if betterproto cannot decode the bytes, for whichever reason."""
+    """Decode a message of a generated type. Raises ValueError if betterproto cannot decode the bytes, for any reason."""
     try:
         return kind().parse(data)
     except Exception as error:
@@ -23,7 +23,7 @@ def decode(kind: type[M], data: bytes) -> M:
 
 
 def decode_exactly(kind: type[M], data: bytes) -> M:
-    """A message whose encoding is these bytes.
+    """Decode a message whose encoding is exactly these bytes.
 
     betterproto keeps a field of the wrong type, and a field that ends too early. Such a message has no encoding or another
     encoding. The kubelet encodes fields in the order of their numbers, as betterproto does, and fields that we do not know
@@ -43,7 +43,7 @@ def decode_exactly(kind: type[M], data: bytes) -> M:
 
 
 def encoded_parts(data: bytes) -> Iterator[bytes]:
-    """The encoded messages of field 1, of a message whose other fields we do not know.
+    """Return the encoded messages in field 1 of a message. The other fields may be of any kind.
 
     Raises:
         ValueError: the message ends within a field, or field 1 has no message.
@@ -59,5 +59,5 @@ def encoded_parts(data: bytes) -> Iterator[bytes]:
 
 
 def encoded_part(part: bytes) -> bytes:
-    """A message whose field 1 has this encoded message."""
+    """Return a message whose field 1 has this encoded message."""
     return FIELD_1 + encode_varint(len(part)) + part

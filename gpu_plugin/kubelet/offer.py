@@ -41,7 +41,7 @@ class Offer(msgspec.Struct, frozen=True):
     mig_gpus: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def prepared(self) -> "Offer":
-        """The offer with its placement ready."""
+        """Return the offer with its placement ready."""
         return self if self.placement.ready else replace(self, placement=Placement.of(self.placement.topology))
 
     @property
@@ -78,7 +78,7 @@ def require_functions(settings: Settings) -> None:
 
 
 def without_gone(old: Offer, node: Node) -> Offer:
-    """The offer, with devices withheld whose hardware has left the node."""
+    """Return the offer, and withhold its devices whose hardware has left the node."""
     there = {gpu.uuid for gpu in node.gpus} | {mig.uuid for gpu in node.gpus for mig in gpu.mig_devices}
     resources = tuple(
         Resource(

@@ -37,7 +37,7 @@ Pods = Mapping[tuple[str, str], frozenset[str]]
 
 
 def decode_holders(data: bytes) -> HoldersByDevice:
-    """The containers that hold each device of a ListPodResourcesResponse.
+    """Decode the containers that hold each device from a ListPodResourcesResponse.
 
     The kubelet lists a device once for each of its NUMA nodes, and several containers may hold it. The result has it once. The
     devices of a container share one set, and the devices of a resource share its name: 400 devices of 100 pods take 0.1 MiB,
@@ -61,7 +61,7 @@ def decode_holders(data: bytes) -> HoldersByDevice:
 
 
 def pods(by_device: HoldersByDevice) -> Pods:
-    """The pods, as namespace/name, that hold each device."""
+    """Return the pods, as namespace/name, that hold each device."""
     named: dict[frozenset[Holder], frozenset[str]] = {}
     for holders in by_device.values():
         if holders not in named:
@@ -70,7 +70,7 @@ def pods(by_device: HoldersByDevice) -> Pods:
 
 
 def decode_allocatable(data: bytes) -> Mapping[str, frozenset[str]]:
-    """The device ids by resource name in an AllocatableResourcesResponse. Raises ValueError if the bytes are not one."""
+    """Decode the device ids by resource name from an AllocatableResourcesResponse. Raises ValueError for other bytes."""
     found: dict[str, set[str]] = {}
     for entry in encoded_parts(data):
         resource, ids = _devices(entry)
@@ -80,7 +80,7 @@ def decode_allocatable(data: bytes) -> Mapping[str, frozenset[str]]:
 
 @lru_cache(KEPT_PODS)
 def _containers(entry: bytes) -> tuple[tuple[Holder, tuple[tuple[str, str], ...]], ...]:
-    """The containers of an encoded PodResources, each with the (resource name, device id) that it holds."""
+    """Decode the containers of a PodResources, each with the (resource name, device id) that it holds."""
     from gpu_plugin.kubelet._api import v1  # noqa: PLC0415 - no pod waits for the first answer
 
     pod = decode_exactly(v1.PodResources, entry)
@@ -95,7 +95,7 @@ def _containers(entry: bytes) -> tuple[tuple[Holder, tuple[tuple[str, str], ...]
 
 @lru_cache(KEPT_DEVICES)
 def _devices(entry: bytes) -> tuple[str, tuple[str, ...]]:
-    """The resource name and the device ids of an encoded ContainerDevices."""
+    """Decode the resource name and the device ids of a ContainerDevices."""
     from gpu_plugin.kubelet._api import v1  # noqa: PLC0415 - as above
 
     devices = decode_exactly(v1.ContainerDevices, entry)

@@ -1,4 +1,4 @@
-"""One question to the kubelet's PodResources service: which devices do pods hold now, and which pods are they."""
+"""Requests to the kubelet's PodResources service: the devices that pods hold, their pods, and the healthy devices."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,22 +13,22 @@ from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.threads import computed
 
 OFF_LOOP_BYTES = 4 * 1024
-"""Longer answers are decoded on a thread, at first some 2 ms a KiB, so that the event loop is not held up."""
+"""Longer answers are decoded on a thread, so that the event loop is not blocked: the first time takes about 2 ms a KiB."""
 
 
 T = TypeVar("T")
 
 
 async def allocated(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, str]]:
-    """The pairs of resource name and device id that active pods hold, asked of the kubelet at `socket`.
+    """Request from the kubelet at `socket` the pairs of resource name and device id that active pods hold.
 
-    Some that a pod holds are not among them: those of an Allocate under way, and those that only a plain init container
-    was given, which stay the pod's to its end. Kubelets before 1.34 list pods that have ended, too. The kubelet answers
-    100 calls a second and 10 at once; all others are refused.
+    The result lacks the devices of an unfinished Allocate, and the devices that only a plain init container has, which
+    the pod keeps until it ends. Kubelets before 1.34 also list pods that have ended. The kubelet answers 100 calls a second, 10
+    of them at once, and refuses all others.
 
     Raises:
-        CallError: there is no such socket, nobody answers on it, the kubelet refuses, does not answer within `timeout`
-            seconds, or answers something else.
+        CallError: the socket does not exist, no server answers on it, the kubelet refuses the call, does not answer within
+            `timeout` seconds, or sends another message.
     """
     return await _ask(
         socket, timeout, wire.POD_RESOURCES_LIST, lambda data: frozenset(pod_listing.decode_holders(data))
@@ -36,9 +36,9 @@ async def allocated(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, 
 
 
 async def holders(socket: Path, timeout: float = 5.0, before: HoldersByDevice | None = None) -> HoldersByDevice:
-    """The containers that hold each (resource name, device id); asked as `allocated` asks, and as complete.
+    """Request the containers that hold each (resource name, device id). The result lacks the same devices as in `allocated`.
 
-    Where that is what was known `before`, it is the same object.
+    If the result equals `before`, `before` itself is returned.
 
     Raises:
         CallError: as `allocated`.
@@ -52,9 +52,9 @@ async def holders(socket: Path, timeout: float = 5.0, before: HoldersByDevice | 
 
 
 async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozenset[str]]:
-    """The ids of the devices that the kubelet takes for healthy, by resource name, whichever plugin told it of them.
+    """Request the ids of the devices that the kubelet counts as healthy, by resource name, of all plugins.
 
-    Kubelets from 1.23 on answer this. A resource whose plugin the kubelet takes for gone is not there.
+    Kubelets answer this from 1.23 on. The result has no resource whose plugin has disconnected from the kubelet.
 
     Raises:
         CallError: as `allocated`.
@@ -63,11 +63,11 @@ async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozen
 
 
 async def _ask(socket: Path, timeout: float, method: str, decode: Callable[[bytes], T]) -> T:
-    """What `decode` makes of the answer. Raises CallError, also where it raises ValueError."""
+    """Return the decoded answer. Raises CallError, also if `decode` raises ValueError."""
     who = f"the kubelet's PodResources service at {socket}"
     try:
         answer = await call(socket, method, wire.EMPTY, timeout, who)
-        with anyio.fail_after(timeout):  # what is left behind ends by itself: the answer is not endless
+        with anyio.fail_after(timeout):  # after a timeout, the thread ends by itself: the answer is finite
             return await computed(decode, answer, apart=len(answer) >= OFF_LOOP_BYTES)
     except CallError as error:
         if not isinstance(error.__cause__, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""How each resource stands with the kubelet: on which socket it is served, and since when it is registered, or lost and why."""
+"""The registration state of each resource: its socket, the time since which it is registered or lost, and the reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +12,17 @@ from gpu_plugin.runtime.pulse import Pulse
 UNREGISTERED = "it has not been registered yet"
 
 UNHEARD = "registered, but the kubelet has not opened its stream yet"
-"""Why a resource is not known to the kubelet although that took its registration: without the list it has no device of it."""
+"""The reason while the kubelet has accepted a registration and opened no stream: without the list it has no devices."""
 
 
 class ResourceRegistration(msgspec.Struct, frozen=True):  # made while pods wait for the start: a dataclass takes 1 ms
-    """One resource. Times are in seconds of one steady clock.
+    """The state of one resource. Times are in seconds of one steady clock.
 
-    `socket` is where it is served now, None while it is not. `registered` is since when the kubelet is told of its devices, from
-    the stream on that it opens after a registration; None while it is not. `lost` is since when it is not any more, None before
-    the first time and while it is; `why` is empty while it is.
+    Attributes:
+        socket: the socket on which it is served; None while it is not served.
+        registered: the time since which the kubelet has our stream, and so gets the list; None while it is not registered.
+        lost: the time since which it is no longer registered; None before the first registration and while it is registered.
+        why: the reason why it is not registered; empty while it is registered.
     """
 
     socket: Path | None = None
@@ -34,7 +36,7 @@ Subscriber = Callable[[str, ResourceRegistration, ResourceRegistration], None]
 
 
 class Registrations:
-    """The standing of every resource that has an endpoint, by name."""
+    """The state of every resource with an endpoint, by name."""
 
     def __init__(
         self,
@@ -54,43 +56,43 @@ class Registrations:
         self._subscribers.append(subscriber)
 
     def of(self, resource: str) -> ResourceRegistration:
-        """How a resource stands; one that has no endpoint yet has not been registered."""
+        """Return the state of a resource. A resource without an endpoint has not been registered."""
         return self.current.get(resource, ResourceRegistration())
 
     def heard(self, resource: str) -> bool:
-        """Whether the kubelet has the resource's stream open, and its lists arrive."""
+        """Whether the kubelet has our stream of the resource open, and so gets its lists."""
         return self.of(resource).registered is not None
 
     def register_again(self, resource: str, why: str) -> None:
-        """Has the resource registered again, for this reason, although its stream is open."""
+        """Request that the resource is registered again for this reason, although its stream is open."""
         self._again[resource] = why
 
     def reregistration_reason(self, resource: str) -> str:
-        """Why the resource is to be registered again; empty where it is not. Told once."""
+        """Return and clear the reason of the last `register_again`; empty without such a request."""
         return self._again.pop(resource, "")
 
     def served(self, resource: str, socket: Path) -> None:
-        """The resource is served on this socket from now on."""
+        """Record that the resource is served on this socket."""
         self.current[resource] = replace(self.of(resource), socket=socket)
 
     def ended(self, resource: str, socket: Path) -> None:
-        """The resource is not served on this socket any more; where it is on another by now, that stays so."""
-        standing = self.of(resource)
-        if standing.socket == socket:
-            self.current[resource] = replace(standing, socket=None)
+        """Record that the resource is not served on this socket any more. If it has another socket by now, nothing changes."""
+        state = self.of(resource)
+        if state.socket == socket:
+            self.current[resource] = replace(state, socket=None)
 
     def taken(self, resource: str) -> None:
-        """The kubelet has opened its stream for the resource, after it took the registration."""
-        self._stands(resource, ResourceRegistration(self.of(resource).socket, self._clock(), None, ""))
+        """Record that the kubelet has opened its stream for the resource after a registration."""
+        self._update(resource, ResourceRegistration(self.of(resource).socket, self._clock(), None, ""))
 
     def away(self, resource: str, why: str) -> None:
-        """The kubelet does not know the resource, or does not know it any more, for this reason."""
-        standing, now = self.of(resource), self._clock()
-        lost = now if standing.registered is not None else standing.lost
-        self._stands(resource, ResourceRegistration(standing.socket, None, lost, why))
+        """Record the reason why the kubelet does not have the resource, or has lost it."""
+        state, now = self.of(resource), self._clock()
+        lost = now if state.registered is not None else state.lost
+        self._update(resource, ResourceRegistration(state.socket, None, lost, why))
 
     def overtake(self, resource: str, why: str) -> bool:
-        """Notes that another plugin serves the resource although our stream is open; False where that has ended."""
+        """Record that another plugin serves the resource while our stream is open. Return False if our stream has ended."""
         if not self.heard(resource):
             return False
         self.away(resource, why)
@@ -98,25 +100,25 @@ class Registrations:
         return True
 
     def overtaken(self, resource: str) -> bool:
-        """Whether another plugin serves the resource, and nothing has happened to our stream since."""
-        standing = self._overtaken.get(resource)
-        return standing is not None and self.current.get(resource) is standing
+        """Whether another plugin serves the resource, and our state of it has not changed since."""
+        state = self._overtaken.get(resource)
+        return state is not None and self.current.get(resource) is state
 
     def returned(self, resource: str) -> bool:
-        """The kubelet has the resource from that stream again. Returns whether that is so: it may have ended."""
+        """Record that the kubelet uses our stream of an overtaken resource again. Return False if the state has changed."""
         back = self.overtaken(resource)
         if back:
             self.taken(resource)
         return back
 
     def withdrawn(self, resource: str) -> None:
-        """The resource is not served any more."""
+        """Drop the state of a withdrawn resource."""
         self._overtaken.pop(resource, None)
         self.current.pop(resource, None)
         self._again.pop(resource, None)
         self.changes.ring()
 
-    def _stands(self, resource: str, after: ResourceRegistration) -> None:
+    def _update(self, resource: str, after: ResourceRegistration) -> None:
         before = self.of(resource)
         self.current[resource] = after
         self.changes.ring()

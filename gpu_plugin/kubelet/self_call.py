@@ -1,4 +1,4 @@
-"""A call of our own server, the way the kubelet makes it: whether a resource's socket takes connections and is answered on."""
+"""Call our own server as the kubelet does, to check that a resource's socket accepts connections and answers."""
 
 from pathlib import Path
 
@@ -7,21 +7,21 @@ from gpu_plugin.kubelet.bounded_channel import CallError, call
 from gpu_plugin.kubelet.server import OUT_OF_RESOURCES
 
 PATIENCE = 2.0
-"""Seconds that our own server may take to answer."""
+"""Seconds to wait for our own server."""
 
 
 class ShortageError(Exception):
-    """The call cannot be made: it lacks a descriptor or memory. Says nothing of the socket."""
+    """The call cannot be made for lack of a file descriptor or memory. The state of the socket is not known."""
 
 
 async def self_call(socket: Path, patience: float = PATIENCE) -> str:
-    """Why nobody answers GetDevicePluginOptions on `socket` within `patience` seconds; empty where somebody does.
+    """Call GetDevicePluginOptions on `socket`, and return why there is no answer within `patience` seconds; empty if there is.
 
-    Takes a connection of its own, which is closed again. It opens no ListAndWatch, so the server does not take it for a
-    kubelet's.
+    The call opens a connection of its own and closes it. It opens no ListAndWatch stream, so the server does not count it as the
+    kubelet.
 
     Raises:
-        ShortageError: it could not be asked.
+        ShortageError: the process lacks a file descriptor or memory for the call.
     """
     try:
         await call(socket, wire.OPTIONS, wire.EMPTY, patience, "it")

@@ -1,8 +1,8 @@
-"""A gRPC server on a unix socket that can really end.
+"""A gRPC server on a unix socket that closes its connections when it ends.
 
-grpclib's own close() stops listening and cancels handlers, but neither ends streams nor closes connections: the kubelet
-would go on believing that our devices are healthy, and from Python 3.12 wait_closed() would wait for it for ever. This
-one knows its connections, says GOAWAY, and closes them.
+grpclib's own close() stops listening and cancels handlers. It does not end streams or close connections: the kubelet would
+continue to count our devices as healthy, and from Python 3.12 on wait_closed() would wait for the kubelet forever. This server
+has a set of its connections, sends GOAWAY on each, and closes it.
 """
 
 import asyncio
@@ -29,26 +29,26 @@ log = logging.getLogger(__name__)
 SOCKET_MODE = 0o600
 
 DRAIN = 0.1
-"""Seconds that streams and connections are given to end by themselves before they are cut."""
+"""Seconds in which streams and connections may end by themselves before they are aborted."""
 
 
 EPISODE = 60.0
-"""Seconds without such a failure after which the next one is news."""
+"""Seconds without a shortage after which the next shortage is logged as an error again."""
 
 OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""What calls fail with where the process or the machine lacks something: the other end has no part in it."""
+"""Errors of calls if the process or the machine lacks resources. The other end is not the cause."""
 
 _START_SERVING = "BaseSelectorEventLoop._start_serving"
-"""Is in the message that asyncio has for such a call that failed."""
+"""asyncio's message has this text if a scheduled call of this method failed."""
 
 ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 
 
 class Service(Protocol):
-    """What grpclib calls a servable: its methods by path."""
+    """A servable object of grpclib: its handlers by path."""
 
     def __mapping__(self) -> Mapping[str, grpclib.const.Handler]:
-        """Handlers by method path, as /v1beta1.DevicePlugin/Allocate."""
+        """Return the handlers by method path, such as /v1beta1.DevicePlugin/Allocate."""
 
 
 class SocketServer(grpclib.server.Server):
@@ -70,10 +70,10 @@ class SocketServer(grpclib.server.Server):
         return tracked
 
     async def bind(self, path: Path) -> None:
-        """Listens on `path`, for this user alone. Raises OSError; FileNotFoundError also where the socket went at once."""
+        """Listen on `path`, for this user alone. Raises OSError, and FileNotFoundError also if the socket is removed at once."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # The file is made with the socket's own mode: one that is set by path might be set on what was put there since.
+            # The file gets the socket's own mode. A chmod by path might change a new file at this path.
             os.fchmod(bound.fileno(), SOCKET_MODE)
             bound.bind(str(path))
             with anyio.CancelScope(shield=True):  # cancelled halfway, asyncio would lose the listening socket
@@ -88,7 +88,7 @@ class SocketServer(grpclib.server.Server):
         self._path, self._identity = path, made
 
     async def rebind(self) -> None:
-        """Listens on the same path again, where the socket there was removed; connections that are open stay so."""
+        """Listen on the same path again after the socket was removed. Open connections stay open."""
         if self._server is not None and self._path is not None:
             self._server.close()
             self._server = None
@@ -97,27 +97,27 @@ class SocketServer(grpclib.server.Server):
 
     @property
     def listening(self) -> bool:
-        """Whether new connections are taken, and the socket file is still the one bound here."""
+        """Whether new connections are accepted, and the socket file is still the file that this server made."""
         return self._server is not None and self._server.is_serving() and self._owns_file()
 
     def _owns_file(self) -> bool:
         return self._path is not None and self._identity is not None and identity(self._path) == self._identity
 
     async def end(self) -> None:
-        """Stops listening, lets handlers return, closes every connection with GOAWAY, and removes the socket if it is ours.
+        """Stop listening, wait for handlers, close every connection with GOAWAY, and remove the socket if it is ours.
 
-        Takes at most three times `DRAIN`. The handlers must have been told to end before.
+        Takes at most three times `DRAIN`. The caller must have requested the end of streams before.
         """
         with anyio.CancelScope(shield=True):
             if self._owns_file() and self._path is not None:
                 self._path.unlink(missing_ok=True)
             if self._server is not None:
                 if isinstance(self._server, asyncio.Server):
-                    await self._accept_no_more(self._server)
+                    await self._stop_accepting(self._server)
                 self._server.close()
-            await self._drained()
+            await self._drain()
             for connection in tuple(self.connections):
-                connection.goodbye()
+                connection.send_goaway()
             with anyio.move_on_after(DRAIN):
                 while self.connections:
                     await self._lost.wait()
@@ -125,33 +125,34 @@ class SocketServer(grpclib.server.Server):
                 connection.abort()
             for handler in tuple(self._handlers):
                 handler.close()
-            await self._drained()
+            await self._drain()
 
     @staticmethod
-    async def _accept_no_more(listener: asyncio.Server) -> None:
-        """Lets what was accepted a moment ago become a connection that is known: asyncio loses it once its server is closed."""
+    async def _stop_accepting(listener: asyncio.Server) -> None:
+        """Add a connection accepted a moment ago to the set: asyncio would lose it once its server is closed."""
         loop = asyncio.get_running_loop()
         for listening in listener.sockets:
             loop.remove_reader(listening.fileno())
         await asyncio.sleep(0)
 
-    async def _drained(self) -> None:
-        """Waits for the requests being handled to end, at most for `DRAIN`."""
+    async def _drain(self) -> None:
+        """Wait at most `DRAIN` for running requests to end."""
         tasks = self._tasks()
         if tasks:
             await asyncio.wait(tasks, timeout=DRAIN)
 
     def _tasks(self) -> set["asyncio.Task[None]"]:
-        """Requests being handled."""
+        """Return the tasks of running requests."""
         running = {task for handler in self._handlers for task in (*handler._tasks.values(), *handler._cancelled)}  # noqa: SLF001
         return {task for task in running if not task.done()}
 
 
 class Shortages:
-    """An event loop's exception handler, before the one that there was: a line now and then where connections cannot be taken.
+    """An event loop's exception handler that logs one error for each socket and shortage while connections must wait.
 
-    asyncio tries 100 times a second, and has a traceback for each (asyncio.selector_events, _accept_connection). It plans as many
-    calls of `_start_serving` for a second later, each of which fails with a ValueError if the listener is closed by then.
+    asyncio tries 100 times a second to accept them, and logs a traceback each time (asyncio.selector_events,
+    _accept_connection). It schedules as many calls of `_start_serving` for a second later, and each fails with a ValueError if
+    the listener is closed by then. Other exceptions go to `before`, the former handler.
     """
 
     def __init__(self, before: ExceptionHandler | None) -> None:
@@ -159,7 +160,7 @@ class Shortages:
         self._last: dict[str, float] = {}
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Says what went wrong in the loop, as asyncio calls it."""
+        """Handle an exception of the loop. asyncio calls this."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES and "socket" in context:
             now, where = loop.time(), _address(context["socket"])
@@ -176,7 +177,7 @@ class Shortages:
 
 
 def _address(listener: socket.socket) -> str:
-    """What a listening socket is bound to, in words."""
+    """Return the address of a listening socket as text for the log."""
     try:
         bound = listener.getsockname()
     except OSError:
@@ -185,7 +186,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def handle_shortages(loop: asyncio.AbstractEventLoop) -> None:
-    """Has an event loop use `Shortages`; once is enough."""
+    """Set `Shortages` as the exception handler of an event loop, unless it is set."""
     before = loop.get_exception_handler()
     if not isinstance(before, Shortages):
         loop.set_exception_handler(Shortages(before))

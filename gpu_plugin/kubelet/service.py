@@ -1,7 +1,7 @@
-"""The five calls of the kubelet's DevicePlugin API for one resource.
+"""The five methods of the kubelet's DevicePlugin API for one resource.
 
-The kubelet admits pods one after the other and waits for us without a deadline: every answer is a pure function of the
-request and the newest snapshot. No NVML, no files, no waiting.
+The kubelet admits pods one after the other and waits for our answer without a deadline. So every answer is a pure function of
+the request and the newest snapshot: no NVML calls, no file access, no waiting.
 """
 
 import logging
@@ -37,48 +37,48 @@ log = logging.getLogger(__name__)
 BytesStream = Stream[bytes, bytes]
 
 OFF_LOOP_BYTES = 32 * 1024
-"""Larger requests (700 ids) are decoded and answered on a thread, so that other calls are answered meanwhile. The 16,000 empty
-ids that fit into a smaller request take 5 ms."""
+"""Larger requests (700 ids) are handled on a thread, so that other calls are answered at the same time. A smaller request has
+room for 16,000 empty ids, which take 5 ms."""
 
 CHOOSING = Budget(time.monotonic, 0.05)
-"""What an exact choice of GPUs may take: 100 times what it does, so that none but a machine that stands still runs out."""
+"""The time limit of an exact choice of GPUs: 100 times its usual duration, so that only a stalled machine exceeds it."""
 
 MAX_STREAMS = 16
-"""ListAndWatch streams of one resource. A kubelet has one, and a stream that nobody reads keeps 20 KiB."""
+"""ListAndWatch streams of one resource. A kubelet has one stream. A stream whose client does not read takes 20 KiB."""
 
 RESEND_SECONDS = 1.0
 """Seconds between two lists that are sent again for a request which follows another plugin's list."""
 
 MAX_SHOWN_ID = 80
-"""Characters of an unknown id that a refusal repeats. Ours have 63 at most, and a trailer takes its time to encode."""
+"""Characters of an unknown id in a refusal. Our ids have at most 63, and long trailers take long to encode."""
 
 MAX_LOGGED_IDS = 128
-"""The most ids of one kind that are written into one log line: those of 16 GPUs of seven MIG devices, and some."""
+"""The most ids of one kind in a log line: 16 GPUs with seven MIG devices each have 112."""
 
 
 class RequestRejectedError(Exception):
-    """A request we refuse; the text reaches the pod's events, so it names the device and the reason."""
+    """A refused request. The text is shown in the pod's events, so it names the device and the reason."""
 
     status = Status.INVALID_ARGUMENT
 
 
 class UnknownDeviceError(RequestRejectedError):
-    """An id that is none of this resource's devices."""
+    """A requested id is not a device of this resource."""
 
     status = Status.NOT_FOUND
 
 
 class UnhealthyDeviceError(RequestRejectedError):
-    """A device that is not fit for use."""
+    """A requested device is unhealthy."""
 
     status = Status.FAILED_PRECONDITION
 
 
 class DevicePluginService:
-    """Serves one resource out of the store; `streams_changed` rings when a ListAndWatch stream was opened or is gone.
+    """Serves one resource from the store. `streams_changed` rings when a ListAndWatch stream is opened or has ended.
 
-    A kubelet asks for the options while we register, and opens its stream on that connection: such streams are its own, and
-    whether one is left is what counts. Other clients may come and go. Where no stream is such a one, any is taken for one.
+    A kubelet calls GetDevicePluginOptions while we register, and opens its stream on the same connection. So a stream on such a
+    connection is the kubelet's, and only these streams count. Until the kubelet opens such a stream, every stream counts.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class DevicePluginService:
         self._refused, self._unreadable, self._resent = LogThrottle(), LogThrottle(), LogThrottle()
         self._resends = TokenBucket(1, RESEND_SECONDS)
         self._foreign_list = False
-        """Whether a request since the last answer follows a list that is not ours. Set on any thread, read on the loop."""
+        """Whether a request since the last answer follows another plugin's list. Set on any thread, read on the event loop."""
         self._clock = clock
         self.resource = feed.resource
         self.registering = True
-        """Whether a kubelet may be dialling us now: from before a registration is sent until it is answered."""
-        self._asked: WeakSet[object] = WeakSet()
+        """True from before a registration is sent until it is answered: the kubelet connects to us in this time."""
+        self._registering_connections: WeakSet[object] = WeakSet()
         self._streams: dict[anyio.CancelScope, bool] = {}
         """The open streams, oldest first, and whether each is the kubelet's own."""
         self._opened: dict[bool, int] = {True: 0, False: 0}
@@ -113,7 +113,10 @@ class DevicePluginService:
         self._ended = False
 
     def __mapping__(self) -> Mapping[str, Handler]:
-        """Handlers by path, raw: grpclib's generated ones never close the generator behind a stream the kubelet left."""
+        """Return raw handlers by path.
+
+        grpclib's generated handlers never close the generator of a stream that the kubelet ended.
+        """
         unary, stream, counted = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM, self._counts.counted
         preferred = counted("GetPreferredAllocation", self._answer(self.preferred_bytes))
         allocate = counted("Allocate", self._answer(self.allocate_bytes))
@@ -127,32 +130,32 @@ class DevicePluginService:
         }
 
     def end_streams(self) -> None:
-        """Lets every ListAndWatch stream return with status OK, those open now and any that still comes."""
+        """End every open ListAndWatch stream with status OK, and every later stream at once."""
         self._ended = True
         for scope in tuple(self._streams):
             scope.cancel()
 
     @property
     def streams(self) -> int:
-        """Streams of the kubelet that are open."""
+        """The number of open streams of the kubelet."""
         own = bool(self._opened[True])
         return sum(1 for each in self._streams.values() if each is own)
 
     @property
     def streams_opened(self) -> int:
-        """Streams of the kubelet that were ever opened."""
+        """The number of streams that the kubelet has opened."""
         return self._opened[bool(self._opened[True])]
 
     async def _options(self, stream: BytesStream) -> None:
         await received(stream)
         if self.registering:
-            self._asked.add(_connection(stream))
+            self._registering_connections.add(_connection(stream))
         await stream.send_message(OPTIONS)
 
     async def _list_and_watch(self, stream: BytesStream) -> None:
-        """Sends the whole list, and again after each change, until the kubelet leaves or we end it."""
+        """Send the whole list, and again after each change, until the kubelet or `end_streams` ends the stream."""
         await received(stream)
-        own = _connection(stream) in self._asked
+        own = _connection(stream) in self._registering_connections
         self._make_room(own=own)
         self._opened[own] += 1
         sent = 0
@@ -176,8 +179,8 @@ class DevicePluginService:
     def _make_room(self, *, own: bool) -> None:
         """End the oldest stream if there are too many for another one.
 
-        A stream of the kubelet is never refused: it is the newest that the kubelet reads. It takes the place of another client's
-        stream if there is one. Another client's stream takes no place of the kubelet's.
+        A stream of the kubelet is never refused: the kubelet reads the newest stream. It replaces another client's stream, or
+        else the oldest stream. Another client's stream never replaces a stream of the kubelet.
 
         Raises:
             GRPCError: RESOURCE_EXHAUSTED; the new stream is another client's, and there is no room for it.
@@ -213,7 +216,7 @@ class DevicePluginService:
                 raise self._refusal(Status.INVALID_ARGUMENT, f"{self.resource}: {error}") from None
             finally:
                 foreign_list, self._foreign_list = self._foreign_list, False
-                if _connection(stream) in self._asked:  # another client's request says nothing of the kubelet
+                if _connection(stream) in self._registering_connections:  # other clients' requests do not count
                     self._counts.requests[self.resource] += 1
                     if foreign_list:
                         self._send_list_again()
@@ -224,9 +227,9 @@ class DevicePluginService:
     def _send_list_again(self) -> None:
         """Send the kubelet our list again, at most once in `RESEND_SECONDS`.
 
-        The kubelet sends us requests on the basis of another plugin's list. From 1.37 on this stays so after that plugin has
-        ended: requests come to us again, and the kubelet keeps the list. A plugin that serves the resource gets the requests
-        itself, so its list is left alone.
+        From 1.37 on, after another plugin of this resource has ended, the kubelet sends requests to this plugin again, but keeps
+        the other plugin's list. While the other plugin serves the resource, it gets the requests itself, and its list is left
+        alone.
         """
         now = self._clock()
         if not self._resends.take(now):
@@ -242,36 +245,41 @@ class DevicePluginService:
         )
 
     def _refusal(self, status: Status, sentence: str) -> GRPCError:
-        """Log a refusal, if few were logged lately, and return it."""
+        """Log a refusal, if few were logged recently, and return it."""
         level, more = self._refused.next(self._clock())
         log.log(level, "%s%s", sentence, more)
         return GRPCError(status, sentence)
 
     def allocate_bytes(self, request: bytes) -> bytes:
-        """An AllocateResponse to an AllocateRequest. Raises RequestRejectedError, or ValueError on bytes that are none."""
+        """Answer an encoded AllocateRequest. Raises RequestRejectedError, or ValueError if the bytes are not such a message."""
         containers = wire.decode_allocate(request)
         answer = wire.encode_allocate(self.allocate(containers))
         self._counts.allocated(self.resource, sum(map(len, containers)))
         return answer
 
     def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerEdits]:
-        """What each container must be given, in order.
+        """Return the edits of each container, in order.
 
         Raises:
-            UnknownDeviceError: an id that is none of ours.
-            UnhealthyDeviceError: a device that is not fit for use.
-            RequestRejectedError: several shared devices for one container, where the operator forbids that.
+            UnknownDeviceError: a requested id is not a device of the resource.
+            UnhealthyDeviceError: a device is unhealthy.
+            RequestRejectedError: the resource is not served any more, or a container requests several shared devices, which the
+                operator has forbidden.
         """
         now = self._clock()
         self._store.recent.note(self.resource, [i for ids in containers for i in self._listed(ids)], now)
-        view = self._view()  # read after that was noted: what it says may be given is not freed behind its back
+        # Read the view after the devices are noted, so that their hardware is not offered again in between.
+        view = self._view()
         answers = [container_edits(self._devices(view, ids), view.access) for ids in containers]
         if sentence := self._pairs.allocated(self.resource, view.access.strategies, now):
             log.warning("%s", sentence)
         return answers
 
     def preferred_bytes(self, request: bytes) -> bytes:
-        """A PreferredAllocationResponse. Never raises: an error here fails the pod, an empty answer leaves it to the kubelet."""
+        """Answer an encoded PreferredAllocationRequest. Never raises.
+
+        An error would fail the pod. After an empty answer the kubelet chooses the devices.
+        """
         try:
             containers = wire.decode_preferred(request)
         except ValueError as error:
@@ -282,11 +290,11 @@ class DevicePluginService:
             return wire.encode_preferred([()])
         answers = self.preferred(containers)
         if log.isEnabledFor(logging.DEBUG):
-            self._tell(containers, answers)
+            self._log_choices(containers, answers)
         return wire.encode_preferred(answers)
 
     def preferred(self, containers: Sequence[ContainerPreferredAllocationRequest]) -> list[tuple[str, ...]]:
-        """The ids each container should get, in order; nothing for one that cannot be served or on any trouble of ours."""
+        """Return the ids that each container should get, in order; no ids if it cannot be served, or after any error."""
         try:
             view = self._view()
             devices = view.resource.devices
@@ -309,10 +317,10 @@ class DevicePluginService:
             log.exception("%s: choosing devices failed; leaving the choice to the kubelet", self.resource)
             return [() for _ in containers]
 
-    def _tell(
+    def _log_choices(
         self, containers: Sequence[ContainerPreferredAllocationRequest], answers: Sequence[Sequence[str]]
     ) -> None:
-        """What was asked for and answered, the way `gpu-plugin simulate-allocation` takes it to say why."""
+        """Log requests and answers as options of `gpu-plugin simulate-allocation`, which explains the choice."""
         for asked, answer in zip(containers, answers, strict=True):
             log.debug(
                 "%s: preferred %s of --available %s --size %d%s",
@@ -324,7 +332,11 @@ class DevicePluginService:
             )
 
     def pre_start_bytes(self, request: bytes) -> bytes:
-        """A PreStartContainerResponse: nothing is to be done, since our options do not ask for this call."""
+        """Return an empty PreStartContainerResponse: our options do not request this call.
+
+        Raises:
+            ValueError: the bytes are not a PreStartContainerRequest.
+        """
         wire.decode_pre_start(request)
         return wire.EMPTY
 
@@ -335,12 +347,12 @@ class DevicePluginService:
         return view
 
     def _listed(self, ids: Sequence[str]) -> list[str]:
-        """Those of the ids that are this resource's."""
+        """Return the ids that this resource lists."""
         view = self._view()
         return [identifier for identifier in ids if identifier in view.order]
 
     def _devices(self, view: ResourceView, ids: Sequence[str]) -> list[Device]:
-        """The healthy devices of these ids, each once, in the order of the list."""
+        """Return the devices of these ids, each once, in the order of the list. Raises as `allocate` does."""
         found = {}
         for identifier in ids:
             device = view.device(identifier)
@@ -365,13 +377,13 @@ class DevicePluginService:
 
 
 def _offered(view: ResourceView, identifier: str) -> bool:
-    """Whether our list has the device as healthy."""
+    """Whether our list has a healthy device with this id."""
     device = view.device(identifier)
     return device is not None and not device.reason
 
 
 def _joined(ids: Sequence[str]) -> str:
-    """Ids, or how many there are of each GPU or MIG device, which says nearly as much; or else only how many."""
+    """Return the ids as text; if there are too many, the number for each GPU or MIG device, or only the total number."""
     if len(ids) <= MAX_LOGGED_IDS:
         return ",".join(ids)
     counts = Counter(identifier.partition(REPLICA)[0] for identifier in ids)
@@ -383,7 +395,7 @@ def _joined(ids: Sequence[str]) -> str:
 
 
 def _connection(stream: BytesStream) -> object:
-    return stream._stream.connection  # noqa: SLF001 - grpclib does not say which connection a call came on
+    return stream._stream.connection  # noqa: SLF001 - grpclib has no public name for it
 
 
 OPTIONS = wire.encode_options(pre_start=False, preferred=True)

@@ -47,7 +47,7 @@ class ResourceView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, resource: Resource, access: Access, placement: Placement) -> "ResourceView":
-        """The view of a resource.
+        """Return the view of a resource.
 
         Raises ValueError if a device id occurs twice, which the kubelet would count wrong, or is longer than its API allows.
         """
@@ -60,12 +60,12 @@ class ResourceView(msgspec.Struct, frozen=True):
         return cls(resource, order, access, placement)
 
     def device(self, identifier: str) -> Device | None:
-        """The device of that id, if there is one."""
+        """Return the device with this id; None without such a device."""
         at = self.order.get(identifier)
         return None if at is None else self.resource.devices[at]
 
     def with_reasons(self, reasons: Mapping[str, str]) -> "ResourceView":
-        """The view with these health reasons by the uuid that containers see; "" is healthy. The same object without a change.
+        """Return the view with these health reasons by the uuid that containers see ("" is healthy); the same object without a change.
 
         A device is unhealthy, too, if the plan withholds it, its MPS daemon is down, or CDI has no name for it.
         """
@@ -82,11 +82,11 @@ class ResourceView(msgspec.Struct, frozen=True):
         return replace(self, resource=Resource(self.resource.name, tuple(devices))) if changed else self
 
     def unreachable(self, device: Device) -> str:
-        """The reason why no container can use a device even with healthy hardware; empty if a container can."""
+        """Return the reason why no container can use a device even with healthy hardware; empty if a container can."""
         return self._unreachable(device) or ("" if self.cdi is None else self.cdi.lacking(self.access.cdi_others))
 
     def _unreachable(self, device: Device) -> str:
-        """The reason why the device cannot be used: its MPS daemon, a missing device node, or its CDI specification."""
+        """Return why a device cannot be used: its MPS daemon, a missing device node, or its CDI specification."""
         down = (self.mps_down if device.shared == MPS else "") or self.access.missing_node
         if down or self.cdi is None:
             return down
@@ -112,7 +112,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     hardware: Mapping[str, Hardware] = msgspec.field(default_factory=dict)
 
     def allocated(self, holders: Mapping[tuple[str, str], T]) -> Iterator[tuple[str, Device, T]]:
-        """Resource, device and holders of each entry of `holders`, by resource and device id, whose device is listed."""
+        """Return resource, device and holders of each entry of `holders`, by resource and device id, if the device is listed."""
         for (name, identifier), holding in holders.items():
             view = self.resources.get(name)
             device = None if view is None else view.device(identifier)
@@ -154,5 +154,5 @@ class SnapshotStore:
         self.changed.ring()
 
     def resends(self, resource: str) -> int:
-        """The number of such requests."""
+        """Return the number of `resend` calls for a resource."""
         return self._again[resource]

@@ -1,4 +1,4 @@
-"""The names of our sockets in the kubelet's device plugin directory, and the removal of those a dead process left."""
+"""The names of our sockets in the kubelet's device plugin directory, and the removal of sockets of ended processes."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 PREFIX = "gpu-plugin-"
 
 INSTANCE = os.urandom(4).hex()
-"""Tells this process's sockets from every other's, so that an old instance's end is never taken for ours."""
+"""A random part of the names of this process's sockets: an older process that ends must not affect our registration."""
 
 
 _AT_FDCWD = -100
@@ -33,10 +33,12 @@ _BIRTH_AT = 80
 
 
 def socket_path(directory: Path, resource: str, incarnation: int, instance: str = INSTANCE) -> Path:
-    """Where the server of a resource listens; a name of its own each time it begins again.
+    """Return the path of a resource's socket, which is different for each incarnation.
 
-    The resource's name is shortened where the whole would not fit into a socket address. Raises ValueError where not
-    even the shortest would.
+    The resource's name is shortened if the path would be too long for a socket address.
+
+    Raises:
+        ValueError: even the path without the resource's name is too long.
     """
     tail = f"-{instance}-{incarnation}.sock"
     left = room(f"{directory}/{PREFIX}{tail}")
@@ -47,7 +49,7 @@ def socket_path(directory: Path, resource: str, incarnation: int, instance: str 
 
 
 def remove_stale(directory: Path) -> list[str]:
-    """Removes sockets of ours that nobody listens on, and returns their names. Others' sockets and living ones stay."""
+    """Remove sockets with our prefix that have no listener, and return their names. All other sockets stay."""
     removed: list[str] = []
     stay: list[str] = []
     trouble = ""
@@ -86,19 +88,20 @@ Identity = tuple[int, int, int]
 
 
 def identity(path: Path) -> Identity | None:
-    """Which socket lies at `path`: device, inode, and when it was made, since an inode number may come again. None: no socket.
+    """Return the identity of the socket at `path`: device, inode and time of creation. None if there is no socket.
 
-    It stays the same when the socket's mode or times change, when it gets another link, or is renamed and renamed back.
+    The time is needed because an inode number may be used again. The identity stays the same if the socket's mode or times
+    change, if it gets another link, or if it is renamed and renamed back.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116 - as cheap as can be, it is asked often
+        status = os.stat(path)  # noqa: PTH116 - faster, and it is called often
     except OSError:
         return None
     return (status.st_dev, status.st_ino, _birth(path, status)) if stat.S_ISSOCK(status.st_mode) else None
 
 
 def _birth(path: Path, status: os.stat_result) -> int:
-    """When the file of this status was made, in nanoseconds; when it last changed where the file system does not say."""
+    """Return when the file was made, in nanoseconds, or when its status last changed if the file system does not store it."""
     call = _statx()
     if call is not None:
         buffer = ctypes.create_string_buffer(_SIZE)
@@ -113,5 +116,5 @@ def _birth(path: Path, status: os.stat_result) -> int:
 
 @cache
 def _statx() -> "ctypes._FuncPointer | None":
-    """statx(2), which Python does not have before 3.15."""
+    """Return statx(2) of the C library, which Python lacks before 3.15; None if the C library lacks it."""
     return getattr(ctypes.CDLL(None, use_errno=True), "statx", None)

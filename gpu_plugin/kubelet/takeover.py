@@ -1,4 +1,4 @@
-"""Find resources that another plugin has registered since, while this plugin's stream is open.
+"""Find resources that another plugin has registered while this plugin's stream is open.
 
 A plugin that registers a resource takes it from the plugin that registered before. When it ends, the stream of the earlier
 plugin shows nothing. A kubelet up to 1.36 then has no plugin and 0 devices. A kubelet from 1.37 on sends its requests to the
@@ -46,7 +46,7 @@ UNREAD = 30.0
 Ids = Mapping[str, frozenset[str]]
 """Device ids by resource name."""
 
-NOBODY = "the kubelet has none of its devices, as after another plugin registered the resource and ended"
+NO_DEVICES = "the kubelet has none of its devices, as after another plugin registered the resource and ended"
 KEPT = (
     "the kubelet has other healthy devices than this plugin listed, as after another plugin registered the resource and ended; "
     "the next request of the kubelet makes this plugin send its list again, and so does a restart"
@@ -63,7 +63,7 @@ NO_REQUESTS: Requests = {}
 
 
 def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
-    """The resources that the kubelet no longer has from this plugin, each with the reason. Pure.
+    """Return the resources that the kubelet no longer has from this plugin, each with the reason. Pure.
 
     Args:
         ours: the healthy devices of each registered resource. A resource without healthy devices is never lost.
@@ -76,14 +76,17 @@ def lost(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> Mapping[str, str]:
         if not known.isdisjoint(unfit.get(resource, frozenset())):
             found[resource] = OTHERS
         elif ids and not known:
-            found[resource] = NOBODY
+            found[resource] = NO_DEVICES
         elif ids and ids.isdisjoint(known):
             found[resource] = OTHERS
     return found
 
 
 def steady(before: Mapping[str, ResourceView], after: Mapping[str, ResourceView]) -> tuple[Ids, Ids]:
-    """The devices of each resource that were healthy before and after a request, and those that were unhealthy. Pure."""
+    """Return the healthy devices of each resource, and its unhealthy devices, according to both views. Pure.
+
+    `before` and `after` are the views before and after a request. A device whose health differs is in neither result.
+    """
     names = before.keys() & after.keys()
     return (
         {name: _ids(before[name], fit=True) & _ids(after[name], fit=True) for name in names},
@@ -96,7 +99,10 @@ def _ids(view: ResourceView, *, fit: bool) -> frozenset[str]:
 
 
 def differing(ours: Ids, allocatable: Ids, unfit: Ids = NONE) -> frozenset[str]:
-    """Resources of which the kubelet lacks a healthy device or counts an unhealthy one as healthy; arguments of `lost`. Pure."""
+    """Return the resources whose healthy devices in the kubelet differ from ours. The arguments are the same as for `lost`. Pure.
+
+    The kubelet lacks a healthy device, or counts an unhealthy device as healthy.
+    """
     known = {name: allocatable.get(name, frozenset()) for name in ours}
     return frozenset(
         name for name, ids in ours.items() if ids - known[name] or not known[name].isdisjoint(unfit.get(name, ()))
@@ -125,7 +131,8 @@ class Takeovers:
         """Resources that another plugin serves."""
         self.suspects: Mapping[str, str] = {}
         """Resources that are lost according to the last answer alone, with the reason."""
-        self._had: dict[str, tuple[frozenset[str], float]] = {}
+        self._last_known: dict[str, tuple[frozenset[str], float]] = {}
+        """The kubelet's devices of each resource in the last answer that equaled our list, and its time."""
         self._differing: frozenset[str] = frozenset()
         self._kept: frozenset[str] = frozenset()
         self._requests: Requests = NO_REQUESTS
@@ -137,26 +144,27 @@ class Takeovers:
         """Compare one answer with our devices at `now`, in seconds. Only two equal results in a row have an effect.
 
         A resource of another plugin stays with it while we have no healthy device: no answer can differ then. Resources that
-        are not in `ours` are dropped. A kubelet that has a list from before may not have read our newest list yet.
+        are not in `ours` are dropped. A kubelet with an older list may not have read our newest list yet.
 
-        `requests` are the requests of the kubelet so far. If one comes between two answers that differ from our list, requests
-        come to this plugin, and our list is sent again. Without it, the other plugin may run, and would be asked for our ids.
+        `requests` are the requests of the kubelet so far. If a request arrives between two answers that differ from our list,
+        the kubelet uses this plugin, and our list is sent again. Without a request, the other plugin may still run, and would get
+        requests for our ids.
         """
         against = lost(ours, allocatable, unfit)
         unread = {name for name in ours if self._unread(name, allocatable.get(name, frozenset()), now)}
         found = {
-            name: why for name, why in against.items() if why == NOBODY or name in self.taken or name not in unread
+            name: why for name, why in against.items() if why == NO_DEVICES or name in self.taken or name not in unread
         }
         found |= {name: OTHERS for name in self.taken if name in ours and not ours[name] and name not in found}
-        self._had = {name: had for name, had in self._had.items() if name in ours}
+        self._last_known = {name: had for name, had in self._last_known.items() if name in ours}
         differ = differing(ours, allocatable, unfit)
         for name in ours.keys() - against.keys() - found.keys():  # the kubelet has devices of ours
             self._backoffs.pop(name, None)
             if name not in differ:
-                self._had[name] = (allocatable.get(name, frozenset()), now)
+                self._last_known[name] = (allocatable.get(name, frozenset()), now)
         back = (self.taken & ours.keys()) - found.keys()
         confirmed = {name: why for name, why in found.items() if self.suspects.get(name) == why}
-        again = {name: why for name, why in confirmed.items() if why == NOBODY and self._backoff(name).due(now)}
+        again = {name: why for name, why in confirmed.items() if why == NO_DEVICES and self._backoff(name).due(now)}
         for name in again:
             self._backoff(name).failed(now)
         taken = {name: why for name, why in confirmed.items() if why == OTHERS and name not in self.taken}
@@ -176,7 +184,7 @@ class Takeovers:
         return self._backoffs.setdefault(name, Backoff(FIRST_PAUSE, LONGEST_PAUSE))
 
     def _unread(self, name: str, known: frozenset[str], now: float) -> bool:
-        had, at = self._had.get(name, (frozenset(), -math.inf))
+        had, at = self._last_known.get(name, (frozenset(), -math.inf))
         return now - at < UNREAD and known <= had
 
 
@@ -200,10 +208,10 @@ class TakeoverWatch:
         self._takeovers = Takeovers()
 
     async def run(self) -> None:
-        """Never returns."""
+        """Run the comparisons. Never returns."""
         while True:
-            amiss = self._takeovers.suspects.keys() - self._takeovers.taken
-            await anyio.sleep(CONFIRM if amiss else INTERVAL)
+            unconfirmed = self._takeovers.suspects.keys() - self._takeovers.taken
+            await anyio.sleep(CONFIRM if unconfirmed else INTERVAL)
             await self.ask()
 
     async def ask(self) -> None:
@@ -216,7 +224,7 @@ class TakeoverWatch:
                 Path(self._settings.current.effective_pod_resources_socket), PATIENCE
             )
         except CallError as error:
-            log.debug("whether the kubelet still has our devices is not known: %s", error)
+            log.debug("cannot read whether the kubelet still has our devices: %s", error)
             return
         after = self._served()
         self._takeovers.registered({name for name in self._takeovers.taken if not self._registrations.overtaken(name)})
@@ -252,7 +260,7 @@ class TakeoverWatch:
         return self._takeovers.judge(ours, allocatable, now, unfit, requests)
 
     def _served(self) -> Mapping[str, ResourceView]:
-        """The resources whose stream to the kubelet is open."""
+        """Return the resources whose stream to the kubelet is open."""
         return {
             name: view
             for name, view in self._store.current.resources.items()

@@ -1,8 +1,8 @@
 """The messages of the device plugin API, from the daemon's values to bytes and back, by betterproto.
 
-Each repeated part of an answer is encoded once, as the part of an answer of its own, and the parts are joined. That is sound
-because protobuf concatenates: the encoding of a message with the fields [a, b] is the encoding of [a] followed by that of [b]. If
-one of 2,000 devices changed, a list costs one encoding and a join: 0.2 ms instead of 170.
+Each repeated part of an answer is encoded once, as an answer with this part alone, and the parts are joined. This is correct
+because protobuf messages can be concatenated: the encoding of a message with the fields [a, b] is the encoding of [a] followed by
+the encoding of [b]. If 1 device in 2,000 changes, a list takes one encoding and a join: 0.2 ms instead of 170 ms.
 """
 
 import operator
@@ -21,7 +21,7 @@ VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 MAX_MESSAGE_BYTES = MAX_LIST_BYTES
-"""The longest message that the kubelet's client takes. A longer list ends the stream for good."""
+"""The longest message that the kubelet's client accepts. A longer list ends the stream permanently."""
 
 REGISTER = "/v1beta1.Registration/Register"
 OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
@@ -48,7 +48,7 @@ class TooLargeError(ValueError):
 
 
 def decode_allocate(data: bytes) -> list[list[str]]:
-    """The device ids of each container of an AllocateRequest.
+    """Decode the device ids of each container of an AllocateRequest.
 
     Raises:
         TooLargeError: more than MAX_CONTAINERS containers or MAX_IDS ids.
@@ -65,7 +65,7 @@ def decode_allocate(data: bytes) -> list[list[str]]:
 
 
 def decode_preferred(data: bytes) -> list[ContainerPreferredAllocationRequest]:
-    """The containers of a PreferredAllocationRequest. Raises as `decode_allocate` does."""
+    """Decode the containers of a PreferredAllocationRequest. Raises as `decode_allocate` does."""
     _check_containers(data)
     containers = decode(messages.PreferredAllocationRequest, data).container_requests
     try:
@@ -79,14 +79,14 @@ def decode_preferred(data: bytes) -> list[ContainerPreferredAllocationRequest]:
 
 
 def decode_pre_start(data: bytes) -> list[str]:
-    """The device ids of a PreStartContainerRequest. Raises as `decode_allocate` does."""
+    """Decode the device ids of a PreStartContainerRequest. Raises as `decode_allocate` does."""
     if len(data) > 2 * MAX_IDS:
         _check_ids(data, MAX_IDS)
     return decode(messages.PreStartContainerRequest, data).device_ids
 
 
 def _texts(values: list[str]) -> list[str]:
-    """The values. Raises TypeError if one is not text."""
+    """Return the values. Raises TypeError if a value is not text."""
     "".join(values)
     return values
 
@@ -109,14 +109,12 @@ def _check_ids(data: bytes, most: int) -> int:
     """Refuse a container with more ids than `most`, and return how many more the others may have."""
     left = most - len(_fields(data, most + 1))
     if left < 0:
-        raise TooLargeError(
-            f"the request has more than {MAX_IDS} device ids; a list of devices has no room for so many"
-        )
+        raise TooLargeError(f"the request has more than {MAX_IDS} device ids; a list of devices has no room for them")
     return left
 
 
 def _fields(data: bytes, most: int) -> list[ParsedField]:
-    """The first fields of a message, not decoded. Raises ValueError if one has no end."""
+    """Return the first `most` fields of a message, not decoded. Raises ValueError if the message ends within a field."""
     try:
         return list(islice(parse_fields(data), most))
     except EOFError:
@@ -124,32 +122,32 @@ def _fields(data: bytes, most: int) -> list[ParsedField]:
 
 
 def encode_options(*, pre_start: bool, preferred: bool) -> bytes:
-    """A DevicePluginOptions."""
+    """Encode a DevicePluginOptions."""
     return bytes(messages.DevicePluginOptions(pre_start, preferred))
 
 
 def encode_register(endpoint: str, resource: str, *, pre_start: bool, preferred: bool) -> bytes:
-    """A RegisterRequest: `endpoint` is our socket's file name in the kubelet's device plugin directory."""
+    """Encode a RegisterRequest. `endpoint` is our socket's file name in the kubelet's device plugin directory."""
     options = messages.DevicePluginOptions(pre_start, preferred)
     return bytes(messages.RegisterRequest(VERSION, endpoint, resource, options))
 
 
 def encode_allocate(answers: Iterable[ContainerEdits]) -> bytes:
-    """An AllocateResponse with one container response for each of `answers`, in order."""
+    """Encode an AllocateResponse with one container response for each of `answers`, in order."""
     return _joined(map(_container, answers))
 
 
 def encode_preferred(answers: Iterable[Sequence[str]]) -> bytes:
-    """A PreferredAllocationResponse with one container response for each of `answers`, in order."""
+    """Encode a PreferredAllocationResponse with one container response for each of `answers`, in order."""
     return _joined(b"".join(map(_preferred_id, ids)) for ids in answers)
 
 
 class ListEncoder:
-    """Encodes lists of devices, each device once for as long as it stays as it is.
+    """Encodes lists of devices. A device is encoded again only after a change.
 
-    The same devices in another order are the same list: to the kubelet its order means nothing.
+    The same devices in another order are the same list: the order has no meaning to the kubelet.
 
-    Not safe between threads: one encoder serves one resource's list on one thread at a time.
+    Not thread-safe: one encoder encodes the list of one resource, on one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -158,13 +156,13 @@ class ListEncoder:
         self._encoded = b""
 
     def fresh(self, devices: Sequence[Device]) -> int:
-        """The number of `devices` that are not those of the last list: at most about 30 µs of work each."""
+        """Return the number of devices that differ from the last list. Each takes about 30 µs to encode at most."""
         if len(devices) != len(self._last):
             return len(devices)
         return sum(map(operator.is_not, devices, self._last))
 
     def encode(self, devices: Sequence[Device]) -> bytes:
-        """A ListAndWatchResponse of these devices."""
+        """Encode a ListAndWatchResponse of these devices."""
         before, moved = self._parts, False
         if len(devices) == len(self._last):
             together = zip(devices, self._last, before, strict=True)
@@ -179,7 +177,7 @@ class ListEncoder:
 
 
 def _joined(parts: Iterable[bytes]) -> bytes:
-    """A message whose field 1 has these encoded messages, each after its length."""
+    """Return a message whose field 1 has these encoded messages, each after its length."""
     return b"".join(map(encoded_part, parts))
 
 

@@ -167,7 +167,7 @@ def test_a_second_function_of_a_name_is_refused_and_both_are_named(kind):
     does = known.registry[name]
     with pytest.raises(LookupError) as caught:
         known.registry.enter(name, object(), copied)
-    assert caught.value.args == (f"the {kind} {name!r} has two functions, {both}: give one of them a name of its own",)
+    assert caught.value.args == (f"the {kind} {name!r} has two functions, {both}: rename one of them",)
     assert known.registry[name] is does
 
 
@@ -253,6 +253,6 @@ def test_an_option_in_no_section_of_the_file_is_refused_in_a_sentence():
     with pytest.raises(LookupError) as caught:
         schema_v1.schema([option("log_level", "mine.logLevel")])
     assert str(caught.value) == (
-        "the option 'log_level' has a place in mine of the config file, and there is no such section: "
+        "the option 'log_level' has a key in mine of the config file, and this section does not exist: "
         "add it to `schema` in gpu_plugin/config/schema_v1.py"
     )

@@ -402,9 +402,7 @@ def test_a_socket_in_the_directory_agrees_with_it(socket, directory):
     [("/run/a/kubelet.sock", "/run/b"), ("/run/a/kubelet.sock", "/run"), ("/run/a/x/kubelet.sock", "/run/a")],
 )
 def test_a_socket_outside_the_directory_is_a_contradiction(socket, directory):
-    with pytest.raises(
-        ConfigError, match=f"^--kubelet-socket {socket} does not lie in --device-plugin-dir {directory}: "
-    ):
+    with pytest.raises(ConfigError, match=f"^--kubelet-socket {socket} is not in --device-plugin-dir {directory}: "):
         resolve({"kubelet_socket": socket}, {"DEVICE_PLUGIN_DIR": directory})
 
 
@@ -414,12 +412,16 @@ def test_a_directory_too_long_for_sockets_is_refused(letter):
     fits = "/" + letter * (71 // width)  # the longest name of a socket takes the 35 that are left
     assert resolve({"device_plugin_dir": fits}, {}).socket_dir == fits
     for flags in ({"device_plugin_dir": fits + letter}, {"kubelet_socket": f"{fits}{letter}/kubelet.sock"}):
-        with pytest.raises(ConfigError, match="too long, a socket in it would pass the kernel's 107 bytes"):
+        with pytest.raises(
+            ConfigError, match="the path is too long, since a socket in it would exceed the kernel's limit of 107 bytes"
+        ):
             resolve(flags, {})
 
 
 def test_settings_come_from_one_file_or_from_a_directory():
-    with pytest.raises(ConfigError, match=r"^--config-file /a and --config-file-srcdir /b: .* leave one of them out$"):
+    with pytest.raises(
+        ConfigError, match=r"^--config-file /a and --config-file-srcdir /b: .* remove one of these options$"
+    ):
         resolve({"config_file": "/a", "config_file_srcdir": "/b", "node_name": "n"}, {})
 
 
@@ -489,8 +491,8 @@ def test_what_nvidias_programs_ignore_or_refuse_is_remarked():
             "sharing.timeSlicing.resources[0].devices: applied here, ignored by NVIDIA's plugin v0.20.0"
         ),
         (
-            "config file: example.com/h100: a name of another domain than nvidia.com, for which NVIDIA's GPU feature discovery "
-            "and MPS control daemon refuse the file; where they run too, give them a file without it"
+            "config file: example.com/h100: a name with another domain than nvidia.com, for which NVIDIA's GPU feature discovery "
+            "and MPS control daemon refuse the file; if they run on this node too, give them a file without it"
         ),
     ]
     same = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2, "devices": "all"}]}}}

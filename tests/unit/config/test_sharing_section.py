@@ -371,7 +371,7 @@ def test_mps_does_not_go_with_mixed():
 
 def test_mps_needs_a_root():
     assert faults(entries("name: gpu, replicas: 2", section="mps"), mps_root="") == [
-        "f:2: sharing.mps: using MPS requires --mps-root to be specified: the host directory that its clients find it in"
+        "f:2: sharing.mps: using MPS requires --mps-root to be specified: the host directory in which clients find the MPS daemon"
     ]
     written = {"flags": {"mpsRoot": "/a"}, "sharing": {"mps": {"resources": [{"name": "gpu", "replicas": 2}]}}}
     assert resolve({}, {}, written).sharing

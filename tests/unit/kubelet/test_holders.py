@@ -258,7 +258,7 @@ async def test_where_no_more_threads_can_be_begun_the_checkpoint_is_no_witness(t
     [
         (lambda _: None, "No such file or directory"),
         (os.mkdir, "it is a directory"),
-        (lambda path: path.write_text("[]"), "it is not as kubelets write it: Expected `object`, got `array`"),
+        (lambda path: path.write_text("[]"), "it is not in the kubelet's format: Expected `object`, got `array`"),
     ],
 )
 async def test_why_the_checkpoint_cannot_be_read_is_known(tmp_path, listed, make, why):

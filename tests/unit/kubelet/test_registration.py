@@ -89,7 +89,7 @@ async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again
 
 
 async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_dial_it(kubelet, directory):
-    with pytest.raises(CallError, match="our socket went"):
+    with pytest.raises(CallError, match="our socket was removed"):
         await register(directory / "kubelet.sock", "x.sock", GPU, lambda: False)
     assert GPU not in kubelet.registrations
 
@@ -356,7 +356,7 @@ async def test_a_socket_that_goes_as_soon_as_it_is_made_is_no_failed_registratio
     monkeypatch.setattr(SocketServer, "start", start_too_early)
     async with serving(directory) as plugin:
         await kubelet.wait_for(registered(kubelet))
-    assert f"{GPU}: our socket went as soon as it was made; registering again" in caplog.text
+    assert f"{GPU}: our socket was removed as soon as it was made; registering again" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     assert not plugin.endpoint._shared.counts.registrations[GPU, FAILED]
 

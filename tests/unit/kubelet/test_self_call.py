@@ -75,9 +75,9 @@ async def test_no_connection_is_left_behind(directory):
 @pytest.mark.parametrize("patience", [0.05])
 async def test_what_is_told_of_a_server_that_does_not_answer(directory, patience, monkeypatch):
     path = directory / "x.sock"
-    assert await self_call(path, patience) == f"nobody answers on {path}: No such file or directory"
+    assert await self_call(path, patience) == f"no answer on {path}: No such file or directory"
     path.write_text("")
-    assert await self_call(path, patience) == f"nobody answers on {path}: Connection refused"
+    assert await self_call(path, patience) == f"no answer on {path}: Connection refused"
     refused = PermissionError(errno.EACCES, "Permission denied")
     monkeypatch.setattr(BoundedChannel, "__connect__", AsyncMock(side_effect=refused))  # root may connect to any socket
     said = await self_call(path, patience)

@@ -20,7 +20,7 @@ from gpu_plugin.kubelet.snapshot import ResourceView, SnapshotStore
 from gpu_plugin.kubelet.takeover import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
-    NOBODY,
+    NO_DEVICES,
     OTHERS,
     UNREAD,
     Outcome,
@@ -43,11 +43,11 @@ OURS = {GPU: frozenset({"GPU-0", "GPU-1"})}
         (OURS, OURS, {}),
         (OURS, {GPU: frozenset({"GPU-1"})}, {}),  # one has just turned Unhealthy
         (OURS, {GPU: frozenset({"GPU-1", "0"})}, {}),
-        (OURS, {}, {GPU: NOBODY}),
-        (OURS, {GPU: frozenset(), "example.com/nic": frozenset({"GPU-0"})}, {GPU: NOBODY}),
+        (OURS, {}, {GPU: NO_DEVICES}),
+        (OURS, {GPU: frozenset(), "example.com/nic": frozenset({"GPU-0"})}, {GPU: NO_DEVICES}),
         (OURS, {GPU: frozenset({"0", "1"})}, {GPU: OTHERS}),
         ({GPU: frozenset()}, {}, {}),  # we have none to offer
-        ({**OURS, MIG: frozenset({"MIG-0"})}, {GPU: frozenset({"0"})}, {GPU: OTHERS, MIG: NOBODY}),
+        ({**OURS, MIG: frozenset({"MIG-0"})}, {GPU: frozenset({"0"})}, {GPU: OTHERS, MIG: NO_DEVICES}),
     ],
 )
 def test_what_an_answer_means(ours, allocatable, found):
@@ -59,7 +59,7 @@ def test_a_single_answer_has_no_consequences_and_a_second_one_has():
     assert takeovers.judge(OURS, {}, 0) == Outcome()
     assert takeovers.judge(OURS, OURS, 3) == Outcome()
     assert takeovers.judge(OURS, {}, 6) == Outcome()
-    assert takeovers.judge(OURS, {}, 9) == Outcome(again={GPU: NOBODY})
+    assert takeovers.judge(OURS, {}, 9) == Outcome(again={GPU: NO_DEVICES})
     assert takeovers.suspects == {}, "what was done about it has time to tell"
 
 
@@ -85,7 +85,7 @@ def test_what_another_plugin_has_is_left_to_it_until_it_is_gone():
     assert takeovers.taken == {GPU}
     assert takeovers.judge(OURS, theirs, 6) == Outcome()  # said once
     takeovers.judge(OURS, {}, 9)
-    assert takeovers.judge(OURS, {}, 12) == Outcome(again={GPU: NOBODY})
+    assert takeovers.judge(OURS, {}, 12) == Outcome(again={GPU: NO_DEVICES})
     assert takeovers.taken == frozenset()
 
 
