@@ -65,7 +65,7 @@ class ResourceView(msgspec.Struct, frozen=True):
         return None if at is None else self.resource.devices[at]
 
     def with_reasons(self, reasons: Mapping[str, str]) -> "ResourceView":
-        """Return the view with these health reasons by the uuid that containers see ("" is healthy); the same object without a change.
+        """Return the view with these health reasons by the uuid that containers see; "" is healthy. Without a change: itself.
 
         A device is unhealthy, too, if the plan withholds it, its MPS daemon is down, or CDI has no name for it.
         """
