@@ -233,7 +233,7 @@ def _recalled(
 
 
 def _described(resource: str, identifier: str, by_uuid: Mapping[str, Device], mig_gpus: Mapping[str, str]) -> Device:
-    """Return a device that a pod holds, with the known data. `by_uuid` has devices of the offer by the uuid that containers see."""
+    """Return a device that a pod holds, with the known data. `by_uuid` has offered devices by the uuid in containers."""
     uuid, replica, _ = identifier.partition(REPLICA)
     sharing = SharedResource(resource, resource, 2) if replica else None
     same = by_uuid.get(uuid)

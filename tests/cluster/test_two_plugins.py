@@ -7,6 +7,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from grpclib.exceptions import GRPCError
 
+from gpu_plugin.runtime.peer import listening
 from tests.unit.demo.stand_in_kubelet.fake_plugin import FakePlugin, healthy
 
 from .harness import binaries
@@ -56,6 +57,15 @@ class Plugins:
         for made in self._made:
             self.end(made)
             (DEVICE_PLUGINS / made.endpoint).unlink(missing_ok=True)
+
+    def wait_for_kubelet(self) -> None:
+        """Wait until the kubelet accepts connections to its socket. After a restart it is Ready before that."""
+
+        def accepts() -> None:
+            path = str(DEVICE_PLUGINS / "kubelet.sock")
+            expect(holds=listening(path), seen=path)
+
+        wait_until(accepts, "the kubelet accepts connections", within=30)
 
     def wait_allocatable(self, count: int) -> None:
         """Wait until a new node status offers exactly this many devices."""
@@ -161,6 +171,7 @@ def test_a_plugin_that_registers_the_same_socket_twice(cluster: Cluster, plugins
     with pytest.raises(GRPCError, match="device plugin already connected"):  # although the plugin has ended
         plugins.start("same.sock", "x")
     cluster.kubelet.restart()
+    plugins.wait_for_kubelet()
     again = plugins.start("same.sock", "x")
     cluster.pods.run("pod", gpus=1, resource=PLAIN)
     assert again.called("allocate") == [{"x"}]
