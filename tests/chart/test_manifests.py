@@ -77,7 +77,7 @@ def judged(kubeconform: Path, schemas: Path, objects: Iterable[Object], folder: 
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)  # dozens of helm runs, and the processor time that a cluster leaves
 def test_every_version_of_kubernetes_takes_what_is_rendered(
     rendered: list[tuple[Mapping[str, Any], list[Object]]], kubeconform: Path, schemas: Path, tmp_path: Path
 ) -> None:

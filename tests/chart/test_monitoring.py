@@ -114,7 +114,7 @@ def _asked(expr: str) -> str:
     return expr.replace("$__rate_interval", "4m")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)  # with the processor time that a cluster leaves
 def test_every_panel_shows_something_of_nodes_in_trouble(prometheus: recording.Recorded) -> None:
     empty, faults = [], []
     for row, show, legend, query in SHOWN:

@@ -282,7 +282,7 @@ print(status, sorted(cdi), [path for path in opened if str(path).startswith(os.e
         env={**os.environ, "SPECS": str(specs)},
         cwd=Path.cwd(),
     )
-    assert done.stdout.strip() == "0 ['gpu_plugin.containers.cdi', 'gpu_plugin.containers.cdi_files.watch'] []"
+    assert done.stdout.strip() == "0 ['gpu_plugin.containers.cdi_files', 'gpu_plugin.containers.cdi_files.watch'] []"
     assert not specs.exists()
 
 

@@ -193,7 +193,10 @@ VALUES = [
     (f"name: {'g' * 64}", f"incorrect format for resource name 'nvidia.com/{'g' * 64}': '{'g' * 64}' is not 1 to 63"),
     ("name: a/b/c", "incorrect format for resource name 'a/b/c' has more than one '/'"),
     ("name: Example.com/gpu", "incorrect format for resource name 'Example.com/gpu': the domain 'Example.com' is not"),
-    ("name: kubernetes.io/gpu", "incorrect format for resource name 'kubernetes.io/gpu' lies in kubernetes.io"),
+    (
+        "name: kubernetes.io/gpu",
+        "incorrect format for resource name 'kubernetes.io/gpu' is in the domain kubernetes.io",
+    ),
     ("rename: a b", "incorrect format for resource name 'nvidia.com/a b': 'a b' is not 1 to 63 letters"),
     ("rename: ''", "incorrect format for resource name 'nvidia.com/': '' is not 1 to 63 letters"),
 ]
