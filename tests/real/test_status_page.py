@@ -79,6 +79,7 @@ async def crowded(daemon: DaemonProcess, kubelet: StandInKubelet, port: int) -> 
 async def seen(browser: Browser, name: str) -> None:
     """Write a picture of the page if E2E_PICTURES is set."""
     if folder := os.environ.get("E2E_PICTURES"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
         await browser.picture(Path(folder) / f"{name}.png")
 
 
