@@ -36,7 +36,7 @@ CHANGES = 200
 GPUS = 8
 MANY_IDS = 60_000
 SIZES = (4, MANY_IDS // 2)
-"""The numbers of devices that a container requests: a few, and so many that the answer has half of the request's ids."""
+"""The numbers of devices that a container requests: a few, and half of the ids in the request."""
 
 LINKED = "dgx1-v100"
 LONG_CALLS = 5
@@ -209,7 +209,7 @@ def _uuid(at: int) -> str:
 
 
 def _replica(at: int) -> Device:
-    """Return one of the replicas of 8 GPUs."""
+    """Return a replica of one GPU among 8."""
     gpu = at % GPUS
     return Device(f"{_uuid(gpu)}::{at}", _uuid(gpu), _uuid(gpu), str(gpu), numa=(gpu // 4,))
 

@@ -25,7 +25,7 @@ WATCHED = 10.0
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
-    """Measure the time of the page, and the memory and processor time of it and its readers, in a daemon that is scraped."""
+    """Measure the time of the page, and its memory and processor time with its readers, in a daemon under regular scrapes."""
     del plan
     directory.mkdir()
     with ExitStack() as stack:

@@ -23,7 +23,7 @@ SETTLE = 1.0
 
 
 def measure(plan: Plan, directory: Path) -> list[Row]:
-    """Measure the memory of a listener that has served every page, and the time of two pages, in turn with a bare server."""
+    """Measure the memory of a listener after a request for each page, and the time of two pages, in turn with a bare server."""
     directory.mkdir()
     grown = [_grown(directory / str(at)) for at in range(plan.rounds)]
     rows = [

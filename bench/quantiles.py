@@ -21,7 +21,7 @@ def median(samples: Sequence[float]) -> float:
 
 
 def median_ratio(measured: Sequence[float], bare: Sequence[float]) -> float:
-    """Return the median of the ratios of samples taken in turn. A machine that is slow for some time slows both of a pair.
+    """Return the median of the ratios of samples taken in turn. A machine that slows down affects both samples of a pair.
 
     Raises ValueError if the numbers of samples differ.
     """

@@ -37,7 +37,7 @@ class Row:
 
     @property
     def value(self) -> float:
-        """The value that is compared with the budget."""
+        """The value to compare with the budget."""
         return self.p50 if self.judged is Judged.P50 or self.p99 is None else self.p99
 
     @property
@@ -62,7 +62,7 @@ class Row:
 class Comparison:
     """The values of several rules for one subject, by figure and rule; our rule is the first.
 
-    A value is None if it has no meaning.
+    A value without a meaning is None.
     Greater values are better. Our value must not be below the value of a rule in `against`, in any figure; this is one budget.
     """
 

@@ -1,4 +1,4 @@
-"""What the daemon does, without a GPU or a cluster: the stand-in kubelet, and a demonstration of a few seconds.
+"""The stand-in kubelet, and a demonstration of the daemon in a few seconds, without a GPU or a cluster.
 
 `python -m demo` plays the demonstration. Tests and benchmarks use the stand-in kubelet.
 """

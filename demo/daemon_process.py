@@ -34,7 +34,7 @@ class DaemonProcess:
         async for raw in self.process.stdout:
             line = raw.decode(errors="replace").rstrip()
             self.tail.append(line)
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that is not a JSON log record
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # not every line is a JSON log record
                 self.messages.append(str(json.loads(line)["message"]))
             self._wake()
         await self.process.wait()

@@ -112,7 +112,7 @@ class Marking:
 
     `heeds` are the Xids that count; None for all except `skips`. `all_at_loss`: an error of the wait for events, which a lost GPU
     causes, makes every GPU of the node Unhealthy, and a process that starts with a GPU that the driver cannot describe offers no
-    GPU. No policy offers a GPU that is not found after a boot.
+    GPU. No policy offers a missing GPU after a boot.
     """
 
     skips: frozenset[int] = frozenset()
@@ -238,7 +238,7 @@ class Ours:
             self._gpus[gpu] = _Watched(uuid, self._ledger(uuid, facts), facts)
 
     def see(self, gpu: int, seen: Observation, now: float) -> None:
-        """Process an observation, also in the process that was not restarted."""
+        """Process an observation, also without a restart of the process."""
         known = self._gpus[gpu]
         known.ledger.observe(known.uuid, seen, now)
         if known.ledger.revision != known.revision:

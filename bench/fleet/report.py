@@ -32,7 +32,7 @@ def together(worlds: Sequence[World]) -> dict[str, Tally]:
 
 
 def missed(tallies: Mapping[str, Tally]) -> list[str]:
-    """Return a text for each aim that is not met."""
+    """Return a text for each missed aim."""
     ours, words = tallies[OURS], []
     for name, title in POLICIES.items():
         if name == OURS:

@@ -70,8 +70,8 @@ class CheckpointKeeper:
     def write(self, tables: Mapping[str, ResourceState]) -> None:
         """Write the file and rename it into place: the devices of pods, and the healthy device ids of each resource.
 
-        The format is that of 1.20 and later (checkpoint/checkpoint.go: PodDevicesEntry, checkpointData, Data). A kubelet's
-        checksum is the 32-bit FNV-1a of Go's text for its structures; here it is that of the data as JSON.
+        The format is used from 1.20 on (checkpoint/checkpoint.go: PodDevicesEntry, checkpointData, Data). A kubelet's
+        checksum is the 32-bit FNV-1a of Go's text for its structures; here it is the 32-bit FNV-1a of the data as JSON.
         """
         healthy = {name: sorted(state.healthy) for name, state in tables.items()}
         data = _Data(self._admission.entries() or None, healthy)

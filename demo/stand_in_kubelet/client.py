@@ -33,7 +33,7 @@ _BACKOFF_JITTER = 0.2
 
 
 class CallError(Exception):
-    """The result of a call to a plugin: `code` and text are those of grpc-go, `rpc error: code = X desc = Y`."""
+    """The result of a call to a plugin: `code` and text have the form of grpc-go, `rpc error: code = X desc = Y`."""
 
     def __init__(self, code: str, description: str) -> None:
         self.code = code

@@ -69,7 +69,7 @@ class ResourceState(msgspec.Struct):
         return {device.id: device.numa for device in self.devices.values()}
 
     def grace_over(self, now: float) -> bool:
-        """Return whether the plugin has been disconnected for so long that the kubelet removes the resource."""
+        """Return whether the kubelet removes the resource, since the plugin has been disconnected for GRACE_SECONDS."""
         return self.stopped_at is not None and now - self.stopped_at > GRACE_SECONDS
 
     def replace(self, devices: Sequence[ListedDevice]) -> dict[str, str]:

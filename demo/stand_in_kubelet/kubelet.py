@@ -164,7 +164,7 @@ class StandInKubelet:
             self._journal.note(EventKind.STOPPED, text="in order" if orderly else "killed")
 
     async def restart(self, *, orderly: bool = True, pause: float = 0.0, **start: float) -> None:
-        """Stop, wait `pause` seconds, and start; the other arguments are those of `start`."""
+        """Stop, wait `pause` seconds, and start; `start` gets the other arguments."""
         await self.stop(orderly=orderly)
         if pause:
             await asyncio.sleep(pause)

@@ -141,7 +141,7 @@ class PluginRegistry:
         return client.resource, "" if self._generation == "1.36" else client.path
 
     def _refuse_connected(self, client: PluginClient) -> None:
-        """From 1.37 on, refuse a path that is connected.
+        """From 1.37 on, refuse a connected path.
 
         The caller then removes every client of the path, so that the end of the connected endpoint's stream goes unnoticed:
         it stays connected, and the path is refused, until the kubelet restarts.

@@ -11,12 +11,10 @@ A part that fails is started again. The other parts continue.
 import logging
 import math
 import os
-import socket
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -37,6 +35,7 @@ from gpu_plugin.daemon.faulting_pods import FaultingPods
 from gpu_plugin.daemon.hardware import Hardware
 from gpu_plugin.daemon.health_watch import HealthWatch
 from gpu_plugin.daemon.knowledge import NodeKnowledge
+from gpu_plugin.daemon.listener_content import ListenerContent
 from gpu_plugin.daemon.node_view import NodeView
 from gpu_plugin.daemon.now import Now
 from gpu_plugin.daemon.offering import Offering
@@ -49,7 +48,6 @@ from gpu_plugin.kubelet.counts import KubeletCounts
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import Endpoints, Shared
 from gpu_plugin.kubelet.inventory import Inventory
-from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.nvml.call_times import CallTimes
@@ -65,10 +63,6 @@ from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.node_lock import RETRY, NodeLock, Outcome
 from gpu_plugin.state.recorder import Recorder
 from gpu_plugin.telemetry.listener.listener import Listener
-
-if TYPE_CHECKING:
-    from gpu_plugin.telemetry.listener.checks import Facts
-    from gpu_plugin.telemetry.listener.status_page import Source
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +178,7 @@ class Daemon:
             counts=self._counts,
             call_times=call_times,
         )
+        self._content = ListenerContent(configuration.store, self._view, self._attribution, event_store)
         self._commands = Commands(
             state_dir,
             hardware.verbs,
@@ -217,7 +212,7 @@ class Daemon:
             async with anyio.create_task_group() as parts:
                 self._parts = parts
                 if self._listener is not None:
-                    self._listener.ask(self)
+                    self._listener.ask(self._content)
                 signals.on_stop(stop)
                 signals.on_reload(self.configuration.request_read)
                 parts.start_soon(self._begin)
@@ -441,32 +436,6 @@ class Daemon:
             in_use = self._lock.former_serves  # by the former daemon, which continues
             if self._stop_requested and self.settings.cdi_remove_on_exit and not in_use:
                 await self._specs.remove()
-
-    def facts(self) -> "Facts":
-        """The facts for probes."""
-        return self._view.facts()
-
-    async def scraped(self) -> Mapping[str, object]:
-        """The status for a scrape."""
-        return await self._view.scraped()
-
-    def page(self) -> "Source":
-        """The source of the status page."""
-        from gpu_plugin.telemetry.listener.status_page import Source  # noqa: PLC0415 - only needed with a listener
-
-        return Source(
-            on=lambda: self.settings.status_page,
-            names=lambda: (*self.settings.status_page_hosts, (self.settings.node_name or socket.gethostname()).lower()),
-            held=self._held_by_containers,
-            material=self._view.material,
-            news=self._events.store.news,
-        )
-
-    async def _held_by_containers(self) -> tuple[HoldersByDevice | None, str]:
-        if not self.settings.pod_metrics:
-            return None, "naming pods is switched off (--pod-metrics=false)"
-        held = await self._attribution.current()
-        return held, "" if held is not None else self._attribution.trouble
 
     async def _configure(self) -> None:
         def was_read() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.health.latch import Transition, Verdict
 from gpu_plugin.health.observation import ApplicationError, Fault, Order, Sample, XidEvent
 from gpu_plugin.runtime.pulse import Pulse
+from tests.unit.daemon.calling_pulse import CallingPulse
 from tests.unit.health.ledgers import SEEN
 
 GPU = Gpu("GPU-0", 0)
@@ -30,18 +32,6 @@ GOOD = Sample(temperature=40)
 
 def settings(disabled=""):
     return resolve({}, {"DP_DISABLE_HEALTHCHECKS": disabled})
-
-
-class Noted(Pulse):
-    """Notes each ring."""
-
-    def __init__(self, acts):
-        super().__init__()
-        self.acts = acts
-
-    def ring(self):
-        super().ring()
-        self.acts.append("record")
 
 
 class NotedErrors(ReportedErrors):
@@ -62,7 +52,7 @@ class Watch(HealthWatch):
         self.changed: list[str] = []
         self.found: list[Error] = []
         self.acts: list[str] = []
-        super().__init__(settings(), "one", Noted(self.acts), NotedErrors(self.found))
+        super().__init__(settings(), "one", CallingPulse(partial(self.acts.append, "record")), NotedErrors(self.found))
         self.watch((GPU, CUT))
         for gpu in (GPU, CUT):
             self.ledger.observe(gpu.uuid, SEEN, 0.0)

@@ -32,6 +32,7 @@ from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import Job
+from tests.unit.daemon.calling_pulse import CallingPulse
 from tests.unit.daemon.skipping_loop import SkippingLoop
 from tests.unit.kubelet.changing_node import (
     LAYOUTS,
@@ -58,18 +59,6 @@ UNREADABLE = 4.0
 
 SLOW = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.7), (0.7, 0.0))
 """Seconds that a reading of the checkpoint may take before the file is read and after."""
-
-
-class Rung(Pulse):
-    """A pulse that makes a call at each ring."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        super().__init__()
-        self._call = call
-
-    def ring(self) -> None:
-        super().ring()
-        self._call()
 
 
 class OnTheLoop:
@@ -140,7 +129,9 @@ class Life:
         self.inventory = Inventory(store, lambda _gpu, _visible: Health())
         self.inventory.remember(*(tuple(map(as_remembered, known)) for known in self.remembered))
         registrations = Registrations()
-        self.offering = Offering(self.inventory, SettingsStore(self.settings), Rung(self.published), registrations)
+        self.offering = Offering(
+            self.inventory, SettingsStore(self.settings), CallingPulse(self.published), registrations
+        )
         endpoints = Endpoints(
             Shared(store, self.kubelet.socket, self.kubelet.directory, look, look.ring, registrations)
         )

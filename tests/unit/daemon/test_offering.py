@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -33,7 +32,7 @@ from gpu_plugin.kubelet.offer import offer
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, Placement, Subsets
-from gpu_plugin.runtime.pulse import Pulse
+from tests.unit.daemon.calling_pulse import CallingPulse
 
 GPU = "nvidia.com/gpu"
 
@@ -52,18 +51,6 @@ def node(count: int, *bridged: tuple[int, int]) -> Node:
     return Node(gpus, {(gpus[one].uuid, gpus[other].uuid): Link(2) for one, other in bridged})
 
 
-class Rung(Pulse):
-    """A pulse that makes a call at each ring."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        super().__init__()
-        self._call = call
-
-    def ring(self) -> None:
-        super().ring()
-        self._call()
-
-
 class Served:
     """An offering at work, with what it has published."""
 
@@ -72,7 +59,9 @@ class Served:
         self.published: list[Placement] = []
         self.inventory = Inventory(SnapshotStore(), lambda _gpu, _visible: Health())
         self.unheard: set[str] = set()
-        self.offering = Offering(self.inventory, SettingsStore(settings), Rung(self._note), cast("Registrations", self))
+        self.offering = Offering(
+            self.inventory, SettingsStore(settings), CallingPulse(self._note), cast("Registrations", self)
+        )
 
     def heard(self, resource: str) -> bool:
         return resource not in self.unheard
