@@ -88,6 +88,16 @@ class _Channel(Channel):
     def __init__(self, path: str) -> None:
         super().__init__(path=path, codec=BytesCodec())
         self.opened: list[_Protocol] = []
+        self.ended = False
+
+    async def __connect__(self) -> H2Protocol:
+        """Connect unless the client has closed the channel: grpc-go's ClientConn does not connect again after Close."""
+        if not self.ended:
+            protocol = await super().__connect__()
+            if not self.ended:
+                return protocol
+            self.close()  # grpclib stores a connection that was made meanwhile
+        raise GRPCError(Status.CANCELLED, "grpc: the client connection is closing")
 
     def _get_authority(self, host: str, port: int) -> str:  # noqa: ARG002
         return "localhost"
@@ -207,6 +217,7 @@ class PluginClient:
         self.connected = False
         for protocol in self._channel.opened:
             close_connection(protocol, goaway=goaway)
+        self._channel.ended = True
         self._channel.close()
 
     def _end(self, error: Exception) -> CallError:

@@ -16,6 +16,9 @@ NAME = "recovery-action"
 FOLLOWS = 30.0
 """Seconds after an Xid within which a request of the driver is attributed to that Xid: a round of looks and a margin."""
 
+LATE = 1.0
+"""Seconds after a request within which its Xid may come: a look may be faster than the thread that waits for the Xid."""
+
 EXCUSED = 600.0
 """Seconds for which such an Xid excuses the request. A request that lasts longer has another cause."""
 
@@ -79,6 +82,9 @@ def recovery_action(latch: Latch[RequestedAction] | None, seen: Sample, ctx: Con
     excused = _excused(latch, action, ctx) if grade is Verdict.FATAL else None
     if excused is not None and excused > ctx.now:
         grade, detail = Verdict.DEGRADED, f"{detail}, after an Xid that is configured not to be a fault"
+        if latch is not None and latch.verdict is Verdict.FATAL and latch.memory.excused is None:
+            memory = RequestedAction(action=action, excused=excused)
+            return replace(latch, verdict=grade, detail=detail, memory=memory)  # the request was faster than its Xid
     after = graded(latch, ctx, RequestedAction(), grade=grade, detail=detail)
     if after is None or grade < after.verdict or after.memory.action == action:
         return after
@@ -87,9 +93,12 @@ def recovery_action(latch: Latch[RequestedAction] | None, seen: Sample, ctx: Con
 
 def _excused(latch: Latch[RequestedAction] | None, action: int, ctx: Context) -> float | None:
     """Return the Unix time in seconds until which recent Xids excuse this request, None if they do not."""
+    asked = ctx.now
     if latch is not None and latch.verdict is not Verdict.OK and latch.memory.action == action:
-        return latch.memory.excused
-    judged = (ctx.policy.xids.judge(xid) for (xid, _), at in ctx.xids.items() if 0 <= ctx.now - at <= FOLLOWS)
+        if latch.memory.excused is not None or ctx.now - latch.since > FOLLOWS:
+            return latch.memory.excused
+        asked = latch.since
+    judged = (ctx.policy.xids.judge(xid) for (xid, _), at in ctx.xids.items() if -LATE <= asked - at <= FOLLOWS)
     before = [j for j in judged if j.resets]
     excused = any(j.firm and j.verdict < Verdict.FATAL for j in before) and all(
         j.verdict < Verdict.FATAL for j in before

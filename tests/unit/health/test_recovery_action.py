@@ -205,6 +205,19 @@ def test_a_wish_that_stands_is_not_excused_by_an_xid_that_comes_later():
     assert gpu.see(*[Sample(counting=0, recovery_action=1)] * 10) is FATAL
 
 
+@pytest.mark.parametrize(
+    ("seconds", "xids", "verdict"), [(0.5, (48,), DEGRADED), (5.0, (48,), FATAL), (0.5, (48, 62), FATAL)]
+)
+def test_an_ignored_xid_excuses_a_request_that_a_poll_read_just_before_it(seconds, xids, verdict):
+    gpu = asking("48")
+    gpu.now += seconds - 5.0  # the look has added five
+    gpu.see(*map(XidEvent, xids), every=0.0)
+    assert gpu.see(Sample(counting=0, recovery_action=1)) is verdict
+    assert gpu.restart() is verdict
+    gpu.now += 600.0
+    assert gpu.see(Sample(counting=0, recovery_action=1)) is FATAL
+
+
 def test_what_the_driver_still_wants_after_ten_minutes_it_wants_for_the_gpu_itself():
     gpu = asking("48", 48)
     gpu.now += 590

@@ -139,7 +139,7 @@ async def test_a_client_that_sends_nothing_costs_no_daemon_and_no_device_once_it
 
 async def test_a_client_that_sends_nothing_from_the_start_on_costs_no_daemon(mps):
     control = mps.root / GPU / "pipe/control"
-    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, start=1, answer=0.3, probe=0.5)):
+    async with mps.supervised(mps.resource(0), tempo=replace(QUICK, answer=0.3, probe=0.5)):
         with socket.socket(socket.AF_UNIX) as silent:
             while silent.connect_ex(str(control)):
                 await anyio.sleep(0.001)
