@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.chart import grafana, openapi, prometheus, versions
 from tests.cluster.harness import binaries, release
-from tests.real import archive, browser, cdi_library, image_build, podman, systemd
+from tests.real import archive, browser, cdi_library, image_build, podman, systemd, wheels
 
 Install = Callable[[Callable[[str], None]], Any]
 """Installs one thing where it is missing, names each long step first, and raises MissingError where it cannot."""
@@ -30,6 +30,7 @@ INSTALLS: tuple[Install, ...] = (
     browser.install,
     browser.install_axe,
     cdi_library.install,
+    wheels.install,
     image_build.install,
     partial(image_build.install, tag=image_build.AGAIN),
     partial(image_build.install, tag=image_build.SUCCESSOR, version=image_build.SUCCESSOR_VERSION),

@@ -34,7 +34,8 @@ class ResourceState(msgspec.Struct):
     `allocated` are the ids that count as allocated. `endpoint` is the socket path for requests; "" if it has been stopped since
     the kubelet's start. `stopped_at` is the time of the stream's end on the injected clock; None while the stream is open.
     `streams` is the number of ListAndWatch streams for this table now, `lists` the number of lists since the kubelet's start.
-    `requested` are the ids in the latest request, if no list has arrived since.
+    `requested` are the ids in the latest request, if no list has arrived since. `listed_by` are the socket paths of the plugins
+    that sent the last two lists, the newest last: a plugin whose list replaced the list of another plugin may send it again.
     """
 
     resource: str
@@ -47,6 +48,7 @@ class ResourceState(msgspec.Struct):
     streams: int = 0
     lists: int = 0
     requested: set[str] = msgspec.field(default_factory=set)
+    listed_by: tuple[str, ...] = ()
 
     @property
     def capacity(self) -> int:

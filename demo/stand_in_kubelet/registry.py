@@ -225,9 +225,10 @@ class PluginRegistry:
             self._journal.breach(resource, f"a list that cannot be read: {error}")
             return []
         state = self._table(resource)
-        # If a request had a device that is not healthy in the newest list, there is a reason to send that list again.
-        table = {} if state.requested - state.healthy else state.devices
-        state.requested = set()
+        # There is a reason to send the same list again if a request had a device that is not healthy in the newest list, and if
+        # the newest list replaced the list of another plugin, which may send another list before it ends.
+        table = {} if len(set(state.listed_by)) > 1 or state.requested - state.healthy else state.devices
+        state.requested, state.listed_by = set(), (*state.listed_by[-1:], client.path)
         for breach in list_breaches(devices, before, table, self._list_again):
             self._journal.breach(resource, breach)
         had = state.devices

@@ -156,6 +156,8 @@ class Takeover:
         if from_former:
             await answered(begin(self._lock.wait_directory, "directory-lock"), math.inf)
             self._inventory.former_ended(anyio.current_time())
+            for name in self._store.current.resources:
+                self._store.resend(name)  # the former daemon may have sent a list after ours
         late = await answered(begin(self._memory.handed_over, "state"), math.inf)
         self._health.adopt(late)
         self._lock.unclaim()
@@ -167,7 +169,8 @@ class Takeover:
     async def hand_over(self) -> Outcome:
         """Unlock the state directory for the new daemon, and wait until that daemon serves or has ended.
 
-        During the wait this daemon watches the GPUs and answers the kubelet. Its other parts must not run.
+        During the wait this daemon watches the GPUs and answers the kubelet. Its other parts must not run. It sends no list
+        after it has noticed that the new daemon serves.
 
         Unless the new daemon serves, this daemon has the state directory again afterwards.
         """
@@ -179,6 +182,7 @@ class Takeover:
         try:
             outcome = await answered(begin(self._lock.handed_over, "takeover"), math.inf)
             if outcome is Outcome.NEW_SERVES:
+                self._store.lists_stopped = True
                 await anyio.sleep(LAST_CALLS)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):

@@ -41,14 +41,14 @@ class ListFeed:
         while True:
             if await self.refresh():
                 await anyio.sleep(QUIET)
-            elif self._is_done(self._wanted()):
+            elif self._store.lists_stopped or self._is_done(self._wanted()):
                 await self._store.changed.wait()
 
     async def refresh(self) -> bool:
         """Update the list from the newest snapshot. Return whether there is a list to send, new or the same again."""
         async with self._refreshing:
             wanted = self._wanted()
-            if self._is_done(wanted):
+            if self._store.lists_stopped or self._is_done(wanted):
                 return False
             payload = await self._encoded(wanted[0])
             repeated = self._done is not None and wanted[1] > self._done[1]

@@ -128,6 +128,8 @@ class SnapshotStore:
         self.changed = Pulse()
         self.recent = RecentAllocations()
         """Devices that were given to containers a moment ago."""
+        self.lists_stopped = False
+        """True if no list may be sent any more, because the kubelet has the lists of a new daemon."""
         self._again: Counter[str] = Counter()
 
     def publish(

@@ -187,6 +187,9 @@ async def test_a_new_daemon_without_a_healthy_device_leaves_the_node_to_the_form
     await new.said("the other daemon has handed over")
     await new.said(str(new.specs))  # no device is healthy without its specification
     async with created_all_the_time(kubelet) as pods:
+        while pods.started + len(pods.refusals) < 100:  # time in which the new daemon could register
+            await anyio.sleep(0.01)
+        assert kubelet.registrations[GPU].accepted == 1
         new.kill()
         await serves(daemon)
         before = pods.started

@@ -274,6 +274,34 @@ async def test_a_call_that_the_kubelet_was_about_to_make_is_answered_by_the_form
                 await anyio.sleep(0.03)
 
 
+async def test_the_kubelet_gets_no_list_of_the_former_daemon_after_the_lists_of_the_new_one(directory, node):
+    async with StandInKubelet(directory, generation="1.37") as kubelet, running(directory, node) as (_, _, status):
+        await kubelet.wait_for(healthy(kubelet, 8))
+        async with running(directory, node):
+            await until(lambda: kubelet.registrations[GPU].accepted == 2)
+            for gpu in (0, FAULTY):
+                await cordoned(directory, gpu)
+            await kubelet.wait_for(healthy(kubelet, 6))
+            assert not status  # the former daemon still answers calls
+            node.raise_xid(FAULTY, 48)  # this changes only the list of the former daemon
+            lists = kubelet.resources[GPU].lists
+            while not status:
+                assert kubelet.resources[GPU].allocatable == 6
+                await anyio.sleep(0.01)
+            await kubelet.wait_for(lambda: kubelet.resources[GPU].lists > lists)  # in place of a list that came late
+            assert kubelet.resources[GPU].allocatable == 6
+
+
+async def cordoned(directory, gpu):
+    """Cordon a GPU through the new daemon, as soon as it takes commands."""
+    with anyio.fail_after(20):
+        while True:
+            try:
+                return await asked(directory, "cordon", gpu=gpu)
+            except ControlError:
+                await anyio.sleep(0.005)
+
+
 async def admit_and_release(kubelet, name):
     await kubelet.admit(name, {GPU: 1})
     kubelet.release(name)
