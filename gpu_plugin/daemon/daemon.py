@@ -415,7 +415,7 @@ class Daemon:
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
-        registered = self._specs.registered.set
+        registered = self._specs.registered
         if self._lock.former_serves:  # a registration would replace the former daemon's list
             await self._takeover.may_register.wait()
         shared = Shared(

@@ -20,7 +20,7 @@ import grpclib.server
 from grpclib.protocol import H2Protocol
 
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.connection import Requests, TrackedProtocol
+from gpu_plugin.kubelet.connection import TrackedProtocol
 from gpu_plugin.kubelet.socket import Identity, identity
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -63,11 +63,9 @@ class SocketServer(grpclib.server.Server):
 
     def _protocol_factory(self) -> H2Protocol:
         self.__gc_step__()
-        requests = Requests(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
-        self._handlers.add(requests)
-        tracked = TrackedProtocol(requests, self._config, self._h2_config)
-        tracked.open_connections, tracked.lost, tracked.handlers = self.connections, self._lost, self._handlers
-        return tracked
+        handler = grpclib.server.Handler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
+        self._handlers.add(handler)
+        return TrackedProtocol(handler, self._config, self._h2_config, self.connections, self._lost)
 
     async def bind(self, path: Path) -> None:
         """Listen on `path`, for this user alone. Raises OSError, and FileNotFoundError also if the socket is removed at once."""

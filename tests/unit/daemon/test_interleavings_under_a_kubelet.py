@@ -133,7 +133,7 @@ class Life:
             self.inventory, SettingsStore(self.settings), CallingPulse(self.published), registrations
         )
         endpoints = Endpoints(
-            Shared(store, self.kubelet.socket, self.kubelet.directory, look, look.ring, registrations)
+            Shared(store, self.kubelet.socket, self.kubelet.directory, look, registrations=registrations)
         )
         self.offering.publish(offered(self.situation))
         self.over, self.ended = anyio.CancelScope(), anyio.Event()

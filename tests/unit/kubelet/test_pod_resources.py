@@ -219,7 +219,6 @@ class TestWhereNobodyAnswersRightly:
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             b"\x00" * 100,
             b"\xff" * 100,
-            b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + b"\x00\x00\x04\x63\x00\x00\x00\x00\x01abcd",  # an unknown frame
         ],
     )
     async def test_one_that_speaks_something_else(self, path, said):
