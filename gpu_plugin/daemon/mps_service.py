@@ -21,10 +21,11 @@ from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import mps_resources
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.nvml.session import DriverCalls, DriverSession
+from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.runtime.backoff import ON_NODE, Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -11,13 +12,12 @@ from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
 from gpu_plugin.kubelet.socket import identity
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Workers, computed
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Job, begin, computed
 
 log = logging.getLogger(__name__)
 
+# Seconds to wait for each source.
 PATIENCE = 2.0
-"""Seconds to wait for each source."""
 
 NOTHING: Mapping[Key, float] = {}
 
@@ -33,8 +33,7 @@ class Holders:
         self._directory = directory
         self._history = History()
         self._no_answer = ""
-        self._threads = Workers("checkpoint")
-        self._reading: SlowCall[Written] = SlowCall(self._threads.begin)
+        self._reading: Job[Written] | None = None
         self.unread = ""
         """Why the checkpoint could not be read the last time; empty if it could."""
         self.lacking = False
@@ -65,22 +64,16 @@ class Holders:
         self._no_answer = ""
         return listed
 
-    def close(self) -> None:
-        """End the thread that reads the checkpoint. The next call of `ask` starts another thread."""
-        self._threads.close()
-
     async def _read_checkpoint(self) -> Written | None:
         """Read the checkpoint; None if it cannot be read. While a read hangs, no other read is started."""
         self.lacking = False
-        if self._reading.back:  # its result is out of date
-            self._reading.forget()
-        self._reading.begin(lambda: checkpoint.read(self._directory))
-        assert self._reading.started is not None
-        left = self._reading.started + PATIENCE - anyio.current_time()  # an earlier, cancelled call may have started it
-        if not await self._reading.wait(max(0.0, left)):
+        if self._reading is None or self._reading.returned:  # the result of an earlier read is out of date
+            self._reading = begin(partial(checkpoint.read, self._directory), "checkpoint")
+        reading = self._reading
+        left = reading.started + PATIENCE - anyio.current_time()  # an earlier, cancelled call may have started it
+        if not await reading.wait(max(0.0, left)):
             self.unread = f"reading it has taken more than {PATIENCE:g} s: does its disk answer?"
             return None
-        reading = self._reading.take()
         error = reading.done.exception()
         self.unread = "" if error is None else str(error) or repr(error)
         self.lacking = isinstance(error, checkpoint.NoCheckpointError)

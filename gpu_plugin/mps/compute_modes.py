@@ -13,8 +13,8 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.threads import Workers, answered, settled
 from gpu_plugin.state.directory import StateDirectory
 

@@ -30,8 +30,7 @@ from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.runtime.threads import SlowCall, begin
 from gpu_plugin.state.directory import StateDirectory
 
 if TYPE_CHECKING:
@@ -127,15 +126,13 @@ class NodeLabels:
         self._node = Node()
         self._news = True
         self._bell = Pulse()
-        self._threads = Workers("labels")
         self._directories: set[str] = set()
         self._files = WrittenFiles(state)
         self._has_directories = False
         """Whether `_directories` includes the directories of earlier processes."""
         self._applied: Applied | None = None
         self._kept_applied: Applied | None = None
-        self._memory_threads = Workers("labels-memory")
-        self._memory: SlowCall[bool] = SlowCall(self._memory_threads.begin)
+        self._memory: SlowCall[bool] = SlowCall("labels-memory")
         self._renew_at = float("-inf")
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         self._failure: tuple[str, str] | None = None
@@ -152,17 +149,13 @@ class NodeLabels:
         """Keep the Node's labels up to date. Never returns."""
         self._directories.add(self._settings.current.features_dir)
         self._read_again()
-        try:
-            while True:
-                self._news = False
-                pause = await self._keep()
-                if not self._news:
-                    await self._bell.wait(pause)
-                if self._news:
-                    await anyio.sleep(SETTLE)
-        finally:
-            self._threads.close()
-            self._memory_threads.close()
+        while True:
+            self._news = False
+            pause = await self._keep()
+            if not self._news:
+                await self._bell.wait(pause)
+            if self._news:
+                await anyio.sleep(SETTLE)
 
     def _read_again(self) -> None:
         """Read the state directory again at the next step: another daemon may have labelled the Node since the last `run`."""
@@ -361,7 +354,7 @@ class NodeLabels:
     async def _on_disk(self, where: Path, call: "Callable[[], _T]") -> "_T":
         """Run a blocking call on a thread and return its result. Raises _DiskError, which names `where`, and AwayError."""
         try:
-            return await self._threads.run(call, PATIENCE)
+            return await begin(call, "labels").result(PATIENCE)
         except AwayError:
             raise
         except OSError as error:  # includes TimeoutError

@@ -31,7 +31,7 @@ from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
 from gpu_plugin.telemetry.listener.answer import EVENT_STREAM, Answer, Headers, Page, Request, Stream
-from gpu_plugin.telemetry.listener.sockets import listen, lookup
+from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Server:
         self._visits: dict[_Visit, None] = {}
         self._left = Pulse()
         self._exhausted = -math.inf
-        self._lookup = lookup()
+        self._lookup = Lookup("http-address")
         self.addresses: tuple[tuple[str, int], ...] = ()
         """The addresses on which it listens now."""
 

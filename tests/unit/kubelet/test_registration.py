@@ -87,7 +87,8 @@ async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again
 async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_dial_it(
     kubelet, directory, monkeypatch, caplog
 ):
-    original, sockets = BoundedChannel.connect, []
+    original = BoundedChannel.connect
+    sockets: list[Path] = []
 
     async def removing(self, timeout):
         await original(self, timeout)
