@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from gpu_plugin.runtime.inotify import Directories, Place, route
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
 from gpu_plugin.runtime.threads import begin
 
@@ -75,7 +76,7 @@ class FileWatcher(Generic[T]):
         self._read = read
         self._receive = receive
         self._notified = asyncio.Event()
-        self._answered = True
+        self._hangs = LogOnChange(log, "configuration files cannot be read: the file system does not answer for %s s")
 
     def notify(self) -> None:
         """Report that input of `read` changed. Call on the event loop's thread only."""
@@ -98,11 +99,9 @@ class FileWatcher(Generic[T]):
                 value, places = await begin(self._read, "configuration-files").result(PATIENCE)
                 directories.arm(places)
         except TimeoutError:
-            if self._answered:
-                log.warning("configuration files cannot be read: the file system does not answer for %g s", PATIENCE)
-            self._answered = False
+            self._hangs.update(f"{PATIENCE:g}")
             return
-        self._answered = True
+        self._hangs.update("")
         self._receive(value)
 
     async def _wait(self) -> None:

@@ -28,6 +28,7 @@ from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
 from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
 
@@ -124,8 +125,8 @@ class ResourceEndpoint:
         self._shared = shared
         self._registrations = shared.registrations
         self._feed = ListFeed(resource, shared.store)
-        self._trouble = ""
-        """Why the last incarnation failed; empty if it did not. The same reason is logged as a warning once."""
+        self._trouble = LogOnChange(self._log, f"{resource}: %s")
+        """Why the last incarnation failed; empty if it did not."""
         self._no_stream = False
         """Whether the last incarnation ended because the kubelet never opened a stream."""
         self._works_since: float | None = None
@@ -162,12 +163,10 @@ class ResourceEndpoint:
                 fields = {"resource": self.resource}
                 log.exception("%s: serving failed unexpectedly; starting again", self.resource, extra=fields)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
-            if trouble:  # the same reason is a warning only once
-                self._log.log(
-                    logging.DEBUG if trouble == self._trouble else logging.WARNING, "%s: %s", self.resource, trouble
-                )
+            self._trouble.update(trouble)
+            if trouble:
                 self._registrations.away(self.resource, trouble)
-            self._trouble, self._no_stream = trouble, no_stream
+            self._no_stream = no_stream
             now = anyio.current_time()
             worked_for = 0.0 if self._works_since is None else now - self._works_since
             await self._wait(backoff.failed(now, worked_for=worked_for), seen, backoff)

@@ -12,6 +12,7 @@ from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
 from gpu_plugin.kubelet.socket import identity
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Job, begin, computed
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Holders:
         """`directory` is the device plugin directory, with kubelet.sock and the checkpoint."""
         self._directory = directory
         self._history = History()
-        self._no_answer = ""
+        self._no_answer = LogOnChange(log, "PodResources does not say which devices pods hold: %s")
         self._reading: Job[Written] | None = None
         self.unread = ""
         """Why the checkpoint could not be read the last time; empty if it could."""
@@ -57,11 +58,9 @@ class Holders:
         try:
             listed = await pod_resources.allocated(socket, PATIENCE)
         except CallError as error:
-            if str(error) != self._no_answer:
-                log.warning("PodResources does not say which devices pods hold: %s", error)
-            self._no_answer = str(error)
+            self._no_answer.update(str(error))
             return None
-        self._no_answer = ""
+        self._no_answer.update("")
         return listed
 
     async def _read_checkpoint(self) -> Written | None:

@@ -29,6 +29,7 @@ from gpu_plugin.config.settings import Settings, SettingsStore
 from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.threads import SlowCall, begin
 from gpu_plugin.state.directory import StateDirectory
@@ -116,7 +117,7 @@ class NodeLabels:
             clock: returns Unix time in seconds.
             dice: returns a random number in [0, 1).
         """
-        self.trouble = ""
+        self._trouble = LogOnChange(log, "labels: %s", over="labels: the Node has the wanted labels again")
         self._settings = settings
         self._host = host
         self._state = state
@@ -144,6 +145,11 @@ class NodeLabels:
         self._node = node
         self._news = True
         self._bell.ring()
+
+    @property
+    def trouble(self) -> str:
+        """Why the Node may not have the wanted labels; empty if it has them."""
+        return self._trouble.text
 
     async def run(self) -> None:
         """Keep the Node's labels up to date. Never returns."""
@@ -194,7 +200,7 @@ class NodeLabels:
                 pause = self._backoff.not_before - anyio.current_time()
             if pause is not None:
                 pauses.append(max(0.0, pause))
-        self._log_trouble("; ".join(dict.fromkeys(troubles)))
+        self._trouble.update("; ".join(dict.fromkeys(troubles)))
         return min(pauses, default=None)
 
     async def _load_state(self, _: Settings) -> float | None:
@@ -359,13 +365,6 @@ class NodeLabels:
             raise
         except OSError as error:  # includes TimeoutError
             raise _DiskError(f"{where}: {error.strerror or error}") from error
-
-    def _log_trouble(self, trouble: str) -> None:
-        if trouble and trouble != self.trouble:
-            log.warning("labels: %s", trouble)
-        elif self.trouble and not trouble:
-            log.info("labels: the Node has the wanted labels again")
-        self.trouble = trouble
 
 
 class _DiskError(Exception):
