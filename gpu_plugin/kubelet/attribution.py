@@ -26,14 +26,12 @@ from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-# Seconds for which `current` and `shortly` return the same answer.
-AGE = 10.0
+AGE = 10.0  # seconds for which `current` and `shortly` return the same answer
 
 # Seconds for which the last answer is returned if later requests fail: one refusal must not end all series of metrics.
 STALE = 60.0
 
-# Seconds to wait for an answer.
-PATIENCE = 2.0
+PATIENCE = 2.0  # seconds to wait for an answer
 
 # Seconds that `shortly` waits for an answer. Kubelets take some milliseconds, and 0.2 s for 60,000 devices.
 SHORTLY = 0.25

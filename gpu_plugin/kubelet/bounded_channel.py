@@ -12,8 +12,7 @@ from grpclib.protocol import H2Protocol
 from gpu_plugin.kubelet.codec import BytesCodec
 from gpu_plugin.runtime.printable import excerpt
 
-# The longest accepted answer: the usual limit of the Go clients of PodResources.
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ANSWER_BYTES = 16 * 1024 * 1024  # the longest accepted answer: the usual limit of the Go clients of PodResources
 
 
 class CallError(Exception):

@@ -12,15 +12,15 @@ from grpclib.exceptions import GRPCError
 
 from gpu_plugin.runtime.histogram import Histogram
 
+# Methods with one answer. ListAndWatch, which lasts, is counted by its streams and lists.
 METHODS = ("Allocate", "GetPreferredAllocation", "GetDevicePluginOptions", "PreStartContainer")
-"""Methods with one answer. ListAndWatch, which lasts, is counted by its streams and lists."""
 
+# Upper bounds of the histogram in seconds. An answer takes half a millisecond, and the kubelet waits without a deadline.
 DURATIONS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
-"""Upper bounds of the histogram in seconds. An answer takes half a millisecond, and the kubelet waits without a deadline."""
 
+# The results of a registration.
 ACCEPTED = "accepted"
 FAILED = "failed"
-"""The results of a registration."""
 
 
 class KubeletCounts:

@@ -12,11 +12,11 @@ from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
+# Seconds after which the directory is checked without an event: inotify may miss some changes (a remount, an overflow).
 POLL_INTERVAL = 10.0
-"""Seconds after which the directory is checked without an event: inotify may miss some changes (a remount, an overflow)."""
 
+# The consequence, in a log line, if the device plugin directory was removed on the host.
 UNREACHABLE = "the kubelet cannot be reached"
-"""The consequence, in a log line, if the device plugin directory was removed on the host."""
 
 
 async def watch(directory: Path, changed: Pulse, orphaned: str = UNREACHABLE) -> None:

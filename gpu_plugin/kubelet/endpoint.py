@@ -44,8 +44,7 @@ REMINDER = 600.0
 FIRST_RETRY = 0.05
 LONGEST_RETRY = 30.0
 
-# Reset the failure count after this many seconds of service. Waiting for a stream does not count.
-STABLE = 30.0
+STABLE = 30.0  # Reset the failure count after this many seconds of service. Waiting for a stream does not count.
 
 # Seconds for a registration. The kubelet tries for 10 s to connect to us: a longer limit lets its own error message reach us.
 REGISTER_DEADLINE = 15.0

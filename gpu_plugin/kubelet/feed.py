@@ -18,8 +18,8 @@ QUIET = 0.05
 # Encode this many or more new devices on a thread, so that the event loop is not blocked: each takes 20 µs.
 OFF_LOOP_ENCODINGS = 2_000
 
+# The list to send: the devices, and the number of requests to send the same list again.
 ListRequest = tuple[tuple[Device, ...], int]
-"""The list to send: the devices, and the number of requests to send the same list again."""
 
 
 class ListFeed:

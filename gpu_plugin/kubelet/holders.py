@@ -17,13 +17,11 @@ from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Job, begin, computed
 
 log = logging.getLogger(__name__)
 
-# Seconds to wait for each source.
-PATIENCE = 2.0
+PATIENCE = 2.0  # seconds to wait for each source
 
 NOTHING: Mapping[Key, float] = {}
 
-Written = tuple[Entries, checkpoint.Writing]
-"""The content of the checkpoint, and the version of the file."""
+Written = tuple[Entries, checkpoint.Writing]  # the content of the checkpoint, and the version of the file
 
 
 class Holders:

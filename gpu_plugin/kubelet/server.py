@@ -28,18 +28,14 @@ log = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o600
 
-DRAIN = 0.1
-"""Seconds in which streams and connections may end by themselves before they are aborted."""
+DRAIN = 0.1  # seconds in which streams and connections may end by themselves before they are aborted
+EPISODE = 60.0  # seconds without a shortage after which the next shortage is logged as an error again
 
-
-EPISODE = 60.0
-"""Seconds without a shortage after which the next shortage is logged as an error again."""
-
+# Errors of calls if the process or the machine lacks resources. The other end is not the cause.
 OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""Errors of calls if the process or the machine lacks resources. The other end is not the cause."""
 
+# asyncio's message has this text if a scheduled call of this method failed.
 _START_SERVING = "BaseSelectorEventLoop._start_serving"
-"""asyncio's message has this text if a scheduled call of this method failed."""
 
 ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 

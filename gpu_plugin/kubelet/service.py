@@ -46,14 +46,12 @@ CHOOSING = Budget(time.monotonic, 0.05)
 # ListAndWatch streams of one resource. A kubelet has one stream. A stream whose client does not read takes 20 KiB.
 MAX_STREAMS = 16
 
-# Seconds between two lists that are sent again for a request which follows another plugin's list.
-RESEND_SECONDS = 1.0
+RESEND_SECONDS = 1.0  # seconds between two lists that are sent again for a request which follows another plugin's list
 
 # Characters of an unknown id in a refusal. Our ids have at most 63, and another plugin's may have any number.
 MAX_SHOWN_ID = 80
 
-# The most ids of one kind in a log line: 16 GPUs with seven MIG devices each have 112.
-MAX_LOGGED_IDS = 128
+MAX_LOGGED_IDS = 128  # the most ids of one kind in a log line: 16 GPUs with seven MIG devices each have 112
 
 
 class RequestRejectedError(Exception):

@@ -32,16 +32,14 @@ finally:
 
 log = logging.getLogger(__name__)
 
-ANY = ""
-"""Any name in a directory."""
+ANY = ""  # any name in a directory
 
 _ENTRIES = (
     Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 )
 _CONTENTS = Mask.MODIFY | Mask.CLOSE_WRITE | Mask.ATTRIB
 
-_MAX_LINKS = 40
-"""The most symbolic links on one path, as in Linux (path_resolution(7))."""
+_MAX_LINKS = 40  # the most symbolic links on one path, as in Linux (path_resolution(7))
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -3,8 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-# Sentences that a line holds.
-MOST = 3
+MOST = 3  # sentences that a line holds
 
 
 class LogOnChange:

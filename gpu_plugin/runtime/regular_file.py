@@ -18,8 +18,7 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
-_NULL = os.makedev(1, 3)
-"""The device number of /dev/null (Linux, Documentation/admin-guide/devices.txt)."""
+_NULL = os.makedev(1, 3)  # the device number of /dev/null (Linux, Documentation/admin-guide/devices.txt)
 
 
 class UnfitFileError(OSError):

@@ -18,18 +18,14 @@ from gpu_plugin.runtime import control
 from gpu_plugin.runtime.control import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
 from gpu_plugin.runtime.peer import peer_of
 
+# A function from the request's fields to the reply's fields. It raises ConfigError if the request is invalid, and RefusedError
+# if a valid request could not be carried out. The reply then has the error's text. Any other exception is a bug of this plugin.
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
-"""A function from the request's fields to the reply's fields.
 
-It raises ConfigError if the request is invalid, and RefusedError if a valid request could not be carried out. The reply then has
-the error's text. Any other exception is a bug of this plugin.
-"""
-
+# Time limit for a client to send its line, and to read the reply. The client is a local program that has its line ready.
 _SECONDS_TO_ASK = 5.0
-"""Time limit for a client to send its line, and to read the reply. The client is a local program that has its line ready."""
 
-_BACKLOG = 1024
-"""Number of connections that may wait to be accepted. The kernel may lower it (net.core.somaxconn)."""
+_BACKLOG = 1024  # Number of connections that may wait to be accepted. The kernel may lower it (net.core.somaxconn).
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +42,8 @@ class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
         return f"uid {self.uid}, process {self.pid}{program}" if self.uid >= 0 else "unknown"
 
 
+# The process that sent the request of the verb that runs now.
 asking: ContextVar[Peer] = ContextVar("asking", default=Peer())  # noqa: B039 - a tuple
-"""The process that sent the request of the verb that runs now."""
 
 
 @contextlib.asynccontextmanager
