@@ -64,9 +64,7 @@ async def serve(
     conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(
-            _serve_client(reader, writer, lambda line: _answer(line, verbs, other))
-        )
+        task = asyncio.get_running_loop().create_task(_serve_client(reader, writer, verbs, other))
         conversations[task] = writer
         task.add_done_callback(conversations.pop)
 
@@ -115,7 +113,7 @@ async def serve_refusals(
 
 
 async def _serve_client(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Callable[[bytes], Awaitable[bytes]]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, verbs: Mapping[str, Verb], other: Verb | None
 ) -> None:
     """Read one request and send its reply."""
     try:
@@ -128,7 +126,7 @@ async def _serve_client(
         # With a high-water mark of 0, `drain` waits until all bytes are sent. A transport that is closed before that cannot be
         # aborted later, since asyncio has already removed its reference to the loop.
         writer.transport.set_write_buffer_limits(high=0)
-        writer.write(await answer(line))
+        writer.write(await _answer(line, verbs, other))
         async with asyncio.timeout(_SECONDS_TO_ASK):
             await writer.drain()
             writer.close()
