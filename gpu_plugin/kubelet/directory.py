@@ -15,11 +15,8 @@ log = logging.getLogger(__name__)
 # Seconds after which the directory is checked without an event: inotify may miss some changes (a remount, an overflow).
 POLL_INTERVAL = 10.0
 
-# The consequence, in a log line, if the device plugin directory was removed on the host.
-UNREACHABLE = "the kubelet cannot be reached"
 
-
-async def watch(directory: Path, changed: Pulse, orphaned: str = UNREACHABLE) -> None:
+async def watch(directory: Path, changed: Pulse, orphaned: str = "the kubelet cannot be reached") -> None:
     """Ring `changed` whenever something in `directory`, or above it, may have changed. Never returns.
 
     A ring means that the present state should be checked, so an old queued event does no harm. `orphaned` is the consequence,

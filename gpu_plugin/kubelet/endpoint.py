@@ -255,7 +255,7 @@ class ResourceEndpoint:
                         tasks.cancel_scope.cancel()
                         return
 
-        request = wire.encode_register(name, self.resource, pre_start=False, preferred=True)
+        request = wire.encode_register(name, self.resource)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_in_place)
             try:

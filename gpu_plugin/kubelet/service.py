@@ -184,7 +184,7 @@ class DevicePluginService:
             self._streams_changed.ring()
 
     def _make_room(self) -> None:
-        """If there are too many streams for another one, end the oldest stream that is not the kubelet's, or else the oldest."""
+        """If the limit of streams is reached, end the oldest stream that is not the kubelet's, or else the oldest stream."""
         if len(self._streams) < MAX_STREAMS:
             return
         level, more = self._throttle.next(self._clock())

@@ -126,9 +126,9 @@ def encode_options(*, pre_start: bool, preferred: bool) -> bytes:
     return bytes(messages.DevicePluginOptions(pre_start, preferred))
 
 
-def encode_register(endpoint: str, resource: str, *, pre_start: bool, preferred: bool) -> bytes:
+def encode_register(endpoint: str, resource: str) -> bytes:
     """Encode a RegisterRequest. `endpoint` is our socket's file name in the kubelet's device plugin directory."""
-    options = messages.DevicePluginOptions(pre_start, preferred)
+    options = messages.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
     return bytes(messages.RegisterRequest(VERSION, endpoint, resource, options))
 
 

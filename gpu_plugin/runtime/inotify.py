@@ -102,7 +102,7 @@ class Directories:
             self._inotify = None
 
     def arm(self, places: Iterable[Place]) -> bool:
-        """Watch these places and no others. Returns whether a directory is watched that was not watched before.
+        """Watch these places and no others. Return whether a further directory is watched now.
 
         If the kernel refuses, for example because of its inotify limits, the log has one line, and callers must read the files at
         intervals. A directory that may not be read is skipped if only its subdirectories matter.
@@ -127,7 +127,7 @@ class Directories:
         return new
 
     def _arm(self, places: Iterable[Place]) -> tuple[bool, PermissionError | None]:
-        """Whether a directory is new, and why the last one of a path is not watched. Raises OSError if the kernel refuses."""
+        """Return whether a directory is new, and why the last directory of a path is not watched. Raises OSError if the kernel refuses."""
         if self._inotify is None:
             self._inotify = Inotify()
             self._opened.ring()
@@ -171,5 +171,5 @@ class Directories:
         watch = event.watch
         names = self._names.get(watch.wd) if watch is not None else None
         if names is None:
-            return False  # of a watch that was removed
+            return False  # from a removed watch
         return event.name is None or ANY in names or str(event.name) in names

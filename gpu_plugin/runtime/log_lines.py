@@ -10,7 +10,7 @@ class LogOnChange:
     """Logs a trouble when its text changes, and once more when it has ended.
 
     Attributes:
-        text: the present trouble; empty if there is none.
+        text: the present trouble; empty without trouble.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class LogOnChange:
         self._level = level
 
     def update(self, text: str, *args: object, level: int = 0) -> bool:
-        """Store the trouble, empty if there is none, and return whether its text has changed.
+        """Store the trouble, empty for its end, and return whether its text has changed.
 
         A new text is logged at `level`, or else at the level for all, and the same text at debug level. `args` are for further
         places of the line.

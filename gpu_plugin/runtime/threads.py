@@ -51,7 +51,7 @@ class Job(Generic[T]):
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait for the call, at most `seconds` (None: without a limit). Return whether it has returned.
 
-        A call that has returned counts, however late the event loop runs.
+        A finished call counts, however late the event loop runs.
         """
         returned = anyio.Event()
 
@@ -125,7 +125,7 @@ class SlowCall(Generic[T]):
     """
 
     def __init__(self, threads: str | Threads | Callable[[Callable[[], T]], Job[T]]) -> None:
-        """`threads` makes the calls; a name stands for a thread of its own for each."""
+        """`threads` makes the calls. With a name in its place, each call has a thread with this name."""
         self._threads = Threads(threads) if isinstance(threads, str) else threads
         self._job: Job[T] | None = None
 
@@ -228,11 +228,11 @@ def _without_cycles(call: Callable[[*Ts], T], *args: *Ts) -> T:
         gc.enable()
 
 
-# The names below are those of before, for callers that do not use the names above yet.
+# Former names, for callers that do not use the names above yet.
 
 
 class Workers(Threads):
-    """`Threads`, with the methods of before."""
+    """`Threads`, with former methods."""
 
     async def run(self, call: Callable[[], T], patience: float) -> T:
         """Return the result of the call, as `Job.result` does."""

@@ -22,7 +22,7 @@ from gpu_plugin.runtime.peer import peer_of
 # if a valid request could not be carried out. The reply then has the error's text. Any other exception is a bug of this plugin.
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
 
-# Time limit for a client to send its line, and to read the reply. The client is a local program that has its line ready.
+# Time limit for a client to send its line, and to read the reply. The client is a local program with its line ready.
 _SECONDS_TO_ASK = 5.0
 
 _BACKLOG = 1024  # Number of connections that may wait to be accepted. The kernel may lower it (net.core.somaxconn).
@@ -55,8 +55,7 @@ async def serve(
     Yields a function that returns True while the socket is still at its path: it may be removed, or the directory renamed.
 
     Creates `state_dir` if it is missing, and replaces the socket of a killed daemon. The exit from the context takes at most one
-    turn of the event loop, since it cancels running verbs and does not wait for them. `other` answers every verb that is not in
-    `verbs`.
+    turn of the event loop, since it cancels running verbs and does not wait for them. `other` answers all other verbs.
 
     Raises:
         ConfigError: another daemon uses this state directory, or the directory cannot be used.
@@ -89,7 +88,7 @@ async def serve(
             server.close()  # not wait_closed(): since Python 3.12 it waits until the clients close their connections
             for task, writer in conversations.items():
                 task.cancel()
-                writer.transport.abort()  # a task that has not begun yet would not abort it
+                writer.transport.abort()  # a new task would not abort it
 
 
 @contextlib.asynccontextmanager

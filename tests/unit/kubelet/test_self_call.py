@@ -108,7 +108,7 @@ async def test_what_this_end_lacks_is_no_word_on_the_other(directory, monkeypatc
 
 
 def test_how_a_resource_stands_over_its_life():
-    now = iter([10.0, 20.0, 30.0, 40.0])
+    now = iter([10.0, 20.0, 30.0, 40.0, 50.0])
     known = Registrations(lambda: next(now))
     assert known.of(GPU) == ResourceRegistration(why=UNREGISTERED)
     known.away(GPU, "waiting for the kubelet")  # at 10
@@ -120,6 +120,8 @@ def test_how_a_resource_stands_over_its_life():
     known.ended(GPU, OLD)
     known.away(GPU, "registration failed: nobody answers")  # at 40: it was lost at 30
     assert known.of(GPU) == ResourceRegistration(None, None, 30.0, "registration failed: nobody answers")
+    known.taken(GPU)  # at 50
+    assert known.of(GPU) == ResourceRegistration(None, 50.0, None, "")
     known.withdrawn(GPU)
     assert not known.current
 
