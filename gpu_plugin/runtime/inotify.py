@@ -127,7 +127,7 @@ class Directories:
         return new
 
     def _arm(self, places: Iterable[Place]) -> tuple[bool, PermissionError | None]:
-        """Return whether a directory is new, and why the last directory of a path is not watched. Raises OSError if the kernel refuses."""
+        """Return whether a directory is new, and why a path's last directory is not watched. Raises OSError."""
         if self._inotify is None:
             self._inotify = Inotify()
             self._opened.ring()

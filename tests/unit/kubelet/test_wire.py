@@ -5,12 +5,14 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from demo.stand_in_kubelet.pod_resources import PodListing, encode_pods
 from gpu_plugin.containers.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import messages, pod_listing, wire
 from gpu_plugin.kubelet.pod_listing import decode_holders
+from tests.unit.kubelet.serving import devices
 
 ids = st.lists(st.text(max_size=70), max_size=6)
 
@@ -26,6 +28,11 @@ def test_a_preference_is_read_as_it_was_written(available, must, size):
     container = messages.ContainerPreferredAllocationRequest(available, must, size)
     [read] = wire.decode_preferred(bytes(messages.PreferredAllocationRequest([container])))
     assert (read.available_device_ids, read.must_include_device_ids, read.allocation_size) == (available, must, size)
+
+
+def test_other_fields_are_passed_over_and_ids_before_the_start_are_read():
+    assert wire.decode_allocate(b"\x0a\x05\x0a\x01a\x50\x07\x7a\x01x") == [["a"]]
+    assert wire.decode_pre_start(bytes(messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
 
 
 @pytest.mark.parametrize("most", [9, 12])
@@ -58,13 +65,39 @@ def test_a_registration_is_written_as_the_generated_messages_have_it(endpoint, r
     assert wire.encode_register(endpoint, resource) == bytes(whole)
 
 
-@given(st.text(max_size=300), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.booleans())
-def test_a_device_is_written_as_the_generated_messages_have_it(identifier, numa, healthy):
-    listed = Device(identifier, "GPU-1", "GPU-1", "0", numa=tuple(numa), reason="" if healthy else "lost")
-    whole = messages.Device(identifier, "Healthy" if healthy else "Unhealthy")
-    if numa:
-        whole.topology = messages.TopologyInfo([messages.NumaNode(node) for node in numa])
-    assert wire.ListEncoder().encode([listed]) == bytes(messages.ListAndWatchResponse([whole]))
+listed = st.builds(
+    lambda identifier, numa, reason: Device(identifier, "GPU-1", "GPU-1", "0", numa=tuple(numa), reason=reason),
+    st.text(max_size=300),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
+    st.sampled_from(["", "lost"]),
+)
+
+
+@given(st.lists(listed, max_size=4))
+def test_a_list_is_written_as_the_generated_messages_have_it(found):
+    whole = []
+    for device in found:
+        whole.append(messages.Device(device.id, "Unhealthy" if device.reason else "Healthy"))
+        if device.numa:
+            whole[-1].topology = messages.TopologyInfo([messages.NumaNode(node) for node in device.numa])
+    assert wire.ListEncoder().encode(found) == bytes(messages.ListAndWatchResponse(whole))
+
+
+def test_numa_node_zero_is_sent_and_unknown_is_not():
+    known = devices(1)[0]
+    assert wire.ListEncoder().encode([known]).endswith(b"\x1a\x02\x0a\x00")
+    assert wire.ListEncoder().encode([replace(known, numa=())]).endswith(b"Healthy")
+
+
+def test_an_encoder_follows_changes_of_health_order_and_length():
+    encoder = wire.ListEncoder()
+    one, two, three = devices(3)
+    before = encoder.encode((one, two, three))
+    assert encoder.encode((one, three, two)) == before, "the order has no meaning to the kubelet"
+    sick = replace(three, reason="sick")
+    for listed in ((one, sick, two), (one, two, three), (two, three)):
+        assert encoder.encode(listed) == wire.ListEncoder().encode(listed)
+    assert encoder.fresh((two, sick)) == 1
 
 
 @given(
