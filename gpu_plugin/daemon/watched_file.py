@@ -84,7 +84,7 @@ class FileWatcher(Generic[T]):
 
     async def run(self) -> None:
         """Read at once, and then at each change and at intervals. Never returns."""
-        with Directories(self.notify, "of configuration files") as directories:
+        with Directories(self._notified, "of configuration files") as directories:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(directories.listen)
                 while True:

@@ -4,10 +4,11 @@ asyncinotify finds the C library with `ctypes.util.find_library`, which runs ldc
 C library that this process has loaded.
 """
 
+import asyncio
 import ctypes.util
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -84,9 +85,9 @@ def route(path: Path) -> frozenset[Place]:
 class Directories:
     """Watches certain names in directories. A context manager."""
 
-    def __init__(self, happened: Callable[[], None], what: str) -> None:
-        """`happened` is called on the event loop after a change. `what` is for the log: "of configuration files"."""
-        self._happened = happened
+    def __init__(self, changed: asyncio.Event, what: str) -> None:
+        """`changed` is set after a change. `what` is for the log: "of configuration files"."""
+        self._changed = changed
         self._what = what
         self._inotify: Inotify | None = None
         self._opened = Pulse()
@@ -163,7 +164,7 @@ class Directories:
             await self._opened.wait()
         while True:
             if self._matters(await self._inotify.get()):
-                self._happened()
+                self._changed.set()
 
     def _matters(self, event: Event) -> bool:
         if event.mask & Mask.Q_OVERFLOW:
