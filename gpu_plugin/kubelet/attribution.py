@@ -152,7 +152,7 @@ class PodAttribution:
         number = self.questions = self.questions + 1
         socket = self._socket()
         try:
-            self._holders = await pod_resources.holders(socket, PATIENCE, self._holders)
+            holders = await pod_resources.holders(socket, PATIENCE)
         except CallError as error:
             self.failures += 1
             self._trouble.update(str(error))
@@ -160,6 +160,8 @@ class PodAttribution:
             self._failed_socket = identity(socket)
             self._settled = number
             return
+        if holders != self._holders:
+            self._holders = holders
         self._trouble.update("")
         self._backoff.succeeded()
         self._answer_of, self._settled = began, number

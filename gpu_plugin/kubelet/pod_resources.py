@@ -32,20 +32,13 @@ async def allocated(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, 
     return frozenset(await holders(socket, timeout))
 
 
-async def holders(socket: Path, timeout: float = 5.0, before: HoldersByDevice | None = None) -> HoldersByDevice:
+async def holders(socket: Path, timeout: float = 5.0) -> HoldersByDevice:
     """Request the containers that hold each (resource name, device id). The result lacks the same devices as in `allocated`.
-
-    If the result equals `before`, `before` itself is returned.
 
     Raises:
         CallError: as `allocated`.
     """
-
-    def decode(data: bytes) -> HoldersByDevice:
-        allocated = pod_listing.decode_holders(data)
-        return allocated if before is None or allocated != before else before
-
-    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, decode)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, pod_listing.decode_holders)
 
 
 async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozenset[str]]:
