@@ -339,22 +339,19 @@ class Offering:
         from gpu_plugin.mps.watch import MpsWatch  # noqa: PLC0415 - only needed with MPS
 
         watch = MpsWatch()
-        try:
-            while True:
-                shared = self._inventory.mps_resources
-                if not shared:
-                    await self._inventory.store.changed.wait()
-                    continue
-                found = await watch.look(self._settings.current, shared)
-                self.mps_counts = msgspec.to_builtins(watch.counts)
-                for resource in shared:
-                    if self._inventory.mps_changed(resource, down := found[resource.name]):
-                        level = logging.WARNING if down else logging.INFO
-                        words = down or "its MPS daemon is up"
-                        log.log(level, "%s: %s", resource.name, words, extra={"resource": resource.name})
-                await self._inventory.store.changed.wait(MPS_POLL)
-        finally:
-            watch.close()
+        while True:
+            shared = self._inventory.mps_resources
+            if not shared:
+                await self._inventory.store.changed.wait()
+                continue
+            found = await watch.look(self._settings.current, shared)
+            self.mps_counts = msgspec.to_builtins(watch.counts)
+            for resource in shared:
+                if self._inventory.mps_changed(resource, down := found[resource.name]):
+                    level = logging.WARNING if down else logging.INFO
+                    words = down or "its MPS daemon is up"
+                    log.log(level, "%s: %s", resource.name, words, extra={"resource": resource.name})
+            await self._inventory.store.changed.wait(MPS_POLL)
 
 
 def _counted(listed: Sequence[Device]) -> str:

@@ -124,7 +124,7 @@ class SlowCall(Generic[T]):
     `nvml.reports`).
     """
 
-    def __init__(self, threads: str | Threads | Callable[[Callable[[], T]], Job[T]]) -> None:
+    def __init__(self, threads: str | Threads) -> None:
         """`threads` makes the calls. With a name in its place, each call has a thread with this name."""
         self._threads = Threads(threads) if isinstance(threads, str) else threads
         self._job: Job[T] | None = None
@@ -152,7 +152,7 @@ class SlowCall(Generic[T]):
     def begin(self, call: Callable[[], T]) -> None:
         """Begin a call unless there is a call."""
         if self._job is None:
-            self._job = self._threads.begin(call) if isinstance(self._threads, Threads) else self._threads(call)
+            self._job = self._threads.begin(call)
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait for the call, at most `seconds` (None: without a limit). Return whether the call has returned."""
@@ -226,27 +226,3 @@ def _without_cycles(call: Callable[[*Ts], T], *args: *Ts) -> T:
         return call(*args)
     finally:
         gc.enable()
-
-
-# Former names, for callers that do not use the names above yet.
-
-
-class Workers(Threads):
-    """`Threads`, with former methods."""
-
-    async def run(self, call: Callable[[], T], patience: float) -> T:
-        """Return the result of the call, as `Job.result` does."""
-        return await self.begin(call).result(patience)
-
-    def close(self) -> None:
-        """Do nothing: each thread ends with its call."""
-
-
-async def settled(job: Job[Any], patience: float | None = None) -> bool:
-    """Wait as `Job.wait` does."""
-    return await job.wait(patience)
-
-
-async def answered(job: Job[T], patience: float) -> T:
-    """Return the result as `Job.result` does."""
-    return await job.result(patience)
