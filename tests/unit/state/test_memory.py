@@ -290,7 +290,8 @@ class TestRecorder:
     ):
         disk, real, ahead, held = Disk(monkeypatch, tmp_path), anyio.current_time, 0.0, threading.Event()
         moment = recorder_module.LAST_WRITE / 10
-        begun, done = [], []
+        begun: list[object] = []
+        done: list[object] = []
 
         def write(_memory, evidence, *_others):
             nonlocal ahead
