@@ -1,5 +1,6 @@
 """Requests with fields of another type are refused. Answers are encoded as one message of betterproto would be."""
 
+import time
 from contextlib import suppress
 
 import pytest
@@ -33,6 +34,16 @@ def test_a_preference_is_read_as_it_was_written(available, must, size):
 def test_other_fields_are_passed_over_and_ids_before_the_start_are_read():
     assert wire.decode_allocate(b"\x0a\x05\x0a\x01a\x50\x07\x7a\x01x") == [["a"]]
     assert wire.decode_pre_start(bytes(messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("decode", [wire.decode_allocate, wire.decode_preferred])
+def test_a_request_with_more_containers_than_any_kubelet_sends_is_refused_at_once(decode):
+    assert len(decode(nested(b"") * wire.MAX_CONTAINERS)) == wire.MAX_CONTAINERS
+    for count in (wire.MAX_CONTAINERS + 1, 100_000):
+        began = time.monotonic()
+        with pytest.raises(wire.TooLargeError, match="more than 64 containers"):
+            decode(nested(b"") * count)
+        assert time.monotonic() - began < 0.5
 
 
 @pytest.mark.parametrize("most", [9, 12])
