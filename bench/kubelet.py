@@ -157,7 +157,7 @@ class Kubelet:
 @contextmanager
 def listening(directory: Path) -> Iterator[Kubelet]:
     """A kubelet that listens, for as long as the context lasts; its own first-use costs are paid before."""
-    messages.decode(messages.RegisterRequest, wire.encode_register("a", "b/c", pre_start=False, preferred=True))
+    messages.decode(messages.RegisterRequest, wire.encode_register("a", "b/c"))
     kubelet = Kubelet(directory)
     kubelet.listen()
     try:

@@ -6,11 +6,10 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.runtime.printable import excerpt
-from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.threads import begin
 
 if TYPE_CHECKING:
@@ -103,9 +102,9 @@ async def _resolve(host: str, port: int | None) -> None:
 
     The event loop resolves names on threads that the process waits for when it exits.
     """
-    lookup: SlowCall[Any] = SlowCall(partial(begin, name="name-resolution"))
+    lookup = partial(socket.getaddrinfo, host, port or 443, type=socket.SOCK_STREAM)
     try:
-        await lookup.joined(partial(socket.getaddrinfo, host, port or 443, type=socket.SOCK_STREAM), CONNECT_TIMEOUT)
+        await begin(lookup, "name-resolution").result(CONNECT_TIMEOUT)
     except TimeoutError:
         raise UnreachableError("name", f"the name {host} is not resolved within {CONNECT_TIMEOUT:g} s") from None
     except (OSError, UnicodeError) as error:  # a proxy may resolve the name

@@ -33,7 +33,7 @@ from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.backoff import START_SPREAD
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
-from gpu_plugin.runtime.threads import Workers, settled
+from gpu_plugin.runtime.threads import begin
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.records import OWN_MARKS_FILE, OwnMarks
 
@@ -91,7 +91,6 @@ class ClusterReporting:
         self._keeper: NodeStateKeeper | None = None
         self._cordons = AnnotatedCordons(health)
         self._changes: deque[tuple[Transition, float]] = deque(maxlen=MAX_CHANGES)
-        self._threads = Workers("cluster-state")
         self._changes_added = Pulse()
         self._settings_changed = Pulse()
         self._client = ""
@@ -150,29 +149,28 @@ class ClusterReporting:
     async def run(self) -> None:
         """Run the parts that the settings enable. Never returns."""
         try:
-            marks = await self._threads.run(partial(self._state.read, OWN_MARKS_FILE, OwnMarks), WRITE_PATIENCE)
+            marks = await begin(partial(self._state.read, OWN_MARKS_FILE, OwnMarks), "cluster-state").result(
+                WRITE_PATIENCE
+            )
         except TimeoutError:
             marks = None
         marks = marks or OwnMarks()
-        try:
-            if not _reports(self._configuration.settings):
-                self._cordons.apply_value(None)
-            while not _reports(self._configuration.settings) and marks == OwnMarks():
-                await self._settings_changed.wait()
-            while not self._has_client():
-                await self._settings_changed.wait()
-            from gpu_plugin.cluster.node_state import NodeStateKeeper  # noqa: PLC0415 - for those alone who report
+        if not _reports(self._configuration.settings):
+            self._cordons.apply_value(None)
+        while not _reports(self._configuration.settings) and marks == OwnMarks():
+            await self._settings_changed.wait()
+        while not self._has_client():
+            await self._settings_changed.wait()
+        from gpu_plugin.cluster.node_state import NodeStateKeeper  # noqa: PLC0415 - for those alone who report
 
-            api, events = self._writer()
-            self._keeper = NodeStateKeeper(api, self, marks, clock=self._clock, wall=self._wall, dice=self._dice)
-            async with anyio.create_task_group() as parts:
-                parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
-                parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)
-                parts.start_soon(forever, "the updates of condition and taint", self._follow_hardware)
-                parts.start_soon(forever, "the Events of pods", self._report_to_pods)
-                parts.start_soon(forever, "the cordon by annotation", self._follow_annotation)
-        finally:
-            self._threads.close()
+        api, events = self._writer()
+        self._keeper = NodeStateKeeper(api, self, marks, clock=self._clock, wall=self._wall, dice=self._dice)
+        async with anyio.create_task_group() as parts:
+            parts.start_soon(forever, "the writing of Kubernetes Events", events.run)
+            parts.start_soon(forever, "the condition and taint of the Node", self._keeper.run)
+            parts.start_soon(forever, "the updates of condition and taint", self._follow_hardware)
+            parts.start_soon(forever, "the Events of pods", self._report_to_pods)
+            parts.start_soon(forever, "the cordon by annotation", self._follow_annotation)
 
     def _writer(self) -> "tuple[NodeApi, EventWriter]":
         if self._api_and_events is None:
@@ -206,7 +204,7 @@ class ClusterReporting:
 
     async def write_marks(self, marks: OwnMarks) -> None:
         """Write our marks on the Node to the state directory, within WRITE_PATIENCE if it answers."""
-        await settled(self._threads.begin(partial(self._state.write, OWN_MARKS_FILE, marks)), WRITE_PATIENCE)
+        await begin(partial(self._state.write, OWN_MARKS_FILE, marks), "cluster-state").wait(WRITE_PATIENCE)
 
     def fitness(self) -> "tuple[Sequence[GpuFitness], str | None]":
         """The fitness of the node's GPUs, and why no GPU can be reached."""

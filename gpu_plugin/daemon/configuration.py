@@ -19,8 +19,7 @@ from gpu_plugin.config.written import differing, written
 from gpu_plugin.daemon.config_source import ConfigSource
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers, begin
+from gpu_plugin.runtime.threads import SlowCall, begin
 
 if TYPE_CHECKING:
     from gpu_plugin.cluster.node_metadata import NodeMetadata
@@ -90,7 +89,7 @@ class Configuration:
         self._file = source.current()
         self._saved = True
         # While a write hangs, no other write begins: a disk that does not answer blocks only one thread.
-        self._saving: SlowCall[bool] = SlowCall(partial(begin, name="chosen-configuration"))
+        self._saving: SlowCall[bool] = SlowCall("chosen-configuration")
         self._rewrite = False
 
     @property
@@ -130,34 +129,30 @@ class Configuration:
         `apply` applies all settings, or raises ConfigError and changes nothing. An error is logged once, and the former settings
         stay in force. `was_read` is called after each attempt, also after a failure.
         """
-        threads = Workers("configuration")
-        try:
-            await self._save()
-            while True:
-                if self._rewrite:
-                    self._rewrite = False
-                    await self._save()
-                elif self._requested:
-                    self._requested = False
-                    try:
-                        await self._read(threads, apply)
-                    except anyio.get_cancelled_exc_class():
-                        self._requested = True  # for the next daemon of this process
-                        raise
-                    if was_read is not None:
-                        was_read()
-                elif self._saved:
-                    await self._wakeup.wait()
-                else:
-                    await self._wakeup.wait(RETRY)
-                    self._rewrite = True
-        finally:
-            threads.close()
+        await self._save()
+        while True:
+            if self._rewrite:
+                self._rewrite = False
+                await self._save()
+            elif self._requested:
+                self._requested = False
+                try:
+                    await self._read(apply)
+                except anyio.get_cancelled_exc_class():
+                    self._requested = True  # for the next daemon of this process
+                    raise
+                if was_read is not None:
+                    was_read()
+            elif self._saved:
+                await self._wakeup.wait()
+            else:
+                await self._wakeup.wait(RETRY)
+                self._rewrite = True
 
-    async def _read(self, threads: Workers, apply: Callable[[Settings], None]) -> None:
+    async def _read(self, apply: Callable[[Settings], None]) -> None:
         path = self._source.current()
         try:
-            new = await _resolved(threads, self._resolve, path)
+            new = await _resolved(self._resolve, path)
             if self._settled is not None:
                 new = await self._settled(new)
             kept = [name for name in self._unchangeable if getattr(new, name) != getattr(self.settings, name)]
@@ -278,7 +273,7 @@ async def begin_with(
         return settings, source
     log.info("waiting for the label %s of node %s to choose the configuration", settings.node_label, settings.node_name)
     wait.source = source
-    requested, threads = asyncio.Event(), Workers("configuration")
+    requested = asyncio.Event()
     requested.set()
     found: list[Settings] = []
 
@@ -296,7 +291,7 @@ async def begin_with(
             await requested.wait()
             requested.clear()
             try:
-                found.append(await _resolved(threads, resolve, source.current()))
+                found.append(await _resolved(resolve, source.current()))
             except ConfigError as error:
                 for fault in error.each():
                     log.error("configuration: nothing is served until there is a valid configuration: %s", fault)  # noqa: TRY400
@@ -308,18 +303,15 @@ async def begin_with(
         requested.set()
 
     signals.on_reload(look_again)
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(source.run, requested.set)
-            tasks.start_soon(read)
-    finally:
-        threads.close()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(source.run, requested.set)
+        tasks.start_soon(read)
     return found[0], source
 
 
-async def _resolved(threads: Workers, resolve: Resolve, path: Path | None) -> Settings:
+async def _resolved(resolve: Resolve, path: Path | None) -> Settings:
     try:
-        return await threads.run(partial(resolve, path), PATIENCE)
+        return await begin(partial(resolve, path), "configuration").result(PATIENCE)
     except TimeoutError:
         raise ConfigError(f"{path}: could not be read within {PATIENCE:g} s") from None
 

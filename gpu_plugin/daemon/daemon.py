@@ -54,9 +54,8 @@ from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
-from gpu_plugin.runtime.slow_call import SlowCall
 from gpu_plugin.runtime.supervision import LONGEST_RETRY, PartGroup, forever
-from gpu_plugin.runtime.threads import NoAnswerError, answered, begin
+from gpu_plugin.runtime.threads import NoAnswerError, SlowCall, begin
 from gpu_plugin.state.directory import StateDirectory
 from gpu_plugin.state.event_store import EventStore
 from gpu_plugin.state.memory import Memory
@@ -154,7 +153,7 @@ class Daemon:
 
         # The life of the daemon, and the commands of operators.
         self._stop_requested = False
-        self._state_call: SlowCall[Any] = SlowCall(partial(begin, name="state"))
+        self._state_call: SlowCall[Any] = SlowCall("state")
         self._recalled = False
         self._socket_dir_changed = Pulse()
         self._claimed = Pulse()
@@ -366,7 +365,7 @@ class Daemon:
         )
         self._health.ledger.withhold(f"{self._now.memory}, {consequence}")
         self._parts.start_soon(self._end_once_state_answers)
-        while held_by := await answered(begin(self._lock.take_directory, "directory-lock"), math.inf):
+        while held_by := await begin(self._lock.take_directory, "directory-lock").result():
             if held_by != self._now.waits_for:
                 log.warning("waiting: %s", held_by)
             self._now.waits_for = held_by
@@ -415,7 +414,7 @@ class Daemon:
     async def _serve(self) -> None:
         registration = Path(self.settings.registration_socket) if self.settings.registration_socket else None
         directory = Path(self.settings.socket_dir)
-        registered = self._specs.registered.set
+        registered = self._specs.registered
         if self._lock.former_serves:  # a registration would replace the former daemon's list
             await self._takeover.may_register.wait()
         shared = Shared(

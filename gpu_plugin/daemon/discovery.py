@@ -1,7 +1,6 @@
 """Find the GPUs, and make the offer of devices from the hardware and the settings in force."""
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Sequence
 
@@ -29,7 +28,8 @@ from gpu_plugin.nvml.call_times import CallTimes
 from gpu_plugin.nvml.monitor import Monitor
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.runtime.backoff import ON_NODE, Backoff
+from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
 from gpu_plugin.state.memory import Memory
@@ -116,7 +116,8 @@ class Discovery:
             NoDriverError: there is no GPU to serve, and the settings ask for an error then.
             ConfigError: the node cannot do what the settings ask.
         """
-        backoff, logged = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE), ""
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
+        logged = LogOnChange(log, "%s; looking again in %.2g s, then at growing intervals")
         while True:
             try:
                 node = await monitor.open()
@@ -143,14 +144,9 @@ class Discovery:
             if self._now.no_gpu:
                 log.debug("%s", trouble)
                 trouble = f"{self._now.no_gpu}, so nothing is served"
-            level = logging.INFO if self._now.no_gpu else logging.WARNING
-            if trouble == logged:  # log the same trouble only once
-                level = logging.DEBUG
-            else:
+            pause = backoff.failed(anyio.current_time())
+            if logged.update(trouble, pause, level=logging.INFO if self._now.no_gpu else logging.WARNING):
                 self._events.daemon(trouble)
-            pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries
-            log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
-            logged = trouble
             await anyio.sleep(pause)
 
     def _found(self, node: Node) -> None:

@@ -6,15 +6,13 @@ chosen strategy stays in use, or envvar before the first choice. If the operator
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from gpu_plugin.config.settings import Settings
 from gpu_plugin.config.values import AUTO
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import NoAnswerError, begin
+from gpu_plugin.runtime.threads import NoAnswerError, SlowCall
 
 if TYPE_CHECKING:  # these modules are imported at run time only for the strategy `auto`
     from gpu_plugin.containers.strategy_choice import Choice, NodeEvidence
@@ -32,7 +30,7 @@ class ListStrategy:
         """`read` blocks and returns the evidence in the node's files. `patience`, in seconds, limits each wait for it."""
         self._read = read or evidence_for
         self._patience = patience
-        self._reading: SlowCall[Choice] = SlowCall(partial(begin, name="node-files"))
+        self._reading: SlowCall[Choice] = SlowCall("node-files")
         self._known: Choice | None = None
 
     async def settled(self, settings: Settings) -> Settings:

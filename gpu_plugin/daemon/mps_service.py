@@ -2,7 +2,6 @@
 
 import logging
 import os
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,13 @@ from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import mps_resources
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder
 from gpu_plugin.nvml.opening_remedies import opening_remedy
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.nvml.session import DriverCalls, DriverSession
-from gpu_plugin.runtime.backoff import ON_NODE, Backoff
+from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.signals import Signals
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY, forever
@@ -73,7 +74,7 @@ class MpsService:
         self._calls = DriverCalls()
         self._session = DriverSession(driver, self._calls)
         self._finder = Finder(driver, host, self._calls)
-        self._logged_trouble = ""
+        self._trouble = LogOnChange(log, "%s; looking again in %.2g s, then at growing intervals")
         self._parts: anyio.abc.TaskGroup
 
     async def run(self, signals: Signals) -> int:
@@ -104,7 +105,7 @@ class MpsService:
 
     async def _serve(self) -> None:
         """Find the GPUs and apply the plan; repeat after each reload, and while no GPU can be read."""
-        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE)
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
         while True:
             settings, trouble = self.settings, ""
             try:
@@ -126,7 +127,7 @@ class MpsService:
             if self.settings is not settings:
                 continue  # the configuration was reloaded in between
             if again:
-                pause = backoff.failed(anyio.current_time(), random.random())  # noqa: S311 - spreads retries
+                pause = backoff.failed(anyio.current_time())
                 if trouble:
                     self._report_trouble(trouble, pause)
                 await self._look.wait(pause)
@@ -142,10 +143,7 @@ class MpsService:
                 "gpu-plugin doctor says more. On nodes without a GPU, do not run gpu-plugin mps, or run it with "
                 "--fail-on-init-error=false"
             )
-        # Warn about the same trouble only once.
-        level = logging.DEBUG if trouble == self._logged_trouble else logging.WARNING
-        log.log(level, "%s; looking again in %.2g s, then at growing intervals", trouble, pause)
-        self._logged_trouble = trouble
+        self._trouble.update(trouble, pause)
 
     async def _find_gpus(self) -> Node:
         """Return the node's GPUs as the driver describes them now. Raises _NoGpusError if there is no usable GPU."""
@@ -165,7 +163,7 @@ class MpsService:
                 if found
                 else "the NVIDIA driver finds no GPU on this node"
             )
-        self._logged_trouble = ""
+        self._trouble.update("")
         return Node(found, driver_version=version)
 
     async def _supervise(self, supervisor: Supervisor, scope: anyio.CancelScope, over: anyio.Event) -> None:

@@ -8,7 +8,6 @@ from math import inf
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
@@ -185,11 +184,8 @@ class Offering:
 
     async def settle(self) -> None:
         """Publish waiting offers, withdraw devices that no pod holds, and list held devices again. Never returns."""
-        try:
-            while True:
-                await self._settle_next()
-        finally:
-            self._holders.close()
+        while True:
+            await self._settle_next()
 
     async def _settle_next(self) -> None:
         """Publish the next offer, or make the next query."""
@@ -237,7 +233,7 @@ class Offering:
             if asked is None or asked.placement.ready:
                 break
             try:
-                made = await anyio.to_thread.run_sync(asked.prepared, abandon_on_cancel=True)
+                made = await computed(asked.prepared, apart=True)
             except Exception:
                 log.exception("judging sets of GPUs failed; pods get good ones, which may not be the best")
                 return asked.placement.topology
@@ -343,22 +339,19 @@ class Offering:
         from gpu_plugin.mps.watch import MpsWatch  # noqa: PLC0415 - only needed with MPS
 
         watch = MpsWatch()
-        try:
-            while True:
-                shared = self._inventory.mps_resources
-                if not shared:
-                    await self._inventory.store.changed.wait()
-                    continue
-                found = await watch.look(self._settings.current, shared)
-                self.mps_counts = msgspec.to_builtins(watch.counts)
-                for resource in shared:
-                    if self._inventory.mps_changed(resource, down := found[resource.name]):
-                        level = logging.WARNING if down else logging.INFO
-                        words = down or "its MPS daemon is up"
-                        log.log(level, "%s: %s", resource.name, words, extra={"resource": resource.name})
-                await self._inventory.store.changed.wait(MPS_POLL)
-        finally:
-            watch.close()
+        while True:
+            shared = self._inventory.mps_resources
+            if not shared:
+                await self._inventory.store.changed.wait()
+                continue
+            found = await watch.look(self._settings.current, shared)
+            self.mps_counts = msgspec.to_builtins(watch.counts)
+            for resource in shared:
+                if self._inventory.mps_changed(resource, down := found[resource.name]):
+                    level = logging.WARNING if down else logging.INFO
+                    words = down or "its MPS daemon is up"
+                    log.log(level, "%s: %s", resource.name, words, extra={"resource": resource.name})
+            await self._inventory.store.changed.wait(MPS_POLL)
 
 
 def _counted(listed: Sequence[Device]) -> str:

@@ -25,7 +25,7 @@ from gpu_plugin.kubelet.offer import require_functions
 from gpu_plugin.runtime.control import opened
 from gpu_plugin.runtime.control.server import serve_refusals
 from gpu_plugin.runtime.signals import Signals
-from gpu_plugin.runtime.threads import NoAnswerError, answered, begin
+from gpu_plugin.runtime.threads import NoAnswerError, begin
 from gpu_plugin.state.directory import require_apart, require_directory
 from gpu_plugin.telemetry.listener.listener import Listener
 from gpu_plugin.telemetry.logs import configure
@@ -133,7 +133,7 @@ async def _state_directory_answers(settings: Settings) -> bool:
                 pass
 
     try:
-        await answered(begin(check, "state"), STATE_PATIENCE)
+        await begin(check, "state").result(STATE_PATIENCE)
     except NoAnswerError:  # the daemon reports it
         return False
     return True

@@ -16,8 +16,7 @@ from gpu_plugin.kubelet.inventory import Inventory
 from gpu_plugin.kubelet.registrations import Registrations
 from gpu_plugin.kubelet.snapshot import ResourceView
 from gpu_plugin.runtime.control.server import Verb, serve_refusals
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import answered, begin, settled
+from gpu_plugin.runtime.threads import SlowCall, begin
 from gpu_plugin.state.memory import Memory
 from gpu_plugin.state.node_lock import NodeLock, Outcome
 from gpu_plugin.state.recorder import Recorder
@@ -117,10 +116,10 @@ class Takeover:
                 claiming, claims = claims and standby, claims and not standby
                 self._now.standby = standby and not claiming
                 job = begin(partial(self._lock.wait, claims=claiming), "lock")
-                if claiming and not await settled(job, CLAIM_PATIENCE):
+                if claiming and not await job.wait(CLAIM_PATIENCE):
                     log.info("the other daemon does not hand over; starting when it has ended")
                     self._now.standby = True
-                await answered(job, math.inf)
+                await job.result()
         if self._now.waits_for:
             log.info("the other daemon has %s; starting", "handed over" if self._lock.former_serves else "ended")
         self._now.waits_for, self._now.standby = "", False
@@ -141,7 +140,7 @@ class Takeover:
             while self._inventory.unpublished or (from_former and not self.offers_devices):
                 await self._store.changed.wait()
             if from_former:
-                await answered(begin(self._lock.registers, "lock"), math.inf)
+                await begin(self._lock.registers, "lock").result()
             self.may_register.set()
             while not all(map(self._registrations.heard, self._store.current.resources)):
                 await self._registrations.changes.wait()
@@ -154,17 +153,17 @@ class Takeover:
         self._now.takes_over = False
         self.takes_orders.set()
         if from_former:
-            await answered(begin(self._lock.wait_directory, "directory-lock"), math.inf)
+            await begin(self._lock.wait_directory, "directory-lock").result()
             self._inventory.former_ended(anyio.current_time())
             for name in self._store.current.resources:
                 self._store.resend(name)  # the former daemon may have sent a list after ours
-        late = await answered(begin(self._memory.handed_over, "state"), math.inf)
+        late = await begin(self._memory.handed_over, "state").result()
         self._health.adopt(late)
         self._lock.unclaim()
         self.over.set()
         if late:
             await self._recorder.all_written()
-            await settled(begin(self._memory.forget_handover, "state"), STATE_PATIENCE)
+            await begin(self._memory.forget_handover, "state").wait(STATE_PATIENCE)
 
     async def hand_over(self) -> Outcome:
         """Unlock the state directory for the new daemon, and wait until that daemon serves or has ended.
@@ -180,7 +179,7 @@ class Takeover:
         written = before if await self._recorder.written() else ()
         self._lock.hand_over()
         try:
-            outcome = await answered(begin(self._lock.handed_over, "takeover"), math.inf)
+            outcome = await begin(self._lock.handed_over, "takeover").result()
             if outcome is Outcome.NEW_SERVES:
                 self._store.lists_stopped = True
                 await anyio.sleep(LAST_CALLS)
@@ -192,11 +191,11 @@ class Takeover:
             await self._pass_on(written)
             return outcome
         log.warning("the new daemon ended before it was registered; serving on")
-        self._health.adopt(newer(await answered(begin(self._memory.taken_back, "state"), math.inf), before))
+        self._health.adopt(newer(await begin(self._memory.taken_back, "state").result(), before))
         self._now.waits_for, self._now.standby = "", False
         return outcome
 
     async def _pass_on(self, written: tuple[Evidence, ...]) -> None:
         """Write for the new daemon the evidence that the state directory did not have when it was unlocked."""
         if late := newer(self._health.evidence(), written):
-            await settled(begin(partial(self._memory.hand_over, late), "state"), STATE_PATIENCE)
+            await begin(partial(self._memory.hand_over, late), "state").wait(STATE_PATIENCE)

@@ -16,8 +16,9 @@ from typing import Generic, TypeVar
 import anyio
 
 from gpu_plugin.runtime.inotify import Directories, Place, route
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.regular_file import UnfitFileError, open_file
-from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.runtime.threads import begin
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class FileWatcher(Generic[T]):
         self._read = read
         self._receive = receive
         self._notified = asyncio.Event()
-        self._answered = True
+        self._hangs = LogOnChange(log, "configuration files cannot be read: the file system does not answer for %s s")
 
     def notify(self) -> None:
         """Report that input of `read` changed. Call on the event loop's thread only."""
@@ -83,30 +84,24 @@ class FileWatcher(Generic[T]):
 
     async def run(self) -> None:
         """Read at once, and then at each change and at intervals. Never returns."""
-        threads = Workers("configuration-files")
-        try:
-            with Directories(self.notify, "of configuration files") as directories:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(directories.listen)
-                    while True:
-                        self._notified.clear()
-                        await self._read_once(threads, directories)
-                        await self._wait()
-        finally:
-            threads.close()
+        with Directories(self._notified, "of configuration files") as directories:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(directories.listen)
+                while True:
+                    self._notified.clear()
+                    await self._read_once(directories)
+                    await self._wait()
 
-    async def _read_once(self, threads: Workers, directories: Directories) -> None:
+    async def _read_once(self, directories: Directories) -> None:
         try:
-            value, places = await threads.run(self._read, PATIENCE)
+            value, places = await begin(self._read, "configuration-files").result(PATIENCE)
             if directories.arm(places):  # a change before the watch began had no event
-                value, places = await threads.run(self._read, PATIENCE)
+                value, places = await begin(self._read, "configuration-files").result(PATIENCE)
                 directories.arm(places)
         except TimeoutError:
-            if self._answered:
-                log.warning("configuration files cannot be read: the file system does not answer for %g s", PATIENCE)
-            self._answered = False
+            self._hangs.update(f"{PATIENCE:g}")
             return
-        self._answered = True
+        self._hangs.update("")
         self._receive(value)
 
     async def _wait(self) -> None:

@@ -39,7 +39,7 @@ from gpu_plugin.doctor.facts import (
 from gpu_plugin.health.signals.orders import MAINTENANCE
 from gpu_plugin.mps.directories import root_here
 from gpu_plugin.runtime import control
-from gpu_plugin.runtime.threads import begin, settled
+from gpu_plugin.runtime.threads import begin
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ async def _hardware(settings: Settings, patience: float) -> Known[Hardware]:
     if not settings.simulate:
         return hardware_for(settings)
     job = begin(partial(simulated, settings), "doctor-simulated")
-    if not await settled(job, patience):
+    if not await job.wait(patience):
         return _unanswered(patience, f"the simulated node {settings.simulate}: ")
     return job.done.result()
 
@@ -154,7 +154,7 @@ class _Gathering:
     async def _within(self, probe: Callable[[], T], patience: float, name: str) -> Known[T]:
         """Return the result of a probe, which runs on its own thread."""
         job = begin(probe, f"doctor-{name}")
-        if not await settled(job, patience):
+        if not await job.wait(patience):
             return _unanswered(patience)
         try:
             return job.done.result()

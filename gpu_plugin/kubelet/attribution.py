@@ -9,7 +9,6 @@ grows.
 """
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,29 +20,28 @@ from gpu_plugin.kubelet import pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice, Pods, pods
 from gpu_plugin.kubelet.socket import Identity, identity
-from gpu_plugin.runtime.backoff import ON_NODE, Backoff
+from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
-AGE = 10.0
-"""Seconds for which `current` and `shortly` return the same answer."""
+AGE = 10.0  # seconds for which `current` and `shortly` return the same answer
 
+# Seconds for which the last answer is returned if later requests fail: one refusal must not end all series of metrics.
 STALE = 60.0
-"""Seconds for which the last answer is returned if later requests fail: one refusal must not end all series of metrics."""
 
-PATIENCE = 2.0
-"""Seconds to wait for an answer."""
+PATIENCE = 2.0  # seconds to wait for an answer
 
+# Seconds that `shortly` waits for an answer. Kubelets take some milliseconds, and 0.2 s for 60,000 devices.
 SHORTLY = 0.25
-"""Seconds that `shortly` waits for an answer. Kubelets take some milliseconds, and 0.2 s for 60,000 devices."""
 
+# Shortest time between two requests, in seconds. The kubelet answers 100 calls a second of all clients, 10 of them at once.
 GAP = 0.05
-"""Shortest time between two requests, in seconds. The kubelet answers 100 calls a second of all clients, 10 of them at once."""
 
+# Seconds until the next request after a failure: the first and the longest pause.
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 60.0
-"""Seconds until the next request after a failure: the first and the longest pause."""
 
 
 class PodAttribution:
@@ -54,34 +52,36 @@ class PodAttribution:
     list pods that have ended, until another pod is admitted with devices.
 
     Attributes:
-        trouble: why the newest request failed; empty if it succeeded, and before the first request.
         questions: the number of requests.
         failures: the number of failed requests.
     """
 
-    def __init__(
-        self,
-        settings: SettingsStore,
-        clock: Callable[[], float] = time.monotonic,
-        dice: Callable[[], float] = random.random,
-    ) -> None:
-        """`settings` name the PodResources socket, `clock` is steady, in seconds, and `dice` returns random numbers in [0, 1)."""
-        self.trouble = ""
+    def __init__(self, settings: SettingsStore, clock: Callable[[], float] = time.monotonic) -> None:
+        """`settings` name the PodResources socket, and `clock` is steady, in seconds."""
         self.questions = 0
         self.failures = 0
         self._settings = settings
         self._clock = clock
-        self._dice = dice
         self._holders: HoldersByDevice | None = None
         self._asked_at = float("-inf")
         self._settled = 0
         self._answer_of = float("-inf")
-        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, ON_NODE)
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._trouble = LogOnChange(
+            log,
+            "cannot read from the kubelet which pods hold which devices: %s; trying again now and then",
+            over="PodResources reports again which pods hold which devices",
+        )
         self._failed_socket: Identity | None = None
         """The socket of the last failed request."""
         self._one_at_a_time = anyio.Lock()
         self._wanted = Pulse()
         self._answered = Pulse()
+
+    @property
+    def trouble(self) -> str:
+        """Why the newest request failed; empty if it succeeded, and before the first request."""
+        return self._trouble.text
 
     async def run(self) -> None:
         """Send the requests for `shortly`. Never returns."""
@@ -152,20 +152,16 @@ class PodAttribution:
         number = self.questions = self.questions + 1
         socket = self._socket()
         try:
-            self._holders = await pod_resources.holders(socket, PATIENCE, self._holders)
+            holders = await pod_resources.holders(socket, PATIENCE)
         except CallError as error:
             self.failures += 1
-            if str(error) != self.trouble:
-                log.warning(
-                    "cannot read from the kubelet which pods hold which devices: %s; trying again now and then", error
-                )
-            self.trouble = str(error)
-            self._backoff.failed(self._clock(), self._dice())
+            self._trouble.update(str(error))
+            self._backoff.failed(self._clock())
             self._failed_socket = identity(socket)
             self._settled = number
             return
-        if self.trouble:
-            log.info("PodResources reports again which pods hold which devices")
-        self.trouble = ""
+        if holders != self._holders:
+            self._holders = holders
+        self._trouble.update("")
         self._backoff.succeeded()
         self._answer_of, self._settled = began, number

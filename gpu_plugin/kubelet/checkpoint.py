@@ -20,13 +20,13 @@ from gpu_plugin.runtime.regular_file import UnfitFileError, content, open_file
 
 NAME = "kubelet_internal_checkpoint"
 
+# The largest accepted file: more than a node with 110 pods and tens of thousands of device ids needs. Each id takes 46 bytes,
+# once if it is healthy and once if a pod has it, and the answer for each container takes about 1 KiB. Reading the file takes
+# eleven times its size for a moment.
 MAX_BYTES = 16 * 1024 * 1024
-"""The largest file that is read: more than a node with 110 pods and tens of thousands of device ids needs. Each id takes 46
-bytes, once if it is healthy and once if a pod has it, and the answer for each container takes about 1 KiB. Reading the file
-takes eleven times its size for a moment."""
 
+# Identifies one version of the file: device, inode, time of the last change in nanoseconds, and size in bytes.
 Writing = tuple[int, int, int, int]
-"""Identifies one version of the file: device, inode, time of the last change in nanoseconds, and size in bytes."""
 
 
 class CheckpointError(Exception):

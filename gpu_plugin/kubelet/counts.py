@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from grpclib.const import Status
@@ -11,15 +12,15 @@ from grpclib.exceptions import GRPCError
 
 from gpu_plugin.runtime.histogram import Histogram
 
+# Methods with one answer. ListAndWatch, which lasts, is counted by its streams and lists.
 METHODS = ("Allocate", "GetPreferredAllocation", "GetDevicePluginOptions", "PreStartContainer")
-"""Methods with one answer. ListAndWatch, which lasts, is counted by its streams and lists."""
 
+# Upper bounds of the histogram in seconds. An answer takes half a millisecond, and the kubelet waits without a deadline.
 DURATIONS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0)
-"""Upper bounds of the histogram in seconds. An answer takes half a millisecond, and the kubelet waits without a deadline."""
 
+# The results of a registration.
 ACCEPTED = "accepted"
 FAILED = "failed"
-"""The results of a registration."""
 
 
 class KubeletCounts:
@@ -34,9 +35,7 @@ class KubeletCounts:
         requests: numbers of requests on connections of the kubelet, by resource.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is steady, in seconds."""
-        self._clock = clock
+    def __init__(self) -> None:
         self.durations = {method: Histogram(DURATIONS) for method in METHODS}
         self.errors: Counter[tuple[str, str]] = Counter()
         self.registrations: Counter[tuple[str, str]] = Counter()
@@ -47,24 +46,20 @@ class KubeletCounts:
         self._devices: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def counted(self, method: str, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """Wrap the handler of a method: measure each request's duration, and count its error."""
-        clock, durations, errors = self._clock, self.durations[method], self.errors
-
-        async def handle(stream: Any) -> None:
-            began = clock()
-            try:
-                await handler(stream)
-            except GRPCError as error:
-                errors[method, error.status.name] += 1
-                raise
-            except Exception:
-                errors[method, Status.UNKNOWN.name] += 1  # the status that grpclib answers
-                raise
-            finally:
-                durations.observe(clock() - began)
-
-        return handle
+    @contextmanager
+    def timed(self, method: str) -> Iterator[None]:
+        """Measure the duration of a request, and count its error."""
+        began = time.monotonic()
+        try:
+            yield
+        except GRPCError as error:
+            self.errors[method, error.status.name] += 1
+            raise
+        except Exception:
+            self.errors[method, Status.UNKNOWN.name] += 1  # the status that grpclib answers
+            raise
+        finally:
+            self.durations[method].observe(time.monotonic() - began)
 
     def allocated(self, resource: str, devices: int) -> None:
         """Count an answered Allocate with its number of devices. Thread-safe, because long requests run on threads."""

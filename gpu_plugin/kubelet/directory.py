@@ -1,5 +1,6 @@
 """Watch the device plugin directory. The kubelet empties it, and it may be removed and made again as a whole."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Set as AbstractSet
@@ -12,21 +13,18 @@ from gpu_plugin.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
+# Seconds after which the directory is checked without an event: inotify may miss some changes (a remount, an overflow).
 POLL_INTERVAL = 10.0
-"""Seconds after which the directory is checked without an event: inotify may miss some changes (a remount, an overflow)."""
-
-UNREACHABLE = "the kubelet cannot be reached"
-"""The consequence, in a log line, if the device plugin directory was removed on the host."""
 
 
-async def watch(directory: Path, changed: Pulse, orphaned: str = UNREACHABLE) -> None:
+async def watch(directory: Path, changed: Pulse, orphaned: str = "the kubelet cannot be reached") -> None:
     """Ring `changed` whenever something in `directory`, or above it, may have changed. Never returns.
 
     A ring means that the present state should be checked, so an old queued event does no harm. `orphaned` is the consequence,
     for the log, if the directory was removed on the host.
     """
-    event, was_orphan = Pulse(), False
-    with Directories(event.ring, f"in {directory}") as directories:
+    event, was_orphan = asyncio.Event(), False
+    with Directories(event, f"in {directory}") as directories:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(directories.listen)
             while True:
@@ -38,10 +36,12 @@ async def watch(directory: Path, changed: Pulse, orphaned: str = UNREACHABLE) ->
                         orphaned,
                     )
                 was_orphan = is_orphan
+                event.clear()
                 while directories.arm(_places(directory)):
                     pass  # a change before its watch began was missed, and may need more watches
                 changed.ring()
-                await event.wait(POLL_INTERVAL)
+                with anyio.move_on_after(POLL_INTERVAL):
+                    await event.wait()
 
 
 def _places(directory: Path) -> AbstractSet[Place]:

@@ -8,8 +8,7 @@ listens on a socket with a new name, because kubelets from 1.37 on identify endp
 import itertools
 import logging
 import math
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,37 +17,40 @@ import msgspec
 
 from gpu_plugin.config.names import resource_name_fault
 from gpu_plugin.containers.conflicts import PairWatch
-from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet import wire
+from gpu_plugin.kubelet.bounded_channel import BoundedChannel, CallError
 from gpu_plugin.kubelet.counts import ACCEPTED, FAILED, KubeletCounts
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
 from gpu_plugin.kubelet.feed import ListFeed
-from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.registrations import UNHEARD, Registrations
 from gpu_plugin.kubelet.server import SocketServer
 from gpu_plugin.kubelet.service import DevicePluginService
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.kubelet.socket import Identity, identity, remove_stale, socket_path
-from gpu_plugin.runtime.backoff import ON_NODE, Backoff
+from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import forever
 
 log = logging.getLogger(__name__)
 
+# One count for all resources of the process: two resources may share the part of their name that fits into a socket's name.
 _INCARNATIONS = itertools.count(1)
-"""One count for all resources of the process: two resources may share the part of their name that fits into a socket's name."""
 
+# Seconds after which the log has another line while there is no kubelet. These later lines are warnings.
 REMINDER = 600.0
-"""Seconds after which the log has another line while there is no kubelet. These later lines are warnings."""
 
+# Seconds until the next start after the second failure in a row, and the longest pause. The first failure has no pause.
 FIRST_RETRY = 0.05
 LONGEST_RETRY = 30.0
-"""Seconds until the next start after the second failure in a row, and the longest pause. The first failure has no pause."""
 
-STABLE = 30.0
-"""Reset the failure count after this many seconds of service. Waiting for a stream does not count."""
+STABLE = 30.0  # Reset the failure count after this many seconds of service. Waiting for a stream does not count.
 
+# Seconds for a registration. The kubelet tries for 10 s to connect to us: a longer limit lets its own error message reach us.
+REGISTER_DEADLINE = 15.0
+
+# Seconds after a registration within which the kubelet must open its stream. A kubelet opens it at once.
 FIRST_STREAM = 30.0
-"""Seconds after a registration within which the kubelet must open its stream. A kubelet opens it at once."""
 
 
 class RegistrationLog:
@@ -91,7 +93,7 @@ class Shared(msgspec.Struct, frozen=True):
         kubelet_socket: `directory`/kubelet.sock, or None to serve without registering.
         directory: the kubelet's device plugin directory.
         look: rings when something in `directory` may have changed.
-        registered: called after each registration.
+        registered: set after the first registration.
         registrations: the state of each resource. A resource counts as registered once the kubelet has opened its stream.
         counts: counts of the traffic with the kubelet.
         pairs: as for `DevicePluginService`.
@@ -102,7 +104,7 @@ class Shared(msgspec.Struct, frozen=True):
     kubelet_socket: Path | None
     directory: Path
     look: Pulse
-    registered: Callable[[], object] = tuple
+    registered: anyio.Event = msgspec.field(default_factory=anyio.Event)
     registrations: Registrations = msgspec.field(default_factory=Registrations)
     counts: KubeletCounts = msgspec.field(default_factory=KubeletCounts)
     pairs: PairWatch = msgspec.field(default_factory=PairWatch)
@@ -122,8 +124,8 @@ class ResourceEndpoint:
         self._shared = shared
         self._registrations = shared.registrations
         self._feed = ListFeed(resource, shared.store)
-        self._trouble = ""
-        """Why the last incarnation failed; empty if it did not. The same reason is logged as a warning once."""
+        self._trouble = LogOnChange(self._log, f"{resource}: %s")
+        """Why the last incarnation failed; empty if it did not."""
         self._no_stream = False
         """Whether the last incarnation ended because the kubelet never opened a stream."""
         self._works_since: float | None = None
@@ -136,7 +138,7 @@ class ResourceEndpoint:
             await self._serve_repeatedly()
 
     async def _serve_repeatedly(self) -> None:
-        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, ON_NODE, free=1, stable=STABLE)
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY, free=1, stable=STABLE)
         while True:
             seen = self._kubelet()
             self._works_since = None
@@ -160,16 +162,13 @@ class ResourceEndpoint:
                 fields = {"resource": self.resource}
                 log.exception("%s: serving failed unexpectedly; starting again", self.resource, extra=fields)
                 self._registrations.away(self.resource, "serving it failed unexpectedly: the log has the details")
-            if trouble:  # the same reason is a warning only once
-                self._log.log(
-                    logging.DEBUG if trouble == self._trouble else logging.WARNING, "%s: %s", self.resource, trouble
-                )
+            self._trouble.update(trouble)
+            if trouble:
                 self._registrations.away(self.resource, trouble)
-            self._trouble, self._no_stream = trouble, no_stream
+            self._no_stream = no_stream
             now = anyio.current_time()
             worked_for = 0.0 if self._works_since is None else now - self._works_since
-            pause = backoff.failed(now, random.random(), worked_for)  # noqa: S311 - spreads retries, keeps no secret
-            await self._wait(pause, seen, backoff)
+            await self._wait(backoff.failed(now, worked_for=worked_for), seen, backoff)
 
     async def _wait(self, seconds: float, seen: Identity | None, backoff: Backoff) -> None:
         """Wait before the next try. A kubelet.sock other than `seen` ends the wait."""
@@ -220,7 +219,7 @@ class ResourceEndpoint:
                     else:
                         self._shared.log.registered(self.resource, path.name)
                 self._registrations.away(self.resource, UNHEARD)
-                self._shared.registered()
+                self._shared.registered.set()
             why = await self._until_over(service, server, kubelet)
             self._registrations.away(self.resource, why)
             return why
@@ -239,12 +238,6 @@ class ResourceEndpoint:
             OSError: our socket was removed, and cannot be made again.
         """
         dialled: Identity | None = None
-
-        def listening() -> bool:
-            nonlocal dialled  # the socket that took the connection, even if it is replaced later
-            dialled = identity(kubelet_socket)
-            return server.listening
-
         failure: CallError | OSError | None = None
 
         async def keep_in_place() -> None:
@@ -262,10 +255,19 @@ class ResourceEndpoint:
                         tasks.cancel_scope.cancel()
                         return
 
+        request = wire.encode_register(name, self.resource)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_in_place)
             try:
-                await register(kubelet_socket, name, self.resource, listening)
+                with BoundedChannel(kubelet_socket, "the kubelet") as channel:
+                    await channel.connect(REGISTER_DEADLINE)
+                    dialled = identity(
+                        kubelet_socket
+                    )  # the socket that took the connection, even if it is replaced later
+                    # A kubelet that starts first removes all sockets and then listens. It would try to connect for 10 s.
+                    if not server.listening:
+                        raise CallError("our socket was removed while the kubelet was starting")
+                    await channel.ask(wire.REGISTER, request, REGISTER_DEADLINE)
             except CallError as error:
                 failure = error
             tasks.cancel_scope.cancel()

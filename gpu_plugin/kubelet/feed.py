@@ -3,24 +3,23 @@
 import logging
 
 import anyio
-import anyio.to_thread
 
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import computed
 
 log = logging.getLogger(__name__)
 
+# Seconds between two lists: the first change is sent at once, and the changes of a burst after it together.
 QUIET = 0.05
-"""Seconds between two lists: the first change is sent at once, and the changes of a burst after it together."""
 
+# Encode this many or more new devices on a thread, so that the event loop is not blocked: each takes 20 µs.
 OFF_LOOP_ENCODINGS = 2_000
-"""Encode this many or more new devices on a thread, so that the event loop is not blocked: each takes 20 µs."""
 
-
+# The list to send: the devices, and the number of requests to send the same list again.
 ListRequest = tuple[tuple[Device, ...], int]
-"""The list to send: the devices, and the number of requests to send the same list again."""
 
 
 class ListFeed:
@@ -70,10 +69,8 @@ class ListFeed:
 
     async def _encoded(self, devices: tuple[Device, ...]) -> bytes:
         """Return the encoded list of these devices, or the last list if it would be too long."""
-        if self._encoder.fresh(devices) >= OFF_LOOP_ENCODINGS:
-            payload = await anyio.to_thread.run_sync(self._encoder.encode, devices)
-        else:
-            payload = self._encoder.encode(devices)
+        apart = self._encoder.fresh(devices) >= OFF_LOOP_ENCODINGS
+        payload = await computed(self._encoder.encode, devices, apart=apart)
         if len(payload) <= wire.MAX_MESSAGE_BYTES:
             return payload
         log.error(

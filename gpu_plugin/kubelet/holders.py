@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -11,18 +12,16 @@ from gpu_plugin.kubelet import checkpoint, pod_resources
 from gpu_plugin.kubelet.bounded_channel import CallError
 from gpu_plugin.kubelet.holding import Entries, History, Holding, Key, KubeletReadings, weigh
 from gpu_plugin.kubelet.socket import identity
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Workers, computed
+from gpu_plugin.runtime.log_lines import LogOnChange
+from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, Job, begin, computed
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 2.0
-"""Seconds to wait for each source."""
+PATIENCE = 2.0  # seconds to wait for each source
 
 NOTHING: Mapping[Key, float] = {}
 
-Written = tuple[Entries, checkpoint.Writing]
-"""The content of the checkpoint, and the version of the file."""
+Written = tuple[Entries, checkpoint.Writing]  # the content of the checkpoint, and the version of the file
 
 
 class Holders:
@@ -32,9 +31,8 @@ class Holders:
         """`directory` is the device plugin directory, with kubelet.sock and the checkpoint."""
         self._directory = directory
         self._history = History()
-        self._no_answer = ""
-        self._threads = Workers("checkpoint")
-        self._reading: SlowCall[Written] = SlowCall(self._threads.begin)
+        self._no_answer = LogOnChange(log, "PodResources does not say which devices pods hold: %s")
+        self._reading: Job[Written] | None = None
         self.unread = ""
         """Why the checkpoint could not be read the last time; empty if it could."""
         self.lacking = False
@@ -58,29 +56,21 @@ class Holders:
         try:
             listed = await pod_resources.allocated(socket, PATIENCE)
         except CallError as error:
-            if str(error) != self._no_answer:
-                log.warning("PodResources does not say which devices pods hold: %s", error)
-            self._no_answer = str(error)
+            self._no_answer.update(str(error))
             return None
-        self._no_answer = ""
+        self._no_answer.update("")
         return listed
-
-    def close(self) -> None:
-        """End the thread that reads the checkpoint. The next call of `ask` starts another thread."""
-        self._threads.close()
 
     async def _read_checkpoint(self) -> Written | None:
         """Read the checkpoint; None if it cannot be read. While a read hangs, no other read is started."""
         self.lacking = False
-        if self._reading.back:  # its result is out of date
-            self._reading.forget()
-        self._reading.begin(lambda: checkpoint.read(self._directory))
-        assert self._reading.started is not None
-        left = self._reading.started + PATIENCE - anyio.current_time()  # an earlier, cancelled call may have started it
-        if not await self._reading.wait(max(0.0, left)):
+        if self._reading is None or self._reading.returned:  # the result of an earlier read is out of date
+            self._reading = begin(partial(checkpoint.read, self._directory), "checkpoint")
+        reading = self._reading
+        left = reading.started + PATIENCE - anyio.current_time()  # an earlier, cancelled call may have started it
+        if not await reading.wait(max(0.0, left)):
             self.unread = f"reading it has taken more than {PATIENCE:g} s: does its disk answer?"
             return None
-        reading = self._reading.take()
         error = reading.done.exception()
         self.unread = "" if error is None else str(error) or repr(error)
         self.lacking = isinstance(error, checkpoint.NoCheckpointError)

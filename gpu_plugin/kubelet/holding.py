@@ -19,21 +19,20 @@ import msgspec
 from gpu_plugin.devices.retirement import Allocated
 from gpu_plugin.kubelet.socket import Identity
 
-Key = tuple[str, str]
-"""Resource name and device id."""
+Key = tuple[str, str]  # resource name and device id
 
 NO_PODS: frozenset[str] = frozenset()
 
+# The checkpoint: the uids of the pods that have a device, by resource and device id.
 Entries = Mapping[Key, frozenset[str]]
-"""The checkpoint: the uids of the pods that have a device, by resource and device id."""
 
+# Shortest time between two such lists, in seconds. The kubelet writes a file for each list, and a list may have no effect: a
+# pod keeps the devices of its plain init containers until it ends.
 RESEND_INTERVAL = 10.0
-"""Shortest time between two such lists, in seconds. The kubelet writes a file for each list, and a list may have no effect: a
-pod keeps the devices of its plain init containers until it ends."""
 
+# How often at most the list is sent again for the same devices while PodResources does not answer. Without PodResources, a
+# kubelet drops ended pods only when it admits another pod with devices, and then it also writes the checkpoint.
 UNANSWERED = 3
-"""How often at most the list is sent again for the same devices while PodResources does not answer. Without PodResources, a
-kubelet drops ended pods only when it admits another pod with devices, and then it also writes the checkpoint."""
 
 
 class KubeletReadings(msgspec.Struct, frozen=True):

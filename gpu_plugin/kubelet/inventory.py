@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from gpu_plugin.containers.cdi.readiness import CdiReadiness
 
 
-MAX_COMPLAINTS = (
-    20  # sentences on files that were left out of CDI specifications, in one status; the log has all of them
-)
+# Sentences on files that were left out of CDI specifications, in one status. The log has all of them.
+MAX_COMPLAINTS = 20
 
 
 class Inventory:

@@ -27,8 +27,7 @@ from gpu_plugin.kubelet.snapshot import ResourceView
 if TYPE_CHECKING:
     from gpu_plugin.containers.cdi.readiness import CdiReadiness
 
-WITHDRAW = 2.0
-"""Seconds for which a resource without a device is served: the kubelet must read the empty list first."""
+WITHDRAW = 2.0  # seconds for which a resource without a device is served: the kubelet must read the empty list first
 
 MPS_UNKNOWN = "it is not known yet whether its MPS daemon is up"
 

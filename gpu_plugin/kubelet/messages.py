@@ -8,8 +8,7 @@ from betterproto import encode_varint, parse_fields
 
 from gpu_plugin.kubelet._api.v1beta1 import *  # noqa: F403 - every message
 
-FIELD_1 = b"\x0a"
-"""Key of field 1 with a length (protobuf.dev/programming-guides/encoding)."""
+FIELD_1 = b"\x0a"  # key of field 1 with a length (protobuf.dev/programming-guides/encoding)
 
 M = TypeVar("M", bound=betterproto.Message)
 

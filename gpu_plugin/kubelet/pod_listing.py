@@ -11,14 +11,9 @@ from typing import NamedTuple
 
 from gpu_plugin.kubelet.messages import decode_exactly, encoded_parts
 
-MAX_HELD = 200_000
-"""The most devices that a node's pods may hold: three times the longest list of one resource."""
-
-KEPT_PODS = 1024
-"""Entries of pods that are kept decoded. A node has 110 pods by default."""
-
-KEPT_DEVICES = 8192
-"""Entries of allocatable devices that are kept decoded, of 0.3 KiB each."""
+MAX_HELD = 200_000  # the most devices that a node's pods may hold: three times the longest list of one resource
+KEPT_PODS = 1024  # Entries of pods that are kept decoded. A node has 110 pods by default.
+KEPT_DEVICES = 8192  # entries of allocatable devices that are kept decoded, of 0.3 KiB each
 
 
 class Holder(NamedTuple):
@@ -29,11 +24,10 @@ class Holder(NamedTuple):
     container: str
 
 
+# The containers that hold each (resource name, device id): several where containers share it.
 HoldersByDevice = Mapping[tuple[str, str], frozenset[Holder]]
-"""The containers that hold each (resource name, device id): several where containers share it."""
 
-Pods = Mapping[tuple[str, str], frozenset[str]]
-"""Pods, as namespace/name, by the (resource, device id) that they hold."""
+Pods = Mapping[tuple[str, str], frozenset[str]]  # pods, as namespace/name, by the (resource, device id) that they hold
 
 
 def decode_holders(data: bytes) -> HoldersByDevice:

@@ -12,9 +12,8 @@ from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.threads import computed
 
+# Longer answers are decoded on a thread, so that the event loop is not blocked: the first time takes about 2 ms a KiB.
 OFF_LOOP_BYTES = 4 * 1024
-"""Longer answers are decoded on a thread, so that the event loop is not blocked: the first time takes about 2 ms a KiB."""
-
 
 T = TypeVar("T")
 
@@ -30,25 +29,16 @@ async def allocated(socket: Path, timeout: float = 5.0) -> frozenset[tuple[str, 
         CallError: the socket does not exist, no server answers on it, the kubelet refuses the call, does not answer within
             `timeout` seconds, or sends another message.
     """
-    return await _ask(
-        socket, timeout, wire.POD_RESOURCES_LIST, lambda data: frozenset(pod_listing.decode_holders(data))
-    )
+    return frozenset(await holders(socket, timeout))
 
 
-async def holders(socket: Path, timeout: float = 5.0, before: HoldersByDevice | None = None) -> HoldersByDevice:
+async def holders(socket: Path, timeout: float = 5.0) -> HoldersByDevice:
     """Request the containers that hold each (resource name, device id). The result lacks the same devices as in `allocated`.
-
-    If the result equals `before`, `before` itself is returned.
 
     Raises:
         CallError: as `allocated`.
     """
-
-    def decode(data: bytes) -> HoldersByDevice:
-        allocated = pod_listing.decode_holders(data)
-        return allocated if before is None or allocated != before else before
-
-    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, decode)
+    return await _ask(socket, timeout, wire.POD_RESOURCES_LIST, pod_listing.decode_holders)
 
 
 async def allocatable(socket: Path, timeout: float = 5.0) -> Mapping[str, frozenset[str]]:

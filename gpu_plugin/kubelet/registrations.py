@@ -11,8 +11,8 @@ from gpu_plugin.runtime.pulse import Pulse
 
 UNREGISTERED = "it has not been registered yet"
 
+# The reason while the kubelet has accepted a registration and opened no stream: without the list it has no devices.
 UNHEARD = "registered, but the kubelet has not opened its stream yet"
-"""The reason while the kubelet has accepted a registration and opened no stream: without the list it has no devices."""
 
 
 class ResourceRegistration(msgspec.Struct, frozen=True):  # made while pods wait for the start: a dataclass takes 1 ms
@@ -31,8 +31,8 @@ class ResourceRegistration(msgspec.Struct, frozen=True):  # made while pods wait
     why: str = UNREGISTERED
 
 
+# Receives the name of a resource, and its state before and after a change.
 Subscriber = Callable[[str, ResourceRegistration, ResourceRegistration], None]
-"""Receives the name of a resource, and its state before and after a change."""
 
 
 class Registrations:

@@ -6,8 +6,7 @@ from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.bounded_channel import CallError, call
 from gpu_plugin.kubelet.server import OUT_OF_RESOURCES
 
-PATIENCE = 2.0
-"""Seconds to wait for our own server."""
+PATIENCE = 2.0  # seconds to wait for our own server
 
 
 class ShortageError(Exception):

@@ -20,7 +20,7 @@ import grpclib.server
 from grpclib.protocol import H2Protocol
 
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.kubelet.connection import Requests, TrackedProtocol
+from gpu_plugin.kubelet.connection import TrackedProtocol
 from gpu_plugin.kubelet.socket import Identity, identity
 from gpu_plugin.runtime.pulse import Pulse
 
@@ -28,18 +28,14 @@ log = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o600
 
-DRAIN = 0.1
-"""Seconds in which streams and connections may end by themselves before they are aborted."""
+DRAIN = 0.1  # seconds in which streams and connections may end by themselves before they are aborted
+EPISODE = 60.0  # seconds without a shortage after which the next shortage is logged as an error again
 
-
-EPISODE = 60.0
-"""Seconds without a shortage after which the next shortage is logged as an error again."""
-
+# Errors of calls if the process or the machine lacks resources. The other end is not the cause.
 OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""Errors of calls if the process or the machine lacks resources. The other end is not the cause."""
 
+# asyncio's message has this text if a scheduled call of this method failed.
 _START_SERVING = "BaseSelectorEventLoop._start_serving"
-"""asyncio's message has this text if a scheduled call of this method failed."""
 
 ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 
@@ -63,11 +59,9 @@ class SocketServer(grpclib.server.Server):
 
     def _protocol_factory(self) -> H2Protocol:
         self.__gc_step__()
-        requests = Requests(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
-        self._handlers.add(requests)
-        tracked = TrackedProtocol(requests, self._config, self._h2_config)
-        tracked.open_connections, tracked.lost, tracked.handlers = self.connections, self._lost, self._handlers
-        return tracked
+        handler = grpclib.server.Handler(self._mapping, self._codec, self._status_details_codec, self.__dispatch__)
+        self._handlers.add(handler)
+        return TrackedProtocol(handler, self._config, self._h2_config, self.connections, self._lost)
 
     async def bind(self, path: Path) -> None:
         """Listen on `path`, for this user alone. Raises OSError, and FileNotFoundError also if the socket is removed at once."""

@@ -7,11 +7,10 @@ the request and the newest snapshot: no NVML calls, no file access, no waiting.
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakSet
 
 import anyio
-import anyio.to_thread
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
@@ -31,29 +30,28 @@ from gpu_plugin.placement.whole import Budget
 from gpu_plugin.runtime.printable import excerpt
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.rates import LogThrottle, TokenBucket
+from gpu_plugin.runtime.threads import computed
 
 log = logging.getLogger(__name__)
 
 BytesStream = Stream[bytes, bytes]
 
+# Larger requests (700 ids) are handled on a thread, so that other calls are answered at the same time. A smaller request has
+# room for 16,000 empty ids, which take 5 ms.
 OFF_LOOP_BYTES = 32 * 1024
-"""Larger requests (700 ids) are handled on a thread, so that other calls are answered at the same time. A smaller request has
-room for 16,000 empty ids, which take 5 ms."""
 
+# The time limit of an exact choice of GPUs: 100 times its usual duration, so that only a stalled machine exceeds it.
 CHOOSING = Budget(time.monotonic, 0.05)
-"""The time limit of an exact choice of GPUs: 100 times its usual duration, so that only a stalled machine exceeds it."""
 
+# ListAndWatch streams of one resource. A kubelet has one stream. A stream whose client does not read takes 20 KiB.
 MAX_STREAMS = 16
-"""ListAndWatch streams of one resource. A kubelet has one stream. A stream whose client does not read takes 20 KiB."""
 
-RESEND_SECONDS = 1.0
-"""Seconds between two lists that are sent again for a request which follows another plugin's list."""
+RESEND_SECONDS = 1.0  # seconds between two lists that are sent again for a request which follows another plugin's list
 
+# Characters of an unknown id in a refusal. Our ids have at most 63, and another plugin's may have any number.
 MAX_SHOWN_ID = 80
-"""Characters of an unknown id in a refusal. Our ids have at most 63, and long trailers take long to encode."""
 
-MAX_LOGGED_IDS = 128
-"""The most ids of one kind in a log line: 16 GPUs with seven MIG devices each have 112."""
+MAX_LOGGED_IDS = 128  # the most ids of one kind in a log line: 16 GPUs with seven MIG devices each have 112
 
 
 class RequestRejectedError(Exception):
@@ -93,7 +91,8 @@ class DevicePluginService:
         """`pairs` and `counts` are shared by the services of all resources; `clock` is steady, in seconds."""
         self._pairs = pairs or PairWatch()
         self._counts = counts or KubeletCounts()
-        self._refused, self._unreadable, self._resent = LogThrottle(), LogThrottle(), LogThrottle()
+        self._throttle = LogThrottle()
+        """Limits the lines about requests: a controller may create pods without end that Allocate refuses."""
         self._resends = TokenBucket(1, RESEND_SECONDS)
         self._foreign_list = False
         """Whether a request since the last answer follows another plugin's list. Set on any thread, read on the event loop."""
@@ -105,8 +104,6 @@ class DevicePluginService:
         self._streams: dict[anyio.CancelScope, bool] = {}
         """The open streams, oldest first, and whether each is the kubelet's own."""
         self._opened: dict[bool, int] = {True: 0, False: 0}
-        self._crowded = False
-        """Whether the log has a line on too many streams."""
         self._feed = feed
         self._store = store
         self._streams_changed = streams_changed
@@ -117,16 +114,13 @@ class DevicePluginService:
 
         grpclib's generated handlers never close the generator of a stream that the kubelet ended.
         """
-        unary, stream, counted = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM, self._counts.counted
-        preferred = counted("GetPreferredAllocation", self._answer(self.preferred_bytes))
-        allocate = counted("Allocate", self._answer(self.allocate_bytes))
-        pre_start = counted("PreStartContainer", self._answer(self.pre_start_bytes))
+        unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         return {
-            wire.OPTIONS: Handler(counted("GetDevicePluginOptions", self._options), unary, bytes, bytes),
+            wire.OPTIONS: Handler(self._options, unary, bytes, bytes),
             wire.LIST_AND_WATCH: Handler(self._list_and_watch, stream, bytes, bytes),
-            wire.PREFERRED: Handler(preferred, unary, bytes, bytes),
-            wire.ALLOCATE: Handler(allocate, unary, bytes, bytes),
-            wire.PRE_START: Handler(pre_start, unary, bytes, bytes),
+            wire.PREFERRED: Handler(self._preferred, unary, bytes, bytes),
+            wire.ALLOCATE: Handler(self._allocate, unary, bytes, bytes),
+            wire.PRE_START: Handler(self._pre_start, unary, bytes, bytes),
         }
 
     def end_streams(self) -> None:
@@ -147,16 +141,29 @@ class DevicePluginService:
         return self._opened[bool(self._opened[True])]
 
     async def _options(self, stream: BytesStream) -> None:
-        await received(stream)
-        if self.registering:
-            self._registering_connections.add(_connection(stream))
-        await stream.send_message(OPTIONS)
+        with self._counts.timed("GetDevicePluginOptions"):
+            await received(stream)
+            if self.registering:
+                self._registering_connections.add(_connection(stream))
+            await stream.send_message(OPTIONS)
+
+    async def _preferred(self, stream: BytesStream) -> None:
+        with self._counts.timed("GetPreferredAllocation"):
+            await self._answer(stream, self.preferred_bytes)
+
+    async def _allocate(self, stream: BytesStream) -> None:
+        with self._counts.timed("Allocate"):
+            await self._answer(stream, self.allocate_bytes)
+
+    async def _pre_start(self, stream: BytesStream) -> None:
+        with self._counts.timed("PreStartContainer"):
+            await self._answer(stream, self.pre_start_bytes)
 
     async def _list_and_watch(self, stream: BytesStream) -> None:
         """Send the whole list, and again after each change, until the kubelet or `end_streams` ends the stream."""
         await received(stream)
         own = _connection(stream) in self._registering_connections
-        self._make_room(own=own)
+        self._make_room()
         self._opened[own] += 1
         sent = 0
         scope = anyio.CancelScope()
@@ -176,53 +183,38 @@ class DevicePluginService:
             self._counts.streams[self.resource] = self.streams
             self._streams_changed.ring()
 
-    def _make_room(self, *, own: bool) -> None:
-        """End the oldest stream if there are too many for another one.
-
-        A stream of the kubelet is never refused: the kubelet reads the newest stream. It replaces another client's stream, or
-        else the oldest stream. Another client's stream never replaces a stream of the kubelet.
-
-        Raises:
-            GRPCError: RESOURCE_EXHAUSTED; the new stream is another client's, and there is no room for it.
-        """
+    def _make_room(self) -> None:
+        """If the limit of streams is reached, end the oldest stream that is not the kubelet's, or else the oldest stream."""
         if len(self._streams) < MAX_STREAMS:
             return
-        if not self._crowded:
-            self._crowded = True
-            log.warning(
-                "%s: %d ListAndWatch streams are open, and a kubelet opens 1: others are refused or replace the oldest",
-                self.resource,
-                len(self._streams),
-            )
-        if not own and self._opened[True]:
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"{self.resource}: {MAX_STREAMS} ListAndWatch streams are open")
-        oldest = next(
-            (scope for scope, of_kubelet in self._streams.items() if not of_kubelet), next(iter(self._streams))
+        level, more = self._throttle.next(self._clock())
+        log.log(
+            level,
+            "%s: %d ListAndWatch streams are open, and a kubelet opens 1: ending the oldest%s",
+            self.resource,
+            len(self._streams),
+            more,
         )
+        oldest = next((scope for scope, own in self._streams.items() if not own), next(iter(self._streams)))
         del self._streams[oldest]
         oldest.cancel()
 
-    def _answer(self, work: Callable[[bytes], bytes]) -> Callable[[BytesStream], Awaitable[None]]:
-        async def handle(stream: BytesStream) -> None:
-            request = await received(stream)
-            try:
-                if len(request) > OFF_LOOP_BYTES:
-                    answer = await anyio.to_thread.run_sync(work, request)
-                else:
-                    answer = work(request)
-            except RequestRejectedError as error:
-                raise self._refusal(error.status, str(error)) from None
-            except ValueError as error:
-                raise self._refusal(Status.INVALID_ARGUMENT, f"{self.resource}: {error}") from None
-            finally:
-                foreign_list, self._foreign_list = self._foreign_list, False
-                if _connection(stream) in self._registering_connections:  # other clients' requests do not count
-                    self._counts.requests[self.resource] += 1
-                    if foreign_list:
-                        self._send_list_again()
-            await stream.send_message(answer)
-
-        return handle
+    async def _answer(self, stream: BytesStream, work: Callable[[bytes], bytes]) -> None:
+        """Send the result of `work` for the request. Raises GRPCError for a refusal."""
+        request = await received(stream)
+        try:
+            answer = await computed(work, request, apart=len(request) > OFF_LOOP_BYTES)
+        except RequestRejectedError as error:
+            raise self._refusal(error.status, str(error)) from None
+        except ValueError as error:
+            raise self._refusal(Status.INVALID_ARGUMENT, f"{self.resource}: {error}") from None
+        finally:
+            foreign_list, self._foreign_list = self._foreign_list, False
+            if _connection(stream) in self._registering_connections:  # other clients' requests do not count
+                self._counts.requests[self.resource] += 1
+                if foreign_list:
+                    self._send_list_again()
+        await stream.send_message(answer)
 
     def _send_list_again(self) -> None:
         """Send the kubelet our list again, at most once in `RESEND_SECONDS`.
@@ -235,7 +227,7 @@ class DevicePluginService:
         if not self._resends.take(now):
             return
         self._store.resend(self.resource)
-        level, more = self._resent.next(now)
+        level, more = self._throttle.next(now)
         log.log(
             level,
             "%s: the kubelet asked for devices that this plugin does not offer, as after another plugin has registered the "
@@ -246,7 +238,7 @@ class DevicePluginService:
 
     def _refusal(self, status: Status, sentence: str) -> GRPCError:
         """Log a refusal, if few were logged recently, and return it."""
-        level, more = self._refused.next(self._clock())
+        level, more = self._throttle.next(self._clock())
         log.log(level, "%s%s", sentence, more)
         return GRPCError(status, sentence)
 
@@ -283,7 +275,7 @@ class DevicePluginService:
         try:
             containers = wire.decode_preferred(request)
         except ValueError as error:
-            level, more = self._unreadable.next(self._clock())
+            level, more = self._throttle.next(self._clock())
             log.log(
                 level, "%s: GetPreferredAllocation: %s; leaving the choice to the kubelet%s", self.resource, error, more
             )

@@ -18,18 +18,16 @@ log = logging.getLogger(__name__)
 
 PREFIX = "gpu-plugin-"
 
+# A random part of the names of this process's sockets: an older process that ends must not affect our registration.
 INSTANCE = os.urandom(4).hex()
-"""A random part of the names of this process's sockets: an older process that ends must not affect our registration."""
 
 
+# Of linux/stat.h; struct statx has stx_mask (u32) at 0, stx_ino (u64) at 32, and stx_btime (s64 seconds, u32 nanoseconds) at 80.
 _AT_FDCWD = -100
 _BASIC_STATS_AND_BTIME = 0xFFF
 _BTIME = 0x800
 _SIZE = 256
-_MASK_AT = 0
-_INODE_AT = 32
-_BIRTH_AT = 80
-"""struct statx of linux/stat.h: stx_mask (u32), stx_ino (u64), stx_btime (s64 seconds, u32 nanoseconds)."""
+_STATX = struct.Struct("=I28xQ40xqI")
 
 
 def socket_path(directory: Path, resource: str, incarnation: int, instance: str = INSTANCE) -> Path:
@@ -106,9 +104,7 @@ def _birth(path: Path, status: os.stat_result) -> int:
     if call is not None:
         buffer = ctypes.create_string_buffer(_SIZE)
         if call(_AT_FDCWD, os.fsencode(path), 0, _BASIC_STATS_AND_BTIME, buffer) == 0:
-            (mask,) = struct.unpack_from("=I", buffer, _MASK_AT)
-            (inode,) = struct.unpack_from("=Q", buffer, _INODE_AT)
-            seconds, nanoseconds = struct.unpack_from("=qI", buffer, _BIRTH_AT)
+            mask, inode, seconds, nanoseconds = _STATX.unpack_from(buffer)
             if mask & _BTIME and inode == status.st_ino:
                 return int(seconds * 1_000_000_000 + nanoseconds)
     return status.st_ctime_ns

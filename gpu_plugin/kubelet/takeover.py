@@ -27,24 +27,21 @@ from gpu_plugin.runtime.threads import OFF_LOOP_DEVICES, computed
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 15.0
-"""Seconds between two requests."""
+INTERVAL = 15.0  # seconds between two requests
 
+# Seconds to the next request if an answer is suspicious: the kubelet may not have read our newest list yet.
 CONFIRM = 3.0
-"""Seconds to the next request if an answer is suspicious: the kubelet may not have read our newest list yet."""
 
+# Seconds between two registrations of a resource that the kubelet still does not have: first and longest pause.
 FIRST_PAUSE = 60.0
 LONGEST_PAUSE = 3600.0
-"""Seconds between two registrations of a resource that the kubelet still does not have: first and longest pause."""
 
-PATIENCE = 2.0
-"""Seconds to wait for an answer."""
+PATIENCE = 2.0  # seconds to wait for an answer
 
+# Seconds in which a kubelet with an older list of ours may still read the newest list: its disk may be slow.
 UNREAD = 30.0
-"""Seconds in which a kubelet with an older list of ours may still read the newest list: its disk may be slow."""
 
-Ids = Mapping[str, frozenset[str]]
-"""Device ids by resource name."""
+Ids = Mapping[str, frozenset[str]]  # device ids by resource name
 
 NO_DEVICES = "the kubelet has none of its devices, as after another plugin registered the resource and ended"
 KEPT = (
@@ -56,8 +53,7 @@ OTHERS = "another plugin has registered this resource since: the kubelet has dev
 
 NONE: Ids = {}
 
-Requests = Mapping[str, int]
-"""The number of requests that the kubelet has sent, by resource name."""
+Requests = Mapping[str, int]  # the number of requests that the kubelet has sent, by resource name
 
 NO_REQUESTS: Requests = {}
 

@@ -20,8 +20,8 @@ from gpu_plugin.kubelet.messages import ContainerPreferredAllocationRequest, dec
 VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
+# The longest message that the kubelet's client accepts. A longer list ends the stream permanently.
 MAX_MESSAGE_BYTES = MAX_LIST_BYTES
-"""The longest message that the kubelet's client accepts. A longer list ends the stream permanently."""
 
 REGISTER = "/v1beta1.Registration/Register"
 OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
@@ -35,12 +35,12 @@ POD_RESOURCES_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 
 EMPTY = b""
 
+# Containers of one request. Every kubelet sends a request for each container (pkg/kubelet/cm/devicemanager/manager.go,
+# devicesToAllocate and allocateContainerResources).
 MAX_CONTAINERS = 64
-"""Containers of one request. Every kubelet sends a request for each container
-(pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate and allocateContainerResources)."""
 
+# Device ids of one request. A kubelet names each listed device twice at most, and a list has no room for half as many.
 MAX_IDS = 1 << 18
-"""Device ids of one request. A kubelet names each listed device twice at most, and a list has no room for half as many."""
 
 
 class TooLargeError(ValueError):
@@ -126,9 +126,9 @@ def encode_options(*, pre_start: bool, preferred: bool) -> bytes:
     return bytes(messages.DevicePluginOptions(pre_start, preferred))
 
 
-def encode_register(endpoint: str, resource: str, *, pre_start: bool, preferred: bool) -> bytes:
+def encode_register(endpoint: str, resource: str) -> bytes:
     """Encode a RegisterRequest. `endpoint` is our socket's file name in the kubelet's device plugin directory."""
-    options = messages.DevicePluginOptions(pre_start, preferred)
+    options = messages.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
     return bytes(messages.RegisterRequest(VERSION, endpoint, resource, options))
 
 

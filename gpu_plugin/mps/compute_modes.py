@@ -13,9 +13,9 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.mps.errors import MpsError
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.runtime.threads import Workers, answered, settled
+from gpu_plugin.runtime.threads import begin
 from gpu_plugin.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class ComputeModes:
         self._boot_id = boot_id
         self._timeout = timeout
         self._before: dict[str, int] = {}
-        self._files = Workers("mps-files")
         self._writing = threading.Lock()
 
     @property
@@ -70,7 +69,7 @@ class ComputeModes:
         """
         try:
             reading = self._calls.begin(lambda: self._driver.compute_mode(self._driver.handle_by_uuid(uuid)))
-            mode = await answered(reading, self._timeout)
+            mode = await reading.result(self._timeout)
             if mode == ComputeMode.EXCLUSIVE_PROCESS:
                 return  # an earlier process set and recorded it, or the operator set it
             self._before[uuid] = mode
@@ -105,19 +104,15 @@ class ComputeModes:
 
     async def _set(self, uuid: str, mode: int, timeout: float) -> None:
         setting = self._calls.begin(lambda: self._driver.set_compute_mode(self._driver.handle_by_uuid(uuid), mode))
-        await answered(setting, timeout)
+        await setting.result(timeout)
 
     async def _save(self) -> None:
         """Write the file, even if the process is ending. Wait only a short time for a slow disk."""
         with anyio.CancelScope(shield=True):
-            written = await settled(self._files.begin(self._write), _DISK_PATIENCE)
+            written = await begin(self._write, "mps-files").wait(_DISK_PATIENCE)
         if not written:
             log.warning("%s has not been written for %g s", FILE, _DISK_PATIENCE)
 
     def _write(self) -> None:
         with self._writing:  # each write has the present modes, so a late write does not restore older content
             self._memory.write(FILE, _Saved(boot_id=self._boot_id, modes=dict(self._before)))
-
-    def close(self) -> None:
-        """End the thread that writes the file."""
-        self._files.close()

@@ -22,7 +22,7 @@ from gpu_plugin.mps import control_program, tether
 from gpu_plugin.mps.control_program import PROGRAM
 from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.plan import MpsDaemon
-from gpu_plugin.runtime.threads import Job, answered, begin, settled
+from gpu_plugin.runtime.threads import Job, begin
 
 log = logging.getLogger(__name__)
 
@@ -106,13 +106,13 @@ class ControlDaemon:
         command = "\n".join(commands)
         job = begin(lambda: control_program.answer_of(process, command, patience), "mps-command")
         try:
-            if not await settled(job, patience):
+            if not await job.wait(patience):
                 raise control_program.unanswered(command, patience)
         finally:
             if not job.done.done():
                 process.kill()
                 with anyio.CancelScope(shield=True):
-                    await settled(job, 1)
+                    await job.wait(1)
         return job.done.result()
 
     async def end(self, patience: float) -> None:
@@ -163,7 +163,7 @@ class ControlDaemon:
 async def end_leftovers(root: Path, resource: str = "") -> None:
     """Kill and log processes that daemons under this root have left, of one resource or of all resources."""
     try:
-        left = await answered(begin(lambda: _end(mark(root, resource)), "mps-processes"), _SWEEP_PATIENCE)
+        left = await begin(lambda: _end(mark(root, resource)), "mps-processes").result(_SWEEP_PATIENCE)
     except (OSError, TimeoutError) as error:
         log.warning("processes of MPS daemons under %s may be left: %s", root, error)
         return

@@ -7,7 +7,6 @@ Unchanged daemons continue. Other daemons end before new daemons start, since a 
 import asyncio
 import logging
 import os
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -26,9 +25,9 @@ from gpu_plugin.mps.limits import differences, questions
 from gpu_plugin.mps.pipe import drain_log, follows_links, prepare
 from gpu_plugin.mps.plan import GET_THREADS, UNKNOWN, MpsDaemon, MpsPlan, MpsResource, plan_daemons, threads_in
 from gpu_plugin.mps.readiness import Counts, Mark, ReadyMark
-from gpu_plugin.runtime.backoff import ON_NODE, Backoff
+from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.threads import begin, settled
+from gpu_plugin.runtime.threads import begin
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +124,6 @@ class Supervisor:
                     self._mark(resource).down()
                 with anyio.CancelScope(shield=True):
                     await self._modes.restore(self._modes.changed, self._tempo.restore)
-                self._modes.close()
 
     @asynccontextmanager
     async def _sole_supervisor(self) -> AsyncIterator[None]:
@@ -137,7 +135,7 @@ class Supervisor:
             log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
             job = begin(lambda: readiness.wait_for_lock(path), "mps-lock")
             try:
-                await settled(job)
+                await job.wait()
             except BaseException:
                 job.done.add_done_callback(_close_late_lock)  # the thread may still get the lock later
                 raise
@@ -182,7 +180,7 @@ class Supervisor:
         """Run one resource's daemon and restart it with growing pauses, until it is not wanted any more."""
         daemon, tempo = kept.daemon, self._tempo
         mark = self._mark(daemon.resource)
-        backoff = Backoff(tempo.first_pause, tempo.longest_pause, ON_NODE, stable=tempo.stable)
+        backoff = Backoff(tempo.first_pause, tempo.longest_pause, stable=tempo.stable)
         try:
             with kept.scope:
                 mark.down("it is being started")
@@ -197,7 +195,7 @@ class Supervisor:
                         why = repr(error)
                     mark.down(why)
                     now = anyio.current_time()
-                    pause = backoff.failed(now, random.random(), now - began)  # noqa: S311 - spreads retries
+                    pause = backoff.failed(now, worked_for=now - began)
                     log.error(
                         "%s: its MPS daemon is down: %s; starting it again in %.2g s",
                         daemon.resource,
@@ -226,7 +224,7 @@ class Supervisor:
             # the thread would continue and remove the files of the next daemon.
             preparing = begin(lambda: prepare(Path(daemon.pipe)), "mps-pipe")
             with anyio.CancelScope(shield=True):
-                await settled(preparing)
+                await preparing.wait()
             preparing.done.result()
             await control.start()
             return await self._until_exit(control, mark)

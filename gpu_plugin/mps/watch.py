@@ -19,8 +19,7 @@ from gpu_plugin.mps.foreign import Answer, Identity, Signs
 from gpu_plugin.mps.pipe import lock_holder
 from gpu_plugin.mps.plan import GET_THREADS, threads_in
 from gpu_plugin.mps.readiness import Counts
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import NoAnswerError, Workers, begin
+from gpu_plugin.runtime.threads import NoAnswerError, SlowCall
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +39,14 @@ class _Foreign(msgspec.Struct):
     """A resource's daemon that another program runs: its last answer, and the query under way."""
 
     answer: Answer | None = None
-    question: SlowCall[Answer] = msgspec.field(default_factory=lambda: SlowCall(partial(begin, name="mps-question")))
+    question: SlowCall[Answer] = msgspec.field(default_factory=lambda: SlowCall("mps-question"))
 
 
 class MpsWatch:
     """Stores the daemons' last answers. Call it on the event loop's thread; blocking calls run on other threads."""
 
     def __init__(self) -> None:
-        self._looks = Workers("mps-readiness")
-        self._looking: SlowCall[_Reading] = SlowCall(self._looks.begin)
+        self._looking: SlowCall[_Reading] = SlowCall("mps-readiness")
         self._foreign: dict[str, _Foreign] = {}
         self._logged_doubts: dict[str, str] = {}
         self.counts: dict[str, Counts] = {}
@@ -79,10 +77,6 @@ class MpsWatch:
                 name, "" if answer is None or found[name] else foreign.doubt(answer, resource.replicas, resource.limits)
             )
         return found
-
-    def close(self) -> None:
-        """End the thread that reads the files."""
-        self._looks.close()
 
     def _ask(
         self, kept: _Foreign, settings: Settings, root: str, resource: MpsShared, signs: Signs, now: float

@@ -20,10 +20,10 @@ import anyio
 import msgspec
 
 from gpu_plugin.devices.nvml_h import EventType, Return
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
-from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.backoff import Backoff
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
@@ -361,12 +361,12 @@ class LiveSet(msgspec.Struct):
     def in_use(self) -> bool:
         """True while a call uses the set: it must not be freed."""
         waiting = self.waiter is not None and not self.waiter.ended
-        return waiting or any(not job.done.done() for job in self.registrations)
+        return waiting or any(not job.returned for job in self.registrations)
 
     @property
     def gone(self) -> bool:
         """True if the set was freed, or the driver refused to free it."""
-        return self._freeing is not None and self._freeing.done.done()
+        return self._freeing is not None and self._freeing.returned
 
     def free(self, calls: DriverCalls, driver: Driver) -> None:
         """Start freeing the set, once, unless a call uses it. No call may use the set afterwards."""
@@ -379,9 +379,9 @@ class LiveSet(msgspec.Struct):
         if self.waiter is not None:
             await self.waiter.left(seconds)
         for job in tuple(self.registrations):
-            await settled(job, max(0.0, until - anyio.current_time()))
+            await job.wait(max(0.0, until - anyio.current_time()))
 
     async def freed(self, seconds: float) -> None:
         """Wait up to this many seconds until the set is freed, if freeing has begun."""
         if self._freeing is not None:
-            await settled(self._freeing, seconds)
+            await self._freeing.wait(seconds)

@@ -17,11 +17,11 @@ from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.device import is_placeholder, placeholder
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.nvml import traits
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.port import Driver
 from gpu_plugin.nvml.roster import MAINTENANCE, Probed, Released, Watched
 from gpu_plugin.nvml.sample import fault
-from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Finder:
         probed: list[Watched] = []
         for gpu in asked:
             job, called = self._out[gpu, by_bus_id], f"GPU {gpu.index}{names.get(gpu.uuid, '')}"
-            if not await settled(job, max(0.0, until - anyio.current_time())):
+            if not await job.wait(max(0.0, until - anyio.current_time())):
                 why = f"the driver has not described it within {patience:g} s"
                 log.error("%s: %s", called, why)
                 probed.append(Watched(replace(gpu, unreadable=why), None, job))

@@ -17,11 +17,11 @@ from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import OWN_MESH, Gpu, Link, Pair
 from gpu_plugin.devices.nvml_h import MAX_NVLINKS, FabricState, Return, TopologyLevel
 from gpu_plugin.health.observation import Fabric, Fault
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, Handle, NvmlError
 from gpu_plugin.nvml.roster import Watched
 from gpu_plugin.nvml.sample import fault
-from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import SlowCall
 
 _SAME_NODE = 10  # the distance of a NUMA node to itself (ACPI SLIT; Linux: LOCAL_DISTANCE)
 
@@ -274,7 +274,7 @@ class Links:
         self._host = host
         self._known: Mapping[Pair, Link] = {}
         self._cliques: Mapping[str, str] = {}
-        self._reading: SlowCall[LinkReading] = SlowCall(calls.begin)
+        self._reading: SlowCall[LinkReading] = SlowCall(calls)
         self._asked: frozenset[str] = frozenset()
         self._unread: set[str] = set()
         """GPUs that are not in the newest reading."""

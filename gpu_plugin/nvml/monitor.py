@@ -21,6 +21,7 @@ from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.absent import absent_gpus, no_gpu
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.health.observation import Observation
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, HostState, read_host
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.look_requests import LookRequests
@@ -31,10 +32,10 @@ from gpu_plugin.nvml.reopening import Reopening
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import PATIENCE, LookResult, Released, ReleaseError, Roster, Watched
 from gpu_plugin.nvml.schedule import Schedule, Turn
-from gpu_plugin.nvml.session import AS_BEFORE, DriverCalls, DriverSession, Opened
+from gpu_plugin.nvml.session import AS_BEFORE, DriverSession, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.runtime.threads import SlowCall
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Monitor:
         self._events = EventSubscription(driver, calls, reports, looks)
         self._poller = Poller(driver, host, calls, session, roster)
         self._links = Links(driver, host, calls)
-        self._reading_host: SlowCall[HostState] = SlowCall(calls.begin_unrelated)
+        self._reading_host: SlowCall[HostState] = SlowCall("host-state")
         self._reopening = Reopening(driver, host, calls, roster, session, self._events, reports)
         self._turned = Pulse()
         self._running = False

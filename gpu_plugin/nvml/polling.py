@@ -7,13 +7,14 @@ import anyio
 from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.health.observation import Fault, Sample
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.finding import probing
 from gpu_plugin.nvml.port import Driver, Handle
 from gpu_plugin.nvml.roster import LookResult, Probed, Roster, Watched
 from gpu_plugin.nvml.sample import Look, fault, look
-from gpu_plugin.nvml.session import DriverCalls, DriverSession
+from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.nvml.traits import reach
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +54,9 @@ class Poller:
                 return watched.set_out_of_reach(sample, now)
             watched.asked_under = binding
             watched.looking = self._begin(watched, binding, full=full, judging=judging)
-            await settled(watched.looking, patience)
+            await watched.looking.wait(patience)
         job, now = watched.pending, anyio.current_time()
-        if job is None or not job.done.done():
+        if job is None or not job.returned:
             return self._under_way(watched, now, timeout, vanished=vanished)
         if watched.looking is None:
             return LookResult(look_soon=True)  # the finished call was the registration for events: look next time

@@ -14,11 +14,12 @@ import msgspec
 from gpu_plugin.config.times import utc
 from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.finding import PROBE_PATIENCE, Finder, in_order, merged, released_gpus, with_remembered
 from gpu_plugin.nvml.port import Driver, NvmlError
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Released, Roster
-from gpu_plugin.nvml.session import AS_BEFORE, NOT_CLOSING, RETRY_PAUSES, DriverCalls, DriverSession, Opened
+from gpu_plugin.nvml.session import AS_BEFORE, NOT_CLOSING, RETRY_PAUSES, DriverSession, Opened
 from gpu_plugin.nvml.subscription import EventSubscription
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class Reopening:
     @property
     def _hung(self) -> Gpu | None:
         """The first GPU with a call that has not returned."""
-        return next((each.gpu for each in self._roster.gpus if each.pending and not each.pending.done.done()), None)
+        return next((each.gpu for each in self._roster.gpus if each.pending and not each.pending.returned), None)
 
     @property
     def restart_needed(self) -> str:

@@ -8,11 +8,11 @@ import anyio
 
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType
 from gpu_plugin.health.observation import DriverEvent, Observation, XidEvent
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.look_requests import LookRequests
 from gpu_plugin.nvml.port import Driver, Event, Handle, NvmlError
 from gpu_plugin.nvml.roster import Roster
-from gpu_plugin.nvml.session import DriverCalls
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.threads import Job
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +115,9 @@ class Reports:
             if len(self._queries) >= MAX_HANDLE_LOOKUPS or patience <= 0:
                 return None
             job = self._queries[handle] = self._calls.begin(lambda: self._driver.uuid(handle))
-            if not await settled(job, patience):
+            if not await job.wait(patience):
                 log.warning("an event came from an unknown GPU, and is kept until the driver reports which GPU it is")
-        if not job.done.done():
+        if not job.returned:
             return None
         self._queries.pop(handle, None)
         error = job.done.exception()

@@ -3,53 +3,16 @@
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 
 from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.port import Driver, NvmlError
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Job, Workers, settled
+from gpu_plugin.runtime.threads import Job, SlowCall
 
 T = TypeVar("T")
-
-
-class DriverCalls:
-    """Runs driver calls on threads, several at once, and records which calls have not returned."""
-
-    def __init__(self) -> None:
-        self._workers = Workers("nvml-calls")
-        self._out: set[Job[Any]] = set()
-
-    @property
-    def under_way(self) -> bool:
-        """True if a call has not returned, even if no task waits for it any more."""
-        return any(not job.done.done() for job in self._out)
-
-    def begin(self, call: Callable[[], T]) -> Job[T]:
-        """Start a call on a thread."""
-        job = self._workers.begin(call)
-        self._out.add(job)
-        job.done.add_done_callback(lambda _: self._out.discard(job))
-        return job
-
-    async def back(self, seconds: float) -> bool:
-        """Wait up to this many seconds until all calls have returned. Return whether they have."""
-        until = anyio.current_time() + seconds
-        for job in tuple(self._out):
-            await settled(job, max(0.0, until - anyio.current_time()))
-        return not self.under_way
-
-    def begin_unrelated(self, call: Callable[[], T]) -> Job[T]:
-        """Start a call that does not use the driver. NVML may be closed even if this call has not returned."""
-        return self._workers.begin(call)
-
-    def close(self) -> None:
-        """End idle threads. A thread that hangs is a daemon thread and ends with the process."""
-        self._workers.close()
-
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +48,9 @@ class DriverSession:
     def __init__(self, driver: Driver, calls: DriverCalls) -> None:
         self._driver = driver
         self._calls = calls
-        self._opening: SlowCall[None] = SlowCall(calls.begin)
-        self._describing: SlowCall[Opened] = SlowCall(calls.begin)
-        self._closing: SlowCall[None] = SlowCall(calls.begin)
+        self._opening: SlowCall[None] = SlowCall(calls)
+        self._describing: SlowCall[Opened] = SlowCall(calls)
+        self._closing: SlowCall[None] = SlowCall(calls)
         self.is_open = False
         self.opening = 0
         self.trouble = ""

@@ -14,6 +14,7 @@ import msgspec
 
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import EventDelivery
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.events import (
     FIRST_REBUILD_PAUSE,
     FREE_REBUILDS,
@@ -33,10 +34,8 @@ from gpu_plugin.nvml.look_requests import LookRequests
 from gpu_plugin.nvml.port import Driver, EventSet, NvmlError
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Watched
-from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.runtime.backoff import Backoff
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Job, settled
+from gpu_plugin.runtime.threads import Job, SlowCall
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class EventSubscription:
         self._looks = looks
         self._set: LiveSet | None = None
         self._abandoned: list[LiveSet] = []
-        self._making: SlowCall[EventSet] = SlowCall(calls.begin)
+        self._making: SlowCall[EventSet] = SlowCall(calls)
         self._pending: list[_PendingRequest] = []
         self._listening = False
         self._wait_failures = WaitFailures()
@@ -142,7 +141,7 @@ class EventSubscription:
     def collect(self) -> None:
         """Process the answers that have arrived, including late answers. Other calls about those GPUs are possible again."""
         for asked in tuple(self._pending):
-            if asked.job.done.done():
+            if asked.job.returned:
                 self._pending.remove(asked)
                 self._process_answer(asked)
         self._free_abandoned()
@@ -293,7 +292,7 @@ class EventSubscription:
         self._pending += asked
         until = anyio.current_time() + patience
         for each in asked:
-            each.overdue = not await settled(each.job, max(0.0, until - anyio.current_time()))
+            each.overdue = not await each.job.wait(max(0.0, until - anyio.current_time()))
         self.collect()
 
     def _process_answer(self, asked: _PendingRequest) -> None:

@@ -4,21 +4,13 @@ import math
 
 import msgspec
 
+# The smallest and the largest multiple of a delay.
 EXACT = (1.0, 1.0)
-"""The delays as they are."""
+IN_CLUSTER = (0.5, 1.0)  # if every node of a cluster asks one server
+NO_SOONER = (1.0, 1.5)  # if the server may have named the shortest delay
 
-ON_NODE = (0.9, 1.0)
-"""Between these multiples of a delay: the server has one node as its client, so a small spread is enough."""
-
-IN_CLUSTER = (0.5, 1.0)
-"""Between these multiples of a delay if every node of a cluster asks one server."""
-
-NO_SOONER = (1.0, 1.5)
-"""Between these multiples of a delay if the server may have named the shortest delay."""
-
-
+# Seconds over which the nodes of a cluster that begin together spread their first request to its API server.
 START_SPREAD = 10.0
-"""Seconds over which the nodes of a cluster that begin together spread their first request to its API server."""
 
 
 class Backoff(msgspec.Struct):

@@ -4,10 +4,11 @@ asyncinotify finds the C library with `ctypes.util.find_library`, which runs ldc
 C library that this process has loaded.
 """
 
+import asyncio
 import ctypes.util
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -32,16 +33,14 @@ finally:
 
 log = logging.getLogger(__name__)
 
-ANY = ""
-"""Any name in a directory."""
+ANY = ""  # any name in a directory
 
 _ENTRIES = (
     Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 )
 _CONTENTS = Mask.MODIFY | Mask.CLOSE_WRITE | Mask.ATTRIB
 
-_MAX_LINKS = 40
-"""The most symbolic links on one path, as in Linux (path_resolution(7))."""
+_MAX_LINKS = 40  # the most symbolic links on one path, as in Linux (path_resolution(7))
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -86,9 +85,9 @@ def route(path: Path) -> frozenset[Place]:
 class Directories:
     """Watches certain names in directories. A context manager."""
 
-    def __init__(self, happened: Callable[[], None], what: str) -> None:
-        """`happened` is called on the event loop after a change. `what` is for the log: "of configuration files"."""
-        self._happened = happened
+    def __init__(self, changed: asyncio.Event, what: str) -> None:
+        """`changed` is set after a change. `what` is for the log: "of configuration files"."""
+        self._changed = changed
         self._what = what
         self._inotify: Inotify | None = None
         self._opened = Pulse()
@@ -104,7 +103,7 @@ class Directories:
             self._inotify = None
 
     def arm(self, places: Iterable[Place]) -> bool:
-        """Watch these places and no others. Returns whether a directory is watched that was not watched before.
+        """Watch these places and no others. Return whether a further directory is watched now.
 
         If the kernel refuses, for example because of its inotify limits, the log has one line, and callers must read the files at
         intervals. A directory that may not be read is skipped if only its subdirectories matter.
@@ -129,7 +128,7 @@ class Directories:
         return new
 
     def _arm(self, places: Iterable[Place]) -> tuple[bool, PermissionError | None]:
-        """Whether a directory is new, and why the last one of a path is not watched. Raises OSError if the kernel refuses."""
+        """Return whether a directory is new, and why a path's last directory is not watched. Raises OSError."""
         if self._inotify is None:
             self._inotify = Inotify()
             self._opened.ring()
@@ -165,7 +164,7 @@ class Directories:
             await self._opened.wait()
         while True:
             if self._matters(await self._inotify.get()):
-                self._happened()
+                self._changed.set()
 
     def _matters(self, event: Event) -> bool:
         if event.mask & Mask.Q_OVERFLOW:
@@ -173,5 +172,5 @@ class Directories:
         watch = event.watch
         names = self._names.get(watch.wd) if watch is not None else None
         if names is None:
-            return False  # of a watch that was removed
+            return False  # from a removed watch
         return event.name is None or ANY in names or str(event.name) in names

@@ -4,8 +4,7 @@ import errno
 import socket
 import struct
 
-_UCRED = struct.Struct("3i")
-"""struct ucred of unix(7): pid, uid, gid."""
+_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:

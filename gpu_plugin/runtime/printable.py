@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+# Characters that begin a line, control a terminal or turn the direction of writing, and the text that replaces each. C0 and C1
+# (ECMA-48) without the tab, the separators U+2028 and U+2029, and Unicode's bidirectional controls (UAX #9).
 CONTROLS: Mapping[int, str] = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) != "\t"
 } | {
@@ -9,14 +11,10 @@ CONTROLS: Mapping[int, str] = {
     ord("\r"): "\\r",
     **{code: f"\\u{code:04x}" for code in (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))},
 }
-"""Characters that begin a line, control a terminal or turn the direction of writing, and the text that replaces each.
-
-C0 and C1 (ECMA-48) without the tab, the separators U+2028 and U+2029, and Unicode's bidirectional controls (UAX #9).
-"""
 
 
+# Characters of a text of another program in one log line or event. An API server's refusals have some 150.
 LONGEST_FOREIGN = 300
-"""Characters of a text of another program in one log line or event. An API server's refusals have some 150."""
 
 
 def excerpt(text: str, longest: int = LONGEST_FOREIGN) -> str:

@@ -4,9 +4,9 @@ import logging
 
 import msgspec
 
+# The number of similar log lines at once, and the seconds after which one more may follow.
 BURST = 20
 REFILL_SECONDS = 30.0
-"""The number of similar log lines at once, and the seconds after which one more may follow."""
 
 
 class TokenBucket(msgspec.Struct):

@@ -18,12 +18,11 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 
-_NULL = os.makedev(1, 3)
-"""The device number of /dev/null (Linux, Documentation/admin-guide/devices.txt)."""
+_NULL = os.makedev(1, 3)  # the device number of /dev/null (Linux, Documentation/admin-guide/devices.txt)
 
 
 class UnfitFileError(OSError):
-    """The path names no regular file or a file that is too large; `strerror` has the reason, as in "is a directory"."""
+    """The path names no regular file or a too large file; `strerror` has the reason, as in "is a directory"."""
 
 
 def kind(mode: int) -> str:
@@ -120,7 +119,7 @@ def replace_file(file: Path, content: bytes, mode: int, *, durable: bool = False
 def leftovers(directory: Path, names: Iterable[str]) -> Iterator[Path]:
     """The temporary files of processes that were killed while they replaced files of these names. Blocks.
 
-    The temporary file of a process that replaces a file now is one of the results.
+    If a process replaces a file now, the results include its temporary file.
 
     Raises:
         OSError: the directory cannot be read.

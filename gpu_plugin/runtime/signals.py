@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
+# Each ends the process in order: the kubelet's, Ctrl-C and Ctrl-\.
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-"""Each ends the process in order: the kubelet's, Ctrl-C and Ctrl-\\."""
 
 
 class Signals:

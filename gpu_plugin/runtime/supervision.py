@@ -10,12 +10,11 @@ from gpu_plugin.runtime.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
-Part = tuple[str, Callable[[], Awaitable[None]]]
-"""A part that runs until it is cancelled, with its name for the log."""
+Part = tuple[str, Callable[[], Awaitable[None]]]  # A part that runs until it is cancelled, with its name for the log
 
+# Seconds before a failed part is begun again: the first time, and at most.
 FIRST_RETRY = 1.0
 LONGEST_RETRY = 30.0
-"""Seconds before a failed part is begun again: the first time, and at most."""
 
 
 async def forever(name: str, run: Callable[[], Awaitable[None]]) -> None:

@@ -20,8 +20,7 @@ from gpu_plugin.config.words import are, counted
 from gpu_plugin.runtime.printable import printable
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.regular_file import open_file, replace_file
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers, begin, settled
+from gpu_plugin.runtime.threads import SlowCall, begin
 from gpu_plugin.state.directory import MODE, Identity, identity, keep_aside, open_own
 
 log = logging.getLogger(__name__)
@@ -144,8 +143,7 @@ class EventStore:
         self._lost = False
         """True if the file that was written last was removed, renamed or replaced."""
         self._file: Identity | None = None
-        self._threads = Workers("events")
-        self._writing: SlowCall[tuple[Identity | None, bool]] = SlowCall(self._threads.begin)
+        self._writing: SlowCall[tuple[Identity | None, bool]] = SlowCall("events")
 
     @property
     def _unwritten(self) -> int:
@@ -211,7 +209,6 @@ class EventStore:
                     await self.news.wait(RETRY)
         finally:
             self._running = False
-            self._threads.close()
 
     def _pending(self) -> Callable[[], tuple[Identity | None, bool]]:
         """Return the call that writes the missing events. It replaces the file if the file may be incomplete."""
@@ -245,7 +242,7 @@ class EventStore:
 
     async def save_within(self, seconds: float) -> None:
         """Write the missing events at the end of the process. They are lost if the write takes longer than `seconds`."""
-        if not await settled(begin(self.save, "last-events"), seconds):
+        if not await begin(self.save, "last-events").wait(seconds):
             log.warning(
                 "%s: the last events are lost: the write took longer than %g s", self._state_dir / FILE, seconds
             )

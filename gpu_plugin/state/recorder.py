@@ -11,8 +11,7 @@ from gpu_plugin.devices.device import Resource
 from gpu_plugin.devices.node import Node
 from gpu_plugin.health.evidence import Evidence
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.runtime.threads import SlowCall
 from gpu_plugin.state.memory import Memory
 
 PATIENCE = 10.0  # seconds for a write
@@ -67,8 +66,7 @@ class Recorder:
         self._saved = 0
         self._durable = True
         self._runs = False
-        self._threads = Workers("health-file"), Workers("state-files")
-        self._evidence, self._hardware = (SlowCall[bool](threads.begin) for threads in self._threads)
+        self._evidence, self._hardware = (SlowCall[bool](name) for name in ("health-file", "state-files"))
 
     async def run(self) -> None:
         """Write until cancelled. Then write the last state once more, for at most 3 * LAST_WRITE seconds."""
@@ -89,8 +87,6 @@ class Recorder:
                     ):
                         self._saved = self._attempted = known.revision
                     await _write_within(self._hardware, partial(self._write_durably, known), LAST_WRITE)
-            for threads in self._threads:
-                threads.close()
 
     def look(self) -> None:
         """Request a write if a file was removed, renamed or replaced. Call on the event loop's thread."""

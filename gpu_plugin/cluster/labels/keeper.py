@@ -29,9 +29,9 @@ from gpu_plugin.config.settings import Settings, SettingsStore
 from gpu_plugin.containers.host_view import HostView
 from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.backoff import IN_CLUSTER, START_SPREAD, Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import Workers
+from gpu_plugin.runtime.threads import SlowCall, begin
 from gpu_plugin.state.directory import StateDirectory
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class NodeLabels:
             clock: returns Unix time in seconds.
             dice: returns a random number in [0, 1).
         """
-        self.trouble = ""
+        self._trouble = LogOnChange(log, "labels: %s", over="labels: the Node has the wanted labels again")
         self._settings = settings
         self._host = host
         self._state = state
@@ -127,15 +127,13 @@ class NodeLabels:
         self._node = Node()
         self._news = True
         self._bell = Pulse()
-        self._threads = Workers("labels")
         self._directories: set[str] = set()
         self._files = WrittenFiles(state)
         self._has_directories = False
         """Whether `_directories` includes the directories of earlier processes."""
         self._applied: Applied | None = None
         self._kept_applied: Applied | None = None
-        self._memory_threads = Workers("labels-memory")
-        self._memory: SlowCall[bool] = SlowCall(self._memory_threads.begin)
+        self._memory: SlowCall[bool] = SlowCall("labels-memory")
         self._renew_at = float("-inf")
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, IN_CLUSTER)
         self._failure: tuple[str, str] | None = None
@@ -148,21 +146,22 @@ class NodeLabels:
         self._news = True
         self._bell.ring()
 
+    @property
+    def trouble(self) -> str:
+        """Why the Node may not have the wanted labels; empty if it has them."""
+        return self._trouble.text
+
     async def run(self) -> None:
         """Keep the Node's labels up to date. Never returns."""
         self._directories.add(self._settings.current.features_dir)
         self._read_again()
-        try:
-            while True:
-                self._news = False
-                pause = await self._keep()
-                if not self._news:
-                    await self._bell.wait(pause)
-                if self._news:
-                    await anyio.sleep(SETTLE)
-        finally:
-            self._threads.close()
-            self._memory_threads.close()
+        while True:
+            self._news = False
+            pause = await self._keep()
+            if not self._news:
+                await self._bell.wait(pause)
+            if self._news:
+                await anyio.sleep(SETTLE)
 
     def _read_again(self) -> None:
         """Read the state directory again at the next step: another daemon may have labelled the Node since the last `run`."""
@@ -201,7 +200,7 @@ class NodeLabels:
                 pause = self._backoff.not_before - anyio.current_time()
             if pause is not None:
                 pauses.append(max(0.0, pause))
-        self._log_trouble("; ".join(dict.fromkeys(troubles)))
+        self._trouble.update("; ".join(dict.fromkeys(troubles)))
         return min(pauses, default=None)
 
     async def _load_state(self, _: Settings) -> float | None:
@@ -361,18 +360,11 @@ class NodeLabels:
     async def _on_disk(self, where: Path, call: "Callable[[], _T]") -> "_T":
         """Run a blocking call on a thread and return its result. Raises _DiskError, which names `where`, and AwayError."""
         try:
-            return await self._threads.run(call, PATIENCE)
+            return await begin(call, "labels").result(PATIENCE)
         except AwayError:
             raise
         except OSError as error:  # includes TimeoutError
             raise _DiskError(f"{where}: {error.strerror or error}") from error
-
-    def _log_trouble(self, trouble: str) -> None:
-        if trouble and trouble != self.trouble:
-            log.warning("labels: %s", trouble)
-        elif self.trouble and not trouble:
-            log.info("labels: the Node has the wanted labels again")
-        self.trouble = trouble
 
 
 class _DiskError(Exception):

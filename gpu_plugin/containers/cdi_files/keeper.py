@@ -17,8 +17,7 @@ from gpu_plugin.containers.cdi_files.directory import OURS, Outcome, SpecDirecto
 from gpu_plugin.containers.cdi_files.files import NameConflicts
 from gpu_plugin.containers.cdi_files.source import Request, SpecSource, UnsafeSpecError
 from gpu_plugin.runtime.pulse import Pulse
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import NoAnswerError, begin, settled
+from gpu_plugin.runtime.threads import NoAnswerError, SlowCall, begin
 
 if TYPE_CHECKING:
     from gpu_plugin.containers.cdi.build import Built
@@ -61,7 +60,7 @@ class SpecKeeper:
         self._readiness = CdiReadiness()
         self._looked = False
         self._complaints: frozenset[str] = frozenset()
-        self._call: SlowCall[Any] = SlowCall(partial(begin, name="cdi-specs"))
+        self._call: SlowCall[Any] = SlowCall("cdi-specs")
 
     def ask(self) -> None:
         """Start a round now. For the event loop's thread."""
@@ -87,7 +86,7 @@ class SpecKeeper:
         """Remove the specifications at the end. Waits for REMOVAL_PATIENCE at most, cancelled or not."""
         with anyio.CancelScope(shield=True):
             job = begin(self._directory.remove, "cdi-specs-removal")  # waits for a write under way
-            if not await settled(job, REMOVAL_PATIENCE):
+            if not await job.wait(REMOVAL_PATIENCE):
                 log.warning("CDI specifications may stay in %s: does a disk hang?", self._directory.path)
                 return
         outcome = job.done.result()

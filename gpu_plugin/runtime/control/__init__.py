@@ -20,26 +20,22 @@ from gpu_plugin.runtime.regular_file import open_file
 
 SOCKET = "control.sock"
 
+# The file of the state directory with a description of the daemon that uses the directory (`state.node_lock`).
 LOCK = "daemon.lock"
-"""The file of the state directory with a description of the daemon that uses the directory (`state.node_lock`)."""
 
+# Longest wait of `request` for the new daemon's socket while a daemon hands the node over to a new daemon.
 SECONDS_TO_HAND_OVER = 5.0
-"""Longest wait of `request` for the new daemon's socket while a daemon hands the node over to a new daemon."""
 
-LONGEST_LINE = 64 * 1024
-"""Limit in bytes for a request."""
+LONGEST_LINE = 64 * 1024  # limit in bytes for a request
 
+# Limit in bytes for a reply: the reasons for the states of 16 GPUs with all their MIG devices take about 100 KiB.
 LONGEST_REPLY = 1024 * 1024
-"""Limit in bytes for a reply: the reasons for the states of 16 GPUs with all their MIG devices take about 100 KiB."""
 
-SECONDS_TO_ANSWER = 10.0
-"""Time limit of a verb."""
+SECONDS_TO_ANSWER = 10.0  # time limit of a verb
+PATIENCE = SECONDS_TO_ANSWER + 1  # seconds after which `request` gives up
 
-PATIENCE = SECONDS_TO_ANSWER + 1
-"""Seconds after which `request` gives up."""
-
+# Pause between attempts to connect while the socket's backlog is full: the kernel does not report when it has room.
 _SECONDS_TO_CONNECT_AGAIN = 0.01
-"""Pause between attempts to connect while the socket's backlog is full: the kernel does not report when it has room."""
 
 
 class ControlError(Exception):
@@ -66,8 +62,8 @@ class RefusedError(Exception):
     """A verb could not fully carry out a valid request. The text is a sentence for the user."""
 
 
+# The error that `request` raises for a refusal, by the key of the reply that marks it.
 REFUSALS: Mapping[str, type[ControlError]] = {"unknown_verb": UnknownVerbError, "bad_request": BadRequestError}
-"""The error that `request` raises for a refusal, by the key of the reply that marks it."""
 
 
 def line_of(message: Mapping[str, object]) -> bytes:

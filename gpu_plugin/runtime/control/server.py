@@ -18,18 +18,14 @@ from gpu_plugin.runtime import control
 from gpu_plugin.runtime.control import LONGEST_LINE, LONGEST_REPLY, SOCKET, RefusedError, address_of, line_of, opened
 from gpu_plugin.runtime.peer import peer_of
 
+# A function from the request's fields to the reply's fields. It raises ConfigError if the request is invalid, and RefusedError
+# if a valid request could not be carried out. The reply then has the error's text. Any other exception is a bug of this plugin.
 Verb = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
-"""A function from the request's fields to the reply's fields.
 
-It raises ConfigError if the request is invalid, and RefusedError if a valid request could not be carried out. The reply then has
-the error's text. Any other exception is a bug of this plugin.
-"""
-
+# Time limit for a client to send its line, and to read the reply. The client is a local program with its line ready.
 _SECONDS_TO_ASK = 5.0
-"""Time limit for a client to send its line, and to read the reply. The client is a local program that has its line ready."""
 
-_BACKLOG = 1024
-"""Number of connections that may wait to be accepted. The kernel may lower it (net.core.somaxconn)."""
+_BACKLOG = 1024  # Number of connections that may wait to be accepted. The kernel may lower it (net.core.somaxconn).
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +42,8 @@ class Peer(NamedTuple):  # a dataclass takes 1 ms of the start
         return f"uid {self.uid}, process {self.pid}{program}" if self.uid >= 0 else "unknown"
 
 
+# The process that sent the request of the verb that runs now.
 asking: ContextVar[Peer] = ContextVar("asking", default=Peer())  # noqa: B039 - a tuple
-"""The process that sent the request of the verb that runs now."""
 
 
 @contextlib.asynccontextmanager
@@ -59,8 +55,7 @@ async def serve(
     Yields a function that returns True while the socket is still at its path: it may be removed, or the directory renamed.
 
     Creates `state_dir` if it is missing, and replaces the socket of a killed daemon. The exit from the context takes at most one
-    turn of the event loop, since it cancels running verbs and does not wait for them. `other` answers every verb that is not in
-    `verbs`.
+    turn of the event loop, since it cancels running verbs and does not wait for them. `other` answers all other verbs.
 
     Raises:
         ConfigError: another daemon uses this state directory, or the directory cannot be used.
@@ -68,9 +63,7 @@ async def serve(
     conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(
-            _serve_client(reader, writer, lambda line: _answer(line, verbs, other))
-        )
+        task = asyncio.get_running_loop().create_task(_serve_client(reader, writer, verbs, other))
         conversations[task] = writer
         task.add_done_callback(conversations.pop)
 
@@ -95,7 +88,7 @@ async def serve(
             server.close()  # not wait_closed(): since Python 3.12 it waits until the clients close their connections
             for task, writer in conversations.items():
                 task.cancel()
-                writer.transport.abort()  # a task that has not begun yet would not abort it
+                writer.transport.abort()  # a new task would not abort it
 
 
 @contextlib.asynccontextmanager
@@ -119,7 +112,7 @@ async def serve_refusals(
 
 
 async def _serve_client(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Callable[[bytes], Awaitable[bytes]]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, verbs: Mapping[str, Verb], other: Verb | None
 ) -> None:
     """Read one request and send its reply."""
     try:
@@ -132,7 +125,7 @@ async def _serve_client(
         # With a high-water mark of 0, `drain` waits until all bytes are sent. A transport that is closed before that cannot be
         # aborted later, since asyncio has already removed its reference to the loop.
         writer.transport.set_write_buffer_limits(high=0)
-        writer.write(await answer(line))
+        writer.write(await _answer(line, verbs, other))
         async with asyncio.timeout(_SECONDS_TO_ASK):
             await writer.drain()
             writer.close()

@@ -28,10 +28,11 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from gpu_plugin.runtime.backoff import Backoff
+from gpu_plugin.runtime.log_lines import LogOnChange
 from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.runtime.supervision import FIRST_RETRY, LONGEST_RETRY
 from gpu_plugin.telemetry.listener.answer import EVENT_STREAM, Answer, Headers, Page, Request, Stream
-from gpu_plugin.telemetry.listener.sockets import listen, lookup
+from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 
 log = logging.getLogger(__name__)
 
@@ -110,29 +111,24 @@ class Server:
         self._visits: dict[_Visit, None] = {}
         self._left = Pulse()
         self._exhausted = -math.inf
-        self._lookup = lookup()
+        self._lookup = Lookup("http-address")
         self.addresses: tuple[tuple[str, int], ...] = ()
         """The addresses on which it listens now."""
 
     async def run(self) -> None:
         """Serve until cancelled. If listening fails, log it once, and try again at growing intervals."""
-        backoff, logged = Backoff(FIRST_RETRY, LONGEST_RETRY), ""
+        backoff = Backoff(FIRST_RETRY, LONGEST_RETRY)
+        lack = "probes and metrics are not answered, but GPUs are served; trying again at growing intervals"
+        trouble = LogOnChange(log, f"--http-address: %s; {lack}", level=logging.ERROR)
         while True:
             try:
                 sockets = await listen(self._host, self._port, self._lookup)
             except OSError as error:  # includes TimeoutError
-                trouble = f"{error.strerror or error}"
-                log.log(
-                    logging.DEBUG if trouble == logged else logging.ERROR,
-                    "--http-address: cannot listen on %s: %s; probes and metrics are not answered, but GPUs are served; "
-                    "trying again at growing intervals",
-                    _address_text((self._host, self._port)),
-                    trouble,
-                )
-                logged = trouble
+                address = _address_text((self._host, self._port))
+                trouble.update(f"cannot listen on {address}: {error.strerror or error}")
                 await anyio.sleep(backoff.failed(anyio.current_time()))
             else:
-                logged = ""
+                trouble.update("")
                 backoff.succeeded()
                 await self.serve(sockets)
 

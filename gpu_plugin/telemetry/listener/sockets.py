@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from gpu_plugin.runtime.slow_call import SlowCall
-from gpu_plugin.runtime.threads import NoAnswerError, begin
+from gpu_plugin.runtime.threads import NoAnswerError, SlowCall
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +31,8 @@ _NOT_HERE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 """Errors for an IPv6 address on a machine without IPv6."""
 
 
+# Resolves HOST and PORT, with only one call at a time even if the resolver hangs.
 Lookup = SlowCall[list[Any]]
-"""Resolves HOST and PORT, with only one call at a time even if the resolver hangs."""
-
-
-def lookup() -> Lookup:
-    """Return a lookup without a call."""
-    return SlowCall(partial(begin, name="http-address"))  # a daemon thread: threads of a pool would delay the exit
 
 
 async def listen(host: str, port: int, lookup: Lookup) -> list[socket.socket]:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 import msgspec
 from anyio.lowlevel import checkpoint
 
 from gpu_plugin.kubelet.pod_listing import HoldersByDevice
 from gpu_plugin.runtime.pulse import Pulse
+from gpu_plugin.runtime.threads import computed
 from gpu_plugin.telemetry.listener.answer import Answer, Headers, Page, Request, Stream
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class StatusPage:
             if anyio.current_time() - self._looked < FRESH:
                 return
             if self._looked == float("-inf"):  # import on a thread, or the kubelet's requests would wait for 20 ms
-                await anyio.to_thread.run_sync(import_module, "gpu_plugin.telemetry.listener.page_html")
+                await computed(import_module, "gpu_plugin.telemetry.listener.page_html", apart=True)
             if self.source is not None:
                 self._held = await self.source.held()
             await self._look()

@@ -62,15 +62,15 @@ SLOW = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.7), (0.7, 0.0))
 
 
 class OnTheLoop:
-    """`Workers` that do their work on the event loop: on a loop that skips time, a thread's work would seem to take no time.
+    """Begins calls on the event loop: on a loop that skips time, a thread's work would seem to take no time.
 
     Some of it takes its time before it is done, some after.
     """
 
-    def __init__(self, _name: str) -> None:
+    def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, call: Callable[[], object]) -> Job[object]:
+    def begin(self, call: Callable[[], object], _name: str) -> Job[object]:
         job = Job(call, asyncio.get_running_loop())
         task = asyncio.get_running_loop().create_task(self._work(job, call))
         self._tasks.add(task)
@@ -88,9 +88,6 @@ class OnTheLoop:
         else:
             await anyio.sleep(after)
             job.done.set_result(read)
-
-    def close(self) -> None:
-        pass
 
 
 class Life:
@@ -133,7 +130,7 @@ class Life:
             self.inventory, SettingsStore(self.settings), CallingPulse(self.published), registrations
         )
         endpoints = Endpoints(
-            Shared(store, self.kubelet.socket, self.kubelet.directory, look, look.ring, registrations)
+            Shared(store, self.kubelet.socket, self.kubelet.directory, look, registrations=registrations)
         )
         self.offering.publish(offered(self.situation))
         self.over, self.ended = anyio.CancelScope(), anyio.Event()
@@ -290,7 +287,7 @@ class Life:
 def in_one_process(monkeypatch, caplog):
     """What the parts have of threads and of other clocks than the loop's is replaced."""
     caplog.set_level(logging.CRITICAL, "gpu_plugin")
-    monkeypatch.setattr(holders, "Workers", OnTheLoop)
+    monkeypatch.setattr(holders, "begin", OnTheLoop().begin)
     monkeypatch.setattr(endpoint, "DevicePluginService", partial(DevicePluginService, clock=anyio.current_time))
     if "sniffio" in sys.modules:  # anyio asks it first, and by itself it knows tasks alone
         monkeypatch.setattr(sys.modules["sniffio"].thread_local, "name", "asyncio")

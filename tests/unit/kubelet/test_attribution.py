@@ -36,7 +36,7 @@ class Kubelet:
         self.socket: tuple[int, int, int] | None = (1, 1, 1)
         self.began, self.gate = anyio.Event(), anyio.Event()
         self.gate.set()
-        self.attribution = PodAttribution(at(path), lambda: self.now, lambda: 0.999999)
+        self.attribution = PodAttribution(at(path), lambda: self.now)
         monkeypatch.setattr(pod_resources, "holders", self._holders)
         monkeypatch.setattr(attribution, "identity", lambda _: self.socket)
         monkeypatch.setattr(anyio, "sleep", self._sleep)
@@ -44,13 +44,13 @@ class Kubelet:
     async def _sleep(self, seconds):
         self.now += seconds
 
-    async def _holders(self, _socket, _timeout, before):
+    async def _holders(self, _socket, _timeout):
         self.asked += 1
         self.began.set()
         await self.gate.wait()
         if isinstance(self.answer, str):
             raise CallError(self.answer)
-        return before if self.answer == before else dict(self.answer)
+        return dict(self.answer)
 
 
 @pytest.fixture

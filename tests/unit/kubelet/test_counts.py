@@ -23,13 +23,7 @@ def asked(*ids):
 
 
 async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa: F811
-    now = [5.0]
-
-    def clock():
-        now[0] += 0.002
-        return now[0]
-
-    store, counts = SnapshotStore(), KubeletCounts(clock)
+    store, counts = SnapshotStore(), KubeletCounts()
     store.publish({GPU: view(devices(8))})
     service = DevicePluginService(ListFeed(GPU, store), store, Pulse(), counts=counts)
     server, path = SocketServer(service), directory / "s.sock"
@@ -48,7 +42,8 @@ async def test_answers_refusals_and_nonsense_are_told_apart(directory):  # noqa:
         await server.end()
     told = counts.as_data()
     assert told["methods"]["Allocate"]["errors"] == {"INVALID_ARGUMENT": 1, "NOT_FOUND": 1}
-    assert told["methods"]["Allocate"]["seconds"]["counts"] == [0, 0, 4, *[0] * 8], "each took 2 ms"
+    assert sum(told["methods"]["Allocate"]["seconds"]["counts"]) == 4
+    assert 0 < told["methods"]["Allocate"]["seconds"]["sum"] < 10
     assert (told["resources"][GPU]["allocations"], told["resources"][GPU]["allocated_devices"]) == (2, 3)
     assert told["methods"]["GetPreferredAllocation"]["errors"] == {}
 

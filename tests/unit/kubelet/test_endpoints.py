@@ -4,11 +4,9 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from gpu_plugin.kubelet import endpoint as endpoint_module
-from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet.bounded_channel import BoundedChannel, CallError
 from gpu_plugin.kubelet.directory import watch
 from gpu_plugin.kubelet.endpoint import Endpoints, Shared
-from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.snapshot import SnapshotStore
 from gpu_plugin.runtime.pulse import Pulse
 from tests.unit.kubelet.serving import devices, view
@@ -94,12 +92,13 @@ async def test_a_resource_that_comes_or_goes_touches_no_other(kubelet, directory
 
 
 async def test_one_that_cannot_be_registered_keeps_no_other_back(kubelet, directory, monkeypatch):
-    async def refuse_one(kubelet_socket, name, resource, listening):
-        if resource == TWO:
+    async def refuse_one(self, method, request, timeout):
+        if TWO.encode() in request:
             raise CallError("not this one")
-        return await register(kubelet_socket, name, resource, listening)
+        return await original(self, method, request, timeout)
 
-    monkeypatch.setattr(endpoint_module, "register", refuse_one)
+    original = BoundedChannel.ask
+    monkeypatch.setattr(BoundedChannel, "ask", refuse_one)
     store = SnapshotStore()
     publish(store, **{TWO: 7, ONE: 8})
     async with serving_all(directory, store):

@@ -168,7 +168,6 @@ async def test_a_disk_that_hangs_costs_one_thread_however_often_is_asked(tmp_pat
         await anyio.lowlevel.checkpoint()
         holding = await holders.ask(socket)
     assert holding.written == frozenset({A})
-    holders.close()
 
 
 @pytest.fixture
@@ -200,12 +199,12 @@ async def test_what_a_reading_that_hung_brings_is_out_of_date(tmp_path, listed, 
     written(tmp_path, (GPU, ["GPU-a"]), pod="1 2")
     listed["now"] = {A}  # of which of the two pods it is listed, the present checkpoint does not tell
     disk.hangs.set()
+    assert holders._reading is not None
     assert await holders._reading.wait(10)
     assert (await holders.ask(socket)).allocated == frozenset({A})
     written(tmp_path, (GPU, ["GPU-a"]))
     listed["now"] = set()
     assert (await holders.ask(socket)).allocated == frozenset({A})  # a plain init container of the first has it
-    holders.close()
 
 
 async def test_a_reading_whose_asker_left_has_as_long_as_any_other(tmp_path, listed, disk):
@@ -223,7 +222,6 @@ async def test_a_reading_whose_asker_left_has_as_long_as_any_other(tmp_path, lis
         assert len(disk.reads) == 1
         disk.hangs.set()
     assert holders.unread == ""
-    holders.close()
 
 
 @pytest.mark.parametrize("error", [OSError("what"), MemoryError("what"), ValueError("what")])
@@ -235,7 +233,6 @@ async def test_a_checkpoint_that_cannot_be_read_for_any_reason_is_no_witness(tmp
     monkeypatch.setattr(checkpoint, "read", failing)
     assert (await holders.ask(tmp_path / "none")).allocated is None
     assert holders.unread == "what"
-    holders.close()
 
 
 async def test_where_no_more_threads_can_be_begun_the_checkpoint_is_no_witness(tmp_path, listed, monkeypatch):
@@ -250,7 +247,6 @@ async def test_where_no_more_threads_can_be_begun_the_checkpoint_is_no_witness(t
     written(tmp_path, (GPU, ["GPU-a"]))
     assert (await holders.ask(tmp_path / "none")).allocated == frozenset({A})
     assert holders.unread == ""
-    holders.close()
 
 
 @pytest.mark.parametrize(
@@ -266,7 +262,6 @@ async def test_why_the_checkpoint_cannot_be_read_is_known(tmp_path, listed, make
     make(tmp_path / NAME)
     await holders.ask(tmp_path / "none")
     assert holders.unread == why
-    holders.close()
 
 
 def test_a_checkpoint_of_tens_of_thousands_of_ids_makes_hardly_any_objects_that_the_interpreter_searches(tmp_path):

@@ -7,8 +7,6 @@ import anyio
 import anyio.to_thread
 import pytest
 from grpclib.client import Channel, UnaryStreamMethod
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from demo.stand_in_kubelet import StandInKubelet
@@ -141,80 +139,6 @@ class TestFeed:
         store.publish({})
         await fed.refresh()
         assert fed.payload == b""
-
-
-class TestWire:
-    def test_the_same_devices_in_another_order_are_the_same_list(self):
-        encoder = wire.ListEncoder()
-        one, two, three = devices(3)
-        before = encoder.encode((one, two, three))
-        assert encoder.encode((one, three, two)) == before
-        sick = replace(three, reason="sick")
-        assert encoder.encode((one, sick, two)) == wire.ListEncoder().encode((one, sick, two))
-        assert encoder.encode((one, two, three)) == wire.ListEncoder().encode((one, two, three))
-
-    def test_numa_node_zero_is_sent_and_unknown_is_not(self):
-        known, unknown = devices(1)[0], replace(devices(1)[0], numa=())
-        encoder = wire.ListEncoder()
-        with_node = messages.decode(messages.ListAndWatchResponse, encoder.encode((known,))).devices[0]
-        without = messages.decode(messages.ListAndWatchResponse, encoder.encode((unknown,))).devices[0]
-        assert [node.id for node in with_node.topology.nodes] == [0]
-        assert without.topology.nodes == []
-        assert encoder.encode((known,)).endswith(b"\x1a\x02\x0a\x00")
-
-    def test_joined_fragments_are_what_one_encoding_gives(self):
-        listed = devices(20)
-        whole = messages.ListAndWatchResponse(
-            [messages.Device(d.id, "Healthy", messages.TopologyInfo([messages.NumaNode(d.numa[0])])) for d in listed]
-        )
-        assert wire.ListEncoder().encode(listed) == bytes(whole)
-
-    def test_an_encoder_follows_changes_of_health_and_length(self):
-        encoder = wire.ListEncoder()
-        listed = list(devices(6))
-        encoder.encode(tuple(listed))
-        listed[2] = replace(listed[2], reason="sick")
-        assert encoder.fresh(tuple(listed)) == 1
-        assert encoder.encode(tuple(listed)) == wire.ListEncoder().encode(tuple(listed))
-        del listed[0]
-        assert encoder.encode(tuple(listed)) == wire.ListEncoder().encode(tuple(listed))
-
-    @pytest.mark.parametrize(
-        "data",
-        [b"\x0a", b"\x0a" + b"\xff" * 11, b"\x08\x01", b"\x0a\x02\x08\x01", b"\x0a\x03\x0a\x01\xff"],
-    )
-    def test_bytes_that_are_no_request_are_a_value_error(self, data):
-        for decode in (wire.decode_allocate, wire.decode_preferred):
-            with pytest.raises(ValueError, match=r"."):
-                decode(data)
-
-    @given(st.lists(st.tuples(st.lists(st.text()), st.lists(st.text()), st.integers(-(2**31), 2**31 - 1))))
-    @settings(max_examples=100)
-    def test_requests_are_read_as_betterproto_reads_them(self, asks):
-        message = messages.PreferredAllocationRequest(
-            [messages.ContainerPreferredAllocationRequest(a, m, size) for a, m, size in asks]
-        )
-        read = [
-            (each.available_device_ids, each.must_include_device_ids, each.allocation_size)
-            for each in wire.decode_preferred(bytes(message))
-        ]
-        assert read == asks
-        ids = [a for a, _, _ in asks]
-        allocate = messages.AllocateRequest([messages.ContainerAllocateRequest(each) for each in ids])
-        if ids:
-            assert wire.decode_allocate(bytes(allocate)) == ids
-        assert wire.decode_pre_start(bytes(messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
-
-    @given(st.lists(st.lists(st.text(max_size=200))))
-    @settings(max_examples=100)
-    def test_preferences_are_written_as_betterproto_writes_them(self, answers):
-        message = messages.PreferredAllocationResponse(
-            [messages.ContainerPreferredAllocationResponse(ids) for ids in answers]
-        )
-        assert wire.encode_preferred(answers) == bytes(message)
-
-    def test_unknown_fields_are_passed_over(self):
-        assert wire.decode_allocate(b"\x0a\x05\x0a\x01a\x50\x07\x7a\x01x") == [["a"]]
 
 
 @pytest.mark.parametrize("sick_first", [False, True])

@@ -160,21 +160,18 @@ class TestWithTheStandIn:
 
 
 class TestWhereNobodyAnswersRightly:
-    async def test_no_socket(self, path):
-        with pytest.raises(CallError, match=f"no PodResources socket at {path}: .*--pod-resources-socket"):
-            await allocated(path)
-
-    async def test_a_dead_socket(self, path):
+    async def test_a_path_on_which_nobody_listens(self, path, directory):
+        dead, long = directory / "dead.sock", directory / ("x" * 120)
         with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(os.fspath(path))
-        with pytest.raises(CallError, match=f"no answer on {path}: Connection refused"):
-            await allocated(path)
-
-    async def test_something_that_is_no_socket_or_has_too_long_a_path(self, directory):
-        with pytest.raises(CallError, match="no answer on"):
-            await allocated(directory)
-        with pytest.raises(CallError, match="path too long"):
-            await allocated(directory / ("x" * 120))
+            bound.bind(os.fspath(dead))
+        for where, words in (
+            (path, f"no PodResources socket at {path}: .*--pod-resources-socket"),
+            (dead, f"no answer on {dead}: Connection refused"),
+            (directory, f"no answer on {directory}"),
+            (long, "path too long"),
+        ):
+            with pytest.raises(CallError, match=words):
+                await allocated(where)
 
     async def test_one_that_takes_the_connection_and_says_nothing(self, path):
         gone = asyncio.Event()
@@ -219,7 +216,6 @@ class TestWhereNobodyAnswersRightly:
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             b"\x00" * 100,
             b"\xff" * 100,
-            b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + b"\x00\x00\x04\x63\x00\x00\x00\x00\x01abcd",  # an unknown frame
         ],
     )
     async def test_one_that_speaks_something_else(self, path, said):
@@ -244,13 +240,6 @@ class TestWhereNobodyAnswersRightly:
         async with answering(path, ends):
             with pytest.raises(CallError):
                 await allocated(path)
-
-    async def test_whoever_asks_for_pods_is_refused_alike(self, path):
-        with pytest.raises(CallError, match="no PodResources socket"):
-            await holders(path)
-        async with answering(path, sends(b"\x0a\x05ab")):
-            with pytest.raises(CallError, match="not as the kubelet's PodResources service does"):
-                await holders(path)
 
     async def test_an_error_status(self, path):
         async def fails(stream):

@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from demo.stand_in_kubelet import StandInKubelet
 from demo.stand_in_kubelet.journal import EventKind
-from gpu_plugin.kubelet import endpoint, registration
-from gpu_plugin.kubelet.bounded_channel import CallError
+from gpu_plugin.kubelet import endpoint, wire
+from gpu_plugin.kubelet.bounded_channel import BoundedChannel, CallError, call
 from gpu_plugin.kubelet.counts import FAILED
 from gpu_plugin.kubelet.directory import POLL_INTERVAL
-from gpu_plugin.kubelet.registration import register
 from gpu_plugin.kubelet.server import SocketServer
 from tests.unit.daemon.skipping_loop import SkippingLoop
 from tests.unit.kubelet.serving import GPU, registered, serving
@@ -78,20 +77,31 @@ async def test_a_kubelet_that_hangs_up_at_any_moment_is_asked_again(directory, g
 
 
 async def test_a_register_that_hangs_is_given_up_at_its_deadline_and_tried_again(kubelet, directory, monkeypatch):
-    async def impatient(path, name, resource, listening):
-        await register(path, name, resource, listening, deadline=0.1)
-
-    monkeypatch.setattr(endpoint, "register", impatient)
+    monkeypatch.setattr(endpoint, "REGISTER_DEADLINE", 0.1)
     kubelet.fail_next_register("hang")
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
         assert kubelet.registrations[GPU].most_in_flight == 1
 
 
-async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_dial_it(kubelet, directory):
-    with pytest.raises(CallError, match="our socket was removed"):
-        await register(directory / "kubelet.sock", "x.sock", GPU, lambda: False)
-    assert GPU not in kubelet.registrations
+async def test_a_kubelet_that_removed_our_socket_while_starting_is_not_asked_to_dial_it(
+    kubelet, directory, monkeypatch, caplog
+):
+    original = BoundedChannel.connect
+    sockets: list[Path] = []
+
+    async def removing(self, timeout):
+        await original(self, timeout)
+        if not sockets:
+            sockets.extend(plugin.sockets)
+            sockets[0].unlink()
+
+    monkeypatch.setattr(BoundedChannel, "connect", removing)
+    async with serving(directory) as plugin:
+        await kubelet.wait_for(registered(kubelet))
+        assert kubelet.registrations[GPU].total == 1
+        assert plugin.sockets != sockets
+    assert "our socket was removed while the kubelet was starting" in caplog.text
 
 
 async def test_a_restart_at_any_moment_is_noticed_by_its_events(kubelet, directory):
@@ -166,7 +176,7 @@ def test_a_socket_that_goes_is_made_again_at_once_the_first_time_and_after_it_ha
 
 
 def test_the_kubelets_own_ten_seconds_end_before_our_deadline():
-    assert registration.DEADLINE > 10
+    assert endpoint.REGISTER_DEADLINE > 10
 
 
 async def test_an_answer_that_comes_late_is_still_an_answer(kubelet, directory):
@@ -316,9 +326,10 @@ async def test_an_unexpected_failure_while_serving_is_mended(kubelet, directory,
         calls.append(arguments)
         if len(calls) == 1:
             raise RuntimeError("never seen before")
-        await register(*arguments)
+        return await original(*arguments)
 
-    monkeypatch.setattr(endpoint, "register", failing_once)
+    original = BoundedChannel.ask
+    monkeypatch.setattr(BoundedChannel, "ask", failing_once)
     async with serving(directory):
         await kubelet.wait_for(registered(kubelet))
     assert "never seen before" in caplog.text
@@ -431,9 +442,9 @@ async def test_nobody_listening_is_a_registration_error_with_the_path(directory)
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(os.fspath(dead))
     with pytest.raises(CallError, match=r"kubelet\.sock: Connection refused"):
-        await register(dead, "x.sock", GPU, lambda: True)
+        await call(dead, wire.REGISTER, b"", 1, "the kubelet")
     with pytest.raises(CallError, match="No such file"):
-        await register(directory / "none.sock", "x.sock", GPU, lambda: True)
+        await call(directory / "none.sock", wire.REGISTER, b"", 1, "the kubelet")
 
 
 async def test_the_kubelet_that_took_the_registration_is_the_one_that_counts(kubelet, directory, monkeypatch):

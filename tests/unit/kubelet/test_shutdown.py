@@ -8,12 +8,11 @@ import anyio
 import pytest
 from grpclib.client import Channel, UnaryUnaryMethod
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, RemoteSettingsChanged
+from h2.events import ConnectionTerminated
 
 from demo.stand_in_kubelet.journal import EventKind
-from gpu_plugin.kubelet import connection, wire
+from gpu_plugin.kubelet import wire
 from gpu_plugin.kubelet.codec import BytesCodec
-from gpu_plugin.runtime.rates import LogThrottle
 from tests.unit.kubelet.peer import left_behind, meeting, resident, settle
 from tests.unit.kubelet.serving import GPU, registered, serving
 from tests.unit.kubelet.test_list_and_watch import open_stream
@@ -151,17 +150,3 @@ async def test_kubelet_restarts_leave_nothing_behind(kubelet, directory):
         assert len(plugin.sockets) == 1
         assert kubelet.registrations[GPU].total == restarts
         kubelet.check()
-
-
-async def test_an_unknown_http2_frame_costs_that_connection_only(kubelet, directory, caplog, monkeypatch):
-    monkeypatch.setattr(connection, "_THROTTLE", LogThrottle())
-    async with serving(directory) as plugin:
-        await kubelet.wait_for(registered(kubelet))
-        async with meeting(plugin.sockets[0]) as peer:
-            await peer.flush()
-            peer.writer.write(b"\x00\x00\x04\xee\x00\x00\x00\x00\x00abcd")  # type 0xee is nobody's
-            assert any(isinstance(event, RemoteSettingsChanged) for event in await peer.rest())
-        plugin.fail(1)
-        await kubelet.wait_for(lambda: kubelet.resources[GPU].allocatable == 7)
-        assert kubelet.registrations[GPU].total == 1
-    assert "unknown HTTP/2 frame" in caplog.text

@@ -7,7 +7,7 @@ from gpu_plugin.containers.cdi.readiness import CdiReadiness
 from gpu_plugin.containers.edits import Access
 from gpu_plugin.devices.device import Device, Resource
 from gpu_plugin.health.latch import Health, LatchKey, Verdict
-from gpu_plugin.kubelet.snapshot import Hardware, ResourceView, Snapshot, SnapshotStore
+from gpu_plugin.kubelet.snapshot import Hardware, ResourceView, SnapshotStore
 from gpu_plugin.placement.subsets import Placement
 
 NAME = "nvidia.com/gpu"
@@ -82,25 +82,10 @@ def test_reasons_change_the_devices_they_name_and_leave_the_others_the_very_same
     assert (after.order, after.access, after.placement) == (before.order, before.access, before.placement)
 
 
-def test_a_reason_reaches_every_device_of_a_gpu():
-    devices = tuple(Device(f"a::{at}", "GPU-a", "GPU-a", "0") for at in range(3))
-    after = ResourceView.of(Resource(NAME, devices), Access(), Placement()).with_reasons({"GPU-a": "lost"})
-    assert [device.reason for device in after.resource.devices] == ["lost"] * 3
-
-
 @pytest.mark.parametrize("reasons", [{}, {"GPU-a": ""}, {"GPU-x": "lost"}, {"GPU-b": "hot"}])
 def test_reasons_that_change_nothing_give_the_very_same_view(reasons):
     before = view("a", "b").with_reasons({"GPU-b": "hot"})
     assert before.with_reasons(reasons) is before
-
-
-def test_an_empty_reason_makes_a_device_healthy_again():
-    before = view("a")
-    assert before.with_reasons({"GPU-a": "hot"}).with_reasons({"GPU-a": ""}).resource == before.resource
-
-
-async def test_a_store_begins_with_nothing():
-    assert SnapshotStore().current == Snapshot(0, {})
 
 
 async def test_the_version_rises_with_each_change_and_only_then():
@@ -128,23 +113,6 @@ async def test_a_snapshot_does_not_change_with_the_mapping_it_was_made_of():
     mine.clear()
     assert list(published.resources) == [NAME]
     assert store.publish({}) is not published
-
-
-async def test_a_change_wakes_everyone_who_waits():
-    store = SnapshotStore()
-    seen: list[int] = []
-
-    async def wait() -> None:
-        await store.changed.wait()
-        seen.append(store.current.version)
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            store.publish({NAME: view("a")})
-    assert seen == [1, 1, 1]
 
 
 async def test_what_changes_nothing_wakes_nobody():

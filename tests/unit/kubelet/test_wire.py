@@ -1,16 +1,19 @@
 """Requests with fields of another type are refused. Answers are encoded as one message of betterproto would be."""
 
+import time
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from demo.stand_in_kubelet.pod_resources import PodListing, encode_pods
 from gpu_plugin.containers.edits import ContainerEdits, DeviceSpec, Mount
 from gpu_plugin.devices.device import Device
 from gpu_plugin.kubelet import messages, pod_listing, wire
 from gpu_plugin.kubelet.pod_listing import decode_holders
+from tests.unit.kubelet.serving import devices
 
 ids = st.lists(st.text(max_size=70), max_size=6)
 
@@ -26,6 +29,21 @@ def test_a_preference_is_read_as_it_was_written(available, must, size):
     container = messages.ContainerPreferredAllocationRequest(available, must, size)
     [read] = wire.decode_preferred(bytes(messages.PreferredAllocationRequest([container])))
     assert (read.available_device_ids, read.must_include_device_ids, read.allocation_size) == (available, must, size)
+
+
+def test_other_fields_are_passed_over_and_ids_before_the_start_are_read():
+    assert wire.decode_allocate(b"\x0a\x05\x0a\x01a\x50\x07\x7a\x01x") == [["a"]]
+    assert wire.decode_pre_start(bytes(messages.PreStartContainerRequest(["a", "b"]))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("decode", [wire.decode_allocate, wire.decode_preferred])
+def test_a_request_with_more_containers_than_any_kubelet_sends_is_refused_at_once(decode):
+    assert len(decode(nested(b"") * wire.MAX_CONTAINERS)) == wire.MAX_CONTAINERS
+    for count in (wire.MAX_CONTAINERS + 1, 100_000):
+        began = time.monotonic()
+        with pytest.raises(wire.TooLargeError, match="more than 64 containers"):
+            decode(nested(b"") * count)
+        assert time.monotonic() - began < 0.5
 
 
 @pytest.mark.parametrize("most", [9, 12])
@@ -50,22 +68,47 @@ texts = st.text(max_size=200)
 some = st.text(min_size=1, max_size=200)
 
 
-@given(texts, texts, st.booleans(), st.booleans())
-def test_a_registration_is_written_as_the_generated_messages_have_it(endpoint, resource, pre_start, preferred):
-    options = messages.DevicePluginOptions(pre_start, preferred)
-    asked = {"pre_start": pre_start, "preferred": preferred}
-    assert wire.encode_options(**asked) == bytes(options)
+@given(texts, texts)
+def test_a_registration_is_written_as_the_generated_messages_have_it(endpoint, resource):
+    options = messages.DevicePluginOptions(False, True)
+    assert wire.encode_options(pre_start=False, preferred=True) == bytes(options)
     whole = messages.RegisterRequest("v1beta1", endpoint, resource, options)
-    assert wire.encode_register(endpoint, resource, **asked) == bytes(whole)
+    assert wire.encode_register(endpoint, resource) == bytes(whole)
 
 
-@given(st.text(max_size=300), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.booleans())
-def test_a_device_is_written_as_the_generated_messages_have_it(identifier, numa, healthy):
-    listed = Device(identifier, "GPU-1", "GPU-1", "0", numa=tuple(numa), reason="" if healthy else "lost")
-    whole = messages.Device(identifier, "Healthy" if healthy else "Unhealthy")
-    if numa:
-        whole.topology = messages.TopologyInfo([messages.NumaNode(node) for node in numa])
-    assert wire.ListEncoder().encode([listed]) == bytes(messages.ListAndWatchResponse([whole]))
+listed = st.builds(
+    lambda identifier, numa, reason: Device(identifier, "GPU-1", "GPU-1", "0", numa=tuple(numa), reason=reason),
+    st.text(max_size=300),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
+    st.sampled_from(["", "lost"]),
+)
+
+
+@given(st.lists(listed, max_size=4))
+def test_a_list_is_written_as_the_generated_messages_have_it(found):
+    whole = []
+    for device in found:
+        whole.append(messages.Device(device.id, "Unhealthy" if device.reason else "Healthy"))
+        if device.numa:
+            whole[-1].topology = messages.TopologyInfo([messages.NumaNode(node) for node in device.numa])
+    assert wire.ListEncoder().encode(found) == bytes(messages.ListAndWatchResponse(whole))
+
+
+def test_numa_node_zero_is_sent_and_unknown_is_not():
+    known = devices(1)[0]
+    assert wire.ListEncoder().encode([known]).endswith(b"\x1a\x02\x0a\x00")
+    assert wire.ListEncoder().encode([replace(known, numa=())]).endswith(b"Healthy")
+
+
+def test_an_encoder_follows_changes_of_health_order_and_length():
+    encoder = wire.ListEncoder()
+    one, two, three = devices(3)
+    before = encoder.encode((one, two, three))
+    assert encoder.encode((one, three, two)) == before, "the order has no meaning to the kubelet"
+    sick = replace(three, reason="sick")
+    for listed in ((one, sick, two), (one, two, three), (two, three)):
+        assert encoder.encode(listed) == wire.ListEncoder().encode(listed)
+    assert encoder.fresh((two, sick)) == 1
 
 
 @given(

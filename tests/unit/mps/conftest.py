@@ -15,7 +15,7 @@ from gpu_plugin.mps.control_daemon import MARK
 from gpu_plugin.mps.plan import GET_THREADS, MpsResource
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
-from gpu_plugin.nvml.session import DriverCalls
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.traits import probe_gpu
 from gpu_plugin.simulation import mps_control
 from gpu_plugin.simulation.driver import SimulatedDriver

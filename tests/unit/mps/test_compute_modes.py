@@ -52,4 +52,3 @@ async def test_a_disk_that_takes_long_gets_every_mode_in_the_end(mps, monkeypatc
         return msgspec.json.decode(file.read_bytes())["modes"] if file.exists() else {}
 
     await until(lambda: written() == dict.fromkeys(uuids, 0), 5)
-    modes.close()

@@ -100,7 +100,6 @@ def other(short_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{short_path}/nowhere")
     made = Foreign(short_path)
     yield made
-    made.watch.close()
     made.kill()
 
 

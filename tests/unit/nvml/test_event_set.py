@@ -11,12 +11,12 @@ import pytest
 from gpu_plugin.devices.node import Gpu
 from gpu_plugin.devices.nvml_h import EventType, Return
 from gpu_plugin.nvml import events, subscription
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.events import LONGEST_REBUILD_PAUSE, STABLE_AFTER
 from gpu_plugin.nvml.look_requests import LookRequests
 from gpu_plugin.nvml.port import Driver, Event, EventSet, Handle, NvmlError
 from gpu_plugin.nvml.reports import Reports
 from gpu_plugin.nvml.roster import Watched
-from gpu_plugin.nvml.session import DriverCalls
 from gpu_plugin.nvml.subscription import EventSubscription
 
 from .monitored import LONG

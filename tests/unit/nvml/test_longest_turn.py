@@ -6,13 +6,12 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
-from gpu_plugin.nvml import events, finding, polling, reopening, reports, subscription
 from gpu_plugin.nvml import monitor as monitor_module
+from gpu_plugin.nvml import reopening
 from gpu_plugin.nvml.monitor import longest_turn
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.nvml.schedule import Turn
-from gpu_plugin.runtime import slow_call
-from gpu_plugin.runtime.threads import settled
+from gpu_plugin.runtime.threads import Job
 from gpu_plugin.simulation.driver import SimulatedDriver
 
 from .monitored import LONG, NEVER, Bench, remembered
@@ -27,15 +26,16 @@ class SlowCalls:
         self.now = 1000.0
         self.waits = 0
         monkeypatch.setattr(anyio, "current_time", lambda: self.now)
-        for module in (slow_call, events, subscription, polling, finding, reports):
-            monkeypatch.setattr(module, "settled", self.wait)
+        original = Job.wait
 
-    async def wait(self, job, patience):
-        began = self.now
-        self.waits += 1
-        assert await settled(job, LONG)
-        self.now = max(self.now, began + 0.99 * patience)  # those of one moment go on side by side
-        return True
+        async def wait(job, patience):
+            began = self.now
+            self.waits += 1
+            assert await original(job, LONG)
+            self.now = max(self.now, began + 0.99 * patience)  # those of one moment go on side by side
+            return True
+
+        monkeypatch.setattr(Job, "wait", wait)
 
 
 @pytest.mark.parametrize("timeout", [1.0, 5.0, 30.0])

@@ -7,15 +7,15 @@ import anyio
 import pytest
 
 from gpu_plugin.devices.nvml_h import Return
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.port import NvmlError
-from gpu_plugin.nvml.session import DriverCalls, DriverSession
-from gpu_plugin.runtime.threads import settled
+from gpu_plugin.nvml.session import DriverSession
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 from .monitored import LONG
-from .test_session_calls import Gate
+from .test_driver_calls import Gate
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ async def test_it_is_not_closed_while_a_call_to_it_is_under_way_whoever_has_give
     session = DriverSession(driver, calls)
     await session.open(LONG)
     with anyio.move_on_after(0.01):
-        await settled(calls.begin(gate), LONG)
+        await calls.begin(gate).wait(LONG)
     assert not await session.close(LONG)
     assert (session.is_open, driver.calls["close"]) == (True, 0)
     gate.free.set()

@@ -8,20 +8,21 @@ import pytest
 from gpu_plugin.devices.nvml_h import Return
 from gpu_plugin.health.observation import Sample
 from gpu_plugin.nvml import monitor, session
+from gpu_plugin.nvml.driver_calls import DriverCalls
 from gpu_plugin.nvml.finding import HostState, read_host
 from gpu_plugin.nvml.links import Links
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
 from gpu_plugin.nvml.questions import TURNS
 from gpu_plugin.nvml.roster import Watched
-from gpu_plugin.nvml.session import DriverCalls, DriverSession
-from gpu_plugin.runtime.slow_call import SlowCall
+from gpu_plugin.nvml.session import DriverSession
+from gpu_plugin.runtime.threads import SlowCall
 from gpu_plugin.simulation import profile
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 
 from .machine import Machine
 from .monitored import LONG, NEVER, Bench
-from .test_session_calls import Gate
+from .test_driver_calls import Gate
 
 NOT_ASKED_BY_MONITORS = {"compute_mode", "set_compute_mode"}
 
@@ -193,7 +194,7 @@ async def test_the_host_and_the_links_are_asked_once_though_whoever_asked_was_ca
 
     monkeypatch.setattr(machine.host, "boot_id", boot_id)
     monkeypatch.setattr(machine.driver, "common_ancestor", ancestor)
-    asking: SlowCall[HostState] = SlowCall(calls.begin_unrelated)
+    asking: SlowCall[HostState] = SlowCall("host-state")
     see, links = partial(read_host, machine.host, sliced=False), Links(machine.driver, machine.host, calls)
     watched = [Watched(gpu, handles[gpu.uuid]) for gpu in gpus[:2]]
     for _ in range(3):

@@ -344,53 +344,10 @@ def fault(state, *arguments):
     return cli.main(["fault", "--state-dir", str(state), *arguments])
 
 
-async def test_the_fault_command_sends_one_fault(tmp_path, capsys):
-    asked = []
-
-    async def verb(request):
-        asked.append(dict(request))
-        return {"done": "GPU 3: done."}
-
-    async with server.serve(tmp_path, {"fault": verb}):
-        for arguments in (
-            ["--gpu", "3", "--xid", "79"],
-            ["--gpu", "GPU-x", "--temperature", "-5"],
-            ["--gpu", "3", "--lost"],
-            ["--gpu", "3", "--hang", "2.5"],
-            ["--gpu", "3", "--heal"],
-        ):
-            assert await to_thread.run_sync(partial(fault, tmp_path, *arguments)) == 0
-    assert capsys.readouterr().out == "GPU 3: done.\n" * 5
-    assert asked == [
-        {"gpu": 3, "xid": 79},
-        {"gpu": "GPU-x", "temperature": -5},
-        {"gpu": 3, "lost": True},
-        {"gpu": 3, "hang": 2.5},
-        {"gpu": 3, "heal": True},
-    ]
-
-
 async def test_the_fault_command_against_real_gpus(tmp_path, capsys):
     async with server.serve(tmp_path, {"echo": echo}):
         assert await to_thread.run_sync(lambda: fault(tmp_path, "--gpu", "0", "--lost")) == 1
     assert "only a daemon with --simulate accepts faults" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "text"),
-    [
-        (["--gpu", "0"], 2, "--reboot, --init-error: none given"),
-        (["--gpu", "0", "--lost", "--xid", "1"], 2, "--xid and --lost given"),
-        (["--lost"], 2, "--gpu is missing: which GPU, by its index"),
-        (["--gpu", "0", "--xid", "x"], 2, "'x' is not a valid integer"),
-        (["--gpu", "0", "--lost"], 3, "no daemon answers at "),
-    ],
-)
-def test_the_fault_command_used_wrongly(tmp_path, capsys, arguments, status, text):
-    assert fault(tmp_path, *arguments) == status
-    error = capsys.readouterr().err
-    assert text in error
-    assert error.count("\n") == 1
 
 
 def test_the_state_directory_comes_from_the_environment(tmp_path, capsys, monkeypatch):

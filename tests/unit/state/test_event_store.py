@@ -175,7 +175,6 @@ async def test_a_disk_that_hangs_is_waited_for_and_what_came_meanwhile_is_writte
     assert await made._write()
     assert not made.trouble
     assert [event.text for event in read(state)] == ["one", "two", "three"]
-    made._threads.close()
 
 
 async def test_a_short_write_costs_no_event_and_is_made_good_without_another_one(state, monkeypatch):
@@ -364,18 +363,15 @@ async def test_a_link_in_its_place_is_not_written_through(state):
 
 async def test_that_it_cannot_be_written_is_said_once_each_time_it_begins(state, caplog):
     made = store(state)
-    try:
-        for _ in range(2):
-            state.touch()  # no directory can be there
-            for text in ("one", "two"):
-                made.add("daemon", text)
-                assert not await made._write()
-            state.unlink()
-            assert await made._write()
-            assert read(state) == list(made.events)
-            shutil.rmtree(state)
-    finally:
-        made._threads.close()
+    for _ in range(2):
+        state.touch()  # no directory can be there
+        for text in ("one", "two"):
+            made.add("daemon", text)
+            assert not await made._write()
+        state.unlink()
+        assert await made._write()
+        assert read(state) == list(made.events)
+        shutil.rmtree(state)
     assert caplog.text.count("cannot be written, so these events would be lost at a restart") == 2
 
 

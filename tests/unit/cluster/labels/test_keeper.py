@@ -102,9 +102,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    made = Bench(tmp_path, monkeypatch)
-    yield made
-    made.labels._threads.close()
+    return Bench(tmp_path, monkeypatch)
 
 
 async def test_the_file_is_written_once_there_are_gpus_and_again_only_where_something_changed(bench):

@@ -16,7 +16,7 @@ from gpu_plugin.runtime.pulse import Pulse
 from gpu_plugin.telemetry.listener import server, sockets
 from gpu_plugin.telemetry.listener.answer import Answer, Stream
 from gpu_plugin.telemetry.listener.server import Limits, Server
-from gpu_plugin.telemetry.listener.sockets import listen, lookup
+from gpu_plugin.telemetry.listener.sockets import Lookup, listen
 from gpu_plugin.telemetry.metrics.exposition import PROMETHEUS
 
 PATIENT = Limits(head=30, answer=30, send=30, goodbye=30)
@@ -94,7 +94,7 @@ async def serving(limits=PATIENT, host="127.0.0.1", more=None):
     """A server; gives it with its port. On leaving, every connection and descriptor of it is gone."""
     made = Server(host, 0, {**PAGES, **(more or {})}, limits)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(made.serve, await listen(host, 0, lookup()))
+        tasks.start_soon(made.serve, await listen(host, 0, Lookup("http-address")))
         with anyio.fail_after(5):
             while not made.addresses:
                 await anyio.lowlevel.checkpoint()
@@ -523,16 +523,16 @@ async def test_a_family_that_the_machine_lacks_is_left_out(monkeypatch):
         return real(family, *more)
 
     monkeypatch.setattr(socket, "socket", without_ipv6)
-    [bound] = await listen("", 0, lookup())
+    [bound] = await listen("", 0, Lookup("http-address"))
     with bound:
         assert bound.getsockname()[0] == "0.0.0.0"
     with pytest.raises(OSError, match="not supported"):
-        await listen("::1", 0, lookup())
+        await listen("::1", 0, Lookup("http-address"))
 
 
 async def test_an_address_of_another_machine_cannot_be_had():
     with pytest.raises(OSError, match="Cannot assign requested address"):
-        await listen("192.0.2.1", 0, lookup())  # kept for documents (RFC 5737)
+        await listen("192.0.2.1", 0, Lookup("http-address"))  # kept for documents (RFC 5737)
 
 
 async def test_a_name_that_is_not_resolved_in_time_is_given_up(monkeypatch):
@@ -546,7 +546,7 @@ async def test_a_name_that_is_not_resolved_in_time_is_given_up(monkeypatch):
     monkeypatch.setattr(sockets, "RESOLVE_WITHIN", 0.05)
     try:
         with pytest.raises(TimeoutError):
-            await listen("node.example.com", 80, lookup())
+            await listen("node.example.com", 80, Lookup("http-address"))
         assert asked.is_set()
     finally:
         over.set()
@@ -563,7 +563,7 @@ async def test_a_resolver_that_never_returns_is_asked_once_however_often_one_tri
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     monkeypatch.setattr(sockets, "RESOLVE_WITHIN", 0.01)
-    looked_up = lookup()
+    looked_up = Lookup("http-address")
     try:
         for _ in range(5):
             with pytest.raises(TimeoutError, match=r"node\.example\.com was not resolved within"):
@@ -581,7 +581,7 @@ async def test_a_resolver_that_never_returns_is_asked_once_however_often_one_tri
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, f"a.{'x' * 64}.b"])
 async def test_a_name_that_none_can_be_is_an_address_that_cannot_be_had(host):
     with pytest.raises(OSError, match=f"{host} cannot be resolved: "):
-        await listen(host, 80, lookup())
+        await listen(host, 80, Lookup("http-address"))
 
 
 async def test_a_server_goes_on_asking_the_resolver_that_hangs(monkeypatch, caplog):
