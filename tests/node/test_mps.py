@@ -137,9 +137,8 @@ async def test_a_control_program_of_the_operators_is_run(mps, directory):
 
 
 async def test_more_replicas_than_an_older_gpu_takes_are_told_and_cost_no_exit(mps, directory):
-    newer = Path(mps_control.__file__).parent / "profiles/t4-4.yaml"
     pascal = directory / "pascal.yaml"
-    pascal.write_text(newer.read_text().replace("architecture: 6", "architecture: 4"))
+    pascal.write_text("count: 4\ngpu: {name: Tesla P4, architecture: 4, memory_bytes: 8589934592}\n")
     mps.profile = str(pascal)
     mps.config.write_text(SHARED % 17)
     mps.run()

@@ -7,8 +7,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from tables.generate import written
-
 LATER = {
     "elftools": "CDI specifications",
     "gpu_plugin.containers.cdi.build": "CDI specifications",
@@ -81,6 +79,7 @@ def test_value_types_of_the_daemon_are_structs(start):
     assert set(start["dataclasses"]) <= set(DATACLASSES), "make it a msgspec.Struct"
 
 
-def test_tables_are_read_as_their_yaml_has_them():
-    stale = [path.name for path, text in written().items() if not path.exists() or path.read_text() != text]
-    assert not stale, "run `make tables`"
+@pytest.mark.parametrize("module", ["yaml", "hashlib"])
+def test_a_built_in_simulated_node_is_read_without_libraries_of_files(module):
+    program = f"import sys; from gpu_plugin.simulation.profile import load; load('hgx-h100'); sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,12 +1,17 @@
 import json
+import re
+from importlib import import_module
+from pathlib import Path
+from uuid import UUID, uuid5
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import TopologyLevel
-from gpu_plugin.simulation import mig, profile
+from gpu_plugin.simulation import mig, profile, topology
 
 SMALL = {"count": 4, "gpu": {"name": "NVIDIA X"}}
 CUT = {"count": 4, "gpu": {"name": "NVIDIA X", "mig_mode": [0, 0], "mig_profiles": "a100-40gb"}}
@@ -61,9 +66,28 @@ def test_fabrics_are_what_hopper_and_later_have(name):
 
 def test_uuids_never_change():
     assert profile.load("hgx-h100").gpus[0].uuid == "GPU-0dd872bc-79b8-50d8-b0c2-df8d24062139"
-    assert profile.load("t4-4").gpus[3].uuid == profile.load("t4-4").gpus[3].uuid
-    uuids = [gpu.uuid for name in profile.names() for gpu in profile.load(name).gpus]
-    assert len(set(uuids)) == len(uuids)
+    namespace = UUID("6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77")
+    for name in set(profile.names()) - {"h200"}:  # that one is recorded
+        for index, gpu in enumerate(profile.load(name).gpus):
+            assert gpu.uuid == f"GPU-{uuid5(namespace, f'{name}/{index}')}"
+    assert profile.parse({"count": 4, "gpu": {"name": "x"}}, "t4-4").gpus[3].uuid == profile.load("t4-4").gpus[3].uuid
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_a_built_in_profile_keeps_the_rules_for_files(name):
+    node = import_module(f"gpu_plugin.simulation.profiles.{name.replace('-', '_')}").NODE
+    plain = msgspec.to_builtins(node, str_keys=True)
+    assert msgspec.convert(plain, profile.NodeDescription, str_keys=True, strict=True) == node
+
+
+def test_the_example_of_the_documents_has_all_keys():
+    example = Path(__file__).parents[3] / "docs/simulated-node.yaml"
+    node = profile.load(str(example))
+    assert (node.name, len(node.gpus), node.gpus[3].mig_mode) == ("my-node", 4, (1, 1))
+    blocks = (profile._File, profile.GpuProfile, profile.ThresholdsProfile, profile.FabricProfile)
+    links = (topology.NvLink, topology.NvSwitch, topology.Pcie)
+    keys = {key for block in (*blocks, *links) for key in block.__struct_fields__}
+    assert keys - set(re.findall(r"\w+(?=: )|\w+(?=:$)", example.read_text(), re.MULTILINE)) == set()
 
 
 def test_the_h200_is_the_recorded_one():
