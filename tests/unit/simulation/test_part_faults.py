@@ -11,7 +11,6 @@ from gpu_plugin.simulation.condition import FABRICS, LINK_FIELDS, Condition
 from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
-from gpu_plugin.simulation.part_faults import PART_FAULTS
 
 ANY = EventType.DOUBLE_BIT_ECC | EventType.XID_CRITICAL | EventType.GPU_RECOVERY_ACTION
 
@@ -153,7 +152,8 @@ def test_a_fault_shows_until_it_is_ended(tmp_path, name, value, reading, resetta
 
 
 def test_every_fault_of_a_part_has_its_reading():
-    assert set(PART_FAULTS) == {*READINGS, "nvlink-up", "ecc-cleared", "energy-dip"}
+    others = "nvlink-up ecc-cleared energy-dip xid event lost vanish return hang slow error mig reset reset-keeping-energy heal"
+    assert set(faults.FAULTS) == {*READINGS, *others.split()}
 
 
 def test_the_margin_follows_the_temperature(bench):
