@@ -10,10 +10,12 @@ from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return, Threshol
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
-from gpu_plugin.simulation import profile
+from gpu_plugin.simulation import faults
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
+from gpu_plugin.simulation.hardware import STATE_FILE
 from gpu_plugin.simulation.host import SimulatedHost
+
+from .opened import code, described, handles, make_node, opened
 
 XID = EventType.XID_CRITICAL
 
@@ -50,26 +52,6 @@ class Caller(threading.Thread):
         self.join(5)
         assert not self.is_alive()
         return self
-
-
-def make_node(name="hgx-h100", state=None, **more):
-    return SimulatedNode(profile.load(name), state, **more)
-
-
-def opened(node, **more):
-    driver = SimulatedDriver(node, **more)
-    driver.open()
-    return driver
-
-
-def handles(driver):
-    return [driver.handle_by_index(index) for index in range(driver.device_count())]
-
-
-def code(call, *arguments):
-    with pytest.raises(NvmlError) as caught:
-        call(*arguments)
-    return caught.value.code
 
 
 DEVICE_CALLS = {
@@ -152,14 +134,11 @@ def test_the_h200_answers_as_recorded():
     assert driver.common_ancestor(gpu, gpu) == TopologyLevel.INTERNAL
     host = SimulatedHost(make_node("h200"))
     assert host.numa_node("00000000:00:06.0") is None
-    assert "/dev/nvidiactl" in host.device_roots()
-
-
-def test_host_knows_a_gpu_by_either_form_of_its_bus_id():
-    host = SimulatedHost(make_node())
-    assert host.numa_node("00000000:9D:00.0") == host.numa_node("0000:9d:00.0") == 1
-    assert host.numa_node("0000:1b:00.0") == 0
-    assert host.numa_node("0000:ff:00.0") is None
+    caps = {"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"}
+    assert (
+        host.device_roots().keys()
+        == {"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidiactl"} | caps
+    )
 
 
 def test_before_open_nothing_answers():
@@ -213,7 +192,7 @@ def test_what_a_part_lacks_is_not_supported():
     gpu = driver.handle_by_index(0)
     assert code(driver.mig_mode, gpu) == Return.NOT_SUPPORTED
     assert code(driver.temperature_threshold, gpu, Threshold.MEM_MAX) == Return.NOT_SUPPORTED
-    driver = opened(SimulatedNode(profile.parse({"count": 1, "gpu": {"name": "old"}})))
+    driver = opened(described())
     gpu = driver.handle_by_index(0)
     for call in (
         "architecture",
@@ -245,8 +224,7 @@ def test_links_lead_to_peers_by_number():
     assert [remotes.count(driver.pci_bus_id(gpu)) for gpu in gpus] == [0, 1, 1, 2, 2, 0, 0, 0]
     assert driver.common_ancestor(gpus[0], gpus[1]) == TopologyLevel.SINGLE
     assert driver.common_ancestor(gpus[7], gpus[0]) == TopologyLevel.SYSTEM
-    short = {"count": 2, "gpu": {"name": "x"}, "nvlink": {"links": 2, "pairs": "0-1:1"}}
-    driver = opened(SimulatedNode(profile.parse(short)))
+    driver = opened(described(count=2, nvlink={"links": 2, "pairs": "0-1:1"}))
     gpu = driver.handle_by_index(0)
     assert driver.nvlink_remote_bus_id(gpu, 1) is None
     assert driver.nvlink_states(gpu) == (True, False)
@@ -450,7 +428,8 @@ def test_every_call_about_a_slow_gpu_takes_its_time_and_no_other():
     node = make_node()
     driver = opened(node)
     gpus = handles(driver)
-    node.change(3, slow=0.02)
+    said = faults.apply(node, {"gpu": 3, "slow": 0.02})
+    assert said.endswith(": every driver call takes 0.02 s, until healed.")
     begun = time.perf_counter()
     driver.uuid(gpus[3])
     driver.temperature(gpus[3])
@@ -478,6 +457,15 @@ def test_a_hung_gpu_blocks_its_calls_alone_until_healed():
     assert (uuid, handle) == (node.profile.gpus[3].uuid, gpus[3])
 
 
+def test_a_hang_ends_by_itself():
+    node = make_node()
+    gpu = opened(node).handle_by_index(3)
+    assert faults.apply(node, {"gpu": 3, "hang": 0.02}).endswith(": every driver call hangs for 0.02 s.")
+    begun = time.perf_counter()
+    opened(node).uuid(gpu)
+    assert time.perf_counter() - begun > 0.015
+
+
 def test_close_ends_no_hang():
     node = make_node()
     driver = opened(node)
@@ -491,26 +479,6 @@ def test_close_ends_no_hang():
     assert stuck.is_alive()
     node.heal(3)
     stuck.end()
-
-
-def test_a_hang_ends_by_itself():
-    node = make_node()
-    driver = opened(node)
-    gpu = driver.handle_by_index(3)
-    node.hang(3, 0.02)
-    begun = time.perf_counter()
-    driver.uuid(gpu)
-    assert time.perf_counter() - begun > 0.015
-
-
-def test_temperature_stays_until_healed():
-    node = make_node()
-    driver = opened(node)
-    gpu = driver.handle_by_index(1)
-    node.change(1, temperature=93)
-    assert (driver.temperature(gpu), driver.temperature(driver.handle_by_index(0))) == (93, 32)
-    node.heal(1)
-    assert driver.temperature(gpu) == 32
 
 
 def test_energy_grows_and_starts_again_when_healed():
