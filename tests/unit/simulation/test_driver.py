@@ -215,6 +215,18 @@ def test_what_a_part_lacks_is_not_supported():
     ):
         assert code(getattr(driver, call), gpu) == Return.NOT_SUPPORTED
     assert code(driver.register_events, gpu, 8, driver.event_set()) == Return.NOT_SUPPORTED
+    driver = opened(described(gpu={"name": "x", "fields": {165: 0}}))
+    assert driver.field_values(driver.handle_by_index(0), (port.Field(165),))[0].code == Return.NOT_SUPPORTED
+
+
+def test_power_is_the_same_by_function_and_by_field():
+    node = make_node()
+    driver = opened(node)
+    gpu = driver.handle_by_index(0)
+    for watts, milliwatts in ((None, 70_000), (300, 300_000)):
+        node.change(0, watts=watts)
+        assert driver.power_usage(gpu) == milliwatts
+        assert driver.field_values(gpu, (port.Field(186), port.Field(190))) == (milliwatts, driver.power_limit(gpu))
 
 
 def test_links_lead_to_peers_by_number():

@@ -7,7 +7,7 @@ import pytest
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
-from gpu_plugin.nvml.port import Handle, MigAttributes, NvmlError
+from gpu_plugin.nvml.port import Field, Handle, MigAttributes, NvmlError
 from gpu_plugin.simulation import mig, profile
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
@@ -256,6 +256,7 @@ def test_a_whole_gpu_is_no_mig_device_and_a_mig_device_no_whole_gpu():
     driver = opened(make_node("h100-mig-single"))
     gpu = driver.handle_by_index(0)
     assert code(driver.remapped_rows, gpu) == Return.NOT_SUPPORTED  # NVML's word for a GPU with instances
+    assert [each.code for each in driver.field_values(gpu, (Field(143), Field(144)))] == [Return.NOT_SUPPORTED] * 2
     for call in (driver.gpu_instance_id, driver.compute_instance_id, driver.mig_attributes):
         assert code(call, gpu) == Return.NOT_SUPPORTED
         assert code(call, Handle(1)) == Return.INVALID_ARGUMENT
