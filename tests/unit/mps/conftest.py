@@ -12,7 +12,8 @@ import pytest
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import MARK
-from gpu_plugin.mps.plan import GET_THREADS, MpsResource
+from gpu_plugin.mps.limits import GET_THREADS
+from gpu_plugin.mps.plan import MpsResource
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
 from gpu_plugin.nvml.session import DriverCalls

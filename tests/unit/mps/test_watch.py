@@ -15,7 +15,7 @@ from gpu_plugin.devices import mps_paths
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.mps import directories, foreign, watch
 from gpu_plugin.mps.control_program import PROGRAM
-from gpu_plugin.mps.plan import GET_THREADS
+from gpu_plugin.mps.limits import GET_THREADS
 from gpu_plugin.mps.readiness import lock
 from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.simulation import mps_control
