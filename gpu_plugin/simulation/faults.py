@@ -44,8 +44,7 @@ _MASK = 0xFFFFFFFF
 _NONE = "none"
 _EMPTY = "empty"
 
-PERSISTENCE_MODES = ("on", "off")
-"""Values of `persistence-mode`; the first is the default of the hardware."""
+PERSISTENCE_MODES = ("on", "off")  # Values of `persistence-mode`; the first is the default of the hardware
 
 _COMPLETED = "completed"  # a value of `fabric` in addition to `FABRICS`: the profile's state
 
@@ -62,11 +61,9 @@ RECOVERY_ACTIONS: Mapping[str, int] = {action.name.lower().replace("_", "-"): in
 # The action that a driver requests after a fatal Xid, by the Xid's way of recovery
 _RECOVERIES = {"reset": int(RecoveryAction.GPU_RESET), "reboot": int(RecoveryAction.NODE_REBOOT)}
 
-INSTANCE = "instance"
-"""The key for the instance of an Xid, such as 1 or 1/0. Without it, the Xid is of the whole GPU."""
+INSTANCE = "instance"  # The key for the instance of an Xid, such as 1 or 1/0. Without it, the Xid is of the whole GPU.
 
-TIMES = "times"
-"""The key for the number of refusals to open the driver. Without it, they last while the daemon runs."""
+TIMES = "times"  # The key for the number of refusals to open the driver. Without it, they last while the daemon runs.
 
 _LACKS = {
     "margin": "does not report a margin temperature",
@@ -99,8 +96,7 @@ class Fault(msgspec.Struct, frozen=True):
     needs: tuple[str | int, ...]
 
 
-FAULTS: dict[str, Fault] = {}
-"""Faults of a GPU by key, which is also the flag of `gpu-plugin fault`."""
+FAULTS: dict[str, Fault] = {}  # Faults of a GPU by key, which is also the flag of `gpu-plugin fault`
 
 
 def fault(key: str, read: Reader, *needs: str | int) -> Callable[[Effect], Effect]:

@@ -130,9 +130,13 @@ class SimulatedNode:
         """
         with self._changed:
             began = self._clock()
-            while (left := _answers_at(self._gpus[gpu], began) - self._clock()) > 0:
+            while True:
+                now = self._gpus[gpu]
+                left = max(now.hung_until or 0.0, began + (now.slow or 0.0)) - self._clock()
+                if left <= 0:
+                    break
                 self._changed.wait(left)
-            now, gone = self._gpus[gpu], departures not in (None, self._departures[gpu])
+            gone = departures not in (None, self._departures[gpu])
             return Return.GPU_IS_LOST if now.lost or now.vanished or gone else now.error
 
     def condition(self, gpu: int) -> Condition:
@@ -347,21 +351,14 @@ class SimulatedNode:
         if not self._file:
             return
         with self._saving:
-            write(self._file, self._snapshot())
-
-    def _snapshot(self) -> SavedNode:
-        with self._changed:
-            now, wall = self._clock(), self._wall_clock()
-            gpus = [
-                replace(gpu, hung_until=wall + hung - now if (hung := gpu.hung_until or now) > now else None)
-                for gpu in self._gpus
-            ]
-            return SavedNode(profile=self.profile.name, boot_id=self.boot_id, gpus=gpus)
-
-
-def _answers_at(now: Condition, began: float) -> float:
-    """Return the time at which a call that began at `began` is answered, on the same clock."""
-    return max(now.hung_until or 0.0, began + (now.slow or 0.0))
+            with self._changed:
+                now, wall = self._clock(), self._wall_clock()
+                gpus = [
+                    replace(gpu, hung_until=wall + hung - now if (hung := gpu.hung_until or now) > now else None)
+                    for gpu in self._gpus
+                ]
+                saved = SavedNode(profile=self.profile.name, boot_id=self.boot_id, gpus=gpus)
+            write(self._file, saved)
 
 
 def _built(gpu: GpuProfile) -> tuple[str, ...] | None:

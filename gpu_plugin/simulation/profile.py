@@ -22,8 +22,7 @@ _FOLDER = Path(__file__).parent / "profiles"
 _PACKAGE = "gpu_plugin.simulation.profiles"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
-MAX_BYTES = 1024 * 1024
-"""Largest size of a profile file: 64 GPUs with a line for each value need a tenth of it."""
+MAX_BYTES = 1024 * 1024  # Largest size of a profile file: 64 GPUs with a line for each value need a tenth of it
 
 _UUID_NAMESPACE = "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
 """A constant of this plugin. A GPU without a written uuid always has uuid5(this, "<profile name>/<index>").
@@ -64,8 +63,7 @@ class GpuProfile(Block, frozen=True):
     uuid: Annotated[str, msgspec.Meta(pattern="^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] = ""
     minor: Annotated[int, msgspec.Meta(ge=0, le=253)] = 0
     """N of /dev/nvidiaN; default: the index. 254 and 255 are the minors of nvidia-modeset and nvidiactl."""
-    pci_bus_id: BusId = ""
-    """In NVML's form; default: 00000000:<0x10 + index>:00.0."""
+    pci_bus_id: BusId = ""  # In NVML's form; default: 00000000:<0x10 + index>:00.0
     architecture: int | None = None
     """nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)."""
     compute_capability: tuple[Count, Count] | None = None
@@ -84,33 +82,24 @@ class GpuProfile(Block, frozen=True):
     memory_affinity: tuple[Count, ...] | None = None
     """NUMA nodes of nvmlDeviceGetMemoryAffinity with node scope; None: NOT_SUPPORTED."""
     thresholds: ThresholdsProfile = ThresholdsProfile()
-    event_types: _Mask | None = None
-    """Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events."""
+    event_types: _Mask | None = None  # Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events
     fields: dict[Count, int] = msgspec.field(default_factory=dict)
     """Values by field id (NVML_FI_*); the value of a link's field is for all NVLinks. Other ids are refused.
 
     Fields with the values of functions, such as energy (83) or pending row remaps (144), follow the functions instead.
     """
-    margin: _Celsius | None = None
-    """nvmlDeviceGetMarginTemperature at the idle temperature, °C."""
-    ecc: bool = False
-    """Whether it counts memory errors (nvmlDeviceGetTotalEccErrors)."""
-    sram_status: bool = False
-    """nvmlDeviceGetSramEccErrorStatus."""
+    margin: _Celsius | None = None  # nvmlDeviceGetMarginTemperature at the idle temperature, °C
+    ecc: bool = False  # Whether it counts memory errors (nvmlDeviceGetTotalEccErrors)
+    sram_status: bool = False  # nvmlDeviceGetSramEccErrorStatus
     row_remapping: bool = False
     """nvmlDeviceGetRemappedRows: Ampere and later, except while it is partitioned into MIG devices."""
-    page_retirement: bool = False
-    """nvmlDeviceGetRetiredPagesPendingStatus: GPU models that do not remap rows."""
-    unrepairable_memory: bool = False
-    """nvmlDeviceGetUnrepairableMemoryFlag_v1."""
-    clocks_event_reasons: _Mask | None = None
-    """nvmlDeviceGetCurrentClocksEventReasons of an idle GPU."""
-    fabric: FabricProfile | None = None
-    """nvmlDeviceGetGpuFabricInfoV: Hopper and later."""
+    page_retirement: bool = False  # nvmlDeviceGetRetiredPagesPendingStatus: GPU models that do not remap rows
+    unrepairable_memory: bool = False  # nvmlDeviceGetUnrepairableMemoryFlag_v1
+    clocks_event_reasons: _Mask | None = None  # nvmlDeviceGetCurrentClocksEventReasons of an idle GPU
+    fabric: FabricProfile | None = None  # nvmlDeviceGetGpuFabricInfoV: Hopper and later
     pcie_width: Annotated[int, msgspec.Meta(ge=1, le=32)] | None = None
     """Lanes of its PCIe link, all in use; None: no value of the link is supported, including its replays."""
-    vgpu_licensed: bool | None = None
-    """Whether a vGPU has its license; None: it is not a vGPU."""
+    vgpu_licensed: bool | None = None  # Whether a vGPU has its license; None: it is not a vGPU
     idle_temperature: _Celsius = 30
     limit_watts: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 400
     """The power limit in force, from its data sheet."""
@@ -124,8 +113,7 @@ class NodeDescription(Block, frozen=True):
     driver_version: str = "580.159.04"
     cuda_version: tuple[Count, Count] = (13, 0)
     """The newest CUDA version that the driver supports; the default is for the version above."""
-    machine: str = "Simulated Node"
-    """The firmware's name of the machine."""
+    machine: str = "Simulated Node"  # The firmware's name of the machine
     init_error: Annotated[int, msgspec.Meta(ge=1, le=999)] | None = None
     """nvmlReturn_t with which opening the driver fails; None: it can be opened."""
     gpus: Annotated[tuple[GpuProfile, ...], msgspec.Meta(max_length=64)] = ()
