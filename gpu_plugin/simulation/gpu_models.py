@@ -41,7 +41,7 @@ _OLD_EVENTS = 31  # the five old kinds; not recorded
 _AMPERE_EVENTS = 287  # the five old kinds and MIG configuration change; not recorded
 _HOPPER_EVENTS = 65439  # recorded on an H200 with driver 580.159.04
 
-# Values of an idle GPU by field id. The fields of a model are not recorded.
+# Fields of an idle GPU. The fields of a model and their values are not recorded, unless a comment has their source.
 _POWER = {FI_POWER_INSTANT: 0, FI_POWER_CURRENT_LIMIT: 0}
 _NVLINK_CRC = {FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: 0, FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: 0}
 _VOLTA = {FI_RETIRED_SBE: 0, FI_RETIRED_DBE: 0, **_NVLINK_CRC, FI_MEMORY_TEMP: 33, **_POWER}

@@ -6,7 +6,7 @@ from gpu_plugin.simulation.gpu_models import DEV, GB200, placed
 from gpu_plugin.simulation.profile import NodeDescription
 from gpu_plugin.simulation.topology import NvSwitch
 
-# Bus ids as nvidia-smi prints them, NUMA nodes of the CPU as `nvidia-smi topo -m` prints them
+# Bus ids as nvidia-smi prints them
 _GPUS = placed(
     GB200,
     ("GPU-502c0e31-ee01-552c-ae4c-7ee1eb60cf19", "00000008:01:00.0", 0),
@@ -16,7 +16,7 @@ _GPUS = placed(
 )
 
 NODE = NodeDescription(
-    # The GPU's memory is on the CPU's NUMA node, as `nvidia-smi topo -m` prints it.
+    # NUMA nodes of the CPU and of the GPU's memory as `nvidia-smi topo -m` prints them
     gpus=tuple(replace(gpu, memory_affinity=(gpu.numa_node,)) for gpu in _GPUS),
     # Outside the node; NVML's name for them there is not recorded.
     nvswitch=NvSwitch(links=18, bus_ids=("FFFFFFFF:FF:FF.7",)),
