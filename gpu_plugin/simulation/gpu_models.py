@@ -5,31 +5,7 @@ Values without a comment are from data sheets, or recorded on a real GPU.
 
 from msgspec.structs import replace
 
-from gpu_plugin.devices.nvml_h import (
-    FI_ECC_SBE_VOL_TOTAL,
-    FI_GET_GPU_RECOVERY_ACTION,
-    FI_MEMORY_TEMP,
-    FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
-    FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
-    FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
-    FI_NVLINK_GET_STATE,
-    FI_PCIE_COUNT_FATAL_ERROR,
-    FI_PCIE_REPLAY_COUNTER,
-    FI_POWER_CURRENT_LIMIT,
-    FI_POWER_INSTANT,
-    FI_REMAPPED_COR,
-    FI_REMAPPED_FAILURE,
-    FI_REMAPPED_PENDING,
-    FI_REMAPPED_UNC,
-    FI_RETIRED_DBE,
-    FI_RETIRED_SBE,
-    FI_TEMPERATURE_GPU_MAX_TLIMIT,
-    FI_TEMPERATURE_MEM_MAX_TLIMIT,
-    FI_TEMPERATURE_SHUTDOWN_TLIMIT,
-    FI_TEMPERATURE_SLOWDOWN_TLIMIT,
-    FI_TOTAL_ENERGY_CONSUMPTION,
-    FabricState,
-)
+from gpu_plugin.devices import nvml_h as nvml
 from gpu_plugin.simulation.profile import FabricProfile, GpuProfile, ThresholdsProfile
 
 DEV = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -42,37 +18,37 @@ _AMPERE_EVENTS = 287  # the five old kinds and MIG configuration change; not rec
 _HOPPER_EVENTS = 65439  # recorded on an H200 with driver 580.159.04
 
 # Fields of an idle GPU. The fields of a model and their values are not recorded, unless a comment has their source.
-_POWER = {FI_POWER_INSTANT: 0, FI_POWER_CURRENT_LIMIT: 0}
-_NVLINK_CRC = {FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: 0, FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: 0}
-_VOLTA = {FI_RETIRED_SBE: 0, FI_RETIRED_DBE: 0, **_NVLINK_CRC, FI_MEMORY_TEMP: 33, **_POWER}
+_POWER = {nvml.FI_POWER_INSTANT: 0, nvml.FI_POWER_CURRENT_LIMIT: 0}
+_NVLINK_CRC = {nvml.FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: 0, nvml.FI_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: 0}
+_VOLTA = {nvml.FI_RETIRED_SBE: 0, nvml.FI_RETIRED_DBE: 0, **_NVLINK_CRC, nvml.FI_MEMORY_TEMP: 33, **_POWER}
 _REMAPPING = {
-    FI_ECC_SBE_VOL_TOTAL: 0,
-    FI_TOTAL_ENERGY_CONSUMPTION: 0,
-    FI_PCIE_REPLAY_COUNTER: 0,
-    FI_REMAPPED_COR: 0,
-    FI_REMAPPED_UNC: 0,
-    FI_REMAPPED_PENDING: 0,
-    FI_REMAPPED_FAILURE: 0,
+    nvml.FI_ECC_SBE_VOL_TOTAL: 0,
+    nvml.FI_TOTAL_ENERGY_CONSUMPTION: 0,
+    nvml.FI_PCIE_REPLAY_COUNTER: 0,
+    nvml.FI_REMAPPED_COR: 0,
+    nvml.FI_REMAPPED_UNC: 0,
+    nvml.FI_REMAPPED_PENDING: 0,
+    nvml.FI_REMAPPED_FAILURE: 0,
     **_POWER,
-    FI_GET_GPU_RECOVERY_ACTION: 0,  # none
+    nvml.FI_GET_GPU_RECOVERY_ACTION: 0,  # none
 }
-_NVLINK = {**_NVLINK_CRC, FI_NVLINK_GET_STATE: 0}
+_NVLINK = {**_NVLINK_CRC, nvml.FI_NVLINK_GET_STATE: 0}
 # °C to T.Limit, as nvidia-smi prints them for an H100
 _HOPPER_TLIMITS = {
-    FI_TEMPERATURE_SHUTDOWN_TLIMIT: -8,
-    FI_TEMPERATURE_SLOWDOWN_TLIMIT: -2,
-    FI_TEMPERATURE_MEM_MAX_TLIMIT: 0,
-    FI_TEMPERATURE_GPU_MAX_TLIMIT: 0,
+    nvml.FI_TEMPERATURE_SHUTDOWN_TLIMIT: -8,
+    nvml.FI_TEMPERATURE_SLOWDOWN_TLIMIT: -2,
+    nvml.FI_TEMPERATURE_MEM_MAX_TLIMIT: 0,
+    nvml.FI_TEMPERATURE_GPU_MAX_TLIMIT: 0,
 }
-_HOPPER_NO_NVLINK = {**_REMAPPING, FI_PCIE_COUNT_FATAL_ERROR: 0, **_HOPPER_TLIMITS}
-_HOPPER = {**_HOPPER_NO_NVLINK, **_NVLINK, FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: 0}
+_HOPPER_NO_NVLINK = {**_REMAPPING, nvml.FI_PCIE_COUNT_FATAL_ERROR: 0, **_HOPPER_TLIMITS}
+_HOPPER = {**_HOPPER_NO_NVLINK, **_NVLINK, nvml.FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: 0}
 
 _VOLTA_THRESHOLDS = ThresholdsProfile(shutdown=90, slowdown=87, memory_max=85, gpu_max=83)  # of a V100-SXM2
 _H200_THRESHOLDS = ThresholdsProfile(shutdown=95, slowdown=89, memory_max=95, gpu_max=87)
 
 _NO_FABRIC = FabricProfile()
 # Completed, no fault; not recorded.
-FABRIC = FabricProfile(state=int(FabricState.COMPLETED), health_mask=0x1AA, summary=1)
+FABRIC = FabricProfile(state=int(nvml.FabricState.COMPLETED), health_mask=0x1AA, summary=1)
 
 V100_SXM2 = GpuProfile(
     name="Tesla V100-SXM2-32GB",
@@ -98,7 +74,7 @@ T4 = GpuProfile(
     memory_bytes=16106127360,
     thresholds=ThresholdsProfile(shutdown=96, slowdown=93, gpu_max=85),
     event_types=_OLD_EVENTS,
-    fields={FI_RETIRED_SBE: 0, FI_RETIRED_DBE: 0, **_POWER},
+    fields={nvml.FI_RETIRED_SBE: 0, nvml.FI_RETIRED_DBE: 0, **_POWER},
     ecc=True,
     page_retirement=True,
     clocks_event_reasons=1,
@@ -116,7 +92,7 @@ A100_SXM4_40GB = GpuProfile(
     mig_profiles="a100-40gb",
     thresholds=ThresholdsProfile(shutdown=92, slowdown=89, memory_max=95, gpu_max=85),
     event_types=_AMPERE_EVENTS,
-    fields={**_REMAPPING, **_NVLINK, FI_MEMORY_TEMP: 36},
+    fields={**_REMAPPING, **_NVLINK, nvml.FI_MEMORY_TEMP: 36},
     ecc=True,
     sram_status=True,  # not recorded
     row_remapping=True,
@@ -133,11 +109,11 @@ L40S = GpuProfile(
     event_types=_OLD_EVENTS,
     fields={
         **_REMAPPING,
-        FI_PCIE_COUNT_FATAL_ERROR: 0,
+        nvml.FI_PCIE_COUNT_FATAL_ERROR: 0,
         # As nvidia-smi prints them for other GPUs of the Ada generation
-        FI_TEMPERATURE_SHUTDOWN_TLIMIT: -5,
-        FI_TEMPERATURE_SLOWDOWN_TLIMIT: -2,
-        FI_TEMPERATURE_GPU_MAX_TLIMIT: 0,
+        nvml.FI_TEMPERATURE_SHUTDOWN_TLIMIT: -5,
+        nvml.FI_TEMPERATURE_SLOWDOWN_TLIMIT: -2,
+        nvml.FI_TEMPERATURE_GPU_MAX_TLIMIT: 0,
     },
     margin=60,  # not recorded: down to gpu_max
     ecc=True,
@@ -175,7 +151,7 @@ H100_SXM = replace(
     name="NVIDIA H100 80GB HBM3",
     memory_bytes=85520809984,
     mig_profiles="h100-80gb",
-    fields={**_HOPPER, FI_MEMORY_TEMP: 40},  # as nvidia-smi prints it for an idle H100
+    fields={**_HOPPER, nvml.FI_MEMORY_TEMP: 40},  # as nvidia-smi prints it for an idle H100
     unrepairable_memory=True,  # not recorded
     fabric=FABRIC,
     idle_watts=70,
@@ -200,7 +176,7 @@ B200 = replace(
     architecture=10,
     memory_bytes=192265846784,  # 183359 MiB, as nvidia-smi prints it
     mig_profiles="b200-180gb",
-    fields={**_HOPPER, FI_MEMORY_TEMP: 38},
+    fields={**_HOPPER, nvml.FI_MEMORY_TEMP: 38},
     idle_temperature=29,
     idle_watts=140,
     limit_watts=1000,
@@ -211,7 +187,7 @@ GB200 = replace(
     name="NVIDIA GB200",
     memory_bytes=198674743296,  # 189471 MiB, as nvidia-smi prints it
     mig_profiles=None,  # its table of MIG profiles is not known here
-    fields={**_HOPPER, FI_MEMORY_TEMP: 37},
+    fields={**_HOPPER, nvml.FI_MEMORY_TEMP: 37},
     # The cluster and its clique are invented.
     fabric=replace(FABRIC, cluster="7c1f0f4a92d84e53b0c66a1d3e5f8b27", clique=32766),
     idle_watts=155,
