@@ -140,16 +140,17 @@ def test_a_shorter_mark_replaces_a_longer_one_whole(root, supervisor, made):
     assert "GPU-15" in ready(root, NAME, gpus=("GPU-15",))
 
 
-def test_a_reader_in_the_way_does_not_keep_a_daemon_from_being_ready(root, supervisor, made):
+def test_a_reader_in_the_way_does_not_keep_a_daemon_from_being_ready(root, supervisor, made, monkeypatch):
     (root / NAME / ".ready").touch()
     descriptor = os.open(root / NAME / ".ready", os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         with pytest.raises(MpsError, match="another process holds"):
             made.up(mark())
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(descriptor, fcntl.LOCK_UN))
+        made.up(mark())
     finally:
         os.close(descriptor)
-    made.up(mark())
     assert ready(root, NAME) == ""
 
 
@@ -191,5 +192,8 @@ def test_one_lock_at_a_time(tmp_path):
 def test_a_lock_that_cannot_be_made_is_told(tmp_path):
     with pytest.raises(MpsError, match=os.strerror(errno.ENOENT)):
         lock(tmp_path / "nowhere" / "lock")
+    (tmp_path / "link").symlink_to("elsewhere")
+    with pytest.raises(MpsError, match=os.strerror(errno.ELOOP)):
+        lock(tmp_path / "link")
     with pytest.raises(MpsError, match="writable"):
         ReadyMark(tmp_path / "nowhere").up(mark())
