@@ -54,51 +54,30 @@ class Caller(threading.Thread):
         return self
 
 
-DEVICE_CALLS = {
-    "uuid": (),
-    "minor_number": (),
-    "pci_bus_id": (),
-    "name": (),
-    "architecture": (),
-    "compute_capability": (),
-    "memory_total": (),
-    "memory_used": (),
-    "utilization": (),
-    "power_usage": (),
-    "power_limit": (),
-    "mig_mode": (),
-    "max_mig_devices": (),
+NODE_CALLS = {
+    "open": (),
+    "close": (),
+    "driver_version": (),
+    "cuda_version": (),
+    "device_count": (),
+    "handle_by_index": (0,),
+    "handle_by_uuid": ("",),
+    "handle_by_pci_bus_id": ("",),
+    "common_ancestor": (port.Handle(0), port.Handle(0)),
+    "event_set": (),
+    "free_event_set": (port.EventSet(1),),
+    "wait": (port.EventSet(1), 0),
+}
+MORE_ARGUMENTS = {
     "mig_handle": (0,),
-    "gpu_instance_id": (),
-    "compute_instance_id": (),
-    "mig_attributes": (),
-    "compute_mode": (),
     "set_compute_mode": (3,),
-    "memory_affinity": (),
-    "persistence_mode": (),
-    "temperature": (),
     "temperature_threshold": (Threshold.SHUTDOWN,),
-    "margin_temperature": (),
-    "uncorrected_ecc_errors": (),
-    "sram_threshold_exceeded": (),
-    "remapped_rows": (),
-    "retired_pages_pending": (),
-    "unrepairable_memory": (),
-    "clocks_event_reasons": (),
-    "nvlink_states": (),
     "nvlink_to_switch": (0,),
-    "fabric": (),
-    "pcie_link": (),
-    "pcie_generation": (),
-    "pcie_max_generation": (),
-    "pcie_replays": (),
-    "vgpu_licensed": (),
-    "total_energy": (),
-    "supported_event_types": (),
     "field_values": ((port.Field(230),),),
     "nvlink_remote_bus_id": (0,),
     "register_events": (8, port.EventSet(1)),
 }
+DEVICE_CALLS = {call: MORE_ARGUMENTS.get(call, ()) for call in NVML_FUNCTIONS if call not in NODE_CALLS}
 
 
 def test_it_is_the_whole_port():
@@ -143,21 +122,8 @@ def test_the_h200_answers_as_recorded():
 
 def test_before_open_nothing_answers():
     driver = SimulatedDriver(make_node())
-    arguments = {
-        "handle_by_index": (0,),
-        "handle_by_uuid": ("",),
-        "handle_by_pci_bus_id": ("",),
-        "common_ancestor": (port.Handle(0), port.Handle(0)),
-        "free_event_set": (port.EventSet(1),),
-        "wait": (port.EventSet(1), 0),
-        "close": (),
-        "driver_version": (),
-        "cuda_version": (),
-        "device_count": (),
-        "event_set": (),
-    }
     for call in set(NVML_FUNCTIONS) - {"open"}:
-        given = arguments[call] if call in arguments else (port.Handle(0), *DEVICE_CALLS[call])
+        given = NODE_CALLS[call] if call in NODE_CALLS else (port.Handle(0), *DEVICE_CALLS[call])
         with pytest.raises(NvmlError) as caught:
             getattr(driver, call)(*given)
         assert (caught.value.code, caught.value.call) == (Return.UNINITIALIZED, NVML_FUNCTIONS[call])
@@ -194,25 +160,10 @@ def test_what_a_part_lacks_is_not_supported():
     assert code(driver.temperature_threshold, gpu, Threshold.MEM_MAX) == Return.NOT_SUPPORTED
     driver = opened(described())
     gpu = driver.handle_by_index(0)
-    for call in (
-        "architecture",
-        "memory_total",
-        "supported_event_types",
-        "margin_temperature",
-        "uncorrected_ecc_errors",
-        "sram_threshold_exceeded",
-        "remapped_rows",
-        "retired_pages_pending",
-        "unrepairable_memory",
-        "clocks_event_reasons",
-        "nvlink_states",
-        "fabric",
-        "pcie_link",
-        "pcie_generation",
-        "pcie_max_generation",
-        "pcie_replays",
-        "vgpu_licensed",
-    ):
+    lacks = """architecture memory_total supported_event_types margin_temperature uncorrected_ecc_errors sram_threshold_exceeded
+    remapped_rows retired_pages_pending unrepairable_memory clocks_event_reasons nvlink_states fabric pcie_link pcie_generation
+    pcie_max_generation pcie_replays vgpu_licensed memory_used memory_affinity compute_capability"""
+    for call in lacks.split():
         assert code(getattr(driver, call), gpu) == Return.NOT_SUPPORTED
     assert code(driver.register_events, gpu, 8, driver.event_set()) == Return.NOT_SUPPORTED
     driver = opened(described(gpu={"name": "x", "fields": {165: 0}}))
