@@ -1,4 +1,4 @@
-"""Plans the MPS daemons of a node: one daemon for each resource that is shared by MPS. Pure.
+"""Plans the MPS daemons of a node: a daemon for each resource shared by MPS. Pure.
 
 Directories are the same as in NVIDIA's plugin v0.20.0 (cmd/mps-control-daemon/mps), so that containers with NVIDIA's settings
 reach these daemons too.
@@ -26,9 +26,9 @@ _LONGEST_SOCKET = "control_privileged"  # the longest name of a socket of the co
 
 
 class MpsResource(msgspec.Struct, frozen=True):
-    """A resource that is shared by MPS: its GPUs in the order of their devices, the number of replicas, and the limits.
+    """A resource shared by MPS: its GPUs in the order of their devices, the number of replicas, and the limits.
 
-    `trouble` is the reason, found in its devices, why no daemon can serve it; empty if there is no such reason.
+    `trouble` is the reason, found in its devices, why no daemon can serve it; empty if a daemon can serve it.
     """
 
     name: str

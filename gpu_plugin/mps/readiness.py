@@ -42,7 +42,7 @@ _BETWEEN_TRIES = 0.002  # seconds
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a daemon that is up, written by its supervisor.
+    """The state of a running daemon, written by its supervisor.
 
     `pid` is the daemon's, `since` is in seconds of Unix time, `gpus` are uuids, and `confirmed` is the time of its last
     answer, in seconds of CLOCK_MONOTONIC, which is the same in all processes of a node.
@@ -157,7 +157,7 @@ def write_counts(descriptor: int, counts: Mapping[str, Counts]) -> None:
 
 
 def read_counts(mps_root: Path) -> dict[str, Counts]:
-    """Read the counts of a running supervisor by resource; empty if there are none."""
+    """Read the counts of a running supervisor by resource; empty without a supervisor."""
     return _read_locked(mps_root / SUPERVISOR, dict[str, Counts]) or {}
 
 
@@ -171,7 +171,7 @@ def supervised(mps_root: Path) -> bool:
 
 
 def _read_locked(path: Path, content: type[T]) -> T | None:
-    """Return the content of a JSON file; None if no other process holds its lock, or it has no such content."""
+    """Return the content of a JSON file; None if no other process holds its lock, or it cannot be decoded."""
     for _ in range(3):  # the other process may be in the middle of writing
         stream = _opened(path)
         if stream is None:
@@ -202,7 +202,7 @@ def _why_down(root: Path, resource: str) -> str:
 
 
 def _opened(path: Path) -> BinaryIO | None:
-    """Open a regular file for reading or for its locks; None if there is no such file."""
+    """Open a regular file for reading or for its locks; None if it is missing or of another kind."""
     try:
         return open_file(path, links=False)
     except OSError:

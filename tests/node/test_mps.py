@@ -68,7 +68,7 @@ async def test_sigusr2_tells_where_it_stands_and_ends_nothing(mps):
         await mps.said("in _serve")
         (child,) = mps.children()
         taken = dict(line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
-        assert not int(taken["SigIgn"], 16) >> (signal.SIGUSR2 - 1) & 1  # what it starts has its signals as ever
+        assert not int(taken["SigIgn"], 16) >> (signal.SIGUSR2 - 1) & 1  # its children have the usual signals
         status, _ = await mps.stop()
     assert status == 0, mps.log.read_text()[-2000:]
     assert mps.children() == []

@@ -1,4 +1,4 @@
-"""What a start pays for: modules that only some nodes or commands need are imported by these alone."""
+"""The cost of a start: modules for some nodes or commands are imported by these alone."""
 
 import json
 import subprocess
@@ -69,7 +69,7 @@ def test_the_daemon_imports_what_few_need_only_for_those(start, module):
 
 
 def test_what_is_not_to_be_imported_exists():
-    """A module that was renamed would be missing at the start for ever."""
+    """A renamed module would always be missing at the start."""
     ours = [name for name in LATER if name.startswith("gpu_plugin.")]
     assert all(find_spec(name) is not None for name in ours), ours
 

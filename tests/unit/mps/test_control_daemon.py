@@ -43,7 +43,7 @@ async def test_a_daemon_gets_its_own_environment_and_what_it_says_last_is_kept(s
     assert environment["CUDA_MPS_PIPE_DIRECTORY"] == f"{mps.root}/{GPU}/pipe"
     assert environment["CUDA_MPS_LOG_DIRECTORY"] == f"{mps.root}/{GPU}/log"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment
-    assert environment["PATH"].startswith(f"{mps.root}:")  # the server lies beside it
+    assert environment["PATH"].startswith(f"{mps.root}:")  # the server is in the same directory
     assert (mps.root / f"{PROGRAM}.arguments").read_text() == "fixed -f\n"
 
 

@@ -32,7 +32,7 @@ DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
 
 
 def pid(mps, name=GPU):
-    """The process of a resource's daemon that is up."""
+    """The process id of a resource's daemon, which is up."""
     return msgspec.json.decode((mps.root / name / READY).read_bytes(), type=Mark).pid
 
 

@@ -328,7 +328,7 @@ def test_what_was_in_a_set_before_a_gpu_of_it_was_lost_is_delivered_first():
     node.raise_xid(2, 95)
     node.raise_xid(3, 79)
     node.lose(3)
-    node.raise_xid(4, 31)  # nothing is heard of that
+    node.raise_xid(4, 31)  # no set gets this event
     assert [driver.wait(events, 0).data for _ in range(2)] == [95, 79]
     assert code(driver.wait, events, 0) == Return.GPU_IS_LOST
 

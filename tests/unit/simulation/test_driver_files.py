@@ -27,7 +27,7 @@ def test_a_simulated_nodes_driver_is_found_as_a_real_one_and_made_once(tmp_path)
     assert [file.container_path for file in files.files] == ["/usr/bin/nvidia-smi"]
     driver_files.make(root, "550.54.15")
     search.files("550.54.15")
-    assert search.searches == 1  # what is there already is not written again
+    assert search.searches == 1  # existing files are not written again
     (root / "usr/lib64/libcuda.so.1").unlink()
     (root / "usr/lib64/libcuda.so.1").symlink_to("elsewhere")
     driver_files.make(root, "570.1.1")

@@ -62,11 +62,11 @@ def old():
     return Bench("t4-4")
 
 
-# Each fault, what ends it, and what does not
+# Each fault and its end
 
 
 def place(bench):
-    """What NVML and sysfs tell of where the GPU is."""
+    """The place of the GPU by NVML and by sysfs."""
     path = SimulatedHost(bench.node).pci_path(bench.driver.pci_bus_id(bench.gpu))
     try:
         return bench.driver.common_ancestor(bench.gpu, bench.driver.handle_by_index(1)), path
@@ -235,7 +235,7 @@ def test_a_place_that_is_not_told_is_that_of_one_gpu(bench):
     assert bench.driver.common_ancestor(other, bench.gpu) == TopologyLevel.NODE
 
 
-# What the driver asks for
+# The driver's requests
 
 
 @pytest.mark.parametrize(
@@ -521,7 +521,7 @@ def test_a_link_that_leads_nowhere_cannot_go_down():
         faults.apply(node, {"gpu": 0, "nvlink-down": 1})
 
 
-# What is no reset, and what is one
+# Resets, and changes without a reset
 
 
 def test_a_count_of_memory_errors_is_cleared_without_a_reset(bench):

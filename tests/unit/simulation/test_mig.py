@@ -124,7 +124,7 @@ STARTS = {(1, 1): range(7), (1, 2): (0, 2, 4, 6), (2, 2): (0, 2, 4), (3, 4): (0,
 
 
 def placed(profiles, taken=frozenset()):
-    """Whether there is a place for each beside the memory slices that are taken."""
+    """Whether there is a place for each instance in the free memory slices."""
     if not profiles:
         return True
     first, rest = profiles[0], profiles[1:]

@@ -14,7 +14,7 @@ from .opened import make_node
 
 
 def relation(one, other):
-    """What two paths in sysfs tell of their ends; None where not even the root complex is the same."""
+    """The relation of two GPUs by their paths in sysfs; None if they have different root complexes."""
     ones, others = one.split("/")[3:], other.split("/")[3:]
     same = next(at for at, steps in enumerate(zip(ones, others, strict=False)) if steps[0] != steps[1])
     if not same:
@@ -26,7 +26,7 @@ def relation(one, other):
 
 
 def told(level):
-    """What of a relation sysfs can tell by paths alone."""
+    """The part of a relation that paths in sysfs show."""
     if level >= TopologyLevel.NODE:
         return None
     return max(level, TopologyLevel.SINGLE)
