@@ -48,9 +48,8 @@ T = TypeVar("T")
 _FIRST_HANDLE = 0x7F0000001000
 _HANDLE_STRIDE = 0x1000
 
-# Handles of MIG devices, by GPU and then by the number of the MIG device
+# Handles of MIG devices, by their numbers
 _FIRST_MIG_HANDLE = 0x7F8000000000
-_MIG_GPU_STRIDE = 0x100000000
 _MIG_STRIDE = 0x100
 
 # The fields of a Condition that NVML returns by functions and by these field ids
@@ -291,7 +290,7 @@ class SimulatedDriver(Driver):
         found = self._mig_device("name", handle)
         if found is None:
             return self._gpu("name", handle).name
-        return f"{self._profile.gpus[gpu_of_mig(handle)].name} MIG {found.instance.profile}"
+        return f"{self._profile.gpus[found.gpu].name} MIG {found.instance.profile}"
 
     def utilization(self, handle: Handle) -> int:
         """Return the present percentage. NOT_SUPPORTED in MIG mode."""
@@ -319,7 +318,7 @@ class SimulatedDriver(Driver):
             raise refused("mig_handle", Return.INVALID_ARGUMENT)
         if index >= len(devices):
             raise refused("mig_handle", Return.NOT_FOUND)
-        return mig_handle(gpu, devices[index].number)
+        return Handle(_FIRST_MIG_HANDLE + devices[index].number * _MIG_STRIDE)
 
     def gpu_instance_id(self, handle: Handle) -> int:
         """NOT_SUPPORTED for the handle of a whole GPU."""
@@ -461,15 +460,13 @@ class SimulatedDriver(Driver):
         """Do the first steps of a call and return the MIG device of a handle; None if it is not a MIG device's handle."""
         if handle < _FIRST_MIG_HANDLE:
             return None
-        gpu, number = gpu_of_mig(handle), (handle - _FIRST_MIG_HANDLE) % _MIG_GPU_STRIDE
-        known = gpu < len(self._profile.gpus)
-        self._begin(call, gpu if known else None)
-        if known:
-            self._check_answers(call, gpu)
-            for each in self._node.mig_devices(gpu) or ():
-                if each.number * _MIG_STRIDE == number:
-                    return each
-        raise refused(call, Return.INVALID_ARGUMENT)
+        number, rest = divmod(handle - _FIRST_MIG_HANDLE, _MIG_STRIDE)
+        found = None if rest else self._node.mig_device(number)
+        self._begin(call, found.gpu if found else None)
+        if found is None:
+            raise refused(call, Return.INVALID_ARGUMENT)
+        self._check_answers(call, found.gpu)
+        return found
 
     def _mig(self, call: str, handle: Handle) -> SimulatedMigDevice:
         found = self._mig_device(call, handle)
@@ -543,16 +540,6 @@ def supported(call: str, value: T | None) -> T:
     if value is None:
         raise refused(call, Return.NOT_SUPPORTED)
     return value
-
-
-def mig_handle(gpu: int, number: int) -> Handle:
-    """Return the handle of a GPU's MIG device, by the number of the MIG device."""
-    return Handle(_FIRST_MIG_HANDLE + gpu * _MIG_GPU_STRIDE + number * _MIG_STRIDE)
-
-
-def gpu_of_mig(handle: Handle) -> int:
-    """Return the index on the node of the GPU with this MIG device's handle."""
-    return (handle - _FIRST_MIG_HANDLE) // _MIG_GPU_STRIDE
 
 
 def _temperature(built: GpuProfile, now: Condition) -> int:

@@ -28,8 +28,9 @@ _LOADED_BEFORE = 86400.0
 
 
 class SimulatedMigDevice(msgspec.Struct, frozen=True):
-    """A MIG device of a GPU. A `number` is never reused. An instance that is made again has the same `uuid`."""
+    """A MIG device of a GPU. Its `number` on the node is never reused. An instance that is made again has the same `uuid`."""
 
+    gpu: int
     number: int
     uuid: str
     instance: MigInstance
@@ -87,7 +88,7 @@ class SimulatedNode:
         else:
             self.boot_id = _new_boot_id()
             self._gpus = [Condition(energy_since=wall - _LOADED_BEFORE, mig=_built(gpu)) for gpu in profile.gpus]
-        self._mig_devices = [self._partitioned(gpu, was.mig) for gpu, was in zip(profile.gpus, self._gpus, strict=True)]
+        self._mig_devices = [self._partitioned(gpu, was.mig) for gpu, was in enumerate(self._gpus)]
         if not saved:
             self._save()
         self.compute_modes = SimulatedComputeModes(state, self.boot_id)
@@ -161,6 +162,12 @@ class SimulatedNode:
         """Return the GPU's MIG devices by MIG index; None outside MIG mode."""
         with self._changed:
             return self._mig_devices[gpu]
+
+    def mig_device(self, number: int) -> SimulatedMigDevice | None:
+        """Return the MIG device with this number; None if it does not exist any more."""
+        with self._changed:
+            present = (device for devices in self._mig_devices for device in devices or ())
+            return next((device for device in present if device.number == number), None)
 
     def bindings(self) -> dict[str, int]:
         """Return a number by PCI bus id that changes when the driver is bound again. Vanished GPUs are not included."""
@@ -315,7 +322,7 @@ class SimulatedNode:
         if built.mig_mode is None or built.mig_profiles is None:
             raise ConfigError(f"{built.name}: the simulated node knows of no MIG profiles for it")
         with self.changing(gpu) as now:
-            self._mig_devices[gpu] = self._partitioned(built, profiles)
+            self._mig_devices[gpu] = self._partitioned(gpu, profiles)
             now.mig = None if profiles is None else tuple(profiles)
 
     @contextmanager
@@ -330,13 +337,13 @@ class SimulatedNode:
     def _lost(self) -> frozenset[int]:
         return frozenset(gpu for gpu, now in enumerate(self._gpus) if now.lost)
 
-    def _partitioned(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> tuple[SimulatedMigDevice, ...] | None:
+    def _partitioned(self, gpu: int, profiles: Sequence[str] | None) -> tuple[SimulatedMigDevice, ...] | None:
         if profiles is None:
             return None
-        devices = []
-        for instance in lay_out(gpu.mig_profiles, profiles) if gpu.mig_profiles else ():
+        built, devices = self.profile.gpus[gpu], []
+        for instance in lay_out(built.mig_profiles, profiles) if built.mig_profiles else ():
             self._last_mig_device += 1
-            devices.append(SimulatedMigDevice(self._last_mig_device, mig_uuid(gpu.uuid, instance), instance))
+            devices.append(SimulatedMigDevice(gpu, self._last_mig_device, mig_uuid(built.uuid, instance), instance))
         return tuple(devices)
 
     # State file
