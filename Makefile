@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPREAD ?= --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test processes-and-units test-all mutants lint format bench e2e real-and-chart chart cluster image manifests proto proto-check tables lock clean
+.PHONY: help install demo test processes-and-units test-all mutants lint format bench e2e real-and-chart chart cluster image manifests proto proto-check lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -91,9 +91,6 @@ image: ## build the container image: IMAGE=name:tag, BUILDER=docker or podman, B
 	@test -n "$(BUILDER)" || { echo "make image needs docker (with its daemon) or podman"; exit 1; }
 	$(BUILDER) build --tag $(IMAGE) --build-arg VERSION=$(VERSION) \
 	  --build-arg REVISION="$$(git rev-parse HEAD 2>/dev/null)" --build-arg CREATED="$$(date -u +%Y-%m-%dT%H:%M:%SZ)" $(BUILD_OPTIONS) .
-
-tables: install ## generate the JSON that the daemon reads in place of the YAML of gpu_plugin
-	$(BIN)/python tables/generate.py
 
 proto: install ## generate gpu_plugin/kubelet/_api from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python proto/generate.py

@@ -35,8 +35,7 @@ _PROC = Path("/proc")
 _KILL_PATIENCE = 2.0
 
 _LONGEST_LINE = 1000
-_MAX_CHUNKS = 64
-"""Number of reads in a row, so that a daemon with endless output blocks nothing."""
+_MAX_CHUNKS = 64  # Number of reads in a row, so that a daemon with endless output blocks nothing
 
 _SWEEP_PATIENCE = 5.0
 

@@ -19,11 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gpu_plugin.config.sharing import MpsLimits
-from gpu_plugin.mps.plan import same_threads, thread_percentage
+from gpu_plugin.mps.limits import same_threads, thread_percentage
 from gpu_plugin.mps.remedies import ASK_OTHER, RESTART_OTHER, TO_DO, WAIT_FOR_OTHER
 
 CONFIRM = 30.0  # seconds between two queries of a daemon that is up and holds its lock, to find a daemon that hangs
-LOOK_AGAIN = 3.0  # seconds between two queries of a daemon that is down or holds no lock
+LOOK_AGAIN = 3.0  # seconds between two queries of other daemons, which are down or hold no lock
 SET_UP = 10.0  # seconds for setting a daemon's limits, if no file .started shows that they are set
 
 Identity = tuple[int, ...]
@@ -48,7 +48,7 @@ class Signs(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """The result of a query at the time `asked` (seconds of a steady clock), with the signs just before the query.
 
-    `threads` is the percentage that the daemon returned. If it is None, `trouble` says why the daemon cannot be used, or
+    `threads` is the percentage that the daemon returned. Without it, `trouble` says why the daemon cannot be used, or
     `unable` why no query is possible here. `misses` is the number of queries without an answer since the last answer.
     """
 
@@ -72,7 +72,7 @@ def answer_to_use(new: Answer, last: Answer | None) -> Answer:
 def settled(signs: Signs, clock: float) -> bool:
     """Return whether the daemon's limits seem to be set. `clock` is Unix time in seconds.
 
-    A file .started that is older than the socket is from an earlier daemon.
+    If the file .started is older than the socket, it is from an earlier daemon.
     """
     return _started(signs) or not 0 <= clock - signs.control[2] / 1e9 < SET_UP
 

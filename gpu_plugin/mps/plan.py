@@ -1,10 +1,9 @@
-"""Plans the MPS daemons of a node: one daemon for each resource that is shared by MPS. Pure.
+"""Plans the MPS daemons of a node: a daemon for each resource shared by MPS. Pure.
 
-Directories, limits and the order of commands are the same as in NVIDIA's plugin v0.20.0 (cmd/mps-control-daemon/mps), so that
-containers with NVIDIA's settings reach these daemons too.
+Directories are the same as in NVIDIA's plugin v0.20.0 (cmd/mps-control-daemon/mps), so that containers with NVIDIA's settings
+reach these daemons too.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -14,35 +13,22 @@ from gpu_plugin.config.socket_path import LONGEST, room
 from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.mps_paths import log_directory, pipe_directory
 from gpu_plugin.devices.node import Gpu, Node
+from gpu_plugin.mps.limits import DaemonLimits, limits_of
 
 VOLTA = 5  # NVML_DEVICE_ARCH_VOLTA: since Volta the hardware isolates clients from each other
 
-CLIENTS = 48
-CLIENTS_BEFORE_VOLTA = 16
-"""Largest number of clients of one GPU's MPS server: 48 since compute capability 7.0 (V100 included), 16 before
-(nvidia-cuda-mps-control(1))."""
+# Largest number of clients of one GPU's MPS server: 48 since compute capability 7.0 (V100 included), 16 before
+# (nvidia-cuda-mps-control(1)).
+_CLIENTS = 48
+_CLIENTS_BEFORE_VOLTA = 16
 
-
-# The longest name of a socket of the control daemon in its pipe directory.
-_LONGEST_SOCKET = "control_privileged"
-
-GET_THREADS = "get_default_active_thread_percentage"
-"""The command that a working control daemon can always answer. NVIDIA's plugin sends the same."""
-
-UNKNOWN = "Unknown command"  # the beginning of the answer to a command that the daemon does not know
-
-SET_MEMORY = "set_default_device_pinned_mem_limit"
-GET_MEMORY = "get_default_device_pinned_mem_limit"
-"""Commands to set and get the limit of a client's memory on a GPU (nvidia-cuda-mps-control(1))."""
-
-_MIB = 1024 * 1024
-_ROUNDING = 0.05  # answers have one digit after the decimal point
+_LONGEST_SOCKET = "control_privileged"  # the longest name of a socket of the control daemon in its pipe directory
 
 
 class MpsResource(msgspec.Struct, frozen=True):
-    """A resource that is shared by MPS: its GPUs in the order of their devices, the number of replicas, and the limits.
+    """A resource shared by MPS: its GPUs in the order of their devices, the number of replicas, and the limits.
 
-    `trouble` is the reason, found in its devices, why no daemon can serve it; empty if there is no such reason.
+    `trouble` is the reason, found in its devices, why no daemon can serve it; empty if a daemon can serve it.
     """
 
     name: str
@@ -55,8 +41,7 @@ class MpsResource(msgspec.Struct, frozen=True):
 class MpsDaemon(msgspec.Struct, frozen=True):
     """One MPS control daemon with all its settings: a daemon with equal settings need not be restarted.
 
-    `gpus` are uuids. `environment` is for the daemon and for commands to it. `commands` are sent to the daemon once it
-    answers, before it has clients. `threads` is the percentage of a GPU's threads that it should then report.
+    `gpus` are uuids. The limits are set once the daemon answers, before it has clients.
     """
 
     resource: str
@@ -64,8 +49,7 @@ class MpsDaemon(msgspec.Struct, frozen=True):
     log: str
     gpus: tuple[str, ...]
     replicas: int
-    commands: tuple[str, ...]
-    threads: float
+    limits: DaemonLimits
 
     @property
     def environment(self) -> dict[str, str]:
@@ -90,7 +74,7 @@ class MpsPlan(msgspec.Struct, frozen=True):
 
 def most_clients(gpu: Gpu) -> int:
     """Return how many clients may use the GPU at once; the lower number if its architecture is unknown."""
-    return CLIENTS if (gpu.architecture or 0) >= VOLTA else CLIENTS_BEFORE_VOLTA
+    return _CLIENTS if (gpu.architecture or 0) >= VOLTA else _CLIENTS_BEFORE_VOLTA
 
 
 def mps_resources(resources: Iterable[Resource], node: Node) -> tuple[MpsResource, ...]:
@@ -150,8 +134,7 @@ def plan_daemons(root: str, resources: Iterable[MpsResource]) -> MpsPlan:
                 log=log_directory(root, resource.name),
                 gpus=tuple(gpu.uuid for gpu in readable),
                 replicas=resource.replicas,
-                commands=limit_commands(readable, resource.replicas, resource.limits),
-                threads=thread_percentage(resource.replicas, resource.limits),
+                limits=limits_of(readable, resource.replicas, resource.limits),
             )
         )
     return MpsPlan(tuple(daemons), refused, tuple(warnings))
@@ -182,40 +165,3 @@ def _fault(root: str, resource: MpsResource, gpus: tuple[Gpu, ...], taken: Mappi
     if room(longest) < 0:
         return f"{longest} is too long a path for a Unix socket (over {LONGEST} bytes); shorten --mps-root"
     return ""
-
-
-def limit_commands(gpus: tuple[Gpu, ...], replicas: int, limits: MpsLimits) -> tuple[str, ...]:
-    """Return the commands that set a daemon's limits for each client, to be sent before it has clients.
-
-    A GPU's number in a command is its place in the daemon's CUDA_VISIBLE_DEVICES, not its NVML index: the daemon numbers only
-    these devices, in this order, regardless of CUDA_DEVICE_ORDER. Memory is in MiB, rounded down. A GPU that does not report
-    its memory gets no default limit. The limit of threads comes last, so a daemon that has it also has the others.
-    """
-    commands = []
-    for ordinal, gpu in enumerate(gpus):
-        share = limits.pinned_memory
-        if share is None and gpu.memory_bytes:
-            share = gpu.memory_bytes // replicas // _MIB
-        if share is not None:
-            commands.append(f"{SET_MEMORY} {ordinal} {share}M")
-    commands.append(f"set_default_active_thread_percentage {thread_percentage(replicas, limits):g}")
-    return tuple(commands)
-
-
-def thread_percentage(replicas: int, limits: MpsLimits) -> float:
-    """Return the limit of a GPU's threads for each client, in percent.
-
-    Without a configured limit it is the equal share, rounded down to a whole number, as in NVIDIA's plugin.
-    """
-    return 100 // replicas if limits.active_thread_percentage is None else limits.active_thread_percentage
-
-
-def threads_in(answer: str) -> float | None:
-    """Return the percentage of threads in a daemon's answer; None if the answer has no number."""
-    found = re.search(r"\d+(\.\d+)?", answer)
-    return float(found[0]) if found else None
-
-
-def same_threads(one: float, other: float) -> bool:
-    """Return whether two percentages are equal within the precision of an answer."""
-    return abs(one - other) <= _ROUNDING + 1e-9

@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -24,22 +24,25 @@ from gpu_plugin.mps.errors import MpsError
 from gpu_plugin.mps.remedies import SAME_CONFIGURATION, SAME_ROOT, START, STUCK, TO_DO
 from gpu_plugin.runtime.regular_file import open_file, replace_file
 
+T = TypeVar("T")
+
 READY = ".ready"
 DOWN = ".down"
 SUPERVISOR = ".supervisor"
 
+# Seconds after which a mark is ignored if its supervisor has not confirmed it: several times the interval of its probes
 STALE = 60.0
-"""Seconds after which a mark is ignored if its supervisor has not confirmed it: several times the interval of its probes."""
 
 _MODE = 0o644
 _LONGEST = 64 * 1024
+
+# A reader holds a lock for some microseconds; a writer that finds it locked tries again.
 _TRIES = 50
-_BETWEEN_TRIES = 0.002
-"""Seconds. A reader holds a lock for some microseconds; a writer that finds it locked tries again."""
+_BETWEEN_TRIES = 0.002  # seconds
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a daemon that is up, written by its supervisor.
+    """The state of a running daemon, written by its supervisor.
 
     `pid` is the daemon's, `since` is in seconds of Unix time, `gpus` are uuids, and `confirmed` is the time of its last
     answer, in seconds of CLOCK_MONOTONIC, which is the same in all processes of a node.
@@ -69,7 +72,10 @@ def lock(path: Path) -> int | None:
 
     Raises MpsError if the file cannot be made or opened.
     """
-    descriptor = _lock_file(path)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+    except OSError as error:
+        raise MpsError(f"{path} cannot be opened: {error.strerror}; is --mps-root writable?") from None
     for _ in range(_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,20 +85,6 @@ def lock(path: Path) -> int | None:
             return descriptor
     os.close(descriptor)
     return None
-
-
-def wait_for_lock(path: Path) -> int:
-    """Get the lock as `lock` does, but block while another process holds it."""
-    descriptor = _lock_file(path)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
-
-
-def _lock_file(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
-    except OSError as error:
-        raise MpsError(f"{path} cannot be opened: {error.strerror}; is --mps-root writable?") from None
 
 
 class ReadyMark:
@@ -138,17 +130,15 @@ class ReadyMark:
                 self._down.unlink()
 
 
-def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas: int = 0, now: float = 0.0) -> str:
+def ready(mps_root: Path, resource: str, *, gpus: Collection[str] = (), replicas: int = 0) -> str:
     """Return why the MPS daemon of a resource such as nvidia.com/gpu cannot be used; empty if it can.
 
-    It must serve the GPUs with these uuids, each for `replicas` clients (0: any number). `now` is CLOCK_MONOTONIC in seconds,
-    for tests; 0: read the clock.
+    It must serve the GPUs with these uuids, each for `replicas` clients (0: any number).
     """
-    found = _mark(mps_root / resource / READY)
+    found = _read_locked(mps_root / resource / READY, Mark)
     if found is None:
         return f"its MPS daemon is down: {_why_down(mps_root, resource)}"
-    age = (now or time.monotonic()) - found.confirmed
-    if age > STALE:
+    if time.monotonic() - found.confirmed > STALE:
         return f"its MPS daemon is down: gpu-plugin mps has not seen it answer for over {STALE:g} s{TO_DO}{STUCK}"
     missing = [uuid for uuid in gpus if uuid not in found.gpus]
     if missing:
@@ -167,39 +157,30 @@ def write_counts(descriptor: int, counts: Mapping[str, Counts]) -> None:
 
 
 def read_counts(mps_root: Path) -> dict[str, Counts]:
-    """Read the counts of a running supervisor by resource; empty if there are none, or while they are being written."""
-    stream = opened(mps_root / SUPERVISOR)
-    if stream is None:
-        return {}
-    with stream:
-        if not _locked_elsewhere(stream.fileno()):
-            return {}
-        try:
-            return msgspec.json.decode(stream.read(_LONGEST), type=dict[str, Counts])
-        except (OSError, ValueError, msgspec.DecodeError):
-            return {}
+    """Read the counts of a running supervisor by resource; empty without a supervisor."""
+    return _read_locked(mps_root / SUPERVISOR, dict[str, Counts]) or {}
 
 
 def supervised(mps_root: Path) -> bool:
     """Return whether gpu-plugin mps runs for this root: then no daemons of other programs are used."""
-    stream = opened(mps_root / SUPERVISOR)
+    stream = _opened(mps_root / SUPERVISOR)
     if stream is None:
         return False
     with stream:
         return _locked_elsewhere(stream.fileno())
 
 
-def _mark(path: Path) -> Mark | None:
-    """Return the mark of a running supervisor; None if no process holds the lock."""
-    for _ in range(3):  # a writer may be in the middle of writing
-        stream = opened(path)
+def _read_locked(path: Path, content: type[T]) -> T | None:
+    """Return the content of a JSON file; None if no other process holds its lock, or it cannot be decoded."""
+    for _ in range(3):  # the other process may be in the middle of writing
+        stream = _opened(path)
         if stream is None:
             return None
         with stream:
             try:
                 if not _locked_elsewhere(stream.fileno()):
                     return None
-                return msgspec.json.decode(stream.read(_LONGEST), type=Mark)
+                return msgspec.json.decode(stream.read(_LONGEST), type=content)
             except (OSError, ValueError, msgspec.DecodeError, RecursionError):  # ValueError: the text is not UTF-8
                 continue
     return None
@@ -210,7 +191,7 @@ def _why_down(root: Path, resource: str) -> str:
         if (root / SUPERVISOR).exists():
             return f"gpu-plugin mps does not run on this node{TO_DO}{START}"
         return f"gpu-plugin mps has not run on this node, or not for the MPS root that is {root} here{TO_DO}{SAME_ROOT}"
-    stream = opened(root / resource / DOWN)
+    stream = _opened(root / resource / DOWN)
     if stream is None:
         return f"gpu-plugin mps runs no daemon for it (yet){TO_DO}{SAME_CONFIGURATION}"
     with stream:
@@ -220,8 +201,8 @@ def _why_down(root: Path, resource: str) -> str:
             return f"{root / resource / DOWN} cannot be read: {error.strerror}"
 
 
-def opened(path: Path) -> BinaryIO | None:
-    """Open a regular file for reading or for its locks; None if there is no such file."""
+def _opened(path: Path) -> BinaryIO | None:
+    """Open a regular file for reading or for its locks; None if it is missing or of another kind."""
     try:
         return open_file(path, links=False)
     except OSError:

@@ -4,7 +4,6 @@ A resource is ready while its supervisor holds the lock that `readiness` reads. 
 Unchanged daemons continue. Other daemons end before new daemons start, since a GPU has only one daemon.
 """
 
-import asyncio
 import logging
 import os
 import time
@@ -21,9 +20,9 @@ from gpu_plugin.mps import directories, readiness
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import ControlDaemon, end_leftovers
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.mps.limits import differences, questions
+from gpu_plugin.mps.limits import GET_THREADS, UNKNOWN, threads_in
 from gpu_plugin.mps.pipe import drain_log, follows_links, prepare
-from gpu_plugin.mps.plan import GET_THREADS, UNKNOWN, MpsDaemon, MpsPlan, MpsResource, plan_daemons, threads_in
+from gpu_plugin.mps.plan import MpsDaemon, MpsPlan, MpsResource, plan_daemons
 from gpu_plugin.mps.readiness import Counts, Mark, ReadyMark
 from gpu_plugin.runtime.backoff import Backoff
 from gpu_plugin.runtime.pulse import Pulse
@@ -35,6 +34,9 @@ _ALIVE = (
     "its process is alive and is not ended, since its clients would lose their work. A client may occupy its control connection "
     "(ss -xp shows which process); if it stays so, restart gpu-plugin mps"
 )
+
+
+_LOCK_INTERVAL = 0.5  # seconds between two tries to get the lock of the MPS root
 
 
 class Tempo(msgspec.Struct, frozen=True):
@@ -89,8 +91,7 @@ class Supervisor:
         self._warned_of_links = False
         self._counts: dict[str, Counts] = {}
         self._descriptor: int | None = None
-        self._without_limits: set[MpsDaemon] = set()
-        """Daemons whose lack of support for memory limits was logged."""
+        self._without_limits: set[MpsDaemon] = set()  # whose lack of support for memory limits was logged
         self._plan: MpsPlan | None = None
         self._changed = Pulse()
         self._kept: dict[str, _Kept] = {}
@@ -127,19 +128,15 @@ class Supervisor:
 
     @asynccontextmanager
     async def _sole_supervisor(self) -> AsyncIterator[None]:
-        """Hold the lock of the MPS root. If another process holds it, wait for the end of that process."""
+        """Hold the lock of the MPS root. While another process holds it, wait."""
         directories.make_directory(self._root)
         path = self._root / readiness.SUPERVISOR
-        descriptor = readiness.lock(path)
-        if descriptor is None:
-            log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
-            job = begin(lambda: readiness.wait_for_lock(path), "mps-lock")
-            try:
-                await job.wait()
-            except BaseException:
-                job.done.add_done_callback(_close_late_lock)  # the thread may still get the lock later
-                raise
-            descriptor = job.done.result()
+        warned = False
+        while (descriptor := readiness.lock(path)) is None:
+            if not warned:
+                log.warning("%s is held by another gpu-plugin mps on this node; waiting for it to end", path)
+                warned = True
+            await anyio.sleep(_LOCK_INTERVAL)
         self._descriptor = descriptor
         readiness.write_counts(descriptor, {})
         try:
@@ -273,7 +270,8 @@ class Supervisor:
         daemon, tempo = control.daemon, self._tempo
         await self._listening(control)
         self._warn_of_links(control)
-        since, misses, ready, restoring, down, unwritten = time.time(), 0, False, False, "", ""
+        state = Mark(pid=control.pid, since=time.time(), replicas=daemon.replicas, gpus=daemon.gpus, confirmed=0.0)
+        misses, ready, restoring, down, unwritten = 0, False, False, "", ""
         while True:
             try:
                 different = left = await self._differences(control)
@@ -299,7 +297,7 @@ class Supervisor:
                     log.error("%s: its MPS daemon is down: %s", daemon.resource, why)
             elif not misses:
                 try:
-                    self._confirm(control, mark, since)
+                    mark.up(msgspec.structs.replace(state, confirmed=time.monotonic()))
                 except MpsError as error:
                     if unwritten != (unwritten := str(error)):
                         log.error(  # noqa: TRY400 - a sentence
@@ -328,7 +326,7 @@ class Supervisor:
         Raises:
             MpsError: it does not answer.
         """
-        answer = await control.ask(*control.daemon.commands, patience=self._tempo.answer)
+        answer = await control.ask(*control.daemon.limits.commands, patience=self._tempo.answer)
         if UNKNOWN in answer and control.daemon not in self._without_limits:
             self._without_limits.add(control.daemon)
             log.warning("%s: its MPS daemon does not support a limit: %s", control.daemon.resource, answer)
@@ -339,11 +337,11 @@ class Supervisor:
         Raises:
             MpsError: it does not answer. While another client occupies a daemon, the answer is empty.
         """
-        asked = questions(control.daemon)
-        answer = await control.ask(*asked, patience=self._tempo.answer)
+        limits = control.daemon.limits
+        answer = await control.ask(*limits.questions, patience=self._tempo.answer)
         if threads_in(answer) is None:
-            raise MpsError(f"its control answers {asked[0]!r} with {answer or 'nothing'!r}")
-        return differences(control.daemon, answer)
+            raise MpsError(f"its control answers {GET_THREADS!r} with {answer or 'nothing'!r}")
+        return limits.differences(answer)
 
     def _log_restoring(self, resource: str, different: str, *, again: bool) -> None:
         """Count that a client has changed limits, and log it, unless the probe before this one did so too (`again`)."""
@@ -376,16 +374,3 @@ class Supervisor:
                 await anyio.sleep(min(tempo.probe, 0.1))
             else:
                 return
-
-    @staticmethod
-    def _confirm(control: ControlDaemon, mark: ReadyMark, since: float) -> None:
-        daemon = control.daemon
-        mark.up(
-            Mark(pid=control.pid, since=since, replicas=daemon.replicas, gpus=daemon.gpus, confirmed=time.monotonic())
-        )
-
-
-def _close_late_lock(got: "asyncio.Future[int]") -> None:
-    """Close a lock file that was locked too late."""
-    if not got.cancelled() and got.exception() is None:
-        os.close(got.result())

@@ -16,8 +16,8 @@ from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.mps import control_program, directories, foreign, readiness
 from gpu_plugin.mps.errors import MpsError, NotStartedError
 from gpu_plugin.mps.foreign import Answer, Identity, Signs
+from gpu_plugin.mps.limits import GET_THREADS, threads_in
 from gpu_plugin.mps.pipe import lock_holder
-from gpu_plugin.mps.plan import GET_THREADS, threads_in
 from gpu_plugin.mps.readiness import Counts
 from gpu_plugin.runtime.threads import NoAnswerError, SlowCall
 

@@ -29,8 +29,7 @@ _NUMBERS = (
 )
 """Pattern of a path, major, minor; a number in the path is added to the minor."""
 
-_OTHER_MAJOR = 240
-"""The first major for local use in the kernel's list. Minors are assigned in the order of the paths."""
+_OTHER_MAJOR = 240  # The first major for local use in the kernel's list. Minors are assigned in the order of the paths.
 
 _log = logging.getLogger(__name__)
 

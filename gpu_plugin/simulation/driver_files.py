@@ -6,8 +6,7 @@ from pathlib import Path
 
 from gpu_plugin.runtime.regular_file import replace_file
 
-DIRECTORY = "driver-root"
-"""The directory of these files, below a simulated node's state directory."""
+DIRECTORY = "driver-root"  # The directory of these files, below a simulated node's state directory
 
 _LIBRARIES = {
     "libcuda": "1",

@@ -7,8 +7,7 @@ import msgspec
 
 from gpu_plugin.nvml.port import Event, EventSet, Handle
 
-_QUEUE_LENGTH = 1024
-"""Largest number of unread events in an event set; the oldest are dropped first. NVML documents no such limit."""
+_QUEUE_LENGTH = 1024  # unread events in an event set; the oldest are dropped first. NVML documents no limit.
 
 
 class GpuIsLostError(LookupError):
@@ -16,10 +15,10 @@ class GpuIsLostError(LookupError):
 
 
 class _Listener(msgspec.Struct):
-    """An event set: handle and mask of each GPU, its events, and whether a failed registration made it undefined.
+    """An event set: handle and mask of each GPU, and its events.
 
-    `gone`: a GPU of the set has vanished; it stays lost for this set even after it returns. `ready` is the number of events
-    that were in the set before a GPU of it was lost.
+    `undefined`: a registration failed. `gone`: a GPU of the set has vanished, and stays lost for this set even after its
+    return. `ready` is the number of events that were in the set before a GPU of it was lost.
     """
 
     gpus: dict[int, tuple[Handle, int]] = msgspec.field(default_factory=dict)
@@ -47,7 +46,7 @@ class EventSets:
         return events
 
     def free(self, events: EventSet) -> bool:
-        """Remove an event set and end its waits. Return False if there is no such set."""
+        """Remove an event set and end its waits. Return False if the set does not exist."""
         with self._changed:
             known = self._listeners.pop(events, None) is not None
             self._changed.notify_all()
@@ -60,7 +59,7 @@ class EventSets:
             self._changed.notify_all()
 
     def register(self, gpu: int, handle: Handle, mask: int, events: EventSet) -> bool:
-        """Register a GPU in an event set for these kinds of events from now on. Return False if there is no such set."""
+        """Register a GPU in an event set for these kinds of events from now on. Return False if the set does not exist."""
         with self._changed:
             if not (listener := self._listeners.get(events)):
                 return False

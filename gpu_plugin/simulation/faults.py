@@ -1,42 +1,206 @@
-"""The faults of `gpu-plugin fault` for a simulated node. A new fault needs a function and a line in `FAULTS`."""
+"""The faults of `gpu-plugin fault` for a simulated node. A new fault is a function with the decorator `fault`."""
 
 import math
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
 
 from gpu_plugin.config.errors import ConfigError
+from gpu_plugin.config.words import counted
 from gpu_plugin.devices.gpu_names import called
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, RecoveryAction, Return
+from gpu_plugin.devices.nvml_h import (
+    ALL_INSTANCES,
+    FI_GET_GPU_RECOVERY_ACTION,
+    FI_MEMORY_TEMP,
+    FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    FI_PCIE_COUNT_FATAL_ERROR,
+    FI_RETIRED_DBE,
+    EventType,
+    RecoveryAction,
+    Return,
+)
 from gpu_plugin.health.xid_table import XID_TABLE
 from gpu_plugin.simulation import device_nodes
+from gpu_plugin.simulation.condition import FABRICS, UNKNOWN, UNREADABLE
 from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.simulation.part_faults import MASK, PART_FAULTS, Fault, change, flag, require, whole
 
+HIGHEST_XID = 999  # Xids are numbered consecutively; the numbers in NVIDIA's catalog are below 200
+
+# Higher values are typing errors.
+_HOTTEST = 200  # °C
+_MANY = 1_000_000  # errors
+_MAX_ENERGY = 10**15  # mJ: a kilowatt for thirty years
+_LONGEST_HANG = 86400.0  # seconds
+_MANY_TIMES = 1000  # refusals
+_MASK = 0xFFFFFFFF
+
+# Values of `mig` other than profiles: no MIG mode, and MIG mode without a MIG device (as with an empty text)
 _NONE = "none"
 _EMPTY = "empty"
-"""Values of `mig` other than profiles: no MIG mode, and MIG mode without a MIG device (as with an empty text)."""
 
-HIGHEST_XID = 999
-"""Xids are numbered consecutively; the numbers in NVIDIA's catalog are below 200."""
+PERSISTENCE_MODES = ("on", "off")  # Values of `persistence-mode`; the first is the default of the hardware
 
-_LONGEST_HANG = 86400.0
-"""Seconds: a day."""
+_COMPLETED = "completed"  # a value of `fabric` in addition to `FABRICS`: the profile's state
 
-_MANY_TIMES = 1000
-"""Largest number of refusals; more than any test needs."""
+TOPOLOGIES = {
+    "readable": "NVML and sysfs report its place on PCIe",
+    UNREADABLE: "NVML does not report its place on PCIe, until healed",
+    UNKNOWN: "neither NVML nor sysfs reports its place on PCIe, until healed",
+}
+"""Values of `topology` with their effects; the first is the profile's state."""
 
+RECOVERY_ACTIONS: Mapping[str, int] = {action.name.lower().replace("_", "-"): int(action) for action in RecoveryAction}
+"""nvmlDeviceGpuRecoveryAction_t by the values of `recovery-action`."""
+
+# The action that a driver requests after a fatal Xid, by the Xid's way of recovery
 _RECOVERIES = {"reset": int(RecoveryAction.GPU_RESET), "reboot": int(RecoveryAction.NODE_REBOOT)}
-"""nvmlDeviceGpuRecoveryAction_t that a driver requests after a fatal Xid, by the Xid's way of recovery."""
+
+INSTANCE = "instance"  # The key for the instance of an Xid, such as 1 or 1/0. Without it, the Xid is of the whole GPU.
+
+TIMES = "times"  # The key for the number of refusals to open the driver. Without it, they last while the daemon runs.
+
+_LACKS = {
+    "margin": "does not report a margin temperature",
+    "clocks_event_reasons": "does not report clocks event reasons",
+    "ecc": "does not count memory errors",
+    "row_remapping": "does not remap memory rows",
+    "page_retirement": "does not retire memory pages",
+    "sram_status": "does not report SRAM errors",
+    "unrepairable_memory": "does not report unrepairable memory",
+    "pcie_width": "does not report its PCIe link",
+}
+"""For each property that a GPU's profile may lack (None or False there), a text that says what its model does not do."""
+
+Reader = Callable[[object], Any]
+"""Converts the requested value of a fault. Raises ConfigError without the fault's name if the value is invalid."""
+
+Effect = Callable[..., str]
+"""Applies a fault to a node, given a GPU by index, the value, and options by key.
+
+Returns what was done, as the end of "GPU 3 (GPU-...): ". Raises ConfigError without the fault's name if this GPU cannot have the
+fault; then nothing was changed.
+"""
 
 
-def _xid(node: SimulatedNode, gpu: int, number: int, instance: object = None) -> str:
-    gpu_instance, compute_instance = (ALL_INSTANCES, ALL_INSTANCES) if instance is None else _instances(instance)
-    # An Xid of an instance only ends the work in the instance, so the driver requests no action for the whole GPU.
-    action = _recovery_after(number) if instance is None else 0
-    receivers = node.raise_xid(gpu, number, action, gpu_instance=gpu_instance, compute_instance=compute_instance)
-    where = "" if instance is None else f" on instance {instance}"
+class Fault(msgspec.Struct, frozen=True):
+    """A fault of a GPU. `needs` are required properties of the GPU's profile: keys of `_LACKS`, or NVML_FI_* ids of fields."""
+
+    read: Reader
+    effect: Effect
+    needs: tuple[str | int, ...]
+
+
+FAULTS: dict[str, Fault] = {}  # Faults of a GPU by key, which is also the flag of `gpu-plugin fault`
+
+
+def fault(key: str, read: Reader, *needs: str | int) -> Callable[[Effect], Effect]:
+    """Declare the effect of a fault."""
+
+    def declared(effect: Effect) -> Effect:
+        FAULTS[key] = Fault(read, effect, needs)
+        return effect
+
+    return declared
+
+
+def require(node: SimulatedNode, gpu: int, has: object, lacks: str) -> None:
+    """Raise ConfigError unless the GPU `has` a property that the fault needs; `lacks` says what its model does not do."""
+    if not has:
+        raise ConfigError(f"{node.profile.gpus[gpu].name}: the simulated one {lacks}")
+
+
+def _set_field(node: SimulatedNode, gpu: int, number: int, value: int) -> None:
+    with node.changing(gpu) as now:
+        now.fields = {**now.fields, number: value}
+
+
+# Readers of values
+
+
+def whole(low: int, high: int, unit: str = "") -> Reader:
+    """Return a reader of whole numbers from `low` to `high`."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{value!r} is not a whole number")
+        if not low <= value <= high:
+            raise ConfigError(f"{value}: from {low} to {high}{unit}")
+        return value
+
+    return read
+
+
+def flag(value: object) -> None:
+    """Read a value that must be true."""
+    if value is not True:
+        raise ConfigError(f"{value!r}: it is either asked for with true or left out")
+
+
+def one_of(words: Collection[str]) -> Reader:
+    """Return a reader of one of these words."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ConfigError(f"{value!r}: one of {', '.join(words)}")
+        return value
+
+    return read
+
+
+def _unread(value: object) -> object:
+    """Return the value, which the effect reads because its range is the GPU's."""
+    return value
+
+
+def _seconds(value: object) -> float:
+    """Read a number of seconds up to a day."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{value!r} is not a number of seconds")
+    if not 0 < value <= _LONGEST_HANG:  # false for NaN too
+        raise ConfigError(f"{value}: from above 0 to {_LONGEST_HANG:g} seconds")
+    return float(value)
+
+
+def _profiles(value: object) -> list[str] | None:
+    """Read a list of MIG profiles; None outside MIG mode."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor {_EMPTY} nor {_NONE}")
+    if value.strip() == _NONE:
+        return None
+    return [part.strip() for part in value.split(",")] if value.strip() not in ("", _EMPTY) else []
+
+
+def _instance(value: object) -> str:
+    """Read a GPU instance such as 1, or a compute instance of it such as 1/0."""
+    if not isinstance(value, str) or not re.fullmatch("[0-9]{1,2}(/[0-9]{1,2})?", value):
+        raise ConfigError(f"{value!r}: a GPU instance such as 1, or a compute instance of it such as 1/0")
+    return value
+
+
+_CELSIUS = whole(-40, _HOTTEST, " °C")
+_COUNT = whole(1, _MANY)
+
+# Events and the driver's requests
+
+
+@fault("xid", whole(1, HIGHEST_XID))
+def _xid(node: SimulatedNode, gpu: int, number: int, instance: str = "") -> str:
+    of_gpu, _, of_compute = instance.partition("/")
+    receivers = node.raise_xid(
+        gpu,
+        number,
+        # An Xid of an instance only ends the work in the instance, so the driver requests no action for the whole GPU.
+        0 if instance else _recovery_after(number),
+        gpu_instance=int(of_gpu or ALL_INSTANCES),
+        compute_instance=int(of_compute or ALL_INSTANCES),
+    )
+    where = f" on instance {instance}" if instance else ""
     return f"Xid {number} raised{where}" + ("" if receivers else ", and nothing listens for its events")
 
 
@@ -50,62 +214,255 @@ def _recovery_after(xid: int) -> int:
     return _RECOVERIES.get(row.recovery, 0) if row is not None and row.verdict == "fatal" else 0
 
 
+@fault("event", whole(1, _MASK))
 def _event(node: SimulatedNode, gpu: int, kind: int) -> str:
     if kind & EventType.XID_CRITICAL:
-        raise ConfigError(f"event: {kind:#x}: {int(EventType.XID_CRITICAL):#x} is an Xid: ask for xid")
+        raise ConfigError(f"{kind:#x}: {int(EventType.XID_CRITICAL):#x} is an Xid: ask for xid")
     unknown = kind & ~(node.profile.gpus[gpu].event_types or 0)
-    require(node, gpu, "event", not unknown, f"sends no events of type {unknown:#x}")
+    require(node, gpu, not unknown, f"sends no events of type {unknown:#x}")
     receivers = node.post(gpu, kind)
     return f"event of type {kind:#x} sent" + ("" if receivers else ", and nothing listens for it")
 
 
-def _vanish(node: SimulatedNode, gpu: int, _: object) -> str:
+@fault("recovery-action", one_of(RECOVERY_ACTIONS), FI_GET_GPU_RECOVERY_ACTION)
+def _recovery_action(node: SimulatedNode, gpu: int, action: str) -> str:
+    _set_field(node, gpu, FI_GET_GPU_RECOVERY_ACTION, RECOVERY_ACTIONS[action])
+    node.post(gpu, EventType.GPU_RECOVERY_ACTION)
+    if not RECOVERY_ACTIONS[action]:
+        return "its driver requests no recovery after any Xid, until reset"
+    return f"its driver asks for {action}, until reset"
+
+
+# Temperature, clocks and energy
+
+
+@fault("temperature", _CELSIUS)
+def _temperature(node: SimulatedNode, gpu: int, celsius: int) -> str:
+    node.change(gpu, temperature=celsius)
+    return f"now at {celsius} °C, until healed"
+
+
+@fault("memory-temperature", _CELSIUS, FI_MEMORY_TEMP)
+def _memory_temperature(node: SimulatedNode, gpu: int, celsius: int) -> str:
+    _set_field(node, gpu, FI_MEMORY_TEMP, celsius)
+    return f"its memory is now at {celsius} °C, until healed"
+
+
+@fault("margin", whole(-_HOTTEST, _HOTTEST, " °C"), "margin")
+def _margin(node: SimulatedNode, gpu: int, celsius: int) -> str:
+    node.change(gpu, margin=celsius)
+    return f"now {celsius} °C from its temperature limit, until healed"
+
+
+@fault("clocks-event-reasons", whole(0, _MASK), "clocks_event_reasons")
+def _clocks_event_reasons(node: SimulatedNode, gpu: int, reasons: int) -> str:
+    node.change(gpu, clocks_event_reasons=reasons)
+    return f"its clocks event reasons are {reasons:#x}, until healed"
+
+
+@fault("energy-dip", whole(1, _MAX_ENERGY, " mJ"))
+def _energy_dip(node: SimulatedNode, gpu: int, energy: int) -> str:
+    node.dip(gpu, energy)
+    return f"its energy counter is {energy} mJ less at the next reading than at the last, and counts on from there"
+
+
+@fault("persistence-mode", one_of(PERSISTENCE_MODES))
+def _persistence_mode(node: SimulatedNode, gpu: int, mode: str) -> str:
+    on = mode == PERSISTENCE_MODES[0]
+    node.change(gpu, persistence=on)
+    if on:
+        return "persistence mode is on: its counters outlive the processes that have the driver open"
+    return "persistence mode is off: its counters begin at 0 when nobody has the driver open any more, until healed"
+
+
+# Memory
+
+
+@fault("ecc-uncorrected", _COUNT, "ecc")
+def _ecc_uncorrected(node: SimulatedNode, gpu: int, errors: int) -> str:
+    with node.changing(gpu) as now:
+        now.ecc_uncorrected += errors
+    node.post(gpu, EventType.DOUBLE_BIT_ECC)
+    return f"{counted(errors, 'more uncorrected memory error')}, until reset"
+
+
+@fault("ecc-cleared", flag, "ecc")
+def _ecc_cleared(node: SimulatedNode, gpu: int, _: None) -> str:
+    node.change(gpu, ecc_uncorrected=0)
+    return "its count of memory errors is 0 again, without a reset"
+
+
+@fault("remap-pending", flag, "row_remapping")
+def _remap_pending(node: SimulatedNode, gpu: int, _: None) -> str:
+    with node.changing(gpu) as now:
+        now.rows_uncorrectable += 1
+        now.remap_pending = True
+    return "a memory row waits to be remapped, until reset"
+
+
+@fault("remap-failure", flag, "row_remapping")
+def _remap_failure(node: SimulatedNode, gpu: int, _: None) -> str:
+    node.change(gpu, remap_failure=True)
+    return "a memory row could not be remapped, until healed"
+
+
+@fault("retired-pages", whole(0, _MANY), "page_retirement", FI_RETIRED_DBE)
+def _retired_pages(node: SimulatedNode, gpu: int, pages: int) -> str:
+    _set_field(node, gpu, FI_RETIRED_DBE, pages)
+    return f"{pages} memory pages are retired, until healed"
+
+
+@fault("retirement-pending", flag, "page_retirement")
+def _retirement_pending(node: SimulatedNode, gpu: int, _: None) -> str:
+    node.change(gpu, retirement_pending=True)
+    return "a memory page waits to be retired, until reset"
+
+
+@fault("sram-threshold", flag, "sram_status")
+def _sram_threshold(node: SimulatedNode, gpu: int, _: None) -> str:
+    node.change(gpu, sram_threshold=True)
+    return "its SRAM has had more errors than it may, until healed"
+
+
+@fault("unrepairable-memory", flag, "unrepairable_memory")
+def _unrepairable_memory(node: SimulatedNode, gpu: int, _: None) -> str:
+    node.change(gpu, unrepairable_memory=True)
+    return "it has memory that cannot be repaired, until healed"
+
+
+# NVLinks and PCIe
+
+
+@fault("nvlink-down", _unread)
+def _nvlink_down(node: SimulatedNode, gpu: int, value: object) -> str:
+    link = _link(node, gpu, value)
+    with node.changing(gpu) as now:
+        now.links_down = tuple(sorted({*now.links_down, link}))
+    return f"its NVLink {link} is down, until reset"
+
+
+@fault("nvlink-up", _unread)
+def _nvlink_up(node: SimulatedNode, gpu: int, value: object) -> str:
+    link = _link(node, gpu, value)
+    with node.changing(gpu) as now:
+        now.links_down = tuple(each for each in now.links_down if each != link)
+    return f"its NVLink {link} is up"
+
+
+def _link(node: SimulatedNode, gpu: int, value: object) -> int:
+    """Read the number of a connected NVLink."""
+    links = node.profile.remotes[gpu]
+    require(node, gpu, links, "has no NVLinks")
+    link = int(whole(0, len(links) - 1)(value))
+    require(node, gpu, links[link], f"has nothing at the other end of its NVLink {link}")
+    return link
+
+
+@fault("nvlink-errors", _COUNT, FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS)
+def _nvlink_errors(node: SimulatedNode, gpu: int, errors: int) -> str:
+    link = _grow_on_link(node, gpu, FI_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, errors)
+    return f"{errors} more recoveries of its NVLink {link} failed, until reset"
+
+
+@fault("nvlink-crc-errors", _COUNT, FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL)
+def _nvlink_crc_errors(node: SimulatedNode, gpu: int, errors: int) -> str:
+    link = _grow_on_link(node, gpu, FI_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, errors)
+    return f"{errors} more CRC errors on its NVLink {link}, until reset"
+
+
+def _grow_on_link(node: SimulatedNode, gpu: int, number: int, by: int) -> int:
+    """Add to a field of the GPU's last connected NVLink, and return the number of the link."""
+    links = [at for at, remote in enumerate(node.profile.remotes[gpu]) if remote is not None]
+    require(node, gpu, links, "has no NVLinks")
+    link = links[-1]
+    with node.changing(gpu) as now:
+        counts = now.link_fields.get(number, {})
+        value = by + counts.get(link, node.profile.gpus[gpu].fields[number])
+        now.link_fields = {**now.link_fields, number: {**counts, link: value}}
+    return link
+
+
+@fault("fabric", one_of((_COMPLETED, *FABRICS)))
+def _fabric(node: SimulatedNode, gpu: int, state: str) -> str:
+    built = node.profile.gpus[gpu].fabric
+    require(node, gpu, built and built.state, "is part of no NVLink fabric")
+    node.change(gpu, fabric=None if state == _COMPLETED else state)
+    return f"its NVLink fabric is {state}" + ("" if state == _COMPLETED else ", until reset")
+
+
+@fault("topology", one_of(TOPOLOGIES))
+def _topology(node: SimulatedNode, gpu: int, place: str) -> str:
+    node.change(gpu, topology=place if place in (UNREADABLE, UNKNOWN) else None)
+    return TOPOLOGIES[place]
+
+
+@fault("pcie-width", _unread, "pcie_width")
+def _pcie_width(node: SimulatedNode, gpu: int, value: object) -> str:
+    widest = node.profile.gpus[gpu].pcie_width or 0
+    lanes = whole(1, widest, " lanes")(value)
+    node.change(gpu, pcie_width=lanes)
+    return f"its PCIe link has {lanes} of {widest} lanes, until healed"
+
+
+@fault("pcie-replays", _COUNT, "pcie_width")
+def _pcie_replays(node: SimulatedNode, gpu: int, replays: int) -> str:
+    with node.changing(gpu) as now:
+        now.pcie_replays += replays
+    return f"{replays} more replays on its PCIe link, until reset"
+
+
+@fault("pcie-fatal-errors", _COUNT, FI_PCIE_COUNT_FATAL_ERROR)
+def _pcie_fatal_errors(node: SimulatedNode, gpu: int, errors: int) -> str:
+    number = FI_PCIE_COUNT_FATAL_ERROR
+    with node.changing(gpu) as now:
+        now.fields = {**now.fields, number: errors + now.fields.get(number, node.profile.gpus[gpu].fields[number])}
+    return f"{errors} more fatal errors on its PCIe link, until reset"
+
+
+# The whole GPU
+
+
+@fault("lost", flag)
+def _lost(node: SimulatedNode, gpu: int, _: None) -> str:
+    node.lose(gpu)
+    return "fell off the bus, until healed"
+
+
+@fault("vanish", flag)
+def _vanish(node: SimulatedNode, gpu: int, _: None) -> str:
     node.vanish(gpu)
     return "gone from its driver, until it returns or is healed"
 
 
-def _return(node: SimulatedNode, gpu: int, _: object) -> str:
+@fault("return", flag)
+def _return(node: SimulatedNode, gpu: int, _: None) -> str:
     if not node.condition(gpu).vanished:
-        raise ConfigError(f"return: GPU {gpu} has not vanished")
+        raise ConfigError(f"GPU {gpu} has not vanished")
     node.bring_back(gpu)
     return "back, for whoever opens the driver from now on"
 
 
+@fault("hang", _seconds)
 def _hang(node: SimulatedNode, gpu: int, seconds: float) -> str:
     node.hang(gpu, seconds)
     return f"every driver call hangs for {seconds:g} s"
 
 
-def _seconds(name: str, value: object) -> float:
-    """Read a number of seconds up to a day."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name}: {value!r} is not a number of seconds")
-    if not 0 < value <= _LONGEST_HANG:  # false for NaN too
-        raise ConfigError(f"{name}: {value}: from above 0 to {_LONGEST_HANG:g} seconds")
-    return float(value)
+@fault("slow", _seconds)
+def _slow(node: SimulatedNode, gpu: int, seconds: float) -> str:
+    node.change(gpu, slow=seconds)
+    return f"every driver call takes {seconds:g} s, until healed"
 
 
+@fault("error", whole(Return.SUCCESS, Return.UNKNOWN))
 def _error(node: SimulatedNode, gpu: int, code: int) -> str:
     node.change(gpu, error=code or None)
     return f"every driver call fails with {code}, until healed" if code else "driver calls do not fail"
 
 
-def _profiles(name: str, value: object) -> list[str] | None:
-    """Read a list of MIG profiles; None outside MIG mode."""
-    if not isinstance(value, str):
-        raise ConfigError(
-            f"{name}: {value!r} is not a list of MIG profiles such as 3g.20gb,3g.20gb, nor {_EMPTY} nor {_NONE}"
-        )
-    if value.strip() == _NONE:
-        return None
-    return [part.strip() for part in value.split(",")] if value.strip() not in ("", _EMPTY) else []
-
-
+@fault("mig", _profiles)
 def _mig(node: SimulatedNode, gpu: int, profiles: list[str] | None) -> str:
-    try:
-        node.partition(gpu, profiles)
-    except ConfigError as error:
-        raise ConfigError(f"mig: {error}") from None
+    node.partition(gpu, profiles)
     device_nodes.remake(node)
     node.post(gpu, EventType.MIG_CONFIG_CHANGE, 0)
     return (
@@ -113,61 +470,46 @@ def _mig(node: SimulatedNode, gpu: int, profiles: list[str] | None) -> str:
     )
 
 
-def _reset(node: SimulatedNode, gpu: int, _: object) -> str:
+@fault("reset", flag)
+def _reset(node: SimulatedNode, gpu: int, _: None) -> str:
     node.reset(gpu)
     off = node.condition(gpu)
     return "reset" + (", and still off the bus" if off.lost or off.vanished else "")
 
 
-def _reset_keeping_energy(node: SimulatedNode, gpu: int, _: object) -> str:
+@fault("reset-keeping-energy", flag)
+def _reset_keeping_energy(node: SimulatedNode, gpu: int, _: None) -> str:
     node.reset(gpu, energy=False)
     return "reset, and its energy counts on, as where the driver stays loaded"
 
 
-def _heal(node: SimulatedNode, gpu: int, _: object) -> str:
+@fault("heal", flag)
+def _heal(node: SimulatedNode, gpu: int, _: None) -> str:
     node.heal(gpu)
     return "repaired and reset"
 
 
+# The whole node
+
+
 def _reboot(node: SimulatedNode, value: object) -> str:
-    flag("reboot", value)
+    flag(value)
     node.reboot()
     return f"rebooted, with boot id {node.boot_id}"
 
 
-def _init_error(node: SimulatedNode, value: object, times: object = None) -> str:
-    code = whole(1, Return.UNKNOWN)("init-error", value)
-    many = math.inf if times is None else whole(1, _MANY_TIMES)(TIMES, times)
-    node.refuse("open", code, times=many)
-    often = "until the daemon ends" if times is None else "once" if many == 1 else f"{many} times"
+def _init_error(node: SimulatedNode, value: object, times: float = math.inf) -> str:
+    code = whole(1, Return.UNKNOWN)(value)
+    node.refuse("open", code, times=times)
+    often = "until the daemon ends" if times == math.inf else "once" if times == 1 else f"{times} times"
     return f"its driver refuses to be opened with {code}, {often}"
 
 
-FAULTS: Mapping[str, Fault] = {
-    "xid": Fault(whole(1, HIGHEST_XID), _xid),
-    "event": Fault(whole(1, MASK), _event),
-    **PART_FAULTS,
-    "lost": Fault(flag, change("fell off the bus, until healed", lost=True)),
-    "vanish": Fault(flag, _vanish),
-    "return": Fault(flag, _return),
-    "hang": Fault(_seconds, _hang),
-    "slow": Fault(_seconds, change("every driver call takes {:g} s, until healed", "slow")),
-    "error": Fault(whole(Return.SUCCESS, Return.UNKNOWN), _error),
-    "mig": Fault(_profiles, _mig),
-    "reset": Fault(flag, _reset),
-    "reset-keeping-energy": Fault(flag, _reset_keeping_energy),
-    "heal": Fault(flag, _heal),
-}
-"""Faults of a GPU by key, which is also the flag of `gpu-plugin fault`."""
+NODE_FAULTS: Mapping[str, Effect] = {"reboot": _reboot, "init-error": _init_error}
+"""Faults of the whole node by key. They get no GPU."""
 
-NODE_FAULTS: Mapping[str, Callable[[SimulatedNode, object], str]] = {"reboot": _reboot, "init-error": _init_error}
-"""Faults of the whole node by key. They need no GPU."""
-
-INSTANCE = "instance"
-"""The key for the instance of an Xid, such as 1 or 1/0. Without it, the Xid is of the whole GPU."""
-
-TIMES = "times"
-"""The key for the number of refusals to open the driver. Without it, they last while the daemon runs."""
+_OPTIONS = {INSTANCE: ("xid", _instance), TIMES: ("init-error", whole(1, _MANY_TIMES))}
+"""For each option, its fault and the reader of its value."""
 
 
 def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
@@ -186,31 +528,40 @@ def apply(node: SimulatedNode, request: Mapping[str, object]) -> str:
     if len(asked) != 1:
         raise ConfigError(f"one fault at a time, of {', '.join(known)}: {' and '.join(asked) or 'none'} given")
     (name,) = asked
-    if INSTANCE in request and name != "xid":
-        raise ConfigError(f"{INSTANCE}: goes only with xid, not with {name}")
-    if TIMES in request and name != "init-error":
-        raise ConfigError(f"{TIMES}: goes only with init-error, not with {name}")
-    if name in NODE_FAULTS:
-        if "gpu" in request:
-            _find_gpu(node, request["gpu"])
-        of_node = partial(_init_error, times=request[TIMES]) if TIMES in request else NODE_FAULTS[name]
-        return f"The node: {of_node(node, request[name])}."
-    gpu = _find_gpu(node, request.get("gpu"))
-    fault = FAULTS[name]
-    if INSTANCE in request:
-        fault = Fault(fault.read, partial(_xid, instance=request[INSTANCE]))
-    there = node.profile.gpus[gpu]
-    named = called(Gpu(there.uuid, gpu, pci_bus_id=there.pci_bus_id))
-    return f"{named}: {fault.apply(node, gpu, name, request[name])}."
+    options = {}
+    for option, (goes_with, read) in _OPTIONS.items():
+        if option in request:
+            if name != goes_with:
+                raise ConfigError(f"{option}: goes only with {goes_with}, not with {name}")
+            with _naming(option):
+                options[option] = read(request[option])
+    gpu = _find_gpu(node, request.get("gpu")) if name in FAULTS or "gpu" in request else None
+    with _naming(name):
+        if gpu is None or name in NODE_FAULTS:
+            return f"The node: {NODE_FAULTS[name](node, request[name], **options)}."
+        there = node.profile.gpus[gpu]
+        return f"{called(Gpu(there.uuid, gpu, pci_bus_id=there.pci_bus_id))}: {_apply(node, gpu, name, request[name], options)}."
 
 
-def _instances(value: object) -> tuple[int, int]:
-    """Read a GPU instance and a compute instance such as 1/0. A text such as 1 means the whole GPU instance."""
-    if isinstance(value, str):
-        numbers = value.split("/")
-        if len(numbers) <= 2 and all(part.isascii() and part.isdecimal() and len(part) <= 2 for part in numbers):
-            return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else ALL_INSTANCES
-    raise ConfigError(f"instance: {value!r}: a GPU instance such as 1, or a compute instance of it such as 1/0")
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Put a key before the text of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+def _apply(node: SimulatedNode, gpu: int, name: str, value: object, options: Mapping[str, object]) -> str:
+    asked, built = FAULTS[name], node.profile.gpus[gpu]
+    read = asked.read(value)
+    for need in asked.needs:
+        if isinstance(need, int):
+            require(node, gpu, need in built.fields, f"does not have the field for it, {need}")
+        else:
+            has = getattr(built, need)
+            require(node, gpu, has is not None and has is not False, _LACKS[need])
+    return asked.effect(node, gpu, read, **options)
 
 
 def _find_gpu(node: SimulatedNode, value: object) -> int:
@@ -236,12 +587,12 @@ def verb(node: SimulatedNode) -> Callable[[Mapping[str, object]], Awaitable[Mapp
     `at` is the time of the fault in seconds of this machine's monotonic clock, for measurements.
     """
 
-    async def fault(request: Mapping[str, object]) -> Mapping[str, object]:
+    async def requested(request: Mapping[str, object]) -> Mapping[str, object]:
         from anyio import to_thread  # noqa: PLC0415 - reading a profile needs no event loop
 
         return await to_thread.run_sync(_timed, node, request)
 
-    return fault
+    return requested
 
 
 def _timed(node: SimulatedNode, request: Mapping[str, object]) -> Mapping[str, object]:

@@ -1,11 +1,11 @@
 """The hardware of a simulated node: its changing state, the effects of faults, and the state file."""
 
+import copy
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, FI_GET_GPU_RECOVERY_ACTION, EventType, Return
 from gpu_plugin.nvml.port import NVML_FUNCTIONS
-from gpu_plugin.simulation import condition
 from gpu_plugin.simulation.condition import Condition
 from gpu_plugin.simulation.event_sets import EventSets
 from gpu_plugin.simulation.mig import MigInstance, capability_nodes, lay_out
@@ -29,8 +28,9 @@ _LOADED_BEFORE = 86400.0
 
 
 class SimulatedMigDevice(msgspec.Struct, frozen=True):
-    """A MIG device of a GPU. A `number` is never reused. An instance that is made again has the same `uuid`."""
+    """A MIG device of a GPU. Its `number` on the node is never reused. An instance that is made again has the same `uuid`."""
 
+    gpu: int
     number: int
     uuid: str
     instance: MigInstance
@@ -88,7 +88,7 @@ class SimulatedNode:
         else:
             self.boot_id = _new_boot_id()
             self._gpus = [Condition(energy_since=wall - _LOADED_BEFORE, mig=_built(gpu)) for gpu in profile.gpus]
-        self._mig_devices = [self._partitioned(gpu, was.mig) for gpu, was in zip(profile.gpus, self._gpus, strict=True)]
+        self._mig_devices = [self._partitioned(gpu, was.mig) for gpu, was in enumerate(self._gpus)]
         if not saved:
             self._save()
         self.compute_modes = SimulatedComputeModes(state, self.boot_id)
@@ -107,7 +107,7 @@ class SimulatedNode:
                 return
         with self._changing():
             for gpu in asleep:
-                self._gpus[gpu] = condition.initialised(self._gpus[gpu], self._wall_clock())
+                self._gpus[gpu].initialise(self._wall_clock())
 
     def closed(self) -> None:
         """Record that a process has closed the driver."""
@@ -131,15 +131,19 @@ class SimulatedNode:
         """
         with self._changed:
             began = self._clock()
-            while (left := _answers_at(self._gpus[gpu], began) - self._clock()) > 0:
+            while True:
+                now = self._gpus[gpu]
+                left = max(now.hung_until or 0.0, began + (now.slow or 0.0)) - self._clock()
+                if left <= 0:
+                    break
                 self._changed.wait(left)
-            now, gone = self._gpus[gpu], departures not in (None, self._departures[gpu])
-        return Return.GPU_IS_LOST if now.lost or now.vanished or gone else now.error
+            gone = departures not in (None, self._departures[gpu])
+            return Return.GPU_IS_LOST if now.lost or now.vanished or gone else now.error
 
     def condition(self, gpu: int) -> Condition:
-        """Return the present state of the GPU."""
+        """Return a copy of the present state of the GPU."""
         with self._changed:
-            return self._gpus[gpu]
+            return copy.copy(self._gpus[gpu])
 
     def energy(self, gpu: int) -> int:
         """Return the energy in mJ since the GPU was last reset or the node was new."""
@@ -148,7 +152,7 @@ class SimulatedNode:
             now = self._wall_clock()
             if gpu in self._dips:
                 energy = max(0, self._read.get(gpu, 0) - self._dips.pop(gpu))
-                self._set(gpu, energy_since=now - energy / watts / 1000)
+                self._gpus[gpu].energy_since = now - energy / watts / 1000
             else:
                 energy = round(max(0.0, now - self._gpus[gpu].energy_since) * watts * 1000)
             self._read[gpu] = energy
@@ -158,6 +162,12 @@ class SimulatedNode:
         """Return the GPU's MIG devices by MIG index; None outside MIG mode."""
         with self._changed:
             return self._mig_devices[gpu]
+
+    def mig_device(self, number: int) -> SimulatedMigDevice | None:
+        """Return the MIG device with this number; None if it does not exist any more."""
+        with self._changed:
+            present = (device for devices in self._mig_devices for device in devices or ())
+            return next((device for device in present if device.number == number), None)
 
     def bindings(self) -> dict[str, int]:
         """Return a number by PCI bus id that changes when the driver is bound again. Vanished GPUs are not included."""
@@ -225,52 +235,37 @@ class SimulatedNode:
     ) -> int:
         """Post an Xid, and request a recovery action if there is no request yet. Return the number of event sets that got it.
 
-        There is no request if the GPU does not report a recovery action, or if `set_field` has set it to none.
+        There is no request if the GPU does not report a recovery action, or if a fault has set it to none.
         """
-        with self._changing():
-            now = self._gpus[gpu]
+        with self.changing(gpu) as now:
             asks = (
                 recovery_action
                 and FI_GET_GPU_RECOVERY_ACTION not in now.fields
                 and FI_GET_GPU_RECOVERY_ACTION in self.profile.gpus[gpu].fields
             )
             if asks:
-                self._set(gpu, fields={**now.fields, FI_GET_GPU_RECOVERY_ACTION: recovery_action})
+                now.fields = {**now.fields, FI_GET_GPU_RECOVERY_ACTION: recovery_action}
             receivers = self.post(gpu, EventType.XID_CRITICAL, xid, gpu_instance, compute_instance)
             if asks:
                 self.post(gpu, EventType.GPU_RECOVERY_ACTION)
         return receivers
 
-    def change(self, gpu: int, **changes: Any) -> None:
-        """Change parts of the GPU's `Condition` until they are changed again, cleared by a reset, or healed."""
+    @contextmanager
+    def changing(self, gpu: int) -> Iterator[Condition]:
+        """Yield the GPU's state for changes, which last until they are changed again, cleared by a reset, or healed."""
         with self._changing():
-            self._set(gpu, **changes)
+            yield self._gpus[gpu]
 
-    def grow(self, gpu: int, counter: str, by: int) -> None:
-        """Add to a counter of the GPU's `Condition`, so that faults at the same time all count."""
-        with self._changing():
-            self._set(gpu, **{counter: getattr(self._gpus[gpu], counter) + by})
+    def change(self, gpu: int, **changes: Any) -> None:
+        """Change these parts of the GPU's state."""
+        with self.changing(gpu) as now:
+            for name, value in changes.items():
+                setattr(now, name, value)
 
     def dip(self, gpu: int, energy: int) -> None:
         """Make the energy counter lower by this many mJ at its next reading than at its last; then it grows again."""
         with self._changed:
             self._dips[gpu] = energy
-
-    def set_field(self, gpu: int, number: int, value: int, *, more: bool = False) -> None:
-        """Set a field by its NVML_FI_* id, which the profile must list. With `more`, add the value instead."""
-        with self._changing():
-            now = self._gpus[gpu]
-            if more:
-                value += condition.field_value(self.profile.gpus[gpu], now, number) or 0
-            self._set(gpu, fields={**now.fields, number: value})
-
-    def grow_on_link(self, gpu: int, link: int, number: int, by: int) -> None:
-        """Add to a field of one of the GPU's NVLinks, by its NVML_FI_* id, which the profile must list."""
-        with self._changing():
-            now = self._gpus[gpu]
-            links = now.link_fields.get(number, {})
-            value = by + (condition.link_value(self.profile.gpus[gpu], now, number, link) or 0)
-            self._set(gpu, link_fields={**now.link_fields, number: {**links, link: value}})
 
     def lose(self, gpu: int) -> None:
         """Remove the GPU from the bus without an Xid; an Xid is a separate fault."""
@@ -282,33 +277,40 @@ class SimulatedNode:
 
     def vanish(self, gpu: int) -> None:
         """Unbind the driver from the GPU: open drivers lose it, and drivers that are opened later do not find it."""
-        with self._changing():
-            if not self._gpus[gpu].vanished:
+        with self.changing(gpu) as now:
+            if not now.vanished:
                 self._departures[gpu] += 1
                 self.events.vanish(gpu)
-                self._set(gpu, vanished=True)
+                now.vanished = True
 
     def bring_back(self, gpu: int) -> None:
         """Bind the driver to a vanished GPU. Processes find it when they open the driver again."""
-        self._become(gpu, condition.returned)
+        with self.changing(gpu) as now:
+            now.bring_back(self._wall_clock())
+            self._dips.pop(gpu, None)
 
     def reset(self, gpu: int, *, energy: bool = True) -> None:
         """Reset the GPU, including its `energy` counter if requested.
 
         Unlike a real GPU it keeps its partition, as if its owner had partitioned it again.
         """
-        self._become(gpu, partial(condition.reset, energy=energy))
+        with self.changing(gpu) as now:
+            now.reset(self._wall_clock(), energy=energy)
+            self._dips.pop(gpu, None)
 
     def reboot(self) -> None:
         """Boot the node again: all GPUs are reset, and return to the bus."""
         with self._changing():
             self.boot_id = _new_boot_id()
             self.compute_modes = SimulatedComputeModes(self._file.parent if self._file else None, self.boot_id)
-            self._gpus = [condition.booted(was, self._wall_clock()) for was in self._gpus]
+            for now in self._gpus:
+                now.boot(self._wall_clock())
 
     def heal(self, gpu: int) -> None:
         """Repair and reset the GPU: bound again, idle, without faults, counters at 0. It keeps its partition."""
-        self._become(gpu, condition.healed)
+        with self.changing(gpu) as was:
+            self._gpus[gpu] = Condition(energy_since=self._wall_clock(), binding=was.binding + 1, mig=was.mig)
+            self._dips.pop(gpu, None)
 
     def partition(self, gpu: int, profiles: Sequence[str] | None) -> None:
         """Replace the GPU's MIG devices by these; None ends MIG mode.
@@ -319,14 +321,9 @@ class SimulatedNode:
         built = self.profile.gpus[gpu]
         if built.mig_mode is None or built.mig_profiles is None:
             raise ConfigError(f"{built.name}: the simulated node knows of no MIG profiles for it")
-        with self._changing():
-            self._mig_devices[gpu] = self._partitioned(built, profiles)
-            self._set(gpu, mig=None if profiles is None else tuple(profiles))
-
-    def _become(self, gpu: int, change: Callable[[Condition, float], Condition]) -> None:
-        with self._changing():
-            self._gpus[gpu] = change(self._gpus[gpu], self._wall_clock())
-            self._dips.pop(gpu, None)
+        with self.changing(gpu) as now:
+            self._mig_devices[gpu] = self._partitioned(gpu, profiles)
+            now.mig = None if profiles is None else tuple(profiles)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -340,16 +337,13 @@ class SimulatedNode:
     def _lost(self) -> frozenset[int]:
         return frozenset(gpu for gpu, now in enumerate(self._gpus) if now.lost)
 
-    def _set(self, gpu: int, **changes: Any) -> None:
-        self._gpus[gpu] = replace(self._gpus[gpu], **changes)
-
-    def _partitioned(self, gpu: GpuProfile, profiles: Sequence[str] | None) -> tuple[SimulatedMigDevice, ...] | None:
+    def _partitioned(self, gpu: int, profiles: Sequence[str] | None) -> tuple[SimulatedMigDevice, ...] | None:
         if profiles is None:
             return None
-        devices = []
-        for instance in lay_out(gpu.mig_profiles, profiles) if gpu.mig_profiles else ():
+        built, devices = self.profile.gpus[gpu], []
+        for instance in lay_out(built.mig_profiles, profiles) if built.mig_profiles else ():
             self._last_mig_device += 1
-            devices.append(SimulatedMigDevice(self._last_mig_device, mig_uuid(gpu.uuid, instance), instance))
+            devices.append(SimulatedMigDevice(gpu, self._last_mig_device, mig_uuid(built.uuid, instance), instance))
         return tuple(devices)
 
     # State file
@@ -364,21 +358,14 @@ class SimulatedNode:
         if not self._file:
             return
         with self._saving:
-            write(self._file, self._snapshot())
-
-    def _snapshot(self) -> SavedNode:
-        with self._changed:
-            now, wall = self._clock(), self._wall_clock()
-            gpus = [
-                replace(gpu, hung_until=wall + hung - now if (hung := gpu.hung_until or now) > now else None)
-                for gpu in self._gpus
-            ]
-            return SavedNode(profile=self.profile.name, boot_id=self.boot_id, gpus=gpus)
-
-
-def _answers_at(now: Condition, began: float) -> float:
-    """Return the time at which a call that began at `began` is answered, on the same clock."""
-    return max(now.hung_until or 0.0, began + (now.slow or 0.0))
+            with self._changed:
+                now, wall = self._clock(), self._wall_clock()
+                gpus = [
+                    replace(gpu, hung_until=wall + hung - now if (hung := gpu.hung_until or now) > now else None)
+                    for gpu in self._gpus
+                ]
+                saved = SavedNode(profile=self.profile.name, boot_id=self.boot_id, gpus=gpus)
+            write(self._file, saved)
 
 
 def _built(gpu: GpuProfile) -> tuple[str, ...] | None:

@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Engines
 
+# Numbers of slices of a GPU, the same for all models here
 COMPUTE_SLICES = 7
 MEMORY_SLICES = 8
-"""Numbers of slices of a GPU, the same for all models here."""
 
-MEDIA = "+me"
-"""The suffix of the profile with the media engines, of which a GPU has one set."""
+MEDIA = "+me"  # The suffix of the profile with the media engines, of which a GPU has one set
 
 _MEMORY: Mapping[str, tuple[tuple[int, int], ...]] = {
     # For 1, 2, 4 and 8 memory slices: gigabytes in the profile's name, and MiB of `nvidia-smi mig -lgip`. The MiB of the H200

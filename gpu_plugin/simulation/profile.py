@@ -1,10 +1,11 @@
-"""The profile of a simulated node, read from a file under `profiles/` or from another file.
+"""The profile of a simulated node: a built-in one, which is a module of `profiles`, or a YAML file.
 
 A profile file has the common properties of all GPUs (`gpu`), properties by index (`gpus`), the links (`nvlink` or `nvswitch`,
-`pcie`), the distances of NUMA nodes (`numa_distances`), and further paths under /dev (`dev`). `profiles/hgx-h100.yaml` and
-`profiles/dgx-a100.yaml` show most of these. `make tables` converts each file to JSON, which is read instead.
+`pcie`), the distances of NUMA nodes (`numa_distances`), and further paths under /dev (`dev`). `docs/simulated-node.yaml` shows
+and describes all keys.
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,10 +19,10 @@ from gpu_plugin.simulation.mig import MigInstance, lay_out
 from gpu_plugin.simulation.topology import Block, BusId, Count, Distance, NvLink, NvSwitch, Pcie
 
 _FOLDER = Path(__file__).parent / "profiles"
+_PACKAGE = "gpu_plugin.simulation.profiles"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
-MAX_BYTES = 1024 * 1024
-"""Largest size of a profile file: 64 GPUs with a line for each value need a tenth of it."""
+MAX_BYTES = 1024 * 1024  # Largest size of a profile file: 64 GPUs with a line for each value need a tenth of it
 
 _UUID_NAMESPACE = "6f0d1a52-9c1e-5d0e-8a3b-0f5f4f1f2c77"
 """A constant of this plugin. A GPU without a written uuid always has uuid5(this, "<profile name>/<index>").
@@ -62,8 +63,7 @@ class GpuProfile(Block, frozen=True):
     uuid: Annotated[str, msgspec.Meta(pattern="^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")] = ""
     minor: Annotated[int, msgspec.Meta(ge=0, le=253)] = 0
     """N of /dev/nvidiaN; default: the index. 254 and 255 are the minors of nvidia-modeset and nvidiactl."""
-    pci_bus_id: BusId = ""
-    """In NVML's form; default: 00000000:<0x10 + index>:00.0."""
+    pci_bus_id: BusId = ""  # In NVML's form; default: 00000000:<0x10 + index>:00.0
     architecture: int | None = None
     """nvmlDeviceArchitecture_t: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell (nvml.h)."""
     compute_capability: tuple[Count, Count] | None = None
@@ -82,33 +82,24 @@ class GpuProfile(Block, frozen=True):
     memory_affinity: tuple[Count, ...] | None = None
     """NUMA nodes of nvmlDeviceGetMemoryAffinity with node scope; None: NOT_SUPPORTED."""
     thresholds: ThresholdsProfile = ThresholdsProfile()
-    event_types: _Mask | None = None
-    """Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events."""
+    event_types: _Mask | None = None  # Mask of nvmlDeviceGetSupportedEventTypes; None: too old for events
     fields: dict[Count, int] = msgspec.field(default_factory=dict)
     """Values by field id (NVML_FI_*); the value of a link's field is for all NVLinks. Other ids are refused.
 
     Fields with the values of functions, such as energy (83) or pending row remaps (144), follow the functions instead.
     """
-    margin: _Celsius | None = None
-    """nvmlDeviceGetMarginTemperature at the idle temperature, °C."""
-    ecc: bool = False
-    """Whether it counts memory errors (nvmlDeviceGetTotalEccErrors)."""
-    sram_status: bool = False
-    """nvmlDeviceGetSramEccErrorStatus."""
+    margin: _Celsius | None = None  # nvmlDeviceGetMarginTemperature at the idle temperature, °C
+    ecc: bool = False  # Whether it counts memory errors (nvmlDeviceGetTotalEccErrors)
+    sram_status: bool = False  # nvmlDeviceGetSramEccErrorStatus
     row_remapping: bool = False
     """nvmlDeviceGetRemappedRows: Ampere and later, except while it is partitioned into MIG devices."""
-    page_retirement: bool = False
-    """nvmlDeviceGetRetiredPagesPendingStatus: GPU models that do not remap rows."""
-    unrepairable_memory: bool = False
-    """nvmlDeviceGetUnrepairableMemoryFlag_v1."""
-    clocks_event_reasons: _Mask | None = None
-    """nvmlDeviceGetCurrentClocksEventReasons of an idle GPU."""
-    fabric: FabricProfile | None = None
-    """nvmlDeviceGetGpuFabricInfoV: Hopper and later."""
+    page_retirement: bool = False  # nvmlDeviceGetRetiredPagesPendingStatus: GPU models that do not remap rows
+    unrepairable_memory: bool = False  # nvmlDeviceGetUnrepairableMemoryFlag_v1
+    clocks_event_reasons: _Mask | None = None  # nvmlDeviceGetCurrentClocksEventReasons of an idle GPU
+    fabric: FabricProfile | None = None  # nvmlDeviceGetGpuFabricInfoV: Hopper and later
     pcie_width: Annotated[int, msgspec.Meta(ge=1, le=32)] | None = None
     """Lanes of its PCIe link, all in use; None: no value of the link is supported, including its replays."""
-    vgpu_licensed: bool | None = None
-    """Whether a vGPU has its license; None: it is not a vGPU."""
+    vgpu_licensed: bool | None = None  # Whether a vGPU has its license; None: it is not a vGPU
     idle_temperature: _Celsius = 30
     limit_watts: Annotated[int, msgspec.Meta(ge=1, le=5000)] = 400
     """The power limit in force, from its data sheet."""
@@ -116,20 +107,15 @@ class GpuProfile(Block, frozen=True):
     """Growth of the energy counter. Not measured, since only the fact that it grows is used."""
 
 
-class _File(Block, frozen=True):
-    """A profile file as a whole."""
+class NodeDescription(Block, frozen=True):
+    """A node with all of its GPUs. A GPU without a uuid gets a uuid by the node's name and the GPU's index."""
 
-    name: str = ""
-    about: str = ""
     driver_version: str = "580.159.04"
     cuda_version: tuple[Count, Count] = (13, 0)
     """The newest CUDA version that the driver supports; the default is for the version above."""
-    machine: str = "Simulated Node"
-    """The firmware's name of the machine."""
-    count: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    machine: str = "Simulated Node"  # The firmware's name of the machine
     init_error: Annotated[int, msgspec.Meta(ge=1, le=999)] | None = None
     """nvmlReturn_t with which opening the driver fails; None: it can be opened."""
-    gpu: GpuProfile = GpuProfile()
     gpus: Annotated[tuple[GpuProfile, ...], msgspec.Meta(max_length=64)] = ()
     nvlink: NvLink | None = None
     nvswitch: NvSwitch | None = None
@@ -137,6 +123,15 @@ class _File(Block, frozen=True):
     numa_distances: dict[Count, tuple[Distance, ...]] = msgspec.field(default_factory=dict)
     """Distances by NUMA node to all nodes, in the order of their numbers: {0: [10, 21], 1: [21, 10]}."""
     dev: tuple[Annotated[str, msgspec.Meta(pattern=r"^/dev(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+$")], ...] = ()
+
+
+class _File(NodeDescription, frozen=True):
+    """A profile file as a whole: in addition, the properties that all GPUs have in common."""
+
+    name: str = ""
+    about: str = ""
+    count: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    gpu: GpuProfile = GpuProfile()
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -172,22 +167,20 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def names() -> list[str]:
-    """Return the names of the profiles of this package."""
-    return sorted(file.stem for file in _FOLDER.glob("*.yaml"))
+    """Return the names of the built-in profiles."""
+    return sorted(file.stem.replace("_", "-") for file in _FOLDER.glob("[a-z]*.py"))
 
 
 def load(name_or_path: str) -> Profile:
-    """Load the profile with this name or from this file (a text with `/` or ending in .yaml, .yml or .json, or a file).
+    """Load the built-in profile with this name, or a file (a text with `/` or ending in .yaml, .yml or .json, or a file).
 
     Raises:
         ConfigError: there is no such profile, or the file has a fault; the text has the file and the path in it.
     """
     known = names()
     if name_or_path in known:
-        made = _FOLDER / f"{name_or_path}.json"
-        if not made.exists():  # a new profile, before `make tables`
-            return _read(made.with_suffix(".yaml"))
-        return parse(msgspec.json.decode(made.read_bytes()), name_or_path)
+        described: NodeDescription = import_module(f"{_PACKAGE}.{name_or_path.replace('-', '_')}").NODE
+        return _built(name_or_path, described)
     path = Path(name_or_path)
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES) or path.is_file():
         return _read(path)
@@ -216,22 +209,50 @@ def parse(content: object, default_name: str = "node") -> Profile:
     except msgspec.ValidationError as error:
         raise ConfigError(_located(str(error))) from None
     assert isinstance(content, dict)
-    name = file.name or default_name
-    gpus = _gpus(name, file, content)
+    return _built(file.name or default_name, msgspec.structs.replace(file, gpus=_gpus(file, content)))
+
+
+def _built(name: str, node: NodeDescription) -> Profile:
+    """Make the profile of a node. Raises ConfigError as `parse`."""
+    gpus = tuple(_complete(name, index, gpu) for index, gpu in enumerate(node.gpus))
+    for key in ("uuid", "minor", "pci_bus_id"):
+        seen: dict[object, int] = {}
+        for index, gpu in enumerate(gpus):
+            if (first := seen.setdefault(getattr(gpu, key), index)) != index:
+                raise ConfigError(f"$.gpus[{index}].{key}: {getattr(gpu, key)} is GPU {first}'s already")
     buses, numa_nodes = [gpu.pci_bus_id for gpu in gpus], [gpu.numa_node for gpu in gpus]
     return Profile(
         name=name,
-        driver_version=file.driver_version,
-        cuda_version=file.cuda_version,
-        machine=file.machine,
+        driver_version=node.driver_version,
+        cuda_version=node.cuda_version,
+        machine=node.machine,
         gpus=gpus,
-        remotes=topology.remotes(file.nvlink, file.nvswitch, buses),
-        ancestors=topology.ancestors(file.pcie, numa_nodes),
-        pci_paths=topology.pci_paths(file.pcie, buses),
-        numa_distances=topology.numa_distances(file.numa_distances, numa_nodes),
-        device_nodes=frozenset(file.dev) | {f"/dev/nvidia{gpu.minor}" for gpu in gpus},
-        init_error=file.init_error,
+        remotes=topology.remotes(node.nvlink, node.nvswitch, buses),
+        ancestors=topology.ancestors(node.pcie, numa_nodes),
+        pci_paths=topology.pci_paths(node.pcie, buses),
+        numa_distances=topology.numa_distances(node.numa_distances, numa_nodes),
+        device_nodes=frozenset(node.dev) | {f"/dev/nvidia{gpu.minor}" for gpu in gpus},
+        init_error=node.init_error,
     )
+
+
+def _complete(name: str, index: int, gpu: GpuProfile) -> GpuProfile:
+    """Return a GPU with a uuid, and in MIG mode if it is partitioned, after checking that its MIG devices fit."""
+    if not gpu.name:
+        raise ConfigError(f"$.gpus[{index}].name: missing here and in $.gpu: the model, such as NVIDIA H200")
+    if not gpu.uuid:
+        gpu = msgspec.structs.replace(gpu, uuid=_uuid("GPU", f"{name}/{index}"))
+    if gpu.mig is None:
+        return gpu
+    if gpu.mig_profiles is None:
+        raise ConfigError(
+            f"$.gpus[{index}].mig_profiles: missing here and in $.gpu: of which model its MIG profiles are"
+        )
+    try:
+        lay_out(gpu.mig_profiles, gpu.mig)
+    except ConfigError as error:
+        raise ConfigError(f"$.gpus[{index}].mig: {error}") from None
+    return msgspec.structs.replace(gpu, mig_mode=(1, 1))
 
 
 def _read(path: Path) -> Profile:
@@ -265,44 +286,19 @@ def _located(text: str) -> str:
     return f"{path}: {text[:1].lower()}{text[1:].replace('`', '')}"
 
 
-def _gpus(name: str, file: _File, content: dict[str, Any]) -> tuple[GpuProfile, ...]:
-    """Return all GPUs complete: values of the GPU in the file, else of all GPUs, else derived from the index."""
+def _gpus(file: _File, content: dict[str, Any]) -> tuple[GpuProfile, ...]:
+    """Return the GPUs with values of the GPU in the file, else of all GPUs, else derived from the index."""
     count = len(file.gpus) or None if file.count is None else file.count
     if count is None:
         raise ConfigError("$.count: missing: how many GPUs the node has")
     if len(file.gpus) > count:
         raise ConfigError(f"$.gpus: describes {len(file.gpus)} GPUs, but count is {count}")
-    common, each = content.get("gpu", {}), content.get("gpus", [])
+    own = [*content.get("gpus", []), *[{}] * (count - len(file.gpus))]
     gpus = []
     for index in range(count):
-        merged = {"minor": index, "pci_bus_id": f"00000000:{0x10 + index:02X}:00.0"}
-        merged |= common | (each[index] if index < len(each) else {})
-        if "uuid" not in merged:
-            merged["uuid"] = _uuid("GPU", f"{name}/{index}")
-        gpus.append(_in_mig_mode(index, msgspec.convert(merged, GpuProfile, str_keys=True)))
-        if not gpus[index].name:
-            raise ConfigError(f"$.gpus[{index}].name: missing here and in $.gpu: the model, such as NVIDIA H200")
-    for key in ("uuid", "minor", "pci_bus_id"):
-        seen: dict[object, int] = {}
-        for index, gpu in enumerate(gpus):
-            if (first := seen.setdefault(getattr(gpu, key), index)) != index:
-                raise ConfigError(f"$.gpus[{index}].{key}: {getattr(gpu, key)} is GPU {first}'s already")
+        derived = {"minor": index, "pci_bus_id": f"00000000:{0x10 + index:02X}:00.0"}
+        gpus.append(msgspec.convert(derived | content.get("gpu", {}) | own[index], GpuProfile, str_keys=True))
     return tuple(gpus)
-
-
-def _in_mig_mode(index: int, gpu: GpuProfile) -> GpuProfile:
-    """Set the mode of a GPU that is partitioned into MIG devices, after checking that they fit."""
-    if gpu.mig is None:
-        return gpu
-    if gpu.mig_profiles is None:
-        raise ConfigError(
-            f"$.gpus[{index}].mig_profiles: missing here and in $.gpu: of which model its MIG profiles are"
-        )
-    try:
-        lay_out(gpu.mig_profiles, gpu.mig)
-    except ConfigError as error:
-        raise ConfigError(f"$.gpus[{index}].mig: {error}") from None
-    return msgspec.structs.replace(gpu, mig_mode=(1, 1))
 
 
 def _uuid(kind: str, name: str) -> str:

@@ -17,8 +17,7 @@ _log = logging.getLogger(__name__)
 
 COMPUTE_MODES_FILE = "simulated-compute-modes.json"
 
-_MAX_BYTES = 4 * 1024 * 1024
-"""Largest size of a file: 64 GPUs need about 100 KiB."""
+_MAX_BYTES = 4 * 1024 * 1024  # Largest size of a file: 64 GPUs need about 100 KiB
 
 
 class SavedNode(msgspec.Struct, frozen=True, kw_only=True):

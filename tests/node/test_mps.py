@@ -68,7 +68,7 @@ async def test_sigusr2_tells_where_it_stands_and_ends_nothing(mps):
         await mps.said("in _serve")
         (child,) = mps.children()
         taken = dict(line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
-        assert not int(taken["SigIgn"], 16) >> (signal.SIGUSR2 - 1) & 1  # what it starts has its signals as ever
+        assert not int(taken["SigIgn"], 16) >> (signal.SIGUSR2 - 1) & 1  # its children have the usual signals
         status, _ = await mps.stop()
     assert status == 0, mps.log.read_text()[-2000:]
     assert mps.children() == []
@@ -137,9 +137,8 @@ async def test_a_control_program_of_the_operators_is_run(mps, directory):
 
 
 async def test_more_replicas_than_an_older_gpu_takes_are_told_and_cost_no_exit(mps, directory):
-    newer = Path(mps_control.__file__).parent / "profiles/t4-4.yaml"
     pascal = directory / "pascal.yaml"
-    pascal.write_text(newer.read_text().replace("architecture: 6", "architecture: 4"))
+    pascal.write_text("count: 4\ngpu: {name: Tesla P4, architecture: 4, memory_bytes: 8589934592}\n")
     mps.profile = str(pascal)
     mps.config.write_text(SHARED % 17)
     mps.run()

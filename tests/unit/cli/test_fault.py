@@ -3,12 +3,12 @@ from click.testing import CliRunner
 
 from gpu_plugin.cli.fault import _FLAGS, command
 from gpu_plugin.runtime import control
-from gpu_plugin.simulation import condition, faults, part_faults
+from gpu_plugin.simulation import condition, faults
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the command asks the daemon for."""
+    """The requests of the command to the daemon."""
     requests = []
 
     def request(state_dir, verb, **fields):
@@ -106,7 +106,7 @@ def test_help_names_the_highest_xid():
 
 def test_every_fault_has_its_flag_and_every_choice_its_meaning():
     assert set(_FLAGS) == {*faults.FAULTS, *faults.NODE_FAULTS}
-    assert list(_FLAGS["recovery-action"]["type"].choices) == list(part_faults.RECOVERY_ACTIONS)
-    assert tuple(_FLAGS["persistence-mode"]["type"].choices) == part_faults.PERSISTENCE_MODES
+    assert list(_FLAGS["recovery-action"]["type"].choices) == list(faults.RECOVERY_ACTIONS)
+    assert tuple(_FLAGS["persistence-mode"]["type"].choices) == faults.PERSISTENCE_MODES
     assert set(_FLAGS["fabric"]["type"].choices) == {"completed", *condition.FABRICS}
-    assert list(_FLAGS["topology"]["type"].choices) == list(part_faults.TOPOLOGIES)
+    assert list(_FLAGS["topology"]["type"].choices) == list(faults.TOPOLOGIES)

@@ -1,4 +1,4 @@
-"""A simulated node whose MPS daemons the stand-in control program plays, and a supervisor over it."""
+"""A simulated node with a stand-in for the MPS control program, and a supervisor."""
 
 import os
 import subprocess
@@ -12,7 +12,8 @@ import pytest
 from gpu_plugin.config.sharing import MpsLimits
 from gpu_plugin.mps.compute_modes import ComputeModes
 from gpu_plugin.mps.control_daemon import MARK
-from gpu_plugin.mps.plan import GET_THREADS, MpsResource
+from gpu_plugin.mps.limits import GET_THREADS
+from gpu_plugin.mps.plan import MpsResource
 from gpu_plugin.mps.readiness import ready
 from gpu_plugin.mps.supervisor import Supervisor, Tempo
 from gpu_plugin.nvml.driver_calls import DriverCalls
@@ -93,12 +94,12 @@ class Mps:
         (self.root / name / "log" / mps_control.FAULT).unlink()
 
     def told(self, name: str = GPU) -> list[str]:
-        """What the daemons of a resource were told so far, questions left out."""
+        """All commands to the daemons of a resource, without questions."""
         lines = (self.root / name / "log" / mps_control.LOG).read_text().splitlines()
         return [line for line in lines if "Cmd:get_" not in line]
 
     def client(self, *commands: str, name: str = GPU) -> list[str]:
-        """What a resource's daemon answers to a client."""
+        """The answers of a resource's daemon to a client."""
         done = subprocess.run(
             self.control(),
             input="".join(f"{command}\n" for command in commands),
@@ -120,7 +121,7 @@ class Mps:
 
     @asynccontextmanager
     async def supervised(self, *resources: MpsResource, tempo: Tempo = QUICK, shm: Path | None = None):
-        """A running supervisor that is ended in order; nothing of it is left."""
+        """A running supervisor. Its end is orderly, and it leaves no process and no mark."""
         supervisor = Supervisor(self.root, self._control, self.modes(), tempo, shm)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.run)

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_plugin.mps.control_program import PROGRAM, answer_of, find_program, start_client
 from gpu_plugin.mps.errors import MpsError, NotStartedError
-from gpu_plugin.mps.plan import GET_THREADS
+from gpu_plugin.mps.limits import GET_THREADS
 
 
 def ask(control, pipe, command, patience):

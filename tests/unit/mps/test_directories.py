@@ -2,6 +2,7 @@ import ctypes
 import errno
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -56,29 +57,21 @@ def test_a_file_in_the_way_is_told(tmp_path):
         made(tmp_path)
 
 
-@pytest.mark.parametrize("refusal", [None, "ENOTSUP", "EINVAL"])
-def test_the_pipe_directory_is_labelled_where_selinux_is_on(tmp_path, monkeypatch, refusal):
+@pytest.mark.parametrize(("refusal", "fault"), [(None, ""), ("ENOTSUP", ""), ("EINVAL", ""), ("EPERM", "SELinux")])
+def test_the_pipe_directory_is_labelled_where_selinux_is_on(tmp_path, monkeypatch, refusal, fault):
     labels = []
 
-    def setxattr(path, name, value):
-        labels.append((path, name, value))
+    def setxattr(*label):
+        labels.append(label)
         if refusal:
             raise OSError(getattr(errno, refusal), refusal)
 
     monkeypatch.setattr(os, "setxattr", setxattr)
     monkeypatch.setattr(directories, "_SELINUX_FILESYSTEM", tmp_path)
-    below = made(tmp_path / "mps")
-    assert labels == [(below / "pipe", "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
-
-
-def test_a_label_that_may_not_be_set_is_told(tmp_path, monkeypatch):
-    def setxattr(path, name, value):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "setxattr", setxattr)
-    monkeypatch.setattr(directories, "_SELINUX_FILESYSTEM", tmp_path)
-    with pytest.raises(MpsError, match="SELinux"):
+    with pytest.raises(MpsError, match=fault) if fault else nullcontext():
         made(tmp_path / "mps")
+    pipe = tmp_path / "mps/nvidia.com/gpu/pipe"
+    assert labels == [(pipe, "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
 
 
 def test_no_label_where_there_is_no_selinux(tmp_path, monkeypatch):
@@ -137,20 +130,17 @@ def test_a_mount_that_is_refused_is_told_in_one_sentence(tmp_path, monkeypatch):
         directories.mount_shm(tmp_path / "shm", 4096)
 
 
-def test_both_processes_find_the_root_by_its_host_path_or_else_at_the_mount_of_nvidias_manifests(tmp_path, monkeypatch):
+def test_the_root_is_at_its_host_path_or_else_at_the_mount_of_nvidias_manifests(tmp_path, monkeypatch):
     assert str(directories.MOUNT) == "/mps"
     mounted, configured = Path("/proc"), tmp_path / "mps"
-    monkeypatch.setattr(directories, "MOUNT", mounted)
-    assert directories.root_here(str(configured)) == mounted
-    configured.mkdir()
-    assert directories.root_here(str(configured)) == configured
-
-
-def test_a_directory_at_that_place_with_nothing_mounted_is_not_the_root(tmp_path, monkeypatch):
     (tmp_path / "somebodys").mkdir()
-    for place in ("somebodys", "absent"):
-        monkeypatch.setattr(directories, "MOUNT", tmp_path / place)
-        assert directories.root_here(f"{tmp_path}/mps") == tmp_path / "mps"
+    # A directory with nothing mounted is not the root.
+    for place, found in ((mounted, mounted), (tmp_path / "somebodys", configured), (tmp_path / "absent", configured)):
+        monkeypatch.setattr(directories, "MOUNT", place)
+        assert directories.root_here(str(configured)) == found
+    configured.mkdir()
+    monkeypatch.setattr(directories, "MOUNT", mounted)
+    assert directories.root_here(str(configured)) == configured
 
 
 def test_shared_memory_that_is_not_the_roots_is_told_with_what_to_do(tmp_path):

@@ -4,15 +4,7 @@ from msgspec.structs import replace
 from gpu_plugin.config.sharing import MPS, TIME_SLICING, MpsLimits, SharedResource
 from gpu_plugin.devices.device import Device, Resource, mig_device, whole_gpu
 from gpu_plugin.devices.node import Gpu, MigDevice, Node
-from gpu_plugin.mps.plan import (
-    MpsResource,
-    limit_commands,
-    most_clients,
-    mps_resources,
-    plan_daemons,
-    same_threads,
-    threads_in,
-)
+from gpu_plugin.mps.plan import MpsResource, mps_resources, plan_daemons
 
 NAME = "nvidia.com/gpu"
 MIB = 1024 * 1024
@@ -52,35 +44,11 @@ def test_a_daemon_has_nvidias_directories_and_sees_its_own_gpus_alone():
     assert (daemon.resource, daemon.gpus, daemon.replicas) == (NAME, ("GPU-3", "GPU-5"), 4)
 
 
-def test_equal_shares_are_rounded_down_and_gpus_counted_as_the_daemon_counts_them():
-    gpus = (gpu(3, memory=1000 * MIB + 1), gpu(5, memory=40 * 1024 * MIB))
-    assert limit_commands(gpus, 3, MpsLimits()) == (
-        "set_default_device_pinned_mem_limit 0 333M",
-        "set_default_device_pinned_mem_limit 1 13653M",
-        "set_default_active_thread_percentage 33",
-    )
-
-
-def test_limits_that_are_asked_for_win_over_equal_shares():
-    assert limit_commands((gpu(0),), 4, MpsLimits(active_thread_percentage=62.5, pinned_memory=6000)) == (
-        "set_default_device_pinned_mem_limit 0 6000M",
-        "set_default_active_thread_percentage 62.5",
-    )
-    assert limit_commands((gpu(0),), 4, MpsLimits(active_thread_percentage=100.0))[-1].endswith(" 100")
-
-
-def test_a_part_that_does_not_say_its_memory_gets_no_share_of_it_unless_one_is_asked_for():
-    silent = (gpu(0, memory=None),)
-    assert limit_commands(silent, 2, MpsLimits()) == ("set_default_active_thread_percentage 50",)
-    assert limit_commands(silent, 2, MpsLimits(pinned_memory=9))[0] == "set_default_device_pinned_mem_limit 0 9M"
-
-
 @pytest.mark.parametrize(
     ("architecture", "most"), [(None, 16), (2, 16), (PASCAL, 16), (VOLTA, 48), (6, 48), (HOPPER, 48), (10, 48)]
 )
 def test_v100_and_later_take_48_clients_and_those_before_16(architecture, most):
     one = gpu(0, architecture)
-    assert most_clients(one) == most
     assert plan_daemons("/mps", [MpsResource(NAME, (one,), most)]).daemons
     why = refused(MpsResource(NAME, (one,), most + 1))
     assert f"{most + 1} replicas are more than the {most} MPS clients that GPU GPU-0" in why
@@ -149,7 +117,7 @@ def test_an_unreadable_gpu_takes_no_other_with_it():
     planned = plan_daemons("/mps", [MpsResource(NAME, (gpu(0), lost, gpu(2)), 2)])
     (daemon,) = planned.daemons
     assert daemon.gpus == ("GPU-0", "GPU-2")
-    assert [command.split()[1] for command in daemon.commands[:-1]] == ["0", "1"]
+    assert [ordinal for ordinal, _ in daemon.limits.memory] == [0, 1]
     (warning,) = planned.warnings
     assert "GPU GPU-1 is left out" in warning
     assert "the GPU is lost" in warning
@@ -160,15 +128,3 @@ def test_one_refused_resource_takes_no_other_with_it():
     planned = plan_daemons("/mps", [MpsResource("a/many", (gpu(0),), 49), MpsResource("a/few", (gpu(1),), 48)])
     assert [daemon.resource for daemon in planned.daemons] == ["a/few"]
     assert list(planned.refused) == ["a/many"]
-
-
-@pytest.mark.parametrize(("said", "threads"), [("25.0", 25), ("33.3", 33.3), ("", None), ('Unknown command "x"', None)])
-def test_a_percentage_is_read_from_an_answer(said, threads):
-    assert threads_in(said) == threads
-
-
-def test_percentages_are_compared_as_exactly_as_they_are_answered():
-    assert same_threads(12.3, 12.34)
-    assert same_threads(33.3, 33.25)
-    assert not same_threads(33, 34)
-    assert not same_threads(25, 25.1)

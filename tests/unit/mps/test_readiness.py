@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gpu_plugin.mps.errors import MpsError
-from gpu_plugin.mps.readiness import STALE, Mark, ReadyMark, lock, ready, wait_for_lock
+from gpu_plugin.mps.readiness import STALE, Mark, ReadyMark, lock, ready
 
 NAME = "nvidia.com/gpu"
 
@@ -113,9 +113,12 @@ def test_a_mark_that_cannot_be_written_leaves_the_reason(root, supervisor, made,
 
 
 def test_a_mark_that_nobody_confirms_counts_for_nothing(root, supervisor, made):
-    made.up(mark(confirmed=1000.0))
-    assert ready(root, NAME, now=1000.0 + STALE) == ""
-    said = {ready(root, NAME, now=1000.0 + STALE + age) for age in (1, 2, 3600)}
+    made.up(mark(confirmed=time.monotonic() - STALE + 30))
+    assert ready(root, NAME) == ""
+    said = set()
+    for age in (1, 2, 3600):
+        made.up(mark(confirmed=time.monotonic() - STALE - age))
+        said.add(ready(root, NAME))
     (only,) = said  # another would be news, and a log line, each second
     found, remedy = only.split("; to do: ")
     assert found == "its MPS daemon is down: gpu-plugin mps has not seen it answer for over 60 s"
@@ -137,16 +140,17 @@ def test_a_shorter_mark_replaces_a_longer_one_whole(root, supervisor, made):
     assert "GPU-15" in ready(root, NAME, gpus=("GPU-15",))
 
 
-def test_a_reader_in_the_way_does_not_keep_a_daemon_from_being_ready(root, supervisor, made):
+def test_a_reader_in_the_way_does_not_keep_a_daemon_from_being_ready(root, supervisor, made, monkeypatch):
     (root / NAME / ".ready").touch()
     descriptor = os.open(root / NAME / ".ready", os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         with pytest.raises(MpsError, match="another process holds"):
             made.up(mark())
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(descriptor, fcntl.LOCK_UN))
+        made.up(mark())
     finally:
         os.close(descriptor)
-    made.up(mark())
     assert ready(root, NAME) == ""
 
 
@@ -180,12 +184,16 @@ def test_one_lock_at_a_time(tmp_path):
     assert first is not None
     assert lock(tmp_path / "lock") is None
     os.close(first)
-    second = wait_for_lock(tmp_path / "lock")
+    second = lock(tmp_path / "lock")
+    assert second is not None
     os.close(second)
 
 
 def test_a_lock_that_cannot_be_made_is_told(tmp_path):
     with pytest.raises(MpsError, match=os.strerror(errno.ENOENT)):
         lock(tmp_path / "nowhere" / "lock")
+    (tmp_path / "link").symlink_to("elsewhere")
+    with pytest.raises(MpsError, match=os.strerror(errno.ELOOP)):
+        lock(tmp_path / "link")
     with pytest.raises(MpsError, match="writable"):
         ReadyMark(tmp_path / "nowhere").up(mark())

@@ -32,7 +32,7 @@ DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
 
 
 def pid(mps, name=GPU):
-    """The process of a resource's daemon that is up."""
+    """The process id of a resource's daemon, which is up."""
     return msgspec.json.decode((mps.root / name / READY).read_bytes(), type=Mark).pid
 
 
@@ -441,25 +441,6 @@ async def test_a_full_disk_does_not_end_the_work_of_a_daemons_clients(mps, monke
         assert marked(mps.root) == [kept]
         monkeypatch.undo()
     assert caplog.text.count("No space left on device; its clients are still served") == 1
-
-
-async def test_who_stops_waiting_for_the_lock_does_not_get_it_later(mps, caplog):
-    mps.root.mkdir(parents=True)
-    path = mps.root / ".supervisor"
-    held = lock(path)
-    assert held is not None
-    async with mps.supervised(mps.resource(0)):
-        await until(lambda: "held by another gpu-plugin mps" in caplog.text)
-    os.close(held)
-    await until(lambda: "mps-lock" not in [thread.name for thread in threading.enumerate()])
-
-    def free() -> bool:
-        again = lock(path)
-        if again is not None:
-            os.close(again)
-        return again is not None
-
-    await until(free)  # the loop may have yet to close what the thread got
 
 
 async def test_a_pipe_directory_that_takes_long_to_empty_holds_up_no_other_daemon(mps, monkeypatch):

@@ -1,4 +1,4 @@
-"""Daemons that another program runs, played by the stand-in, and how they are seen."""
+"""Daemons of another program, here the stand-in, and their state for the device plugin."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ from gpu_plugin.devices import mps_paths
 from gpu_plugin.devices.sharing import MpsShared
 from gpu_plugin.mps import directories, foreign, watch
 from gpu_plugin.mps.control_program import PROGRAM
-from gpu_plugin.mps.plan import GET_THREADS
+from gpu_plugin.mps.limits import GET_THREADS
 from gpu_plugin.mps.readiness import lock
 from gpu_plugin.mps.watch import MpsWatch
 from gpu_plugin.simulation import mps_control
@@ -84,7 +84,7 @@ class Foreign:
         return (await self.watch.look(self.settings, [SHARED]))[GPU]
 
     async def until(self, text: str) -> str:
-        """Looks until the reason holds `text`, or is empty where that is empty."""
+        """Look until the reason contains `text`, or is empty if `text` is empty."""
         why = None
         with anyio.move_on_after(PATIENCE):
             while True:
@@ -108,7 +108,7 @@ async def test_a_daemon_of_another_program_is_up_while_it_lives_and_another_shar
     await other.start()
     await other.until("")
     other.kill()
-    assert "its MPS daemon is down" in await other.look()  # the kernel tells at once
+    assert "its MPS daemon is down" in await other.look()  # by the lock, at once
     assert "Cannot find MPS control daemon process" in await other.until("Cannot find")
     assert (other.pipe / mps_paths.CONTROL).exists()
     await other.start(threads=50)
@@ -206,7 +206,7 @@ async def test_a_file_in_the_place_of_a_socket_is_no_daemon(other):
 
 
 async def test_a_root_whose_own_time_is_up_cannot_be_read(other, monkeypatch):
-    """As that of a network file system."""
+    """A network file system may do so."""
 
     def times_out(*_):
         raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")

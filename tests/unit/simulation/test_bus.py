@@ -6,30 +6,14 @@ import pytest
 
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import EventType, Return
-from gpu_plugin.nvml.port import Field, NvmlError
+from gpu_plugin.nvml.port import Field
 from gpu_plugin.simulation import faults, profile
-from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 
+from .opened import code, make_node, opened
+
 XID = EventType.XID_CRITICAL
-
-
-def opened(node):
-    driver = SimulatedDriver(node)
-    driver.open()
-    return driver
-
-
-def code(call, *arguments):
-    with pytest.raises(NvmlError) as caught:
-        call(*arguments)
-    return caught.value.code
-
-
-@pytest.fixture
-def node():
-    return SimulatedNode(profile.load("hgx-h100"))
 
 
 @pytest.fixture
@@ -117,7 +101,7 @@ def test_no_event_of_it_reaches_anyone_until_it_is_found_again(node, driver):
 
 
 def test_its_slices_go_with_it():
-    node = SimulatedNode(profile.load("h100-mig-single"))
+    node = make_node("h100-mig-single")
     driver = opened(node)
     first = driver.mig_handle(driver.handle_by_index(3), 0)
     node.vanish(3)
@@ -240,7 +224,7 @@ def test_a_boot_brings_all_back_and_mends_nothing_else(node, driver, tmp_path):
 
 def test_a_boot_sets_compute_modes_back(tmp_path):
     for state in (None, tmp_path):
-        node = SimulatedNode(profile.load("h200"), state)
+        node = make_node("h200", state)
         driver = opened(node)
         gpu = driver.handle_by_index(0)
         driver.set_compute_mode(gpu, 3)

@@ -5,9 +5,9 @@ import pytest
 from gpu_plugin.devices.nvml_h import ComputeMode, Return
 from gpu_plugin.nvml.port import NvmlError
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.hardware import SimulatedNode
-from gpu_plugin.simulation.profile import load
 from gpu_plugin.simulation.saved import COMPUTE_MODES_FILE, SimulatedComputeModes
+
+from .opened import make_node
 
 
 def test_a_mode_that_one_process_sets_is_seen_by_all(tmp_path):
@@ -56,7 +56,7 @@ def test_without_a_directory_they_are_kept_in_memory():
 
 
 def test_the_driver_sets_and_tells_modes_as_nvml_does():
-    node = SimulatedNode(load("h200"))
+    node = make_node("h200")
     driver = SimulatedDriver(node)
     driver.open()
     handle = driver.handle_by_index(0)

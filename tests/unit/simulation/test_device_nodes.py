@@ -8,6 +8,8 @@ from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.simulation import device_nodes, faults, profile
 from gpu_plugin.simulation.hardware import SimulatedNode
 
+from .opened import make_node
+
 H200 = {
     "/dev/nvidia-caps/nvidia-cap1": (241, 1),
     "/dev/nvidia-caps/nvidia-cap2": (241, 2),
@@ -57,7 +59,7 @@ def test_no_two_paths_share_a_number(name):
 
 
 def test_nodes_are_made_and_made_once(root):
-    node = SimulatedNode(profile.load("h200"))
+    node = make_node("h200")
     assert device_nodes.make(node, root) == root
     assert made(root) == H200
     first = (root / "dev/nvidia0").lstat()
@@ -68,20 +70,20 @@ def test_nodes_are_made_and_made_once(root):
 def test_the_umask_takes_nothing_away(root):
     before = os.umask(0o077)
     try:
-        device_nodes.make(SimulatedNode(profile.load("h200")), root)
+        device_nodes.make(make_node("h200"), root)
     finally:
         os.umask(before)
     assert made(root) == H200
 
 
 def test_nodes_of_another_profile_go_and_nothing_else(root):
-    device_nodes.make(SimulatedNode(profile.load("hgx-h100")), root)
+    device_nodes.make(make_node("hgx-h100"), root)
     (root / "dev/note").write_text("not ours")
     os.mknod(root / "dev/nvidia-fs9", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
     (root / "dev/nvidiactl").unlink()
     os.mknod(root / "dev/nvidiactl", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
     (root / "dev/nvidia-uvm").chmod(0o600)
-    device_nodes.make(SimulatedNode(profile.load("h200")), root)
+    device_nodes.make(make_node("h200"), root)
     assert (root / "dev/note").read_text() == "not ours"
     (root / "dev/note").unlink()
     assert made(root) == H200
@@ -92,7 +94,7 @@ def test_a_file_in_the_way_is_left_and_named(root):
     (root / "dev").mkdir()
     (root / "dev/nvidia0").write_text("")
     with pytest.raises(ConfigError, match=r"dev/nvidia0: is in the way"):
-        device_nodes.make(SimulatedNode(profile.load("h200")), root)
+        device_nodes.make(make_node("h200"), root)
 
 
 def caps(root):
@@ -104,7 +106,7 @@ def caps(root):
 
 
 def test_the_nodes_of_mig_devices_follow_what_a_gpu_is_cut_into(root):
-    node = SimulatedNode(profile.load("h200"))
+    node = make_node("h200")
     device_nodes.make(node, root)
     assert node.device_root == root
     faults.apply(node, {"gpu": 0, "mig": "3g.71gb,1c.3g.71gb"})
@@ -116,21 +118,21 @@ def test_the_nodes_of_mig_devices_follow_what_a_gpu_is_cut_into(root):
 
 
 def test_a_node_that_starts_cut_has_the_nodes_of_it(root):
-    node = SimulatedNode(profile.load("a100-mig-mixed"))
+    node = make_node("a100-mig-mixed")
     device_nodes.make(node, root)
     assert {path for path in made(root) if "caps" in path} == {p for p in node.device_nodes() if "caps" in p}
     assert len(caps(root)) == 2 + 14 + 4 + 8 + 5
 
 
 def test_where_no_nodes_were_made_none_are_made_later(tmp_path):
-    node = SimulatedNode(profile.load("h200"), tmp_path)
+    node = make_node("h200", tmp_path)
     faults.apply(node, {"gpu": 0, "mig": "1g.18gb"})
     assert node.device_root is None
     assert not (tmp_path / "dev").exists()
 
 
 def test_nodes_that_cannot_follow_are_said_and_spoil_no_fault(tmp_path, caplog):
-    node = SimulatedNode(profile.load("h200"))
+    node = make_node("h200")
     (tmp_path / "dev").symlink_to("/dev")
     node.device_root = tmp_path
     assert faults.apply(node, {"gpu": 0, "mig": "1g.18gb"}).endswith("partitioned into 1g.18gb.")
@@ -142,13 +144,13 @@ def test_the_host_s_own_dev_is_never_touched(tmp_path, link):
     if link:
         (tmp_path / "dev").symlink_to("/dev")
     with pytest.raises(ConfigError, match="the host's own /dev"):
-        device_nodes.make(SimulatedNode(profile.load("h200")), tmp_path if link else Path("/"))
+        device_nodes.make(make_node("h200"), tmp_path if link else Path("/"))
 
 
 def test_without_the_right_it_says_so_once(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert device_nodes.make(SimulatedNode(profile.load("h200")), tmp_path) is None
+    assert device_nodes.make(make_node("h200"), tmp_path) is None
     assert caplog.messages == ["simulated device nodes are not made: only root may make them"]
     assert not (tmp_path / "dev").exists()
 
@@ -160,7 +162,7 @@ def test_a_root_that_may_not_either(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "mknod", refused)
-    assert device_nodes.make(SimulatedNode(profile.load("h200")), tmp_path) is None
+    assert device_nodes.make(make_node("h200"), tmp_path) is None
     (line,) = caplog.messages
     assert line.startswith("simulated device nodes are not made: ")
     assert line.endswith(": Operation not permitted")

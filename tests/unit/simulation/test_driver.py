@@ -10,11 +10,12 @@ from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return, Threshol
 from gpu_plugin.health.observation import Fabric
 from gpu_plugin.nvml import port
 from gpu_plugin.nvml.port import NVML_FUNCTIONS, NvmlError
-from gpu_plugin.simulation import profile
+from gpu_plugin.simulation import faults
 from gpu_plugin.simulation.driver import SimulatedDriver
-from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
+from gpu_plugin.simulation.hardware import STATE_FILE
 from gpu_plugin.simulation.host import SimulatedHost
-from gpu_plugin.simulation.session import Session
+
+from .opened import code, described, handles, make_node, opened
 
 XID = EventType.XID_CRITICAL
 
@@ -53,77 +54,36 @@ class Caller(threading.Thread):
         return self
 
 
-def make_node(name="hgx-h100", state=None, **more):
-    return SimulatedNode(profile.load(name), state, **more)
-
-
-def opened(node, **more):
-    driver = SimulatedDriver(node, **more)
-    driver.open()
-    return driver
-
-
-def handles(driver):
-    return [driver.handle_by_index(index) for index in range(driver.device_count())]
-
-
-def code(call, *arguments):
-    with pytest.raises(NvmlError) as caught:
-        call(*arguments)
-    return caught.value.code
-
-
-DEVICE_CALLS = {
-    "uuid": (),
-    "minor_number": (),
-    "pci_bus_id": (),
-    "name": (),
-    "architecture": (),
-    "compute_capability": (),
-    "memory_total": (),
-    "memory_used": (),
-    "utilization": (),
-    "power_usage": (),
-    "power_limit": (),
-    "mig_mode": (),
-    "max_mig_devices": (),
+NODE_CALLS = {
+    "open": (),
+    "close": (),
+    "driver_version": (),
+    "cuda_version": (),
+    "device_count": (),
+    "handle_by_index": (0,),
+    "handle_by_uuid": ("",),
+    "handle_by_pci_bus_id": ("",),
+    "common_ancestor": (port.Handle(0), port.Handle(0)),
+    "event_set": (),
+    "free_event_set": (port.EventSet(1),),
+    "wait": (port.EventSet(1), 0),
+}
+MORE_ARGUMENTS = {
     "mig_handle": (0,),
-    "gpu_instance_id": (),
-    "compute_instance_id": (),
-    "mig_attributes": (),
-    "compute_mode": (),
     "set_compute_mode": (3,),
-    "memory_affinity": (),
-    "persistence_mode": (),
-    "temperature": (),
     "temperature_threshold": (Threshold.SHUTDOWN,),
-    "margin_temperature": (),
-    "uncorrected_ecc_errors": (),
-    "sram_threshold_exceeded": (),
-    "remapped_rows": (),
-    "retired_pages_pending": (),
-    "unrepairable_memory": (),
-    "clocks_event_reasons": (),
-    "nvlink_states": (),
     "nvlink_to_switch": (0,),
-    "fabric": (),
-    "pcie_link": (),
-    "pcie_generation": (),
-    "pcie_max_generation": (),
-    "pcie_replays": (),
-    "vgpu_licensed": (),
-    "total_energy": (),
-    "supported_event_types": (),
     "field_values": ((port.Field(230),),),
     "nvlink_remote_bus_id": (0,),
     "register_events": (8, port.EventSet(1)),
 }
+DEVICE_CALLS = {call: MORE_ARGUMENTS.get(call, ()) for call in NVML_FUNCTIONS if call not in NODE_CALLS}
 
 
 def test_it_is_the_whole_port():
     node = make_node()
     host: HostView = SimulatedHost(node)
-    assert NVML_FUNCTIONS.keys() <= vars(SimulatedDriver).keys() | vars(Session).keys()
+    assert NVML_FUNCTIONS.keys() <= vars(SimulatedDriver).keys()
     assert host.boot_id() == node.boot_id
 
 
@@ -153,33 +113,17 @@ def test_the_h200_answers_as_recorded():
     assert driver.common_ancestor(gpu, gpu) == TopologyLevel.INTERNAL
     host = SimulatedHost(make_node("h200"))
     assert host.numa_node("00000000:00:06.0") is None
-    assert "/dev/nvidiactl" in host.device_roots()
-
-
-def test_host_knows_a_gpu_by_either_form_of_its_bus_id():
-    host = SimulatedHost(make_node())
-    assert host.numa_node("00000000:9D:00.0") == host.numa_node("0000:9d:00.0") == 1
-    assert host.numa_node("0000:1b:00.0") == 0
-    assert host.numa_node("0000:ff:00.0") is None
+    caps = {"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"}
+    assert (
+        host.device_roots().keys()
+        == {"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidiactl"} | caps
+    )
 
 
 def test_before_open_nothing_answers():
     driver = SimulatedDriver(make_node())
-    arguments = {
-        "handle_by_index": (0,),
-        "handle_by_uuid": ("",),
-        "handle_by_pci_bus_id": ("",),
-        "common_ancestor": (port.Handle(0), port.Handle(0)),
-        "free_event_set": (port.EventSet(1),),
-        "wait": (port.EventSet(1), 0),
-        "close": (),
-        "driver_version": (),
-        "cuda_version": (),
-        "device_count": (),
-        "event_set": (),
-    }
     for call in set(NVML_FUNCTIONS) - {"open"}:
-        given = arguments[call] if call in arguments else (port.Handle(0), *DEVICE_CALLS[call])
+        given = NODE_CALLS[call] if call in NODE_CALLS else (port.Handle(0), *DEVICE_CALLS[call])
         with pytest.raises(NvmlError) as caught:
             getattr(driver, call)(*given)
         assert (caught.value.code, caught.value.call) == (Return.UNINITIALIZED, NVML_FUNCTIONS[call])
@@ -214,29 +158,26 @@ def test_what_a_part_lacks_is_not_supported():
     gpu = driver.handle_by_index(0)
     assert code(driver.mig_mode, gpu) == Return.NOT_SUPPORTED
     assert code(driver.temperature_threshold, gpu, Threshold.MEM_MAX) == Return.NOT_SUPPORTED
-    driver = opened(SimulatedNode(profile.parse({"count": 1, "gpu": {"name": "old"}})))
+    driver = opened(described())
     gpu = driver.handle_by_index(0)
-    for call in (
-        "architecture",
-        "memory_total",
-        "supported_event_types",
-        "margin_temperature",
-        "uncorrected_ecc_errors",
-        "sram_threshold_exceeded",
-        "remapped_rows",
-        "retired_pages_pending",
-        "unrepairable_memory",
-        "clocks_event_reasons",
-        "nvlink_states",
-        "fabric",
-        "pcie_link",
-        "pcie_generation",
-        "pcie_max_generation",
-        "pcie_replays",
-        "vgpu_licensed",
-    ):
+    lacks = """architecture memory_total supported_event_types margin_temperature uncorrected_ecc_errors sram_threshold_exceeded
+    remapped_rows retired_pages_pending unrepairable_memory clocks_event_reasons nvlink_states fabric pcie_link pcie_generation
+    pcie_max_generation pcie_replays vgpu_licensed memory_used memory_affinity compute_capability"""
+    for call in lacks.split():
         assert code(getattr(driver, call), gpu) == Return.NOT_SUPPORTED
     assert code(driver.register_events, gpu, 8, driver.event_set()) == Return.NOT_SUPPORTED
+    driver = opened(described(gpu={"name": "x", "fields": {165: 0}}))
+    assert driver.field_values(driver.handle_by_index(0), (port.Field(165),))[0].code == Return.NOT_SUPPORTED
+
+
+def test_power_is_the_same_by_function_and_by_field():
+    node = make_node()
+    driver = opened(node)
+    gpu = driver.handle_by_index(0)
+    for watts, milliwatts in ((None, 70_000), (300, 300_000)):
+        node.change(0, watts=watts)
+        assert driver.power_usage(gpu) == milliwatts
+        assert driver.field_values(gpu, (port.Field(186), port.Field(190))) == (milliwatts, driver.power_limit(gpu))
 
 
 def test_links_lead_to_peers_by_number():
@@ -246,8 +187,7 @@ def test_links_lead_to_peers_by_number():
     assert [remotes.count(driver.pci_bus_id(gpu)) for gpu in gpus] == [0, 1, 1, 2, 2, 0, 0, 0]
     assert driver.common_ancestor(gpus[0], gpus[1]) == TopologyLevel.SINGLE
     assert driver.common_ancestor(gpus[7], gpus[0]) == TopologyLevel.SYSTEM
-    short = {"count": 2, "gpu": {"name": "x"}, "nvlink": {"links": 2, "pairs": "0-1:1"}}
-    driver = opened(SimulatedNode(profile.parse(short)))
+    driver = opened(described(count=2, nvlink={"links": 2, "pairs": "0-1:1"}))
     gpu = driver.handle_by_index(0)
     assert driver.nvlink_remote_bus_id(gpu, 1) is None
     assert driver.nvlink_states(gpu) == (True, False)
@@ -388,7 +328,7 @@ def test_what_was_in_a_set_before_a_gpu_of_it_was_lost_is_delivered_first():
     node.raise_xid(2, 95)
     node.raise_xid(3, 79)
     node.lose(3)
-    node.raise_xid(4, 31)  # nothing is heard of that
+    node.raise_xid(4, 31)  # no set gets this event
     assert [driver.wait(events, 0).data for _ in range(2)] == [95, 79]
     assert code(driver.wait, events, 0) == Return.GPU_IS_LOST
 
@@ -451,7 +391,8 @@ def test_every_call_about_a_slow_gpu_takes_its_time_and_no_other():
     node = make_node()
     driver = opened(node)
     gpus = handles(driver)
-    node.change(3, slow=0.02)
+    said = faults.apply(node, {"gpu": 3, "slow": 0.02})
+    assert said.endswith(": every driver call takes 0.02 s, until healed.")
     begun = time.perf_counter()
     driver.uuid(gpus[3])
     driver.temperature(gpus[3])
@@ -479,6 +420,15 @@ def test_a_hung_gpu_blocks_its_calls_alone_until_healed():
     assert (uuid, handle) == (node.profile.gpus[3].uuid, gpus[3])
 
 
+def test_a_hang_ends_by_itself():
+    node = make_node()
+    gpu = opened(node).handle_by_index(3)
+    assert faults.apply(node, {"gpu": 3, "hang": 0.02}).endswith(": every driver call hangs for 0.02 s.")
+    begun = time.perf_counter()
+    opened(node).uuid(gpu)
+    assert time.perf_counter() - begun > 0.015
+
+
 def test_close_ends_no_hang():
     node = make_node()
     driver = opened(node)
@@ -492,26 +442,6 @@ def test_close_ends_no_hang():
     assert stuck.is_alive()
     node.heal(3)
     stuck.end()
-
-
-def test_a_hang_ends_by_itself():
-    node = make_node()
-    driver = opened(node)
-    gpu = driver.handle_by_index(3)
-    node.hang(3, 0.02)
-    begun = time.perf_counter()
-    driver.uuid(gpu)
-    assert time.perf_counter() - begun > 0.015
-
-
-def test_temperature_stays_until_healed():
-    node = make_node()
-    driver = opened(node)
-    gpu = driver.handle_by_index(1)
-    node.change(1, temperature=93)
-    assert (driver.temperature(gpu), driver.temperature(driver.handle_by_index(0))) == (93, 32)
-    node.heal(1)
-    assert driver.temperature(gpu) == 32
 
 
 def test_energy_grows_and_starts_again_when_healed():

@@ -6,9 +6,9 @@ import pytest
 from gpu_plugin.containers.driver_root.search import Search
 from gpu_plugin.simulation import driver_files
 from gpu_plugin.simulation.device_nodes import device_numbers
-from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
-from gpu_plugin.simulation.profile import load
+
+from .opened import make_node
 
 
 def test_a_simulated_nodes_driver_is_found_as_a_real_one_and_made_once(tmp_path):
@@ -27,7 +27,7 @@ def test_a_simulated_nodes_driver_is_found_as_a_real_one_and_made_once(tmp_path)
     assert [file.container_path for file in files.files] == ["/usr/bin/nvidia-smi"]
     driver_files.make(root, "550.54.15")
     search.files("550.54.15")
-    assert search.searches == 1  # what is there already is not written again
+    assert search.searches == 1  # existing files are not written again
     (root / "usr/lib64/libcuda.so.1").unlink()
     (root / "usr/lib64/libcuda.so.1").symlink_to("elsewhere")
     driver_files.make(root, "570.1.1")
@@ -37,7 +37,7 @@ def test_a_simulated_nodes_driver_is_found_as_a_real_one_and_made_once(tmp_path)
 
 
 def test_a_simulated_host_has_its_device_nodes_with_the_numbers_that_they_are_made_with(tmp_path):
-    node = SimulatedNode(load("a100-mig-mixed"), tmp_path)
+    node = make_node("a100-mig-mixed", tmp_path)
     devices = SimulatedHost(node).devices(["00000000:07:00.0"])
     assert devices.nodes.keys() == node.device_nodes()
     assert {path: os.makedev(each.major, each.minor) for path, each in devices.nodes.items()} == device_numbers(

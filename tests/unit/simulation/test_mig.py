@@ -7,11 +7,12 @@ import pytest
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.node import Engines
 from gpu_plugin.devices.nvml_h import ALL_INSTANCES, EventType, Return
-from gpu_plugin.nvml.port import Handle, MigAttributes, NvmlError
+from gpu_plugin.nvml.port import Field, Handle, MigAttributes, NvmlError
 from gpu_plugin.simulation import mig, profile
-from gpu_plugin.simulation.driver import SimulatedDriver
 from gpu_plugin.simulation.hardware import STATE_FILE, SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
+
+from .opened import code, described, make_node, opened
 
 A100 = "a100-40gb"
 
@@ -24,18 +25,6 @@ def refused(*profiles, model=A100):
     with pytest.raises(ConfigError) as caught:
         mig.lay_out(model, profiles)
     return str(caught.value)
-
-
-def opened(node):
-    driver = SimulatedDriver(node)
-    driver.open()
-    return driver
-
-
-def code(call, *arguments):
-    with pytest.raises(NvmlError) as caught:
-        call(*arguments)
-    return caught.value.code
 
 
 def slices(driver, gpu):
@@ -135,7 +124,7 @@ STARTS = {(1, 1): range(7), (1, 2): (0, 2, 4, 6), (2, 2): (0, 2, 4), (3, 4): (0,
 
 
 def placed(profiles, taken=frozenset()):
-    """Whether there is a place for each beside the memory slices that are taken."""
+    """Whether there is a place for each instance in the free memory slices."""
     if not profiles:
         return True
     first, rest = profiles[0], profiles[1:]
@@ -184,15 +173,15 @@ def test_capability_nodes_are_those_of_the_instances():
 
 
 def test_a_host_lists_every_instance_that_there_could_be():
-    node = SimulatedNode(profile.load("a100-mig-mixed"))
+    node = make_node("a100-mig-mixed")
     host = SimulatedHost(node)
     assert len(host.mig_minors()) == 8 * 135
     assert host.mig_minors() is host.mig_minors()
-    assert SimulatedHost(SimulatedNode(profile.load("t4-4"))).mig_minors() == {}
+    assert SimulatedHost(make_node("t4-4")).mig_minors() == {}
 
 
 def test_device_nodes_come_and_go_with_the_instances():
-    node = SimulatedNode(profile.load("h200"))
+    node = make_node("h200")
     whole = node.device_nodes()
     assert whole == node.profile.device_nodes == SimulatedHost(node).device_roots().keys()
     node.partition(0, ["7g.141gb"])
@@ -208,7 +197,7 @@ def test_device_nodes_come_and_go_with_the_instances():
 
 
 def test_mig_devices_answer_as_nvmls():
-    node = SimulatedNode(profile.load("a100-mig-mixed"))
+    node = make_node("a100-mig-mixed")
     driver = opened(node)
     gpu = driver.handle_by_index(7)
     assert (driver.mig_mode(gpu), driver.max_mig_devices(gpu)) == ((1, 1), 7)
@@ -231,7 +220,7 @@ def test_mig_devices_answer_as_nvmls():
 
 
 def test_no_two_mig_devices_of_a_node_share_a_handle_or_a_uuid():
-    node = SimulatedNode(profile.load("h100-mig-single"))
+    node = make_node("h100-mig-single")
     driver = opened(node)
     gpus = [driver.handle_by_index(index) for index in range(8)]
     found = [each for gpu in gpus for each in slices(driver, gpu)]
@@ -240,7 +229,7 @@ def test_no_two_mig_devices_of_a_node_share_a_handle_or_a_uuid():
 
 
 def test_the_same_instance_made_again_has_its_uuid_and_a_new_handle():
-    node = SimulatedNode(profile.load("h200"))
+    node = make_node("h200")
     driver = opened(node)
     gpu = driver.handle_by_index(0)
     node.partition(0, ["3g.71gb", "3g.71gb"])
@@ -257,16 +246,17 @@ def test_the_same_instance_made_again_has_its_uuid_and_a_new_handle():
 
 @pytest.mark.parametrize("name", ["h200", "l40s-pcie-8"])
 def test_outside_mig_mode_there_are_no_mig_devices(name):
-    driver = opened(SimulatedNode(profile.load(name)))
+    driver = opened(make_node(name))
     gpu = driver.handle_by_index(0)
     assert driver.max_mig_devices(gpu) == 0
     assert code(driver.mig_handle, gpu, 0) == Return.NOT_SUPPORTED
 
 
 def test_a_whole_gpu_is_no_mig_device_and_a_mig_device_no_whole_gpu():
-    driver = opened(SimulatedNode(profile.load("h100-mig-single")))
+    driver = opened(make_node("h100-mig-single"))
     gpu = driver.handle_by_index(0)
     assert code(driver.remapped_rows, gpu) == Return.NOT_SUPPORTED  # NVML's word for a GPU with instances
+    assert [each.code for each in driver.field_values(gpu, (Field(143), Field(144)))] == [Return.NOT_SUPPORTED] * 2
     for call in (driver.gpu_instance_id, driver.compute_instance_id, driver.mig_attributes):
         assert code(call, gpu) == Return.NOT_SUPPORTED
         assert code(call, Handle(1)) == Return.INVALID_ARGUMENT
@@ -276,7 +266,7 @@ def test_a_whole_gpu_is_no_mig_device_and_a_mig_device_no_whole_gpu():
 
 
 def test_slices_share_their_gpus_fate():
-    node = SimulatedNode(profile.load("h100-mig-single"))
+    node = make_node("h100-mig-single")
     driver = opened(node)
     first, other = (driver.mig_handle(driver.handle_by_index(gpu), 0) for gpu in (3, 4))
     node.lose(3)
@@ -291,8 +281,7 @@ def test_slices_share_their_gpus_fate():
 
 @pytest.mark.parametrize("mode", [(0, 0), (1, 1), (0, 1), (1, 0)])
 def test_the_mode_is_the_profiles_until_the_gpu_is_cut_anew(mode):
-    gpu = {"name": "x", "mig_mode": list(mode), "mig_profiles": A100}
-    node = SimulatedNode(profile.parse({"count": 1, "gpu": gpu}))
+    node = described(gpu={"name": "x", "mig_mode": list(mode), "mig_profiles": A100})
     driver = opened(node)
     handle = driver.handle_by_index(0)
     assert driver.mig_mode(handle) == mode
@@ -303,7 +292,7 @@ def test_the_mode_is_the_profiles_until_the_gpu_is_cut_anew(mode):
 
 
 def test_an_event_of_it_is_the_whole_gpus():
-    node = SimulatedNode(profile.load("h100-mig-single"))
+    node = make_node("h100-mig-single")
     driver = opened(node)
     gpu, events = driver.handle_by_index(2), driver.event_set()
     driver.register_events(gpu, EventType.MIG_CONFIG_CHANGE, events)
@@ -340,7 +329,7 @@ def test_a_partition_outlives_the_daemon_and_a_repair(tmp_path):
 
 
 def test_a_partition_that_is_refused_changes_nothing(tmp_path):
-    node = SimulatedNode(profile.load("a100-mig-mixed"), tmp_path)
+    node = make_node("a100-mig-mixed", tmp_path)
     content = (tmp_path / STATE_FILE).read_bytes()
     before = node.mig_devices(5)
     with pytest.raises(ConfigError):

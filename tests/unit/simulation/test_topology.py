@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from gpu_plugin.config.errors import ConfigError
 from gpu_plugin.devices.nvml_h import TopologyLevel
 from gpu_plugin.simulation import profile
-from gpu_plugin.simulation.hardware import SimulatedNode
 from gpu_plugin.simulation.host import SimulatedHost
 from gpu_plugin.simulation.topology import Pcie, ancestors, numa_distances, pci_paths
 
+from .opened import make_node
+
 
 def relation(one, other):
-    """What two paths in sysfs tell of their ends; None where not even the root complex is the same."""
+    """The relation of two GPUs by their paths in sysfs; None if they have different root complexes."""
     ones, others = one.split("/")[3:], other.split("/")[3:]
     same = next(at for at, steps in enumerate(zip(ones, others, strict=False)) if steps[0] != steps[1])
     if not same:
@@ -25,7 +26,7 @@ def relation(one, other):
 
 
 def told(level):
-    """What of a relation sysfs can tell by paths alone."""
+    """The part of a relation that paths in sysfs show."""
     if level >= TopologyLevel.NODE:
         return None
     return max(level, TopologyLevel.SINGLE)
@@ -85,10 +86,11 @@ def test_gpus_on_a_board_hang_on_one_switch():
 
 
 def test_a_host_knows_a_path_by_either_form_of_a_bus_id():
-    node = SimulatedNode(profile.load("hgx-h100"))
+    node = make_node("hgx-h100")
     host = SimulatedHost(node)
     assert host.pci_path("00000000:9D:00.0") == host.pci_path("0000:9d:00.0") == node.profile.pci_paths[4]
-    assert host.pci_path("0000:ff:00.0") == ""
+    assert host.numa_node("00000000:9D:00.0") == host.numa_node("0000:9d:00.0") == 1
+    assert (host.pci_path("0000:ff:00.0"), host.numa_node("0000:ff:00.0")) == ("", None)
 
 
 # NUMA distances
@@ -115,10 +117,10 @@ def test_a_row_has_a_distance_to_every_node_in_the_order_of_their_numbers():
 
 
 def test_a_host_tells_the_distances_of_its_profile():
-    host = SimulatedHost(SimulatedNode(profile.load("dgx-a100")))
+    host = SimulatedHost(make_node("dgx-a100"))
     assert host.numa_distances()[3, 1] == 12
     assert host.numa_distances()[3, 7] == 32
-    assert SimulatedHost(SimulatedNode(profile.load("h200"))).numa_distances() == {}
+    assert SimulatedHost(make_node("h200")).numa_distances() == {}
 
 
 NODE = {"count": 2, "gpu": {"name": "NVIDIA X"}, "gpus": [{"numa_node": 0}, {"numa_node": 1}]}
