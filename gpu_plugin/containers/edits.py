@@ -48,8 +48,10 @@ VOLUME_ROOT = "/var/run/nvidia-container-devices"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Device nodes for every GPU container, in the order of NVIDIA's plugin. Nodes that do not exist are left out."""
 
-REQUIRED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-"""The nodes of `CONTROL_NODES` without which no CUDA program starts."""
+REQUIRED_NODES = (
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+)  # the nodes of `CONTROL_NODES` without which no CUDA program starts
 
 _NAMESPACE = uuid.UUID("6ba7b811-9dad-11d1-80b4-00c04fd430c8")  # RFC 9562's namespace for URLs
 

@@ -13,17 +13,14 @@ from gpu_plugin.devices.node import Gpu, MigDevice
 GPU = "gpu"
 MIG = "mig"
 
-WSL_GPUS = "all"
-"""The name in NVIDIA's plugin (0.19.1 and later) of all GPUs of a Windows host together, for its Linux guests."""
-
-TEGRA_GPU = "tegra"
-"""The name in NVIDIA's plugin of the GPU of a Tegra chip (internal/rm/tegra_devices.go)."""
-
-OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})
-"""Names in place of the uuid, for GPUs that have none."""
-
-MAX_DEVICE_ID = 63
-"""The longest device id that the API's comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)."""
+WSL_GPUS = (
+    "all"  # the name in NVIDIA's plugin (0.19.1 and later) of all GPUs of a Windows host together, for its Linux guests
+)
+TEGRA_GPU = "tegra"  # the name in NVIDIA's plugin of the GPU of a Tegra chip (internal/rm/tegra_devices.go)
+OWN_NAMES = frozenset({WSL_GPUS, TEGRA_GPU})  # names in place of the uuid, for GPUs that have none
+MAX_DEVICE_ID = (
+    63  # the longest device id that the API's comment allows (k8s.io/kubelet, deviceplugin/v1beta1, Device.ID)
+)
 
 MAX_LIST_BYTES = 4 * 1024 * 1024
 """The longest message that the kubelet's gRPC client reads (grpc-go, defaultClientMaxReceiveMessageSize)."""
@@ -31,8 +28,7 @@ MAX_LIST_BYTES = 4 * 1024 * 1024
 PLACEHOLDER = "GPU-unreadable-"
 """Prefix of the placeholder uuid of a GPU whose uuid is not known yet. Such a device is never healthy: no pod can hold it."""
 
-MAX_NUMA_NODE = 2**31 - 1
-"""The highest number of a NUMA node: the kernel stores it in an int."""
+MAX_NUMA_NODE = 2**31 - 1  # the highest number of a NUMA node: the kernel stores it in an int
 
 _MAX_SHOWN_ID = 80  # characters of an id that cannot be listed
 

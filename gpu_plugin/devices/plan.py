@@ -215,8 +215,7 @@ def list_bytes(resource: Resource) -> int:
     return sum(_device_bytes(len(device.id.encode()), device.numa) for device in resource.devices)
 
 
-_UNHEALTHY_BYTES = 11
-"""Bytes of the field with "Unhealthy": its tag, its length, and the word."""
+_UNHEALTHY_BYTES = 11  # bytes of the field with "Unhealthy": its tag, its length, and the word
 
 
 @lru_cache(256)

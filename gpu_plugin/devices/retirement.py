@@ -15,8 +15,7 @@ from gpu_plugin.devices.recent_allocations import Key
 SETTLE = 5.0
 """Least seconds that a retired device stays listed: a pod that was getting the device when it went is reported by then."""
 
-Allocated = frozenset[Key]
-"""(resource name, device id) of devices that pods hold or may hold."""
+Allocated = frozenset[Key]  # (resource name, device id) of devices that pods hold or may hold
 
 NOT_ON_NODE = "it is not on this node any more"
 
@@ -218,8 +217,7 @@ class _Busy:
         return self._found[unit]
 
 
-ANYWHERE = ""
-"""The key for the unknown GPU of a MIG device of which only its name is known, and which is no longer on this node."""
+ANYWHERE = ""  # the key for the unknown GPU of a MIG device of which only its name is known, and which is no longer on this node
 
 
 def _shared(device: Device, former: Device) -> bool:

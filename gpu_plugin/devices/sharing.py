@@ -10,8 +10,7 @@ from gpu_plugin.config.sharing import MPS, MpsLimits, SharedResource
 from gpu_plugin.config.words import are
 from gpu_plugin.devices.device import MAX_LIST_BYTES, MIG, Device, first_few, withhold
 
-REPLICA = "::"
-"""Separator of the shared device's id and the replica's number, as in NVIDIA's plugin."""
+REPLICA = "::"  # separator of the shared device's id and the replica's number, as in NVIDIA's plugin
 
 
 class Named(msgspec.Struct, frozen=True):

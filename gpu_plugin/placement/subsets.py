@@ -15,20 +15,18 @@ import msgspec
 
 from gpu_plugin.placement.topology import Matrix, Topology
 
-LARGEST = 16
-"""The most GPUs for which all sets are computed: 65,536 sets, in 1 MiB. No server has more GPUs."""
+LARGEST = 16  # the most GPUs for which all sets are computed: 65,536 sets, in 1 MiB; no server has more GPUs
 
 IMMEDIATE_GPUS = 10
 """Up to this number of GPUs a placement takes 5 ms or less, and is computed on the event loop. For more, use a thread."""
 
-PODS = (8, 4, 2)
-"""The sizes of later pods that placement assumes, the largest first: the sizes that groups of linked GPUs have."""
-
-_CHUNK = 1024
-"""Sets that are compared between two reads of the clock."""
-
-_ROOM = 3
-"""Making a set takes this many times as long as reading it from a table."""
+PODS = (
+    8,
+    4,
+    2,
+)  # the sizes of later pods that placement assumes, the largest first: the sizes that groups of linked GPUs have
+_CHUNK = 1024  # sets that are compared between two reads of the clock
+_ROOM = 3  # making a set takes this many times as long as reading it from a table
 
 
 class Criterion(Enum):

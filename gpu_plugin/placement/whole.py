@@ -9,11 +9,8 @@ import msgspec
 
 from gpu_plugin.placement.subsets import LARGEST, Criterion, Placement
 
-SEEDS = 32
-"""The number of GPUs from which the bounded search starts, each in turn."""
-
-SWAPS = 32
-"""The most times that the bounded search replaces a chosen GPU by a better one."""
+SEEDS = 32  # the number of GPUs from which the bounded search starts, each in turn
+SWAPS = 32  # the most times that the bounded search replaces a chosen GPU by a better one
 
 
 class How(Enum):

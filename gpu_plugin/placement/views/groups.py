@@ -12,8 +12,7 @@ from gpu_plugin.devices.nvml_h import TopologyLevel
 NEARER_THAN_NUMA = (TopologyLevel.INTERNAL, TopologyLevel.SINGLE, TopologyLevel.MULTIPLE, TopologyLevel.HOSTBRIDGE)
 """PCIe ancestors of two GPUs that are nearer than a NUMA node: a board, a switch, several switches, a host bridge."""
 
-Group = tuple[int, ...]
-"""GPUs by position, ascending."""
+Group = tuple[int, ...]  # GPUs by position, ascending
 
 
 class NvlinkGroup(msgspec.Struct, frozen=True):
