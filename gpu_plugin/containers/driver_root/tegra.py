@@ -7,11 +7,14 @@ from itertools import islice
 from msgspec.structs import replace
 
 from gpu_plugin.containers.cdi import tegra
-from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Seen
+from gpu_plugin.containers.cdi.build import Built
+from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, Seen
+from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.tegra import Entry, Line
 from gpu_plugin.containers.driver_root.safe import judge
 from gpu_plugin.containers.driver_root.tree import LEADS_NOWHERE, FirstRoot, Tree, device_node
 from gpu_plugin.containers.driver_root.wildcards import expand
+from gpu_plugin.devices.node import Gpu
 from gpu_plugin.runtime.regular_file import open_file
 
 MAX_PATHS = 5_000  # the lists of a Jetson name some 300 paths
@@ -34,6 +37,11 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
     def files(self, running: str = "") -> tegra.TegraFiles:
         """Return the files and the present device nodes."""
         return self._with_devices(super().files(running))
+
+    def specs(self, files: tegra.TegraFiles, gpus: Sequence[Gpu], host: HostDevices, options: CdiOptions) -> Built:
+        """Build the specification of the single device. The lists name its device nodes."""
+        del gpus, host
+        return tegra.tegra_specs(files, options)
 
     def _search(self, running: str) -> tegra.TegraFiles:
         del running

@@ -3,13 +3,18 @@
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Listing, Seen, SeenLibrary
+from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, Listing, Seen, SeenLibrary
 from gpu_plugin.containers.driver_root.inside import Way, resolve, walk
 from gpu_plugin.containers.driver_root.safe import judge
+from gpu_plugin.devices.node import Gpu
+
+if TYPE_CHECKING:
+    from gpu_plugin.containers.cdi.build import Built
+    from gpu_plugin.containers.cdi.options import CdiOptions
 
 MAX_NAMES = 200_000  # the most names of one directory that are read
 
@@ -216,4 +221,8 @@ class FirstRoot(Generic[Files]):
 
     def _in(self, tree: Tree, root: str, running: str) -> tuple[Files, bool]:
         """Return the files of a tree, and whether its root is usable. `root` is its path on the host. Raises OSError."""
+        raise NotImplementedError
+
+    def specs(self, files: Files, gpus: Sequence[Gpu], host: HostDevices, options: "CdiOptions") -> "Built":
+        """Build the specifications of the node from these files of `files`."""
         raise NotImplementedError

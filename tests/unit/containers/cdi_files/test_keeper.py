@@ -10,21 +10,23 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from gpu_plugin.config.settings import DEFAULTS
 from gpu_plugin.containers.cdi.build import Built
-from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.readiness import NOT_YET, CdiReadiness
 from gpu_plugin.containers.cdi.spec import to_json
 from gpu_plugin.containers.cdi_files import keeper as keeper_module
 from gpu_plugin.containers.cdi_files.directory import Outcome
 from gpu_plugin.containers.cdi_files.keeper import SpecKeeper, readiness
-from gpu_plugin.containers.cdi_files.source import Request, UnsafeSpecError
+from gpu_plugin.containers.cdi_files.source import UnsafeSpecError, Wanted
+from gpu_plugin.containers.edits import Access
+from gpu_plugin.devices.node import Node
 from gpu_plugin.runtime.pulse import Pulse
 from tests.revision import revision
 from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
 ONE = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",))}
 TWO = {GPU_FILE: spec(GPU_a=("/dev/nvidia0",), GPU_b=("/dev/nvidia1",))}
-REQUEST = Request((), "550", CdiOptions())
+WANTED = Wanted(Node(), DEFAULTS, Access())
 
 
 class Source:
@@ -62,15 +64,14 @@ class Kept:
 
     def __init__(self, directory):
         self.source = Source()
-        self.request: Request | None = REQUEST
         self.told: list[CdiReadiness] = []
         self.news = Pulse()
         self.directory = directory
-        self.keeper = SpecKeeper(self.source, self._wanted, directory, self._tell)  # type: ignore[arg-type]
+        self.keeper = SpecKeeper(self.source, directory, self._tell)  # type: ignore[arg-type]
+        self.ask()
 
-    def _wanted(self):
-        request = self.request
-        return None if request is None else lambda: request
+    def ask(self, wanted: Wanted | None = WANTED):
+        self.keeper.follow(wanted)
 
     def _tell(self, state):
         self.told.append(state)
@@ -99,7 +100,7 @@ class Kept:
         """Returns once so many more looks were begun by being asked for, and the last one is over."""
         for _ in range(times):
             before = self.source.builds
-            self.keeper.ask()
+            self.ask()
             with anyio.fail_after(10):
                 while self.source.builds == before or self.keeper._call.under_way:
                     await anyio.sleep(0.001)
@@ -118,7 +119,7 @@ async def test_what_is_written_is_told_and_what_changes_is_too(kept):
         state = await kept.ready("GPU-a")
         assert state.nodes == {"GPU-a": frozenset({"/dev/nvidia0"})}
         kept.source.built = Built(TWO)
-        kept.keeper.ask()
+        kept.ask()
         await kept.ready("GPU-a", "GPU-b")
     assert b"GPU-b" in (kept.directory / GPU_FILE).read_bytes()
 
@@ -198,7 +199,7 @@ async def test_a_look_that_hangs_takes_devices_out_after_its_patience_alone_and_
         kept.source.free.clear()
         assert "does a disk hang?" in await kept.trouble()
         for _ in range(5):
-            kept.keeper.ask()
+            kept.ask()
             await anyio.sleep(0.02)  # as many looks as would have been
         assert kept.source.under_way == 1
         kept.source.free.set()
@@ -224,7 +225,7 @@ async def test_changes_during_a_look_are_looked_at_after_it(kept, monkeypatch):
             while not kept.source.under_way:
                 await anyio.sleep(0.001)
         kept.source.built = Built(TWO)
-        kept.keeper.ask()
+        kept.ask()
         kept.source.free.set()
         await kept.ready("GPU-a", "GPU-b")
     assert kept.source.builds == 2
@@ -233,16 +234,14 @@ async def test_changes_during_a_look_are_looked_at_after_it(kept, monkeypatch):
 async def test_nothing_is_looked_at_while_nobody_wants_it_and_nothing_old_counts_afterwards(kept):
     async with kept.running():
         await kept.ready("GPU-a")
-        kept.request = None
-        kept.keeper.ask()
+        kept.ask(None)
         await kept.until(lambda state: state == CdiReadiness())
         builds = kept.source.builds
         (kept.directory / GPU_FILE).unlink()
         await anyio.sleep(0.1)  # five looks
         assert kept.source.builds == builds
         assert not (kept.directory / GPU_FILE).exists()
-        kept.request = REQUEST
-        kept.keeper.ask()
+        kept.ask()
         await kept.ready("GPU-a")
         assert (kept.directory / GPU_FILE).exists()
 
@@ -388,15 +387,14 @@ async def test_a_recall_that_hangs_holds_the_start_for_its_patience_and_no_secon
 
 
 async def test_what_is_recalled_counts_until_the_first_look_says_more_even_if_nothing_is_wanted_yet(kept, left):
-    kept.request = None
+    kept.ask(None)
     async with kept.running():
         await recalled(kept)
-        kept.keeper.ask()
+        kept.ask(None)
         await anyio.sleep(0.05)
         assert [bool(state.trouble) for state in kept.told] == [False]
         kept.source.built = Built(TWO)
-        kept.request = REQUEST
-        kept.keeper.ask()
+        kept.ask()
         await kept.ready("GPU-a", "GPU-b")
     assert len(kept.told) == 2
 
