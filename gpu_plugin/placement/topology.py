@@ -44,16 +44,12 @@ Matrix = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """GPUs by position, which is the order of their NVML index. The matrices are symmetric.
-
-    `scores[a][b]` is the score of the links of two GPUs, `distances[a][b]` the distance of their NUMA nodes; 0 for a GPU with
-    itself. `numa` is the NUMA node of each GPU, None if it is not known.
-    """
+    """GPUs by position, which is the order of their NVML index. The matrices are symmetric, and 0 for a GPU with itself."""
 
     uuids: tuple[str, ...] = ()
-    scores: Matrix = ()
-    distances: Matrix = ()
-    numa: tuple[int | None, ...] = ()
+    scores: Matrix = ()  # [a][b] is the score of the links of two GPUs
+    distances: Matrix = ()  # [a][b] is the distance of the NUMA nodes of two GPUs
+    numa: tuple[int | None, ...] = ()  # the NUMA node of each GPU
     position: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @classmethod

@@ -43,18 +43,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct):
-    """A record of a choice, which `choose` fills, for explanations.
-
-    `available` and `required` are its arguments. `runner_up` is the second best set, and `criterion` the first criterion by
-    which it is worse than `choice`. There is no runner-up if there is no other set, and after a bounded search.
-    """
+    """A record of a choice, which `choose` fills, for explanations. The first three fields are its arguments."""
 
     placement: Placement = msgspec.field(default_factory=Placement)
     available: frozenset[int] = frozenset()
     required: frozenset[int] = frozenset()
     choice: Choice = Choice((), How.IMPOSSIBLE)
-    runner_up: tuple[int, ...] | None = None
-    criterion: Criterion = Criterion.POSITIONS
+    runner_up: tuple[int, ...] | None = None  # the second best set; None without another, and after a bounded search
+    criterion: Criterion = Criterion.POSITIONS  # the first criterion by which the runner-up is worse
 
 
 class Budget(msgspec.Struct, frozen=True):

@@ -186,7 +186,7 @@ class SpecSource:
             why = (
                 f"the program {printable(hook)} of the host, which the runtime would run as root, is not safe: {fault}"
             )
-        elif any(os.access(path, os.X_OK) for path in self._seen_as(hook)):
+        elif any(os.access(f"{root}{path}", os.X_OK) for root, path in self._places(hook)):
             return hook, ""
         else:
             why = f"there is no program {hook} on the host, as far as this process can see it"
@@ -198,9 +198,6 @@ class SpecSource:
         """Return the files in this process that may be a path of the host, each with its faults."""
         judged = [judge(root, path, kinds) for root, path in self._places(host_path)]
         return [each for each in judged if each.seen.kind is not Kind.MISSING]
-
-    def _seen_as(self, host_path: str) -> list[str]:
-        return [f"{root}{path}" for root, path in self._places(host_path)]
 
     def _places(self, host_path: str) -> list[tuple[str, str]]:
         """Return the paths in this process that may be a path of the host, each as a root and a path below it.

@@ -12,10 +12,9 @@ from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, 
 from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.tegra import Entry, Line
 from gpu_plugin.containers.driver_root.safe import judge
-from gpu_plugin.containers.driver_root.tree import LEADS_NOWHERE, FirstRoot, Tree, device_node
+from gpu_plugin.containers.driver_root.tree import FirstRoot, Tree, device_node
 from gpu_plugin.containers.driver_root.wildcards import expand
 from gpu_plugin.devices.node import Gpu
-from gpu_plugin.runtime.regular_file import open_file
 
 MAX_PATHS = 5_000  # the lists of a Jetson name some 300 paths
 
@@ -100,16 +99,12 @@ def _first_lists(trees: Iterable[Tree]) -> tuple[list[Line], list[str]]:
 
 
 def _list(tree: Tree, path: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    seen = tree.look(path)
-    if seen.fault or seen.kind is Kind.MISSING:
-        return (), (f"{path} is left out: {seen.fault or LEADS_NOWHERE}",)
-    file = tree.root + seen.target
-    tree.watch(file)
     try:
-        with open_file(file) as stream:
-            return tegra.parse(path, stream.read(tegra.MAX_BYTES + 1))
+        return tegra.parse(path, tree.read(path, tegra.MAX_BYTES))
     except OSError as error:
         return (), (f"{path} is left out: {error.strerror}",)
+    except ValueError as error:
+        return (), (f"{path} is left out: {error}",)
 
 
 def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:

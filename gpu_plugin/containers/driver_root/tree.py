@@ -11,6 +11,7 @@ from gpu_plugin.containers.cdi.host_files import DeviceFile, HostDevices, Kind, 
 from gpu_plugin.containers.driver_root.inside import Way, resolve, walk
 from gpu_plugin.containers.driver_root.safe import judge
 from gpu_plugin.devices.node import Gpu
+from gpu_plugin.runtime.regular_file import open_file
 
 if TYPE_CHECKING:
     from gpu_plugin.containers.cdi.build import Built
@@ -114,9 +115,18 @@ class Tree(msgspec.Struct):
             return SeenLibrary(seen, fault=str(error))
         return known
 
-    def watch(self, path: str) -> None:
-        """Make `changed` include this file. `path` is a path in this process."""
-        self.stamps[path] = stamp(path)
+    def read(self, path: str, limit: int) -> bytes:
+        """Read a safe file of up to `limit` bytes. Raises OSError, and ValueError with the reason why it is not read."""
+        seen = self.look_for(path)
+        if seen.fault or seen.kind is Kind.MISSING:
+            raise ValueError(seen.fault or LEADS_NOWHERE)
+        file = self.root + seen.target
+        self.stamps[file] = stamp(file)
+        with open_file(file) as stream:
+            content = stream.read(limit + 1)
+        if len(content) > limit:
+            raise ValueError(f"it has more than {limit:,} bytes")
+        return content
 
     @property
     def changed(self) -> bool:

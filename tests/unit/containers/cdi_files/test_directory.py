@@ -17,7 +17,7 @@ from gpu_plugin.containers.cdi.spec import to_json
 from gpu_plugin.containers.cdi_files import directory as directory_module
 from gpu_plugin.containers.cdi_files.directory import OURS, SpecDirectory
 from gpu_plugin.containers.cdi_files.record import FILE as RECORD
-from gpu_plugin.runtime import regular_file
+from gpu_plugin.containers.cdi_files.record import replace
 from tests.revision import revision
 from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, MOFED_FILE, spec
 
@@ -77,7 +77,7 @@ def test_the_same_again_is_not_written_by_this_process_or_the_next(directory, mo
     assert SpecDirectory(directory.path).write(ONE).changed == ()
     assert revision(directory.path / GPU_FILE) == before
     touched = []
-    for call in ("replace_file", "leftovers"):
+    for call in ("replace", "leftovers"):
         monkeypatch.setattr(directory_module, call, lambda *_, call=call: touched.append(call))
     directory.write(dict(ONE))
     assert touched == []
@@ -122,13 +122,11 @@ def test_what_somebody_else_did_to_our_file_is_mended(directory, change):
 
 
 def test_somebody_who_writes_right_after_us_is_noticed_at_the_next_look(directory, monkeypatch):
-    replace = regular_file.replace_file
-
-    def overtaken(file, content, mode):
-        replace(file, content, mode)
+    def overtaken(file, content):
+        replace(file, content)
         other_content(file)
 
-    monkeypatch.setattr(directory_module, "replace_file", overtaken)
+    monkeypatch.setattr(directory_module, "replace", overtaken)
     directory.write(ONE)
     monkeypatch.undo()
     assert directory.write(ONE).changed == (GPU_FILE,)
@@ -269,14 +267,14 @@ def test_after_the_removal_nothing_is_written_any_more(directory):
 
 
 def test_a_removal_waits_for_what_is_being_written(directory, monkeypatch):
-    replace, begun, go = regular_file.replace_file, threading.Event(), threading.Event()
+    begun, go = threading.Event(), threading.Event()
 
     def slow(*arguments):
         begun.set()
         assert go.wait(10)
         replace(*arguments)
 
-    monkeypatch.setattr(directory_module, "replace_file", slow)
+    monkeypatch.setattr(directory_module, "replace", slow)
     writer = threading.Thread(target=directory.write, args=(ONE,))
     remover = threading.Thread(target=directory.remove)
     writer.start()
@@ -345,7 +343,7 @@ def test_a_write_says_that_somebody_is_writing(directory, monkeypatch):
     directory.path.mkdir(parents=True)
     seen = []
 
-    def look(file, content, mode):
+    def look(file, content):
         other = os.open(file.parent, os.O_RDONLY)
         try:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -354,7 +352,7 @@ def test_a_write_says_that_somebody_is_writing(directory, monkeypatch):
         finally:
             os.close(other)
 
-    monkeypatch.setattr(directory_module, "replace_file", look)
+    monkeypatch.setattr(directory_module, "replace", look)
     directory.write(ONE)
     assert seen == [errno.EAGAIN]
 

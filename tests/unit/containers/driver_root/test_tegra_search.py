@@ -189,6 +189,15 @@ def test_lists_that_are_no_lists_are_said(root, nodes):
     assert list(found_of(files)) == ["/etc/hostname"]
 
 
+def test_a_list_that_is_too_large_is_left_out_whole(root, nodes):
+    file = put(root, f"{DIRECTORY}/drivers.csv", "lib, /etc/hostname\n".ljust(1024 * 1024, "#"))
+    assert list(found_of(search(root).files())) == ["/etc/hostname"]
+    file.write_bytes(file.read_bytes() + b"#")
+    files = search(root).files()
+    assert files.looked == ()
+    assert files.complaints == (f"/{DIRECTORY}/drivers.csv is left out: it has more than 1,048,576 bytes",)
+
+
 def test_links_are_followed_within_the_root_and_never_out_of_it(tmp_path, root, nodes):
     outside = put(tmp_path, "outside/libnv.so", shared_library("libnv.so", "aarch64"))
     put(root, "opt/real", "x")
