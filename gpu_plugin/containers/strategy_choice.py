@@ -43,10 +43,7 @@ SOCKETS = {
 On Talos, the containerd for pods uses containerd's own path. A second containerd, for the system, uses another path.
 """
 
-OTHER_SOCKETS = (
-    "/run/cri-dockerd.sock",
-    "/run/k3s/cri-dockerd/cri-dockerd.sock",
-)
+OTHER_SOCKETS = ("/run/cri-dockerd.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
 """Sockets of runtimes that this module does not support. If such a socket exists, another runtime's socket may serve other
 programs, for example containerd's socket serves Docker."""
 

@@ -82,12 +82,7 @@ class Resource(msgspec.Struct, frozen=True):
 def whole_gpu(gpu: Gpu) -> Device:
     """Return the device of a whole GPU. Its id is the GPU's uuid."""
     return Device(
-        id=gpu.uuid,
-        gpu=gpu.uuid,
-        visible_id=gpu.uuid,
-        index=str(gpu.index),
-        nodes=_nodes(gpu),
-        numa=_numa(gpu),
+        id=gpu.uuid, gpu=gpu.uuid, visible_id=gpu.uuid, index=str(gpu.index), nodes=_nodes(gpu), numa=_numa(gpu)
     )
 
 

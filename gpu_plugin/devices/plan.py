@@ -251,5 +251,5 @@ def check_length(resource: Resource) -> None:
     if size > MAX_LIST_BYTES:
         raise ConfigError(
             f"{resource.name}: {len(resource.devices)} devices make a list of {size} bytes and the kubelet reads "
-            f"{MAX_LIST_BYTES}: ask for fewer replicas",
+            f"{MAX_LIST_BYTES}: ask for fewer replicas"
         )

@@ -146,9 +146,7 @@ def gone(device: Device) -> Device:
 
 
 def _beside(
-    listed: Iterable[Resource],
-    retired: Collection[Key],
-    before: Mapping[Key, frozenset[str]],
+    listed: Iterable[Resource], retired: Collection[Key], before: Mapping[Key, frozenset[str]]
 ) -> Mapping[Key, frozenset[str]]:
     """Return the MIG devices on each retired device's GPU when it was last planned; no entry if that is not known."""
     together: dict[str, set[str]] = {}

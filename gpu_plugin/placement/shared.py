@@ -116,11 +116,7 @@ def _distributed(share: Share) -> Rank:
     return share.load, share.picked
 
 
-@policy(
-    PACKED,
-    {HAD: "what the container has already", USE: "the most used GPU", ROOM: "the least room"},
-    fewest=True,
-)
+@policy(PACKED, {HAD: "what the container has already", USE: "the most used GPU", ROOM: "the least room"}, fewest=True)
 def _packed(share: Share) -> Rank:
     return not share.picked, -share.load, share.room
 

@@ -96,11 +96,7 @@ def possible(pool: AbstractSet[object], must: AbstractSet[object], size: int) ->
 
 
 def _chosen(
-    placement: Placement,
-    pool: frozenset[int],
-    must: frozenset[int],
-    size: int,
-    budget: Budget | None,
+    placement: Placement, pool: frozenset[int], must: frozenset[int], size: int, budget: Budget | None
 ) -> Choice:
     if not possible(pool, must, size):
         return Choice((), How.IMPOSSIBLE)

@@ -144,13 +144,7 @@ def subdirectories(libraries: Iterable[str]) -> Iterator[str]:
 def directories() -> tuple[str, ...]:
     """Return every directory below a root to list, except the firmware directories and `subdirectories`."""
     configs = [f"{base}/{config}" for base in CONFIG_DIRECTORIES for config in CONFIGS]
-    return (
-        *LIBRARY_DIRECTORIES,
-        *BINARY_DIRECTORIES,
-        *XORG_DIRECTORIES,
-        *configs,
-        *VULKAN,
-    )
+    return (*LIBRARY_DIRECTORIES, *BINARY_DIRECTORIES, *XORG_DIRECTORIES, *configs, *VULKAN)
 
 
 def firmware_directories(version: str, kernel: str) -> Iterator[str]:

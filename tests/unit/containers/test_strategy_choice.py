@@ -223,10 +223,7 @@ def test_a_runtime_that_is_not_judged_leaves_it_unknown_which_one_the_kubelet_us
         "envvar",
         f"it is not known which container runtime the kubelet uses: {SOCKET} and {other} exist",
     )
-    assert chosen(replace(GOOD, sockets=(other,))) == (
-        "envvar",
-        f"the container runtime at {other} is unknown",
-    )
+    assert chosen(replace(GOOD, sockets=(other,))) == ("envvar", f"the container runtime at {other} is unknown")
     told = replace(KUBELET, endpoint=SOCKET, endpoint_source=YAML)
     assert chosen(replace(GOOD, sockets=(SOCKET, other), kubelet=told))[0] == "cdi-cri"
 

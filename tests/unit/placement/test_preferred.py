@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import combinations
 
 import pytest
 from hypothesis import event, given, settings
@@ -16,7 +15,7 @@ from gpu_plugin.placement.subsets import Placement
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget, choose
 
-from .nodes import dgx1, node, random_nodes, two_sockets
+from .nodes import dgx1, random_nodes, two_sockets
 
 BOUNDED = settings(max_examples=100, deadline=None)
 
@@ -159,18 +158,6 @@ def test_gpus_of_a_bridged_pair_and_unknown_ones():
     assert both([0, 1, 2, 7, 8], 3, [1]) == (1, 7, 8)
 
 
-def test_several_devices_of_one_gpu_are_devices_like_others():
-    probed = node([0, 0], {(0, 1): Link(2, 50)})
-    devices = [
-        Device(f"{gpu.uuid}::{copy}", gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in probed.gpus for copy in (0, 1)
-    ]
-    order = {device.id: at for at, device in enumerate(devices)}
-    made = Placement.of(Topology.of(probed))
-    answer = preferred(list(order), ["GPU-01::1"], 3, devices, order, made)
-    assert len(set(answer)) == 3
-    assert "GPU-01::1" in answer
-
-
 def test_sixty_thousand_ids():
     devices = [Device(f"GPU-{at}", f"GPU-{at}", f"GPU-{at}", str(at), numa=(at % 2,)) for at in range(60_000)]
     order = {device.id: at for at, device in enumerate(devices)}
@@ -185,20 +172,6 @@ def test_sixty_thousand_ids():
     assert len(set(ask(59_999))) == 59_999
     assert ask(60_000) == tuple(order)
     assert ask(60_001) == ()
-
-
-def test_gpus_of_more_than_one_list_are_told_apart():
-    """A resource that lists some of a node's GPUs, as a renamed one does: what it leaves is judged among its own."""
-    probed = dgx1()
-    asked = Asked.of(probed)
-    some = Asked([device for device in asked.devices if device.id not in {"GPU-01", "GPU-06"}], asked.placement)
-    for size in range(1, 6):
-        there = [0, 2, 3, 4, 5, 7]
-        chosen = tuple(there[at] for at in some(range(6), size))
-        assert chosen == asked(there, size)
-        assert asked.placement.topology.score(chosen) == max(
-            map(asked.placement.topology.score, combinations(there, size))
-        )
 
 
 def test_a_gpu_is_known_by_its_uuid_whatever_its_device_is_called():

@@ -225,8 +225,7 @@ def test_imports_are_read_after_the_files_beside_their_importer(node, seen):
 
 
 @pytest.mark.parametrize(
-    ("version", "name"),
-    [(3, "io.containerd.grpc.v1.cri"), (3, "cri"), (2, "io.containerd.cri.v1.runtime")],
+    ("version", "name"), [(3, "io.containerd.grpc.v1.cri"), (3, "cri"), (2, "io.containerd.cri.v1.runtime")]
 )
 def test_a_section_under_the_plugin_s_name_of_another_version_is_uncertain(node, seen, version, name):
     node.put(TOML, f"version = {version}\n[plugins.'{name}']\nenable_cdi = false\n")

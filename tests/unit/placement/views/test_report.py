@@ -11,14 +11,7 @@ from gpu_plugin.devices.device import MIG, Device, Resource
 from gpu_plugin.devices.node import Gpu, Node
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.views.groups import LinkGroups
-from gpu_plugin.placement.views.report import (
-    Offered,
-    OfferedResource,
-    held_back,
-    left_out,
-    report,
-    reported,
-)
+from gpu_plugin.placement.views.report import Offered, OfferedResource, held_back, left_out, report, reported
 from tests.unit.placement.nodes import dgx1, random_nodes
 
 
