@@ -13,7 +13,6 @@ from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.tegra import Entry, Line
 from gpu_plugin.containers.driver_root.safe import judge
 from gpu_plugin.containers.driver_root.tree import FirstRoot, Tree, device_node
-from gpu_plugin.containers.driver_root.wildcards import expand
 from gpu_plugin.devices.node import Gpu
 
 MAX_PATHS = 5_000  # the lists of a Jetson name some 300 paths
@@ -68,7 +67,7 @@ class TegraSearch(FirstRoot[tegra.TegraFiles]):
         nodes: dict[str, DeviceFile] = {}
         looked: dict[str, tegra.Looked] = {}
         for line in self._lines:
-            paths = sorted({path for root in roots for path in expand(Tree(root), line.path)}) or [line.path]
+            paths = sorted({path for root in roots for path in Tree(root).expand(line.path)}) or [line.path]
             for path in paths:
                 seen = Seen(path, Kind.MISSING)
                 for root, host in roots.items():
@@ -109,7 +108,7 @@ def _list(tree: Tree, path: str) -> tuple[tuple[Line, ...], tuple[str, ...]]:
 
 def find(tree: Tree, lines: Iterable[Line]) -> tegra.TegraFiles:
     """Find the files for these lines below the root of this tree, MAX_PATHS at most. Blocks. Raises OSError."""
-    paths = ((line, path) for line in lines for path in ([*expand(tree, line.path)] or [line.path]))
+    paths = ((line, path) for line in lines for path in ([*tree.expand(line.path)] or [line.path]))
     first = [*islice(dict.fromkeys(Line(line.kind, path) for line, path in paths), MAX_PATHS + 1)]
     complaints = (f"the lists of Linux for Tegra name more than {MAX_PATHS:,} paths; the rest is left out",)
     looked = tuple(_look(tree, line) for line in first[:MAX_PATHS])

@@ -2,7 +2,9 @@
 
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from gpu_plugin.containers.cdi.options import CdiOptions
 
 MAX_NAMES = 200_000  # the most names of one directory that are read
+MAX_MATCHES = 1_000  # the most paths that match a path with wildcards
+
+_WILD = frozenset("*?[")
 
 Stamp = tuple[int, int, int, int, int] | None
 """The identity of a file: device, inode, mode, owner, and time of the last change in ns (0 if the time does not count).
@@ -71,6 +76,29 @@ class Tree(msgspec.Struct):
         if way.path is not None and way.status is not None:
             self._stamp(way.path, way.status, names=True)
         return way.path
+
+    def expand(self, pattern: str) -> Iterator[str]:
+        """Yield the paths that match `pattern`, in order, MAX_MATCHES at most. A path without wildcards matches itself."""
+        if _WILD.isdisjoint(pattern):
+            yield pattern
+            return
+        found = [""]
+        for part in pattern.split("/")[1:]:
+            if _WILD.isdisjoint(part):
+                found = [f"{base}/{part}" for base in found]
+            else:
+                matches = (f"{base}/{name}" for base in found for name in self._matching(base, part))
+                found = list(islice(matches, MAX_MATCHES))
+        yield from found
+
+    def _matching(self, directory: str, pattern: str) -> Iterator[str]:
+        path = self.directory(directory)
+        try:
+            names = sorted(os.listdir(path or "/")) if path is not None else []  # noqa: PTH208
+        except OSError:
+            return  # not a directory, or it cannot be read
+        hidden = pattern.startswith(".")
+        yield from (name for name in names if fnmatchcase(name, pattern) and name.startswith(".") == hidden)
 
     def look(self, path: str, kinds: Sequence[Kind] = (Kind.FILE,)) -> Seen:
         """Return the file at a path below the root, and whether containers may get it (see `judge`)."""

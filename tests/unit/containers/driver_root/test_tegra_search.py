@@ -7,10 +7,10 @@ import pytest
 from gpu_plugin.containers.cdi.host_files import DeviceFile, Kind, Seen
 from gpu_plugin.containers.cdi.options import CdiOptions
 from gpu_plugin.containers.cdi.tegra import DIRECTORY, tegra_specs
-from gpu_plugin.containers.driver_root import tegra, tree, wildcards
+from gpu_plugin.containers.driver_root import tegra
+from gpu_plugin.containers.driver_root import tree as tree_module
 from gpu_plugin.containers.driver_root.tegra import TegraSearch, device_file
 from gpu_plugin.containers.driver_root.tree import Tree
-from gpu_plugin.containers.driver_root.wildcards import expand
 from gpu_plugin.simulation.driver_files import shared_library
 
 NVIDIA = "usr/lib/aarch64-linux-gnu/nvidia"
@@ -125,7 +125,7 @@ def test_a_device_node_here_goes_before_that_below_a_root(root, nodes):
 def test_nothing_of_this_machine_is_in_what_another_has(tmp_path, root, nodes, monkeypatch):
     here = tmp_path / "here"
     jetson(here)
-    for module in (tegra, tree):
+    for module in (tegra, tree_module):
         monkeypatch.setattr(module, "Tree", lambda at, *more: Tree(at or str(here), *more))
     nodes["/dev/nvmap"] = DeviceFile(1, 1)
     roots = [(str(root), "")]
@@ -260,12 +260,12 @@ def test_wildcards_are_those_of_a_shell_and_bounded(root, monkeypatch):
     link(root, "a3", "/b")
     link(root, "a4", "/nowhere")
     tree = Tree(str(root))
-    assert list(expand(tree, "/a?/[xz]")) == ["/a1/x", "/a2/x", "/a3/x"]
-    assert list(expand(tree, "/a2/.*")) == ["/a2/.x"]
-    assert list(expand(tree, "/a*/x/*")) == []
-    assert list(expand(tree, "/none")) == ["/none"]
-    monkeypatch.setattr(wildcards, "MAX_MATCHES", 2)
-    assert list(expand(tree, "/a?/*")) == ["/a1/x", "/a1/y"]
+    assert list(tree.expand("/a?/[xz]")) == ["/a1/x", "/a2/x", "/a3/x"]
+    assert list(tree.expand("/a2/.*")) == ["/a2/.x"]
+    assert list(tree.expand("/a*/x/*")) == []
+    assert list(tree.expand("/none")) == ["/none"]
+    monkeypatch.setattr(tree_module, "MAX_MATCHES", 2)
+    assert list(tree.expand("/a?/*")) == ["/a1/x", "/a1/y"]
 
 
 def test_more_paths_than_any_tegra_has_are_cut_short(root, nodes, monkeypatch):
