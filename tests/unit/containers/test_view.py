@@ -118,11 +118,6 @@ def numa(tmp_path, online, rows):
     return LinuxHost(sysfs=str(tmp_path / "sys"))
 
 
-def test_numa_distances_are_those_of_every_two_nodes(tmp_path):
-    host = numa(tmp_path, "0-1\n", {0: b"10 21\n", 1: b"21 10\n"})
-    assert host.numa_distances() == {(0, 0): 10, (0, 1): 21, (1, 0): 21, (1, 1): 10}
-
-
 def test_columns_are_those_of_nodes_that_are_online(tmp_path):
     host = numa(
         tmp_path, "0-1,3,34\n", {0: b"10 40 80 81", 1: b"40 10 82 83", 3: b"80 82 10 84", 34: b"81 83 84 10", 2: b"1"}

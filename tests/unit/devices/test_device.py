@@ -27,7 +27,13 @@ def test_a_link_is_the_same_from_both_ends_and_the_worst_where_unknown():
 
 @pytest.mark.parametrize(
     ("uuid", "minor", "nodes"),
-    [("GPU-a", 3, ("/dev/nvidia3",)), ("GPU-a", None, ()), (WSL_GPUS, None, ("/dev/dxg",)), (TEGRA_GPU, None, ())],
+    [
+        ("GPU-a", 3, ("/dev/nvidia3",)),
+        ("GPU-a", 0, ("/dev/nvidia0",)),
+        ("GPU-a", None, ()),
+        (WSL_GPUS, None, ("/dev/dxg",)),
+        (TEGRA_GPU, None, ()),
+    ],
 )
 def test_a_gpu_has_the_node_of_its_minor_number_unless_its_platform_has_others(uuid, minor, nodes):
     assert whole_gpu(Gpu(uuid=uuid, index=0, minor=minor)).nodes == nodes

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from gpu_plugin.devices.node import Gpu
 from gpu_plugin.simulation import driver_files
 from tests.short_paths import short_directory
 from tests.unit.containers.cdi_files.specs import GPU_FILE
+from tests.unit.containers.driver_root.installed import Root
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
@@ -288,12 +288,7 @@ def put(path: Path, what: str, target: str) -> None:
     elif what == "pipe":
         os.mkfifo(path)
     else:
-        with socket.socket(socket.AF_UNIX) as server:
-            here = os.open(path.parent, os.O_PATH)
-            try:
-                server.bind(f"/proc/self/fd/{here}/{path.name}")
-            finally:
-                os.close(here)
+        Root(path.parent).listen(path.name)
 
 
 changes = st.tuples(

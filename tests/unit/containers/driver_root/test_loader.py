@@ -158,10 +158,3 @@ def test_a_file_that_is_included_many_times_keeps_no_other_out(root):
         root.write(f"etc/x/directory-{at:03}.conf", f"/d{at:03}\n".encode())
     root.write("opt/last.conf", b"/last\n")
     assert found(root) == (*(f"d{at:03}" for at in range(20)), "last")
-
-
-def test_endless_includes_end(root):
-    root.write("etc/ld.so.conf", b"include /etc/*.conf\n")
-    for at in range(200):
-        root.write(f"etc/{at:03}.conf", f"/d{at:03}\ninclude /etc/*.conf\n".encode())
-    assert 0 < len(found(root)) <= 64

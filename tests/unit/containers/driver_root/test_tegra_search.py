@@ -12,6 +12,7 @@ from gpu_plugin.containers.driver_root import tree as tree_module
 from gpu_plugin.containers.driver_root.tegra import TegraSearch, device_file
 from gpu_plugin.containers.driver_root.tree import Tree
 from gpu_plugin.simulation.driver_files import shared_library
+from tests.unit.containers.driver_root.installed import link, put
 
 NVIDIA = "usr/lib/aarch64-linux-gnu/nvidia"
 
@@ -23,19 +24,6 @@ lib, /lib/firmware/tegra23x/*.bin
 dir, /usr/share/drirc.d
 lib, /{NVIDIA}/libabsent.so
 """
-
-
-def put(root, path, content=""):
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return file
-
-
-def link(root, path, target):
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.symlink_to(target)
 
 
 def jetson(root):
@@ -196,22 +184,6 @@ def test_a_list_that_is_too_large_is_left_out_whole(root, nodes):
     files = search(root).files()
     assert files.looked == ()
     assert files.complaints == (f"/{DIRECTORY}/drivers.csv is left out: it has more than 1,048,576 bytes",)
-
-
-def test_links_are_followed_within_the_root_and_never_out_of_it(tmp_path, root, nodes):
-    outside = put(tmp_path, "outside/libnv.so", shared_library("libnv.so", "aarch64"))
-    put(root, "opt/real", "x")
-    link(root, "usr/in", "/opt/real")
-    link(root, "usr/up", "../../../../../../opt/real")
-    link(root, "usr/out", str(outside))
-    link(root, "usr/circle", "circle")
-    put(root, f"{DIRECTORY}/drivers.csv", "sym, /usr/in\nsym, /usr/up\nsym, /usr/out\nsym, /usr/circle\n")
-    assert found_of(search(root).files()) == {
-        "/usr/in": (Kind.FILE, "/opt/real", True),
-        "/usr/up": (Kind.FILE, "/opt/real", True),
-        "/usr/out": (Kind.MISSING, "", True),
-        "/usr/circle": (Kind.MISSING, "", True),
-    }
 
 
 def test_a_file_that_is_no_elf_says_so(root, nodes):
