@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -132,26 +133,19 @@ def test_a_root_that_vanishes_is_a_reason_and_heals(root):
 # The driver root itself
 
 
-def open_what_is_above(root: Path) -> None:
-    root.parent.chmod(0o775)
+def do(root: Path, change: str) -> None:
+    """Run this command in the driver root, as root."""
+    subprocess.run(change, shell=True, check=True, cwd=root)
 
 
-def give_what_is_above_away(root: Path) -> None:
-    os.chown(root.parent, USER, USER)
-
-
-def open_the_root(root: Path) -> None:
-    root.chmod(0o1777)
-
-
-@pytest.mark.parametrize("change", [open_what_is_above, give_what_is_above_away, open_the_root])
+@pytest.mark.parametrize("change", ["chmod 775 ..", f"chown {USER} ..", "chmod 1777 ."])
 def test_a_root_that_users_could_replace_serves_nobody_until_it_is_safe_again(root, change):
     searching = source(root)
     mounts = (Mount(host_path="/etc/cufile.json", container_path="/x", options=("ro",)),)
     left = made("a.b/gpu", (SpecDevice(name="a", container_edits=Edits()),), Edits(mounts=mounts))
     built = searching.build(request())
     assert searching.holds(left)
-    change(root)
+    do(root, change)
     for _ in range(2):
         with pytest.raises(UnsafeSpecError, match=r"the driver root .*(chmod go-w|chown)"):
             searching.build(request())
@@ -178,24 +172,15 @@ def test_a_root_may_be_a_link_of_root_s_only(root, uid):
 # NVIDIA's hook, and the file of an earlier process
 
 
-def give_away(root: Path) -> None:
-    os.chown(root / "usr/bin/nvidia-cdi-hook", USER, USER)
+GIVE_AWAY = f"chown {USER} usr/bin/nvidia-cdi-hook"
 
 
-def open_up(root: Path) -> None:
-    (root / "usr/bin/nvidia-cdi-hook").chmod(0o757)
-
-
-def open_its_directory(root: Path) -> None:
-    (root / "usr/bin").chmod(0o777)
-
-
-@pytest.mark.parametrize("change", [give_away, open_up, open_its_directory])
+@pytest.mark.parametrize("change", [GIVE_AWAY, "chmod 757 usr/bin/nvidia-cdi-hook", "chmod 777 usr/bin"])
 def test_a_hook_that_a_user_could_replace_is_not_run(root, change):
     searching, hook = source(root), "/usr/bin/nvidia-cdi-hook"
     (root / hook[1:]).chmod(0o755)
     assert searching.build(request(hook=hook)).specs[GPU_FILE].container_edits.hooks
-    change(root)
+    do(root, change)
     built = searching.build(request(hook=hook))
     assert built.specs[GPU_FILE].container_edits.hooks == ()
     (sentence,) = [each for each in built.complaints if "--nvidia-cdi-hook-path" in each]
@@ -221,7 +206,7 @@ def test_a_specification_that_an_earlier_process_left_does_not_hold_with_unsafe_
     assert left("/etc/cufile.json")
     assert not left("/usr/link/cufile.json")
     assert left("/etc/cufile.json", "/usr/bin/nvidia-cdi-hook")
-    give_away(root)
+    do(root, GIVE_AWAY)
     assert not left("/etc/cufile.json", "/usr/bin/nvidia-cdi-hook")
     assert not left("/home/user/lib")
     assert not left("/")

@@ -5,6 +5,7 @@ import re
 import shlex
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,102 +121,62 @@ def test_only_a_directory_is_one_of_mps(root, search, make):
     refused(search, MPS)
 
 
-def link_to_directory(root: Root) -> None:
-    root.link(PERSISTENCED[1:], "/etc")
+def do(root: Root, change: str) -> None:
+    """Run these commands in the driver root, as root."""
+    subprocess.run(change, shell=True, check=True, cwd=root.path)
 
 
-def directory(root: Root) -> None:
-    (root.path / PERSISTENCED[1:]).mkdir()
-
-
-def link_to_socket(root: Root) -> None:
-    root.listen("run/other")
-    root.link(PERSISTENCED[1:], "../other")
-
-
-def regular_file(root: Root) -> None:
-    root.write(PERSISTENCED[1:])
-
-
-def users_directory(root: Root) -> None:
-    root.listen(PERSISTENCED[1:])
-    owned(root.path / "run/nvidia-persistenced")
-
-
-def shared_directory(root: Root) -> None:
-    root.listen(PERSISTENCED[1:])
-    (root.path / "run/nvidia-persistenced").chmod(0o1777)
+BIND = "import socket; socket.socket(socket.AF_UNIX).bind('socket')"
+LISTEN = f'cd run/nvidia-persistenced && {sys.executable} -c "{BIND}"'
+LINK_TO_DIRECTORY = "ln -s /etc run/nvidia-persistenced/socket"
+REGULAR_FILE = "touch run/nvidia-persistenced/socket"
+USERS_DIRECTORY = f"({LISTEN}) && chown {USER}:{USER} run/nvidia-persistenced"
+SHARED_DIRECTORY = f"({LISTEN}) && chmod 1777 run/nvidia-persistenced"
 
 
 @pytest.mark.parametrize(
-    "make", [link_to_directory, directory, link_to_socket, regular_file, users_directory, shared_directory]
+    "change",
+    [
+        LINK_TO_DIRECTORY,
+        "mkdir run/nvidia-persistenced/socket",
+        f"({LISTEN}) && mv run/nvidia-persistenced/socket run/other && ln -s ../other run/nvidia-persistenced/socket",
+        REGULAR_FILE,
+        USERS_DIRECTORY,
+        SHARED_DIRECTORY,
+    ],
 )
-def test_a_daemons_socket_is_a_socket_that_root_alone_can_have_put_there(root, search, make):
-    make(root)
+def test_a_daemons_socket_is_a_socket_that_root_alone_can_have_put_there(root, search, change):
+    do(root, change)
     refused(search, PERSISTENCED)
 
 
-def change_a_file(root: Root) -> None:
-    owned(root.path / "usr/bin/nvidia-smi")
-
-
-def open_a_file(root: Root) -> None:
-    (root.path / "usr/bin/nvidia-smi").chmod(0o775)
-
-
-def give_a_directory_away(root: Root) -> None:
-    owned(root.path / "usr/bin")
-
-
-def open_a_directory(root: Root) -> None:
-    (root.path / "usr/bin").chmod(0o777)
-
-
-def share_a_directory(root: Root) -> None:
-    (root.path / "usr/bin").chmod(0o1777)  # a user may move a file of root's that lies in another directory here
-
-
-def link_out_of_the_way(root: Root) -> None:
-    (root.path / "usr/bin/nvidia-smi").unlink()
-    owned(root.link("usr/bin/nvidia-smi", "/etc/shadow"))
-
-
-def link_to_what_a_user_has(root: Root) -> None:
-    (root.path / "usr/bin/nvidia-smi").unlink()
-    owned(root.write("home/user/nvidia-smi").parent)
-    root.link("usr/bin/nvidia-smi", "/home/user/nvidia-smi")
-
-
-def link_through_a_users_directory(root: Root) -> None:
-    (root.path / "usr/bin/nvidia-smi").unlink()
-    (root.path / "home/user").mkdir(parents=True)
-    owned(root.path / "home/user")
-    root.link("home/user/link", "/etc")
-    root.link("usr/bin/nvidia-smi", "/home/user/link/shadow")
-
-
+GIVE_A_FILE_AWAY = f"chown {USER}:{USER} usr/bin/nvidia-smi"
+OPEN_A_FILE = "chmod 775 usr/bin/nvidia-smi"
+GIVE_A_DIRECTORY_AWAY = f"chown {USER}:{USER} usr/bin"
+OPEN_A_DIRECTORY = "chmod 777 usr/bin"
+SHARE_A_DIRECTORY = "chmod 1777 usr/bin"  # a user may move a file of root's that lies in another directory here
 CHANGES = [
-    change_a_file,
-    open_a_file,
-    give_a_directory_away,
-    open_a_directory,
-    share_a_directory,
-    link_out_of_the_way,
-    link_to_what_a_user_has,
-    link_through_a_users_directory,
+    GIVE_A_FILE_AWAY,
+    OPEN_A_FILE,
+    GIVE_A_DIRECTORY_AWAY,
+    OPEN_A_DIRECTORY,
+    SHARE_A_DIRECTORY,
+    f"ln -sf /etc/shadow usr/bin/nvidia-smi && chown -h {USER} usr/bin/nvidia-smi",
+    f"mkdir -p home/user && mv usr/bin/nvidia-smi home/user && chown {USER} home/user && ln -s /home/user/nvidia-smi usr/bin",
+    f"mkdir -p home/u && chown {USER} home/u && ln -s /etc home/u/l && ln -sf /home/u/l/shadow usr/bin/nvidia-smi",
 ]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_program_that_a_user_could_replace_is_left_out(root, search, change):
-    change(root)
+    do(root, change)
     refused(search, "/usr/bin/nvidia-smi")
 
 
 @pytest.mark.parametrize("change", CHANGES[:5])
 def test_a_change_of_owner_or_mode_is_noticed_at_the_next_look_and_so_is_its_end(root, search, change):
     assert "/usr/bin/nvidia-smi" in given(search)
-    change(root)
+    do(root, change)
     refused(search, "/usr/bin/nvidia-smi")
     for path in ("usr/bin", "usr/bin/nvidia-smi"):
         owned(root.path / path, 0).chmod(0o755)
@@ -227,9 +188,9 @@ def proposed(complaint: str) -> str:
     return complaint.rpartition(": ")[2]
 
 
-@pytest.mark.parametrize("change", [*CHANGES, link_to_directory, regular_file, users_directory, shared_directory])
+@pytest.mark.parametrize("change", [*CHANGES, LINK_TO_DIRECTORY, REGULAR_FILE, USERS_DIRECTORY, SHARED_DIRECTORY])
 def test_only_links_and_files_in_tmp_are_to_be_removed(root, search, change):
-    change(root)
+    do(root, change)
     (complaint,) = search.files(VERSION).complaints
     for removed in re.findall(r"remove (?:the link )?(\S+?)(?:,|$)", complaint):
         assert (root.path / removed[1:]).is_symlink()
@@ -237,17 +198,17 @@ def test_only_links_and_files_in_tmp_are_to_be_removed(root, search, change):
 
 
 @pytest.mark.parametrize(
-    "change", [change_a_file, open_a_file, give_a_directory_away, open_a_directory, users_directory]
+    "change", [GIVE_A_FILE_AWAY, OPEN_A_FILE, GIVE_A_DIRECTORY_AWAY, OPEN_A_DIRECTORY, USERS_DIRECTORY]
 )
 def test_the_command_of_a_complaint_repairs_the_file_when_it_is_run_in_the_driver_root(root, search, change):
-    change(root)
+    do(root, change)
     [complaint] = search.files(VERSION).complaints
     assert "run in the driver root: ch" in complaint
-    subprocess.run(proposed(complaint), shell=True, check=True, cwd=root.path)
+    do(root, proposed(complaint))
     while again := search.files(VERSION).complaints:
         assert again[0] != complaint  # the owner may be one fault, and the mode another
         complaint = again[0]
-        subprocess.run(proposed(complaint), shell=True, check=True, cwd=root.path)
+        do(root, proposed(complaint))
     assert "/usr/bin/nvidia-smi" in given(search)
 
 
