@@ -19,24 +19,20 @@ from gpu_plugin.devices.node import Gpu, MigDevice
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
+
+def library(target: str, *names: str, path: str = "") -> Library:
+    return Library(target, names, path or target)
+
+
+ALLOCATOR = "/usr/lib64/libnvidia-allocator.so.550.1"
 FILES = DriverFiles(
     "550.1",
     "EM_X86_64",
     (
-        Library("/usr/lib64/libcuda.so.550.1", ("libcuda.so.1", "libcuda.so"), "/usr/lib64/libcuda.so.550.1"),
-        Library(
-            "/usr/lib64/libnvidia-allocator.so.550.1",
-            ("libnvidia-allocator.so.1",),
-            "/usr/lib64/libnvidia-allocator.so.550.1",
-        ),
-        Library(
-            "/usr/lib64/vdpau/libvdpau_nvidia.so.550.1",
-            ("vdpau/libvdpau_nvidia.so.1",),
-            "/usr/lib64/vdpau/libvdpau_nvidia.so.550.1",
-        ),
-        Library(
-            "/usr/lib64/libnvidia-allocator.so.550.1", ("gbm/nvidia-drm_gbm.so",), "/usr/lib64/gbm/nvidia-drm_gbm.so"
-        ),
+        library("/usr/lib64/libcuda.so.550.1", "libcuda.so.1", "libcuda.so"),
+        library(ALLOCATOR, "libnvidia-allocator.so.1"),
+        library("/usr/lib64/vdpau/libvdpau_nvidia.so.550.1", "vdpau/libvdpau_nvidia.so.1"),
+        library(ALLOCATOR, "gbm/nvidia-drm_gbm.so", path="/usr/lib64/gbm/nvidia-drm_gbm.so"),
     ),
     (
         PlacedFile("/opt/nvidia-smi", "/usr/bin/nvidia-smi", driver.BINARY),

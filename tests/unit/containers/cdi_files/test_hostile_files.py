@@ -216,30 +216,12 @@ def test_a_specification_that_an_earlier_process_left_does_not_hold_with_unsafe_
 # Random trees
 
 PLACES = [
-    *(
-        MPS,
-        "tmp",
-        "run/nvidia-persistenced/socket",
-        "run/nvidia-persistenced",
-        "run/nvidia-fabricmanager/socket",
-        "run/udev",
-    ),
-    *(
-        "run",
-        "usr",
-        "usr/lib64",
-        "usr/lib64/vdpau",
-        "usr/bin",
-        "usr/bin/nvidia-smi",
-        "etc/cufile.json",
-        "etc/vulkan/icd.d",
-    ),
-    *("etc/vulkan/icd.d/nvidia_icd.json", "etc/alternatives/x", "lib64", "opt/nvidia/lib64", "run/opengl-driver"),
-    *(
-        f"usr/lib64/lib{name}.so.{VERSION}"
-        for name in ("cuda", "nvidia-ml", "nvcuvid", 'q"uo', "new\nline", "\udcff", "x" * 236)
-    ),
-    f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin",
+    *(MPS, "tmp", "run", "run/udev", "run/opengl-driver", "run/nvidia-persistenced", "run/nvidia-persistenced/socket"),
+    *("run/nvidia-fabricmanager/socket", "usr", "usr/lib64", "usr/lib64/vdpau", "usr/bin", "usr/bin/nvidia-smi"),
+    *("etc/cufile.json", "etc/vulkan/icd.d", "etc/vulkan/icd.d/nvidia_icd.json", "etc/alternatives/x", "lib64"),
+    *("opt/nvidia/lib64", f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"),
+    *(f"usr/lib64/lib{name}.so.{VERSION}" for name in ("cuda", "nvidia-ml", "nvcuvid", 'q"uo', "new\nline", "\udcff")),
+    f"usr/lib64/lib{'x' * 236}.so.{VERSION}",
 ]
 TARGETS = [
     *("/etc", "/", "..", "../../../../../etc/shadow", "/tmp", "/home/user", "/home/user/lib", "nowhere", "/run/udev"),
@@ -247,10 +229,10 @@ TARGETS = [
     *(
         "/etc/alternatives/x",
         "/run/nvidia-persistenced/socket",
-        "x" * 300,
-        "a/" * 1000,
         "/usr/lib64",
         "/tmp/nvidia-mps",
+        "x" * 300,
+        "a/" * 1000,
     ),
 ]
 
