@@ -303,13 +303,6 @@ def test_a_binding_keeps_its_number_until_it_is_made_anew(bindings, tmp_path):
     assert after["00000000:1C:00.0"] == before["00000000:1C:00.0"]
 
 
-def test_when_a_binding_was_looked_at_last_does_not_count(bindings):
-    bindings.bind("0000:1b:00.0")
-    before = bindings.host.bindings()
-    os.utime(bindings.directory / "0000:1b:00.0", ns=(0, 0), follow_symlinks=False)
-    assert bindings.host.bindings() == before
-
-
 def test_a_device_that_is_unbound_is_missing(bindings):
     bindings.bind("0000:1b:00.0", "0000:1c:00.0")
     (bindings.directory / "0000:1b:00.0").unlink()

@@ -50,12 +50,6 @@ def test_a_resource_that_is_gone_keeps_what_it_had():
     assert [(r.name, [d.id for d in r.devices]) for r in merged] == [(GPU, ["a"]), (SMALL, ["x"])]
 
 
-def gone_for(seconds, allocated, listed=None):
-    first, retired = retire((resource(gpu("a"), gpu("b")),), (resource(gpu("b")),), Retirement(), allocated, 0)
-    [merged], later = retire(listed or first, (resource(gpu("b")),), retired, allocated, seconds)
-    return [device.id for device in merged.devices], later
-
-
 def test_what_comes_back_is_itself_again():
     first, retired = retire((resource(gpu("a")),), (), Retirement(), None, 0)
     [merged], later = retire(first, (resource(gpu("a")),), retired, None, 1)

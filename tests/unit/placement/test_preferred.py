@@ -133,22 +133,6 @@ def test_a_budget_that_is_used_up_still_brings_an_answer():
 # GPUs that nothing is known of
 
 
-def test_a_gpu_with_no_known_links_changes_nothing_for_the_others():
-    whole = Asked.of(dgx1())
-    for lost in range(8):
-        left = tuple(gpu for gpu in dgx1().gpus if gpu.index != lost)
-        broken = Asked(whole.devices, Placement.of(Topology.of(Node(left, dgx1().links))))
-        others = [at for at in range(8) if at != lost]
-        for size in range(2, 8):
-            assert broken(others, size) == whole(others, size)  # outside of what is available
-            assert broken(range(8), size) == tuple(
-                sorted(broken(range(8), size))
-            )  # inside: an answer, and one without it
-            assert lost not in broken(range(8), size)
-        assert broken(range(8), 8) == tuple(range(8))
-        assert lost in broken(range(8), 3, [lost])
-
-
 def test_gpus_of_a_bridged_pair_and_unknown_ones():
     asked = Asked.of(two_sockets(6, _4_5=4))
     strangers = [Device(f"GPU-old-{at}", f"GPU-old-{at}", f"GPU-old-{at}", str(at)) for at in range(3)]

@@ -12,7 +12,7 @@ from gpu_plugin.placement.subsets import IMMEDIATE_GPUS, LARGEST, Placement, Sub
 from gpu_plugin.placement.topology import Topology
 from gpu_plugin.placement.whole import Budget, Choice, How, choose
 
-from .nodes import DGX1_NVLINKS, dgx1, flat, mesh, placement, random_nodes, topology
+from .nodes import DGX1_NVLINKS, dgx1, mesh, placement, random_nodes, topology
 from .rule import Rule
 
 # The exact choice
@@ -61,19 +61,6 @@ def test_exactly_as_many_as_asked_for_out_of_what_is_available_or_none(probed, d
 
 
 # What stays free
-
-
-@pytest.mark.parametrize("level", [10, 20, 30, 40, 50])
-@pytest.mark.parametrize("count", [4, 8, 16])
-def test_where_all_pcie_relations_are_the_same_pods_stay_on_one_socket(count, level):
-    made = Placement.of(Topology.of(flat(count, level)))
-    free, half = set(range(count)), count // 2
-    sockets = []
-    for size in (1, 1, half):
-        chosen = choose(made, free, [], size).gpus
-        sockets.append([made.topology.numa[gpu] for gpu in chosen])
-        free.difference_update(chosen)
-    assert sockets == [[0], [0], [1] * half]
 
 
 def test_groups_of_eight_count_for_more_than_groups_of_four():

@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import subprocess
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from gpu_plugin.containers.cdi.spec import to_json
 from gpu_plugin.containers.cdi_files import directory as directory_module
 from gpu_plugin.containers.cdi_files.directory import OURS, SpecDirectory
 from gpu_plugin.containers.cdi_files.record import FILE as RECORD
-from gpu_plugin.containers.cdi_files.record import replace
 from tests.revision import revision
 from tests.unit.containers.cdi_files.specs import GPU_FILE, IMEX_FILE, spec
 
@@ -235,26 +233,6 @@ def test_after_the_removal_nothing_is_written_any_more(directory):
     directory.remove()
     assert directory.write(TWO).changed == ()
     assert list(directory.path.iterdir()) == []
-
-
-def test_a_removal_waits_for_what_is_being_written(directory, monkeypatch):
-    begun, go = threading.Event(), threading.Event()
-
-    def slow(*arguments):
-        begun.set()
-        assert go.wait(10)
-        replace(*arguments)
-
-    monkeypatch.setattr(directory_module, "replace", slow)
-    writer = threading.Thread(target=directory.write, args=(ONE,))
-    remover = threading.Thread(target=directory.remove)
-    writer.start()
-    assert begun.wait(10)
-    remover.start()
-    go.set()
-    writer.join()
-    remover.join()
-    assert listed(directory) == []
 
 
 def test_a_removal_goes_on_past_what_cannot_be_removed_and_the_next_one_removes_it(directory, monkeypatch):

@@ -74,30 +74,6 @@ def given_files(made_by: SpecSource, **options: object) -> set[str]:
 # Between the search and the specification
 
 
-def swap_while_searching(monkeypatch, root: Path, times: int) -> None:
-    """The MPS directory becomes a link right after it was looked at, the first `times` times."""
-    left = [times]
-    real = Search.files
-
-    def files(self: Search, running: str = "") -> object:
-        found = real(self, running)
-        if left[0]:
-            left[0] -= 1
-            if not (root / MPS).is_symlink():
-                (root / MPS).rmdir()
-                (root / MPS).symlink_to("/etc")
-        return found
-
-    monkeypatch.setattr(Search, "files", files)
-
-
-def test_a_directory_that_becomes_a_link_after_the_search_is_noticed_before_anything_is_written(root, monkeypatch):
-    swap_while_searching(monkeypatch, root, 1)
-    paths = given_files(source(root))
-    assert f"/{MPS}" not in paths
-    assert f"/usr/lib64/libcuda.so.{VERSION}" in paths
-
-
 def test_files_that_change_during_every_search_are_an_error_and_the_next_look_heals(root, monkeypatch):
     searching = source(root)
     real = Search.files
@@ -119,15 +95,6 @@ def test_files_that_change_during_every_search_are_an_error_and_the_next_look_he
     (root / MPS).unlink()
     (root / MPS).mkdir()
     assert f"/{MPS}" in given_files(searching)
-
-
-def test_a_root_that_vanishes_is_a_reason_and_heals(root):
-    searching = source(root)
-    assert given_files(searching)
-    root.rename(root.with_name("gone"))
-    assert "is the driver installed" in searching.build(request()).trouble
-    root.with_name("gone").rename(root)
-    assert given_files(searching)
 
 
 # The driver root itself

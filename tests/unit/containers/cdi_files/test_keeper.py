@@ -124,19 +124,6 @@ async def test_quiet_looks_tell_nothing_and_write_nothing(kept, caplog):
     assert caplog.records == []
 
 
-async def test_a_directory_that_refuses_is_said_once_and_devices_heal_by_themselves(kept, caplog):
-    caplog.set_level(logging.INFO)
-    kept.directory.write_text("in the way")
-    async with kept.running():
-        assert await kept.trouble() == f"its CDI specification cannot be written: {kept.directory}: Not a directory"
-        assert kept.told[-1].reason("GPU-a") == kept.told[-1].trouble
-        await kept.looked(3)
-        assert [r.levelname for r in caplog.records if "cannot be written" in r.getMessage()] == ["ERROR"]
-        kept.directory.unlink()
-        await kept.ready("GPU-a")
-    assert "devices can be given to containers by CDI name" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("error", "sentence", "trace"),
     [
@@ -347,18 +334,6 @@ async def test_what_is_recalled_counts_until_the_first_look_says_more_even_if_no
 
 
 # The end
-
-
-async def test_our_files_are_removed_at_the_end_even_in_a_scope_that_is_cancelled(kept, caplog):
-    caplog.set_level(logging.INFO)
-    async with kept.running():
-        await kept.ready("GPU-a")
-        (kept.directory / "theirs.json").write_text("{}")
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        await kept.keeper.remove()
-    assert [path.name for path in kept.directory.iterdir()] == ["theirs.json"]
-    assert f"removed from {kept.directory}: {GPU_FILE}" in caplog.text
 
 
 async def test_a_file_that_an_operator_edited_is_named_at_the_end_and_stays(kept, caplog):

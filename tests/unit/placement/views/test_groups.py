@@ -7,7 +7,7 @@ from hypothesis import given
 
 from gpu_plugin.devices.node import Link, Node
 from gpu_plugin.devices.nvml_h import TopologyLevel
-from gpu_plugin.placement.views.groups import LinkGroups, joined, spans
+from gpu_plugin.placement.views.groups import LinkGroups, spans
 from tests.unit.placement.nodes import dgx1, mesh, node, random_nodes
 
 SWITCHED = Link(18, 40, switched=True)
@@ -19,11 +19,6 @@ SWITCHED = Link(18, 40, switched=True)
 )
 def test_runs_are_shortened(numbers, words):
     assert spans(numbers) == words
-
-
-def test_a_chain_joins():
-    links = {(0, 3), (3, 5), (1, 2)}
-    assert joined(range(6), lambda a, b: (min(a, b), max(a, b)) in links) == [(0, 3, 5), (1, 2), (4,)]
 
 
 def test_the_hybrid_cube_mesh_is_one_group_with_two_complete_quads():
@@ -65,10 +60,6 @@ def test_what_is_nearer_is_not_told_again_further_out():
 def test_one_unreadable_pair_splits_no_group():
     links = mesh(range(4), Link(0, TopologyLevel.SINGLE)) | {(0, 3): Link()}
     assert LinkGroups.of(node([0] * 4, links)).pcie == {TopologyLevel.SINGLE: ((0, 1, 2, 3),)}
-
-
-def test_numa_nodes_come_in_the_order_of_their_first_gpu():
-    assert LinkGroups.of(node([3, 1, 3, None], {})).numa == ((3, (0, 2)), (1, (1,)), (None, (3,)))
 
 
 @given(random_nodes())
